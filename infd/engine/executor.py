@@ -1,0 +1,55 @@
+"""The seam between the step loop and whatever computes.
+
+An executor runs plans strictly in the order given. `forward` and `sample` are
+two halves so that a mask that depends on the previous step can be made while
+the forward pass already runs; a result arrives only after `sample`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from infd.scheduler.layout import Capacity
+    from infd.scheduler.plan import StepPlan, StepResult
+
+
+class Bitmask(Protocol):
+    """Allowed tokens: int32 [sampling spans, ceil(vocab / 32)], bit set = allowed, in span order."""
+
+
+class Step(Protocol):
+    """A forward pass that was issued."""
+
+    def sample(self, mask: Any | None = None) -> Awaitable[StepResult]:
+        """Let the step sample, and return what resolves to its result on the event loop.
+
+        Called exactly once per step. The awaitable raises what the step raised;
+        the steps behind it in flight then fail too, with the same error.
+        """
+
+
+class Executor(Protocol):
+    """Where plans are computed: a thread with a device, a null device, later a pipeline of processes."""
+
+    depth: int  # steps to keep in flight
+
+    async def load(self) -> Capacity:
+        """Load the model and make the cache. Raises StartError. Called once, on the event loop."""
+
+    def forward(self, plan: StepPlan) -> Step:
+        """Issue a step without waiting for it. Never raises: errors come through `Step.sample`."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what operators ask for: device, dtype, weights_bytes, cache_bytes, threads, load_s.
+
+        Key "ops" holds the kernel selection, one {family, chosen, refused: {name: reason}} each.
+        """
+
+    def pulse(self) -> int:
+        """Return a count that moves whenever the device makes progress; safe from any thread."""
+
+    async def close(self) -> None:
+        """Stop and free everything. Idempotent."""

@@ -1,0 +1,143 @@
+"""What a caller reads: the choices of its requests, each a buffer that it empties at its own pace.
+
+The engine pushes, the caller takes. A slow caller finds several tokens in one
+delta; it never holds up the engine. Each stream ends with exactly one terminal
+event, and nothing follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from infd.request import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Many
+
+    from infd.request import TokenLogprobs
+
+
+class Watcher(Protocol):
+    """Reads a choice's tokens on the loop the moment they are committed, and may end it: stop strings."""
+
+    def feed(self, token_ids: list[int]) -> int | None:
+        """Return how many of these tokens were needed to complete a stop, or None to go on.
+
+        An end id that finished the choice is not fed.
+        """
+
+
+class Delta(Struct):
+    """What came since the caller last looked.
+
+    token_ids  includes the end id that finished the choice, if one did
+    logprobs   one per token, where asked
+    finish     set in the last delta, and only there
+    stop_id    the end id that finished the choice
+    error      why, where finish is ERROR
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish: FinishReason | None = None
+    stop_id: int | None = None
+    error: Exception | None = None
+
+
+class Stream:
+    """One choice: the buffer between the engine and its caller."""
+
+    __slots__ = ("_choices", "_pending", "finish", "index", "watcher")
+
+    def __init__(self, choices: Choices, index: int, watcher: Watcher | None) -> None:
+        self.index = index
+        self.watcher = watcher
+        self.finish: FinishReason | None = None
+        self._choices = choices
+        self._pending: Delta | None = None
+
+    def push(self, token_ids: list[int], logprobs: list[TokenLogprobs], finish: FinishReason | None = None) -> bool:
+        """Hand over new tokens. Return True if the watcher found a stop in them, which ends the stream here."""
+        if self.finish is not None:
+            return False
+        stop_id = None
+        if finish is FinishReason.STOP:
+            stop_id = token_ids[-1]
+        if self.watcher is not None:
+            used = self.watcher.feed(token_ids[:-1] if stop_id is not None else token_ids)
+            if used is not None:
+                self._append(token_ids[:used], logprobs[:used], FinishReason.STOP)
+                return True
+        self._append(token_ids, logprobs, finish, stop_id=stop_id)
+        return False
+
+    def end(self, finish: FinishReason, error: Exception | None = None) -> None:
+        """End without further tokens. A stream that has ended already stays as it is."""
+        if self.finish is None:
+            self._append([], [], finish, error=error)
+
+    def take(self) -> Delta:
+        """Return and clear what is pending."""
+        delta, self._pending = self._pending, None
+        assert delta is not None
+        return delta
+
+    def _append(
+        self,
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs],
+        finish: FinishReason | None,
+        *,
+        stop_id: int | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        self.finish = finish
+        pending = self._pending
+        if pending is None:
+            self._pending = Delta(token_ids, logprobs, finish, stop_id, error)
+            self._choices._announce(self)
+        else:
+            pending.token_ids = pending.token_ids + token_ids
+            pending.logprobs = pending.logprobs + logprobs
+            pending.finish, pending.stop_id, pending.error = finish, stop_id, error
+
+
+class Choices:
+    """All choices of one ticket, iterated as (index, Delta) until each has ended.
+
+    Indices count choice after choice, request after request, in the order submitted.
+    """
+
+    def __init__(self, watchers: Many[Watcher | None]) -> None:
+        self.streams = [Stream(self, index, watcher) for index, watcher in enumerate(watchers)]
+        self._news: deque[Stream] = deque()
+        self._open = len(self.streams)
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> Choices:
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        while not self._news:
+            if not self._open:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        stream = self._news.popleft()
+        delta = stream.take()
+        if delta.finish is not None:
+            self._open -= 1
+        return stream.index, delta
+
+    def _announce(self, stream: Stream) -> None:
+        self._news.append(stream)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

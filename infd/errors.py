@@ -1,0 +1,140 @@
+"""Every deliberate error, with the HTTP status or exit code it becomes.
+
+InfdError
+├── RequestError           a client can fix it, or try later; carries an HTTP status
+│   ├── InvalidRequest     400
+│   ├── PromptTooLong      400 context_length_exceeded
+│   ├── Unsupported        400, names the feature
+│   ├── Unauthorized       401
+│   ├── ModelNotFound      404
+│   ├── BodyTooLarge       413
+│   ├── Overloaded         429, with Retry-After
+│   ├── NotReady           503, with Retry-After
+│   └── Internal           500, our bug; the message names the request id
+├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
+├── DeviceLost             the device cannot be used any more; the daemon exits 70
+└── StartError             the daemon cannot start; carries a sysexits code
+    ├── UsageError         64
+    ├── DeviceMissing      69
+    ├── OutOfMemory        71
+    ├── CheckpointError    78, names file, tensor, expected and found
+    └── ConfigError        78
+"""
+
+from __future__ import annotations
+
+import os
+from typing import ClassVar
+
+
+class InfdError(Exception):
+    """Any error that infd raises on purpose."""
+
+
+class RequestError(InfdError):
+    """Answered to one client as `{"error": {message, type, param, code}}`; costs nobody else anything."""
+
+    status: ClassVar[int] = 400
+    type: ClassVar[str] = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param if param is not None else type(self).param
+        self.code = code if code is not None else type(self).code
+
+
+class InvalidRequest(RequestError):
+    """Malformed, of the wrong type, out of range, or contradictory."""
+
+
+class PromptTooLong(RequestError):
+    code, param = "context_length_exceeded", "messages"
+
+    def __init__(self, tokens: int, limit: int, *, param: str | None = None) -> None:
+        super().__init__(f"the prompt is {tokens} tokens; this model reads at most {limit}", param=param)
+
+
+class Unsupported(RequestError):
+    """A known field whose value asks for something this server or model does not do."""
+
+    code = "unsupported"
+
+    def __init__(self, feature: str, *, param: str | None = None) -> None:
+        super().__init__(f"{feature} is not supported", param=param)
+
+
+class Unauthorized(RequestError):
+    status, code = 401, "invalid_api_key"
+
+
+class ModelNotFound(RequestError):
+    status, code, param = 404, "model_not_found", "model"
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(f"model {name!r} is not served here; served: {', '.join(known)}")
+
+
+class BodyTooLarge(RequestError):
+    status, code = 413, "body_too_large"
+
+
+class Overloaded(RequestError):
+    """The queue is full. Refused before any work was spent on the request."""
+
+    status, type, code, retry_after_s = 429, "overloaded_error", "queue_full", 1
+
+
+class NotReady(RequestError):
+    """Starting, draining, paused, asleep or failed."""
+
+    status, type, code = 503, "service_unavailable_error", "not_ready"
+
+    def __init__(self, state: str, reason: str = "", retry_after_s: int = 1) -> None:
+        super().__init__(f"the server is {state}" + (f": {reason}" if reason else ""), code=state)
+        self.retry_after_s = retry_after_s
+
+
+class Internal(RequestError):
+    status, type, code = 500, "internal_error", "internal_error"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"internal error; the server's log has the details under request {request_id}")
+
+
+class RequestFailed(InfdError):
+    """An accepted request that infd could not finish; its stream ends with this."""
+
+
+class DeviceLost(InfdError):
+    """The executor is poisoned: nothing more can be computed in this process."""
+
+    exit_code: ClassVar[int] = os.EX_SOFTWARE
+
+
+class StartError(InfdError):
+    """The daemon cannot start. The message says what to do next."""
+
+    exit_code: ClassVar[int] = os.EX_SOFTWARE
+
+
+class UsageError(StartError):
+    exit_code = os.EX_USAGE
+
+
+class DeviceMissing(StartError):
+    exit_code = os.EX_UNAVAILABLE
+
+
+class OutOfMemory(StartError):
+    exit_code = os.EX_OSERR
+
+
+class CheckpointError(StartError):
+    exit_code = os.EX_CONFIG
+
+
+class ConfigError(StartError):
+    exit_code = os.EX_CONFIG

@@ -1,0 +1,123 @@
+"""One Protocol per kernel family, and the set of implementations chosen for this process.
+
+Letters in shapes: T tokens of a step, packed span after span; S spans; H query
+heads; K key-value heads (K divides H); D head size; P pages.
+
+`reference/` defines what each family means; every other implementation is
+tested against it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class KeyValuePages(NamedTuple):
+    """The cache of one layer: k and v, each [P + 1, K, page_tokens, D]. Page 0 is scratch."""
+
+    k: Tensor
+    v: Tensor
+
+
+class AttentionBatch(Struct, kw_only=True):
+    """Which cached tokens each span of a step attends to, for one page group.
+
+    Span i owns tokens offsets[i]:offsets[i + 1] of the packed step, at positions
+    starts[i] and up; its sequence's pages stand in table[i]. The lists are the
+    host's upper bounds, for grids and shapes; the tensors are the truth. Tokens
+    behind offsets[-1] are padding: they write nowhere that counts, and their
+    output is ignored.
+    """
+
+    page_tokens: int
+    window: int | None  # how many tokens a query sees, itself included
+    starts: list[int]  # [S]
+    counts: list[int]  # [S]
+    offsets: list[int]  # [S + 1]
+    start: Tensor  # [S] int32
+    table: Tensor  # [S, pages] int32, by page index; 0 where there is none
+    slots: Tensor  # [T] int64: page * page_tokens + offset where each token's k and v go; padding goes to page 0
+
+
+class AttentionPlan(Protocol):
+    """What a family prepared for one step and one page group."""
+
+    def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
+        """Put k and v, each [T, K, D], into the cache."""
+
+    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float) -> Tensor:
+        """Attend every query token to the cached keys of its own sequence, at its own position and before.
+
+        q      [T, H, D]
+        scale  multiplies q·k before softmax, usually D ** -0.5
+        ->     [T, H, D] in q's dtype, accumulated in float32; rows of padding hold anything finite
+        """
+
+
+class Attention(Protocol):
+    """Paged attention: `prepare` once per step and group, `run` once per layer."""
+
+    def prepare(self, batch: AttentionBatch) -> AttentionPlan: ...
+
+
+class Linear(Protocol):
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x [T, in] times weight [out, in], transposed, plus bias."""
+
+
+class Embedding(Protocol):
+    def __call__(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        """Return the rows of weight [vocab, hidden] for tokens [T] int64."""
+
+
+class Norm(Protocol):
+    """RMSNorm over the last axis: x / sqrt(mean(x²) + eps) * weight, in float32, given back in x's dtype."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Return (rms_norm(x + residual), x + residual)."""
+
+
+class Rope(Protocol):
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate q [T, H, D] and k [T, K, D] in halves (GPT-NeoX style).
+
+        positions  [T] int64
+        table      [max_len, 2, D / 2] float32: cosines, then sines
+        """
+
+
+class Activation(Protocol):
+    def silu_mul(self, x: Tensor) -> Tensor:
+        """Return silu(x[..., :n]) * x[..., n:] for x [T, 2n]."""
+
+
+class Selected(Struct, frozen=True):
+    """One row of the selection table: which implementation a family uses, and why not the others."""
+
+    family: str
+    chosen: str
+    refused: dict[str, str]
+
+
+class Ops(Struct, frozen=True, kw_only=True):
+    """The chosen implementation of each family, passed to whatever computes."""
+
+    attention: Attention
+    linear: Linear
+    embedding: Embedding
+    norm: Norm
+    rope: Rope
+    activation: Activation
+    selection: Sequence[Selected]
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [{"family": s.family, "chosen": s.chosen, "refused": s.refused} for s in self.selection]

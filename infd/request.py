@@ -1,0 +1,58 @@
+"""The words that all rooms share: what a caller asks for, and how one choice of it ends."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class FinishReason(Enum):
+    """How a choice ended. The values are what OpenAI clients read."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(Struct, frozen=True, kw_only=True):
+    """How the next token is chosen from the logits. Every value is already checked."""
+
+    max_tokens: int
+    min_tokens: int = 0  # end ids and stop strings are ignored until this many tokens are generated
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: no limit
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = {}
+    seed: int = 0  # of the noise; a choice adds its index
+    logprobs: int | None = None  # None: not asked; 0: of the chosen token; k: also of the k most likely
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One prompt and what is wanted of it."""
+
+    id: str  # unique in this process
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    choices: int = 1
+    end_ids: frozenset[int] = frozenset()  # a generated one finishes the choice with "stop"
+    priority: int = 0  # lower is earlier
+    tenant: str = ""  # prefix pages are shared within a tenant only
+    cache_salt: str = ""  # narrows the sharing further
+
+
+class TokenLogprobs(Struct, frozen=True):
+    """Log-probabilities at one generated position, from the raw logits (before temperature, penalties and bias)."""
+
+    chosen: float
+    top_ids: tuple[int, ...] = ()  # most likely first
+    top: tuple[float, ...] = ()

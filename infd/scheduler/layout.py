@@ -1,0 +1,89 @@
+"""What a page of the cache means, as a contract between model, scheduler and runner.
+
+A layout is a list of page groups: layers whose keys and values live and die by
+the same rule. All groups draw page ids from one pool, because a page has the
+same size in bytes whichever group holds it; each (sequence, group) has a table
+of its own. No groups at all is a layout too: an encoder keeps nothing.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class PageGroup(Struct, frozen=True, kw_only=True):
+    """Layers that keep the same tokens.
+
+    layers       indices of the model's layers, in order; the i-th one uses the i-th slot of a page
+    page_tokens  tokens in one page
+    window       how many tokens a query sees, itself included; None: all of them
+    """
+
+    layers: tuple[int, ...]
+    page_tokens: int
+    window: int | None = None
+
+    def pages_needed(self, computed: int, planned: int) -> range:
+        """Return the page indices that must exist while tokens [computed, planned) are computed."""
+        return range(self.pages_droppable(computed), -(-planned // self.page_tokens))
+
+    def pages_droppable(self, computed: int) -> int:
+        """Return how many leading pages no query at position `computed` or later can see."""
+        if self.window is None:
+            return 0
+        return max(0, computed - self.window + 1) // self.page_tokens
+
+    def resumable(self, boundary: int, cached: Callable[[int], bool]) -> bool:
+        """Say whether computing can start at token `boundary` given which page indices are cached."""
+        return all(cached(page) for page in self.pages_needed(boundary, boundary))
+
+
+class CacheLayout(Struct, frozen=True):
+    """All groups of a model.
+
+    divisible  whether a prompt may be computed in chunks (an encoder's may not)
+    """
+
+    groups: tuple[PageGroup, ...]
+    divisible: bool = True
+
+    @property
+    def alignment(self) -> int:
+        """Tokens between two boundaries at which every group ends a page."""
+        return lcm(*(group.page_tokens for group in self.groups))
+
+    def peak_pages(self, tokens: int, step_tokens: int) -> int:
+        """Bound the pages that one sequence of `tokens` holds at once, computed in chunks of at most `step_tokens`."""
+        return sum(self._peak(group, tokens, step_tokens) for group in self.groups)
+
+    @staticmethod
+    def _peak(group: PageGroup, tokens: int, step_tokens: int) -> int:
+        every = -(-tokens // group.page_tokens)
+        if group.window is None:
+            return every
+        # Behind the window, the window itself and one chunk, each possibly cut by a page edge.
+        return min(every, -(-(group.window + step_tokens) // group.page_tokens) + 1)
+
+
+class Capacity(Struct, frozen=True, kw_only=True):
+    """What the executor can hold, known once the model is loaded.
+
+    pages          page ids 1..pages may be granted; id 0 is scratch: padding writes there, and nothing read from it counts
+    rows           sequences at once
+    step_tokens    most tokens in one step
+    max_model_len  longest sequence, prompt and answer together
+    vocab_size     token ids are 0..vocab_size - 1
+    """
+
+    layout: CacheLayout
+    pages: int
+    rows: int
+    step_tokens: int
+    max_model_len: int
+    vocab_size: int

@@ -1,0 +1,89 @@
+"""What one step computes, and what came of it: the words between scheduler and runner.
+
+A plan is a snapshot. The device thread reads it while the scheduler goes on, so
+it holds no object that the scheduler changes later, except `Span.seq`, which
+only the scheduler looks into.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from infd.request import SamplingParams, TokenLogprobs
+    from infd.scheduler.sequence import Sequence
+
+
+class Want(IntEnum):
+    """What a span's tokens are computed for."""
+
+    NONE = 0  # only their cache
+    LAST = 1  # the token that follows the last one
+    ALL = 2  # logits of every token
+    POOL = 3  # a pooled hidden state
+
+
+class Join(Struct):
+    """A sequence takes a row: everything the row must hold before its first span.
+
+    tokens  all known tokens, prompt and generated
+    tables  page ids per group, by page index; 0 where the page is behind the window
+    """
+
+    row: int
+    tokens: list[int]
+    prompt_tokens: int
+    sampling: SamplingParams
+    end_ids: frozenset[int]
+    tables: list[list[int]]
+    seed: int
+
+
+class Grant(Struct):
+    """Page `page` becomes entry `index` of a row's table in one group."""
+
+    row: int
+    group: int
+    index: int
+    page: int
+
+
+class Span(Struct):
+    """Compute `count` tokens of `seq` from `start`."""
+
+    seq: Sequence
+    row: int
+    start: int
+    count: int
+    want: Want
+
+
+class StepPlan(Struct):
+    """One step. Joins first, then grants, then all spans in one forward pass."""
+
+    number: int
+    joins: list[Join]
+    grants: list[Grant]
+    spans: list[Span]
+
+    @property
+    def tokens(self) -> int:
+        return sum(span.count for span in self.spans)
+
+
+class StepResult(Struct):
+    """What a step's spans produced, in the plan's order.
+
+    accepted  tokens each span yielded: 1 where it wanted LAST, else 0 (more under speculation)
+    tokens    the yielded ids, span after span
+    logprobs  by span index, one per yielded token, where asked
+    failed    by span index: the error of a sequence that failed alone (staging, non-finite logits, sampling)
+    """
+
+    accepted: list[int]
+    tokens: list[int]
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+    failed: dict[int, Exception] = {}
