@@ -1,0 +1,154 @@
+"""How the metrics look to Prometheus.
+
+Every series has an `infd_` name; those that existing dashboards, autoscalers and
+gateways query also get the name they ask for (`[metrics] compat = "vllm"`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from infd import __version__
+from infd.telemetry.metrics import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from prometheus_client.metrics_core import Metric
+
+    from infd.telemetry.metrics import Gauges, Metrics
+
+    Rows = list[tuple[Mapping[str, str], float]]
+
+STATES = ("starting", "ready", "draining", "paused", "sleeping", "failed")
+
+
+def expose(metrics: Metrics) -> bytes:
+    """Return everything in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Scrape(metrics))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _Series(Struct, frozen=True):
+    """One counter or histogram.
+
+    name       after the prefix `infd_`
+    attribute  of Metrics
+    compat     after the prefix `vllm:`, where such a series is known
+    """
+
+    name: str
+    attribute: str
+    help: str
+    compat: str | None = None
+
+
+SERIES = (
+    _Series("prompt_tokens", "prompt_tokens", "Prompt tokens of accepted requests.", "prompt_tokens"),
+    _Series("generation_tokens", "generation_tokens", "Tokens generated.", "generation_tokens"),
+    _Series(
+        "preemptions", "preemptions", "Sequences that gave up their pages and are computed again.", "num_preemptions"
+    ),
+    _Series("prefix_cache_queries", "prefix_queries", "Prompt tokens looked up in the cache.", "prefix_cache_queries"),
+    _Series("prefix_cache_hits", "prefix_hits", "Prompt tokens found in the cache.", "prefix_cache_hits"),
+    _Series("time_to_first_token_seconds", "ttft", "From arrival to first token.", "time_to_first_token_seconds"),
+    _Series("inter_token_latency_seconds", "inter_token", "Between tokens of a choice.", "inter_token_latency_seconds"),
+    _Series("e2e_request_latency_seconds", "e2e", "From arrival to last token.", "e2e_request_latency_seconds"),
+    _Series("request_queue_time_seconds", "queue", "From arrival to first step.", "request_queue_time_seconds"),
+    _Series("request_prefill_time_seconds", "prefill", "First step to first token.", "request_prefill_time_seconds"),
+    _Series("request_decode_time_seconds", "decode", "First token to last.", "request_decode_time_seconds"),
+    _Series("request_prompt_tokens", "request_prompt_tokens", "Tokens of a prompt.", "request_prompt_tokens"),
+    _Series(
+        "request_generation_tokens", "request_generation_tokens", "Tokens of an answer.", "request_generation_tokens"
+    ),
+    _Series("step_tokens", "iteration_tokens", "Tokens computed in a step.", "iteration_tokens_total"),
+    _Series("step_duration_seconds", "step", "How long a step takes."),
+    _Series("event_loop_lag_seconds", "loop_lag", "How late the event loop is while steps run."),
+)
+
+
+class _Scrape:
+    """What prometheus_client asks for the series of one scrape."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        gauges = self._metrics.gauges()
+        yield from self._native(gauges)
+        if self._metrics.compat:
+            yield from self._as_vllm(gauges)
+
+    def _native(self, gauges: Gauges) -> Iterator[Metric]:
+        metrics = self._metrics
+        model = {"model_name": metrics.model_name}
+        pages = {
+            "referenced": gauges.pages_referenced,
+            "cached": gauges.pages_cached,
+            "free": gauges.pages - gauges.pages_referenced - gauges.pages_cached,
+        }
+        yield _gauge("infd_build_info", "The running version.", [({"version": __version__}, 1)])
+        yield _gauge(
+            "infd_state", "1 for the state of the daemon.", _by("state", {s: s == gauges.state for s in STATES})
+        )
+        yield _gauge("infd_requests_running", "Sequences that run.", [(model, gauges.running)])
+        yield _gauge("infd_requests_waiting", "Sequences that wait.", [(model, gauges.waiting)])
+        yield _gauge("infd_cache_pages", "Pages of the cache by use.", _by("use", pages, model))
+        yield _gauge(
+            "infd_last_step_timestamp_seconds",
+            "When the last step ended, in Unix time; 0 before the first.",
+            [(model, gauges.last_step_timestamp)],
+        )
+        yield _counter("infd_requests_terminal", "How accepted requests ended.", _by("reason", metrics.terminal, model))
+        yield _counter("infd_rejected", "Requests refused, by error code.", _by("reason", metrics.rejected, model))
+        for series in SERIES:
+            yield self._counted("infd_" + series.name, series, model)
+
+    def _as_vllm(self, gauges: Gauges) -> Iterator[Metric]:
+        metrics = self._metrics
+        model = {"model_name": metrics.model_name, "engine": "0"}
+        usage = gauges.pages_referenced / gauges.pages if gauges.pages else 0.0
+        ended = dict(metrics.terminal)
+        ended["abort"] += ended.pop("disconnect")
+        yield _gauge("vllm:num_requests_running", "Sequences that run.", [(model, gauges.running)])
+        yield _gauge("vllm:num_requests_waiting", "Sequences that wait.", [(model, gauges.waiting)])
+        yield _gauge("vllm:kv_cache_usage_perc", "Share of pages in use, 0 to 1.", [(model, usage)])
+        yield _counter("vllm:request_success", "How requests ended.", _by("finished_reason", ended, model))
+        if metrics.cache_config:
+            yield _gauge("vllm:cache_config_info", "Fixed facts.", [({**metrics.cache_config, "engine": "0"}, 1)])
+        for series in SERIES:
+            if series.compat is not None:
+                yield self._counted("vllm:" + series.compat, series, model)
+
+    def _counted(self, name: str, series: _Series, labels: Mapping[str, str]) -> Metric:
+        value = getattr(self._metrics, series.attribute)
+        if not isinstance(value, Histogram):
+            return _counter(name, series.help, [(labels, value)])
+        family = HistogramMetricFamily(name, series.help, labels=list(labels))
+        family.add_metric(list(labels.values()), value.cumulative(), value.sum)
+        return family
+
+
+def _by(label: str, values: Mapping[str, float], labels: Mapping[str, str] | None = None) -> Rows:
+    return [({**(labels or {}), label: key}, value) for key, value in values.items()]
+
+
+def _gauge(name: str, help: str, rows: Rows) -> Metric:
+    return _fill(GaugeMetricFamily(name, help), rows)
+
+
+def _counter(name: str, help: str, rows: Rows) -> Metric:
+    return _fill(CounterMetricFamily(name, help), rows, "_total")
+
+
+def _fill(family: Metric, rows: Rows, suffix: str = "") -> Metric:
+    for labels, value in rows:
+        family.add_sample(family.name + suffix, dict(labels), float(value))
+    return family

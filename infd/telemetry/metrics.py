@@ -1,0 +1,117 @@
+"""What is counted.
+
+Counting happens on the loop's thread in plain integers and lists; only a scrape
+meets prometheus_client (exposition.py). Warm-up and health probes never get here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Bounds in seconds: from one token on a fast GPU to a long answer on a slow CPU.
+LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 80.0)
+DURATION_S = (
+    0.01,
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    60.0,
+    120.0,
+    480.0,
+    1920.0,
+)
+LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Histogram:
+    """Counts of values by upper bound. The loop's thread alone observes, so there is no lock."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self.bounds = buckets
+        self.counts = [0] * (len(buckets) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add `count` equal values."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return (upper bound, values at or below it), as Prometheus wants its buckets."""
+        bounds = [repr(float(bound)) for bound in self.bounds] + ["+Inf"]
+        return list(zip(bounds, accumulate(self.counts), strict=True))
+
+
+class Gauges(Struct, kw_only=True):
+    """What is true right now, asked of the engine when somebody looks."""
+
+    state: str = "starting"
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    pages_referenced: int = 0
+    pages_cached: int = 0
+    last_step_timestamp: float = 0.0
+
+
+class Metrics:
+    """All counters of one engine.
+
+    model_name  the label that tells models apart
+    compat      also emit the `vllm:` names
+    """
+
+    def __init__(self, model_name: str = "", *, compat: bool = True) -> None:
+        self.model_name = model_name
+        self.compat = compat
+
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.preemptions = 0
+        self.prefix_queries = 0  # prompt tokens looked up
+        self.prefix_hits = 0  # of those, found
+        self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect"), 0)
+        self.rejected: dict[str, int] = {}
+
+        self.ttft = Histogram(LATENCY_S)
+        self.inter_token = Histogram(LATENCY_S)
+        self.step = Histogram(LATENCY_S)
+        self.e2e = Histogram(DURATION_S)
+        self.queue = Histogram(DURATION_S)
+        self.prefill = Histogram(DURATION_S)
+        self.decode = Histogram(DURATION_S)
+        self.iteration_tokens = Histogram(STEP_TOKENS)
+        self.request_prompt_tokens = Histogram(TOKENS)
+        self.request_generation_tokens = Histogram(TOKENS)
+        self.loop_lag = Histogram(LAG_S)
+
+        self.gauges: Callable[[], Gauges] = Gauges
+        self.cache_config: dict[str, str] = {}  # fixed facts about the cache, known once it exists
+
+    def render(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        from infd.telemetry.exposition import expose  # noqa: PLC0415 - only a scrape needs prometheus_client
+
+        return expose(self)
