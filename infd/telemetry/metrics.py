@@ -112,6 +112,6 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format."""
-        from infd.telemetry.exposition import expose  # noqa: PLC0415 - only a scrape needs prometheus_client
+        from infd.telemetry.exposition import expose
 
         return expose(self)

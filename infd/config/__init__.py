@@ -1,0 +1,40 @@
+"""Every setting and where it came from.
+
+tree.py declares them, settings.py lists them flat, loading.py gathers them,
+environment.py reads what else the world told this process.
+"""
+
+from infd.config.environment import Environment
+from infd.config.loading import Assignment, Loaded, load
+from infd.config.settings import SETTINGS, Setting
+from infd.config.tree import (
+    AdminConfig,
+    CacheConfig,
+    Config,
+    DeviceConfig,
+    LimitsConfig,
+    LogConfig,
+    MetricsConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
+
+__all__ = [
+    "SETTINGS",
+    "AdminConfig",
+    "Assignment",
+    "CacheConfig",
+    "Config",
+    "DeviceConfig",
+    "Environment",
+    "LimitsConfig",
+    "Loaded",
+    "LogConfig",
+    "MetricsConfig",
+    "ModelConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+    "Setting",
+    "load",
+]

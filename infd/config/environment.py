@@ -1,0 +1,65 @@
+"""The only reading of the environment, apart from the INFD_SECTION__KEY settings that loading.py takes from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infd.config.tree import Config
+
+
+class Environment(Struct, frozen=True, kw_only=True):
+    """What the world told this process, beside settings.
+
+    notify_socket    where systemd wants to hear of readiness
+    watchdog_s       how long systemd waits between signs of life; None: it does not
+    journal_stream   device:inode of the stream that leads to the journal
+    api_key          one key for all clients
+    credentials      directory of secrets that systemd decrypted
+    runtime          directories for sockets, the best one first
+    """
+
+    notify_socket: str = ""
+    watchdog_s: float | None = None
+    journal_stream: str = ""
+    api_key: str = ""
+    credentials: Path | None = None
+    runtime: tuple[Path, ...] = (Path("/run/infd"),)
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], pid: int) -> Environment:
+        """Interpret environment variables for process `pid`."""
+        # WATCHDOG_PID guards against a parent's variable: only the process it names has to give signs of life.
+        watched = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
+        watchdog_us = environ.get("WATCHDOG_USEC", "") if watched else ""
+        credentials = environ.get("CREDENTIALS_DIRECTORY")
+        runtime = []
+        if service := environ.get("RUNTIME_DIRECTORY"):
+            runtime.append(Path(service.partition(":")[0]))
+        if session := environ.get("XDG_RUNTIME_DIR"):
+            runtime.append(Path(session, "infd"))
+        return cls(
+            notify_socket=environ.get("NOTIFY_SOCKET", ""),
+            watchdog_s=int(watchdog_us) / 1e6 if watchdog_us.isdecimal() else None,
+            journal_stream=environ.get("JOURNAL_STREAM", ""),
+            api_key=environ.get("INFD_API_KEY", ""),
+            credentials=Path(credentials) if credentials else None,
+            runtime=(*runtime, Path("/run/infd")),
+        )
+
+    def admin_socket(self, config: Config) -> Path:
+        """Return where the daemon's admin socket belongs."""
+        return Path(config.admin.socket) if config.admin.socket else self.runtime[0] / "admin.sock"
+
+    def api_key_file(self, config: Config) -> Path | None:
+        """Return the file that holds clients' keys: the configured one, else the credential `api-keys`."""
+        if config.server.api_key_file:
+            return Path(config.server.api_key_file)
+        if self.credentials is not None and (self.credentials / "api-keys").exists():
+            return self.credentials / "api-keys"
+        return None

@@ -1,0 +1,164 @@
+"""Gather the settings: built-in < files < INFD_SECTION__KEY < command line, key by key.
+
+Every problem is reported at once, each with the place it came from, so that one
+look at the message is enough to mend the configuration.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from infd.config.settings import SETTINGS, Setting
+from infd.config.tree import Config
+from infd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+DIRECTORY = Path("/etc/infd")
+BUILT_IN = "built-in"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Assignment(Struct, frozen=True):
+    """Somebody sets a key.
+
+    value   typed where it came from TOML, text elsewhere
+    origin  names the place, for messages and `config show --origin`
+    text    whether "8000" may mean a number
+    """
+
+    key: str
+    value: object
+    origin: str
+    text: bool = True
+
+
+class Loaded(Struct, frozen=True):
+    """The configuration in force, and who set each key."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+    def value(self, key: str) -> object:
+        section, _, name = key.partition(".")
+        return getattr(getattr(self.config, section), name)
+
+
+def load(
+    *,
+    file: Path | None = None,
+    directory: Path = DIRECTORY,
+    environ: Mapping[str, str] | None = None,
+    command_line: Sequence[Assignment] = (),
+) -> Loaded:
+    """Return the settings in force.
+
+    file     read this one instead of `infd.toml` and `conf.d/*.toml` in `directory`
+    environ  variables named INFD_SECTION__KEY count
+
+    Raises ConfigError with one line per problem.
+    """
+    problems: list[str] = []
+    values: dict[str, dict[str, object]] = {}
+    origins = dict.fromkeys(SETTINGS, BUILT_IN)
+    for assignment in (
+        *_from_files(file, directory, problems),
+        *_from_environ(environ or {}),
+        *command_line,
+    ):
+        setting = SETTINGS.get(assignment.key)
+        if setting is None:
+            problems.append(f"{assignment.origin}: {_unknown(assignment.key)}")
+            continue
+        try:
+            value = _typed(setting, assignment)
+        except (msgspec.ValidationError, ValueError) as error:
+            problems.append(f"{assignment.origin}: {setting.key} = {assignment.value!r}: {_readable(error)}")
+            continue
+        section, _, name = setting.key.partition(".")
+        values.setdefault(section, {})[name] = value
+        origins[setting.key] = assignment.origin
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Loaded(msgspec.convert(values, Config), origins)
+
+
+def _from_files(file: Path | None, directory: Path, problems: list[str]) -> Iterator[Assignment]:
+    if file is not None:
+        paths: Iterable[Path] = [file]
+    else:
+        paths = [
+            path for path in (directory / "infd.toml", *sorted((directory / "conf.d").glob("*.toml"))) if path.exists()
+        ]
+    for path in paths:
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            problems.append(f"{path}: cannot be read: {error.strerror}")
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            problems.append(f"{path}: is not TOML: {error}")
+        else:
+            yield from _flatten(document, str(path))
+
+
+def _flatten(document: Mapping[str, Any], origin: str) -> Iterator[Assignment]:
+    for name, content in document.items():
+        if not isinstance(content, dict):
+            yield Assignment(name, content, origin, text=False)
+        elif not content and name not in Config.__struct_fields__:
+            yield Assignment(name, content, origin, text=False)  # a misspelt table is a mistake even while empty
+        else:
+            for key, value in content.items():
+                yield Assignment(f"{name}.{key}", value, origin, text=False)
+
+
+def _from_environ(environ: Mapping[str, str]) -> Iterator[Assignment]:
+    for variable in sorted(environ):
+        section, separator, name = variable.removeprefix("INFD_").partition("__")
+        # One underscore is not ours: orchestrators inject INFD_SERVICE_HOST and the like for a service of that name.
+        if variable.startswith("INFD_") and separator:
+            yield Assignment(f"{section}.{name}".lower(), environ[variable], f"environment variable {variable}")
+
+
+def _typed(setting: Setting, assignment: Assignment) -> object:
+    value = assignment.value
+    if isinstance(value, str):
+        if setting.sized:
+            value = _size(value)
+        elif setting.repeatable and assignment.text:
+            value = [part.strip() for part in value.split(",")]
+    return msgspec.convert(value, setting.type, strict=not assignment.text)
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("expected a size such as 1048576, 512M or 2G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _unknown(key: str) -> str:
+    if key in Config.__struct_fields__:
+        return f"{key} is a table, [{key}], and cannot have a value itself"
+    by_name = {known.partition(".")[2]: known for known in SETTINGS}
+    near = difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.7)
+    near = near or [
+        by_name[name] for name in difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1, cutoff=0.5)
+    ]
+    near = near or difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.0)
+    return f"unknown setting {key}; the nearest known one is {near[0]}"
+
+
+def _readable(error: Exception) -> str:
+    text = str(error).replace("`", "")
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,78 @@
+"""The tree as a flat list: what flags, the man page, `config show` and the loader walk over."""
+
+from __future__ import annotations
+
+from types import MappingProxyType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct
+
+from infd.config.tree import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Setting(Struct, frozen=True):
+    """One setting.
+
+    key      section.name
+    type     its annotation, bounds included
+    default  its built-in value
+    help     one line
+    flag     its own command-line option; one that starts with --no- takes no value and turns the setting off
+    """
+
+    key: str
+    type: Any
+    default: object
+    help: str
+    flag: str | None
+
+    @property
+    def repeatable(self) -> bool:
+        return isinstance(self.default, tuple)
+
+    @property
+    def switch(self) -> bool:
+        return self.flag is not None and self.flag.startswith("--no-")
+
+    @property
+    def sized(self) -> bool:
+        """Whether values may carry a unit: 512M."""
+        return self.key.endswith("bytes")
+
+    @property
+    def values(self) -> str:
+        """What may be given, in a word: `auto|cpu|cuda|null`, `NUMBER`, `SIZE`, `TEXT`."""
+        kind = _bare(self.type)
+        if get_origin(kind) is Literal:
+            return "|".join(get_args(kind))
+        if kind is bool:
+            return "true|false"
+        if self.sized:
+            return "SIZE"
+        return "NUMBER" if kind in (int, float) else "TEXT"
+
+
+def _bare(type_: Any) -> Any:
+    """Strip annotations and `None` from a type."""
+    while True:
+        if hasattr(type_, "__metadata__"):
+            type_ = type_.__origin__
+        elif get_origin(type_) in (Union, UnionType):
+            (type_,) = (option for option in get_args(type_) if option is not type(None))
+        else:
+            return type_
+
+
+def _walk() -> Iterator[Setting]:
+    for section, struct in get_type_hints(Config).items():
+        for field in msgspec.structs.fields(struct):
+            meta = [note for note in field.type.__metadata__ if note.description is not None][-1]
+            key = f"{section}.{field.name}"
+            yield Setting(key, field.type, field.default, meta.description, meta.extra["flag"])
+
+
+SETTINGS = MappingProxyType({setting.key: setting for setting in _walk()})

@@ -1,0 +1,153 @@
+"""Every setting, in one frozen tree.
+
+Flags, the man page, `infd config show` and the checks all come from these
+Structs. Facts derived at run time (pages, step_tokens in force) live elsewhere.
+A field whose name ends in `bytes` may be written with a unit: "512M", "2G".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Natural = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+
+
+def about(description: str, *, flag: str | None = None) -> Meta:
+    """Describe a setting; `flag` gives it a command-line option of its own."""
+    return Meta(description=description, extra={"flag": flag})
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One table of the TOML file."""
+
+
+class ModelConfig(Section, frozen=True, kw_only=True):
+    """What is served."""
+
+    path: Annotated[str, about("checkpoint directory, or 'embedded'", flag="--model")] = "embedded"
+    served_names: Annotated[
+        tuple[str, ...],
+        about("names that clients use; the first is reported (default: from the path)", flag="--served-name"),
+    ] = ()
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], about("type of weights and activations", flag="--dtype")
+    ] = "auto"
+    max_model_len: Annotated[
+        Count | None,
+        about("longest sequence in tokens, prompt and answer together (default: the model's)", flag="--max-model-len"),
+    ] = None
+
+
+class ServerConfig(Section, frozen=True, kw_only=True):
+    """The HTTP endpoint."""
+
+    host: Annotated[str, about("address to listen on", flag="--host")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), about("0 picks a free one", flag="--port")] = 8000
+    api_key_file: Annotated[
+        str, about("file with lines `name:sha256-of-key[:tenant]`; empty: no keys", flag="--api-key-file")
+    ] = ""
+    max_body_bytes: Annotated[int, Meta(ge=1024), about("largest request body")] = 16 * 2**20
+    body_timeout_s: Annotated[Positive, about("longest time a request body may take to arrive")] = 30.0
+    drain_timeout_s: Annotated[NotNegative, about("how long TERM waits for requests in flight")] = 60.0
+
+
+class LimitsConfig(Section, frozen=True, kw_only=True):
+    """Bounds on one request."""
+
+    choices: Annotated[Count, about("largest n")] = 128
+    stop_strings: Annotated[Natural, about("most stop strings")] = 16
+    stop_characters: Annotated[Count, about("longest stop string")] = 256
+    logit_bias: Annotated[Natural, about("most entries of logit_bias")] = 1024
+    top_logprobs: Annotated[Natural, about("most alternatives reported a token")] = 20
+    cache_salt: Annotated[Natural, about("longest cache_salt, in characters")] = 128
+    json_depth: Annotated[int, Meta(ge=8), about("deepest nesting of a request body")] = 128
+
+
+class DeviceConfig(Section, frozen=True, kw_only=True):
+    """Where the model runs."""
+
+    kind: Annotated[
+        Literal["auto", "cpu", "cuda", "null"], about("what computes; 'null' computes nothing", flag="--device")
+    ] = "auto"
+    threads: Annotated[Count | None, about("compute threads on a CPU (default: cores)")] = None
+    depth: Annotated[
+        Annotated[int, Meta(ge=1, le=8)] | None, about("steps in flight (default: 1 on a CPU, 2 on a GPU)")
+    ] = None
+    null_step_ms: Annotated[NotNegative, about("how long a step of the null device takes")] = 0.0
+
+
+class SchedulerConfig(Section, frozen=True, kw_only=True):
+    """How steps are filled."""
+
+    step_tokens: Annotated[Count | None, about("most tokens in one step (default: measured at start)")] = None
+    step_target_ms: Annotated[
+        Positive | None, about("what a mixed step may take (default: 150 on a CPU, 50 on a GPU)")
+    ] = None
+    max_num_seqs: Annotated[Count, about("sequences that run at once", flag="--max-num-seqs")] = 64
+    max_waiting: Annotated[Count, about("queued choices before 429")] = 1024
+    max_waiting_tokens: Annotated[Count, about("queued prompt tokens before 429")] = 2**20
+    priority_patience: Annotated[
+        Count, about("later arrivals that may overtake a request, for each level of priority")
+    ] = 64
+
+
+class CacheConfig(Section, frozen=True, kw_only=True):
+    """The paged key-value cache."""
+
+    bytes: Annotated[
+        Annotated[int, Meta(ge=2**16)] | None,
+        about("size of the cache (default: from free memory)", flag="--kv-cache-bytes"),
+    ] = None
+    page_tokens: Annotated[int, Meta(ge=1, le=1024), about("tokens in one page")] = 16
+    prefix_caching: Annotated[bool, about("keep the pages of prompts for the next one that starts alike")] = True
+    isolation: Annotated[
+        Literal["tenant", "none"], about("who may share cached prefixes: one tenant, or everybody")
+    ] = "tenant"
+
+
+class AdminConfig(Section, frozen=True, kw_only=True):
+    """The administrative socket."""
+
+    socket: Annotated[
+        str,
+        about("its path (default: infd/admin.sock in $XDG_RUNTIME_DIR, or in /run)", flag="--admin-socket"),
+    ] = ""
+
+
+class LogConfig(Section, frozen=True, kw_only=True):
+    """What is written to standard error or the journal."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], about("least level written", flag="--log-level")] = (
+        "info"
+    )
+    format: Annotated[
+        Literal["auto", "plain", "json", "journal"], about("auto: the journal if it listens, else plain")
+    ] = "auto"
+    access: Annotated[bool, about("one line per request")] = True
+    banner: Annotated[bool, about("greet on a terminal", flag="--no-banner")] = True
+
+
+class MetricsConfig(Section, frozen=True, kw_only=True):
+    """GET /metrics."""
+
+    public: Annotated[bool, about("readable without a key")] = False
+    compat: Annotated[Literal["vllm", "none"], about("also emit the names that vLLM's dashboards query")] = "vllm"
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """All of infd's settings."""
+
+    model: ModelConfig = ModelConfig()
+    server: ServerConfig = ServerConfig()
+    limits: LimitsConfig = LimitsConfig()
+    device: DeviceConfig = DeviceConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()
+    admin: AdminConfig = AdminConfig()
+    log: LogConfig = LogConfig()
+    metrics: MetricsConfig = MetricsConfig()
