@@ -1,0 +1,185 @@
+"""Offer load to an endpoint: how many requests, of what size, and when each goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import random
+import time
+from collections import Counter
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import aiohttp
+import msgspec
+from msgspec import Meta, Struct
+
+from infd.admin.bench import figures, prompts
+from infd.admin.bench.stream import RequestFailed, Usage, measure, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from infd.admin.bench.figures import Report, Sample
+
+T = TypeVar("T")
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What to offer. Everything that can change a figure stands here.
+
+    concurrency   requests in flight at once; None: as many as arrive
+    request_rate  mean arrivals a second, at random (Poisson); None: the next one goes out as soon as one has ended
+    shared        the part of a prompt that all have in common, where prompts are shared-prefix
+    warmup        requests sent before, and not measured
+    """
+
+    url: str
+    model: str = ""  # empty: the first that the server lists
+    endpoint: Literal["chat", "completions"] = "chat"
+    requests: Annotated[int, Meta(ge=1)] = 64
+    concurrency: Annotated[int, Meta(ge=1)] | None = 8
+    request_rate: Annotated[float, Meta(gt=0)] | None = None
+    input_tokens: Annotated[int, Meta(ge=1)] = 128
+    output_tokens: Annotated[int, Meta(ge=1)] = 128
+    prompts: prompts.Kind = "random"
+    shared: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    temperature: float | None = None  # None: the server's default
+    ignore_eos: bool = False
+    seed: int = 0
+    warmup: Annotated[int, Meta(ge=0)] = 1
+    timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+
+
+class _Listed(Struct):
+    id: str
+
+
+class _Models(Struct):
+    data: Annotated[list[_Listed], Meta(min_length=1)]
+
+
+class _Answer(Struct):
+    usage: Usage | None = None
+
+
+async def offer(settings: Settings, *, api_key: str = "", tell: Callable[[str], None] = lambda text: None) -> Report:
+    """Run the load and return its figures.
+
+    tell  is told what goes on, for people
+
+    Raises RequestFailed if the server cannot be asked at all; single failures are counted in the report.
+    """
+    timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
+    headers = {"Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        return await _Load(settings, session, headers, tell).run()
+
+
+class _Load:
+    def __init__(
+        self, settings: Settings, session: aiohttp.ClientSession, headers: dict[str, str], tell: Callable[[str], None]
+    ) -> None:
+        self._settings = settings
+        self._session = session
+        self._headers = headers
+        self._tell = tell
+        self._base = settings.url.rstrip("/").removesuffix("/v1") + "/v1"
+        self._url = self._base + ("/chat/completions" if settings.endpoint == "chat" else "/completions")
+        self._model = settings.model
+
+    async def run(self) -> Report:
+        settings = self._settings
+        if not self._model:
+            self._model = (await self._fetch("GET", f"{self._base}/models", None, _Models)).data[0].id
+        cost = await self._word_cost()
+        length = cost.words(settings.input_tokens)
+        supply = prompts.Prompts(settings.prompts, length, settings.seed, shared=settings.shared)
+        for _ in range(settings.warmup):
+            await measure(self._session, self._url, self._body(supply.take()), self._headers, time.perf_counter())
+        # Bodies are made beforehand: while the clock runs, the generator only sends and reads.
+        bodies = [self._body(supply.take()) for _ in range(settings.requests)]
+        self._tell(f"{settings.requests} requests to {self._url}, model {self._model}")
+        started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        begun = time.perf_counter()
+        samples, errors = await self._send_all(bodies, begun)
+        return figures.summarise(
+            settings, self._model, started, time.perf_counter() - begun, samples, dict(errors.most_common())
+        )
+
+    async def _send_all(self, bodies: list[bytes], begun: float) -> tuple[list[Sample], Counter[str]]:
+        samples: list[Sample] = []
+        errors: Counter[str] = Counter()
+        cap = self._settings.concurrency
+        room = asyncio.Semaphore(cap) if cap is not None else nullcontext()
+
+        async def send(body: bytes, due: float | None) -> None:
+            async with room:
+                try:
+                    now = time.perf_counter()
+                    samples.append(await measure(self._session, self._url, body, self._headers, due or now))
+                except RequestFailed as failure:
+                    if failure.kind not in errors:
+                        self._tell(f"first failure of its kind: {failure}")
+                    errors[failure.kind] += 1
+
+        async with asyncio.TaskGroup() as group:
+            for body, due in zip(bodies, self._due_times(begun), strict=False):
+                if due is not None:
+                    await asyncio.sleep(due - time.perf_counter())
+                group.create_task(send(body, due))
+        return samples, errors
+
+    def _due_times(self, begun: float) -> Iterator[float | None]:
+        rate = self._settings.request_rate
+        rng = random.Random(self._settings.seed)
+        due = begun
+        while True:
+            yield due if rate is not None else None
+            if rate is not None:
+                due += rng.expovariate(rate)
+
+    async def _word_cost(self) -> prompts.WordCost:
+        rng = random.Random(f"probe {self._settings.seed}")
+        counts = []
+        for size in prompts.PROBES:
+            body = self._body(prompts.words(rng, size), max_tokens=1, stream=False)
+            usage = (await self._fetch("POST", self._url, body, _Answer)).usage
+            if usage is None:
+                self._tell("the server reports no usage: a word counts as one token")
+                return prompts.WordCost()
+            counts.append(usage.prompt_tokens)
+        return prompts.WordCost.from_probes((counts[0], counts[1]))
+
+    def _body(self, prompt: str, *, max_tokens: int | None = None, stream: bool = True) -> bytes:
+        settings = self._settings
+        body: dict[str, Any] = {"model": self._model, "max_tokens": max_tokens or settings.output_tokens}
+        if settings.endpoint == "chat":
+            body["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            body["prompt"] = prompt
+        if stream:
+            body["stream"] = True
+            body["stream_options"] = {"include_usage": True}
+        if settings.ignore_eos:
+            body["ignore_eos"] = True
+        if settings.temperature is not None:
+            body["temperature"] = settings.temperature
+        return msgspec.json.encode(body)
+
+    async def _fetch(self, method: str, url: str, body: bytes | None, kind: type[T]) -> T:
+        try:
+            async with self._session.request(method, url, data=body, headers=self._headers) as response:
+                answer = await response.read()
+        except (aiohttp.ClientConnectorError, TimeoutError) as error:
+            raise RequestFailed("unreachable", f"{url}: {error}") from None
+        except aiohttp.ClientError as error:
+            raise RequestFailed("disconnected", f"{url}: {error!r}") from None
+        if response.status != 200:
+            raise refusal(response.status, answer)
+        try:
+            return msgspec.json.decode(answer, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise RequestFailed("no OpenAI endpoint", f"{url}: {error}") from None

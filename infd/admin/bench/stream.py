@@ -1,0 +1,127 @@
+"""Time one streamed answer.
+
+Chunks are not parsed: two searches for bytes say whether a line carries text,
+and only the lines that carry usage or an error are decoded. So the generator
+stays cheap beside the server that it measures.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from infd.admin.bench.figures import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+# A key of a delta with a string that is not empty. Inside a text, quotes are escaped, so it cannot pose as a key.
+_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]')
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
+
+
+class RequestFailed(Exception):
+    """A request without a complete answer. `kind` is what failures are counted by."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(f"{kind}: {detail}" if detail else kind)
+        self.kind = kind
+
+
+class Usage(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Chunk(Struct):
+    usage: Usage
+
+
+class _Error(Struct):
+    message: str = ""
+    code: str | int | None = None
+    type: str | None = None
+
+
+class _ErrorBody(Struct):
+    error: _Error
+
+
+async def measure(
+    session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], due: float
+) -> Sample:
+    """Send a streaming request and read it to its end.
+
+    due  `time.perf_counter()` when the request should have gone out: what it waited since then counts as latency
+
+    Raises RequestFailed.
+    """
+    try:
+        async with session.post(url, data=body, headers=headers) as response:
+            if response.status != 200:
+                raise refusal(response.status, await response.read())
+            return await _read(response.content.iter_any(), due)
+    except aiohttp.ClientConnectorError as error:
+        raise RequestFailed("unreachable", str(error)) from None
+    except TimeoutError:
+        raise RequestFailed("timeout") from None
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise RequestFailed("disconnected", repr(error)) from None
+
+
+async def _read(pieces: AsyncIterator[bytes], due: float) -> Sample:
+    arrivals: list[float] = []
+    usage: Usage | None = None
+    done = False
+    tail = b""
+    async for piece in pieces:
+        now = time.perf_counter()
+        *lines, tail = (tail + piece).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            if _TEXT.search(line):
+                arrivals.append(now)
+            if _USAGE.search(line):
+                usage = _usage(line)
+            elif _ERROR.match(line):
+                raise refusal(200, line[5:])
+            elif line[5:].strip() == b"[DONE]":
+                done = True
+    ended = time.perf_counter()
+    if not done:
+        raise RequestFailed("truncated", "the stream ended without [DONE]")
+    if not arrivals:
+        raise RequestFailed("no text")
+    return Sample(
+        ttft_s=arrivals[0] - due,
+        e2e_s=ended - due,
+        gaps_s=[later - earlier for earlier, later in pairwise(arrivals)],
+        input_tokens=usage.prompt_tokens if usage else 0,
+        output_tokens=usage.completion_tokens if usage else len(arrivals),
+        counted=usage is not None,
+    )
+
+
+def _usage(line: bytes) -> Usage | None:
+    try:
+        return msgspec.json.decode(line[5:], type=_Chunk).usage
+    except msgspec.MsgspecError:
+        return None
+
+
+def refusal(status: int, body: bytes) -> RequestFailed:
+    """Name an OpenAI error body by status and code; status 200 is an error inside a stream."""
+    try:
+        error = msgspec.json.decode(body, type=_ErrorBody).error
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        error = _Error(body[:200].decode(errors="replace"))
+    kind = f"http {status}" if status != 200 else "error event"
+    return RequestFailed(f"{kind} {error.code or error.type or ''}".strip(), error.message)

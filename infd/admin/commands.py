@@ -1,0 +1,141 @@
+"""What can be asked of the daemon over the admin socket: one table, one entry a verb."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from infd import __version__
+from infd.admin import protocol, stacks
+from infd.engine.state import State
+from infd.errors import InfdError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from infd.config import Config
+    from infd.engine.engine import Engine
+
+
+class Refused(InfdError):
+    """A verb that cannot be done. The message says what to do instead."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class Desk(Struct, frozen=True):
+    """What the verbs act on.
+
+    drain  do what TERM does, without waiting for the end of it; harmless when repeated
+    """
+
+    engine: Engine
+    config: Config
+    drain: Callable[[], None]
+
+
+class Verb(Struct, frozen=True):
+    """One thing to ask. Path parameters reach the handler by name."""
+
+    name: str
+    path: str
+    handler: Callable[[Desk, Mapping[str, str]], Awaitable[Struct]]
+    mutates: bool = False
+
+    @property
+    def method(self) -> str:
+        return "POST" if self.mutates else "GET"
+
+
+async def version(desk: Desk, path: Mapping[str, str]) -> protocol.Version:
+    return protocol.Version(__version__)
+
+
+async def status(desk: Desk, path: Mapping[str, str]) -> protocol.Status:
+    now = desk.engine.status()
+    model = desk.config.model
+    return protocol.Status(
+        version=__version__,
+        pid=os.getpid(),
+        model=model.served_names[0] if model.served_names else model.path,
+        state=now.state,
+        reason=now.reason,
+        since=now.since,
+        running=now.running,
+        waiting=now.waiting,
+        waiting_tokens=now.waiting_tokens,
+        pages=now.pages,
+        pages_referenced=now.pages_referenced,
+        pages_cached=now.pages_cached,
+        steps=now.steps,
+        last_step_age_s=now.last_step_age_s,
+    )
+
+
+async def requests(desk: Desk, path: Mapping[str, str]) -> protocol.Requests:
+    return protocol.Requests(
+        [
+            protocol.RequestRow(
+                id=row.id,
+                state=row.state,
+                client=row.client,
+                priority=row.priority,
+                choices=row.choices,
+                prompt_tokens=row.prompt_tokens,
+                cached_tokens=row.cached_tokens,
+                generated_tokens=row.generated_tokens,
+                age_s=row.age_s,
+            )
+            for row in desk.engine.requests()
+        ]
+    )
+
+
+async def ops(desk: Desk, path: Mapping[str, str]) -> protocol.Ops:
+    if desk.engine.capacity is None:
+        state = desk.engine.lifecycle.state.value
+        raise Refused(
+            409, "not_loaded", f"kernels are chosen while the model loads, and the daemon is {state}; try later"
+        )
+    facts = desk.engine.describe()
+    return protocol.Ops(
+        device=str(facts.get("device", "")),
+        dtype=str(facts.get("dtype", "")),
+        ops=[protocol.Selection(**row) for row in facts.get("ops", ())],
+    )
+
+
+async def abort(desk: Desk, path: Mapping[str, str]) -> protocol.Aborted:
+    request_id = path["id"]
+    if not desk.engine.abort(request_id):
+        raise Refused(
+            404, "unknown_request", f"no request {request_id!r} waits or runs; it may have ended: see `infdctl ps`"
+        )
+    return protocol.Aborted(request_id)
+
+
+async def drain(desk: Desk, path: Mapping[str, str]) -> protocol.Draining:
+    now = desk.engine.status()
+    if desk.engine.lifecycle.state is not State.DRAINING:
+        desk.drain()
+    return protocol.Draining(os.getpid(), now.running, now.waiting)
+
+
+async def dump(desk: Desk, path: Mapping[str, str]) -> protocol.Dump:
+    return protocol.Dump(stacks.task_stacks(), stacks.thread_stacks())
+
+
+VERBS = (
+    Verb("version", "/version", version),
+    Verb("status", "/v1/status", status),
+    Verb("ps", "/v1/requests", requests),
+    Verb("ops", "/v1/ops", ops),
+    Verb("abort", "/v1/requests/{id}/abort", abort, mutates=True),
+    Verb("drain", "/v1/drain", drain, mutates=True),
+    Verb("dump", "/v1/dump", dump),
+)

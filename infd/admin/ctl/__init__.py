@@ -1,0 +1,5 @@
+"""`infdctl`. Kept light: no torch, no server code; a command answers in tens of milliseconds."""
+
+from infd.admin.ctl.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,140 @@
+"""`infdctl`: one command for each administrative verb.
+
+Data goes to standard output, chatter to standard error. Exit codes: 0 done,
+1 refused, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.parse
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+from msgspec import Struct
+
+from infd import __version__
+from infd.admin import protocol
+from infd.admin.ctl import show
+from infd.admin.ctl.bench import bench
+from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
+from infd.config import admin_sockets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+C = TypeVar("C", bound="Callable[..., None]")
+
+_POLL_S = 0.2
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable schema.")
+
+
+class Drained(Struct):
+    """What `drain` reports. `exited` is true once the daemon is seen to be gone."""
+
+    pid: int
+    running: int
+    waiting: int
+    exited: bool
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--socket",
+    "path",
+    envvar="INFD_ADMIN_SOCKET",
+    metavar="PATH",
+    help="The daemon's admin socket. Default: $XDG_RUNTIME_DIR/infd/admin.sock, else /run/infd/admin.sock.",
+)
+@click.version_option(__version__, prog_name="infdctl")
+@click.pass_context
+def main(context: click.Context, path: str | None) -> None:
+    """Administer a running infd.
+
+    Exit codes: 0 done, 1 refused, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
+    """
+    context.obj = AdminClient([path] if path else admin_sockets())
+
+
+@main.command()
+@json_option
+@click.pass_obj
+def status(client: AdminClient, as_json: bool) -> None:
+    """Show state, load and cache."""
+    answer = client.get("/v1/status", protocol.Status)
+    show.as_json(answer) if as_json else show.status(answer)
+
+
+@main.command()
+@json_option
+@click.pass_obj
+def ps(client: AdminClient, as_json: bool) -> None:
+    """List the requests that wait or run."""
+    answer = client.get("/v1/requests", protocol.Requests)
+    show.as_json(answer) if as_json else show.requests(answer.requests)
+
+
+@main.command()
+@click.argument("request_id", metavar="ID")
+@json_option
+@click.pass_obj
+def abort(client: AdminClient, request_id: str, as_json: bool) -> None:
+    """End request ID; its client gets finish_reason "abort"."""
+    answer = client.post(f"/v1/requests/{urllib.parse.quote(request_id, safe='')}/abort", protocol.Aborted)
+    show.as_json(answer) if as_json else click.echo(f"aborted {answer.id}", err=True)
+
+
+@main.command()
+@json_option
+@click.pass_obj
+def ops(client: AdminClient, as_json: bool) -> None:
+    """Show which kernel each family uses, and why not the others."""
+    answer = client.get("/v1/ops", protocol.Ops)
+    show.as_json(answer) if as_json else show.ops(answer)
+
+
+@main.command()
+@json_option
+@click.pass_obj
+def dump(client: AdminClient, as_json: bool) -> None:
+    """Print where every task and thread of the daemon stands."""
+    answer = client.get("/v1/dump", protocol.Dump)
+    show.as_json(answer) if as_json else show.dump(answer)
+
+
+@main.command()
+@click.option("--wait", is_flag=True, help="Return once the daemon has exited.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait at most this long.")
+@json_option
+@click.pass_obj
+def drain(client: AdminClient, wait: bool, timeout_s: float | None, as_json: bool) -> None:
+    """Admit nothing more, let what is in flight finish, then exit: what TERM does."""
+    if timeout_s is not None and not wait:
+        raise click.UsageError("--timeout says how long --wait waits; give both")
+    begun = client.post("/v1/drain", protocol.Draining)
+    click.echo(f"draining: {begun.running} running, {begun.waiting} waiting", err=True)
+    if wait:
+        _wait_until_gone(client, begun.pid, timeout_s)
+    if as_json:
+        show.as_json(Drained(begun.pid, begun.running, begun.waiting, exited=wait))
+
+
+def _wait_until_gone(client: AdminClient, pid: int, timeout_s: float | None) -> None:
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        try:
+            now = client.get("/v1/status", protocol.Status)
+        except Unreachable:
+            return
+        if now.pid != pid:  # a service manager has started the next one already
+            return
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimedOut(
+                f"still draining after {timeout_s:g} s ({now.running} running, {now.waiting} waiting);"
+                " it goes on: wait again, see `infdctl ps`, or end requests with `infdctl abort`"
+            )
+        time.sleep(_POLL_S)
+
+
+main.add_command(bench)

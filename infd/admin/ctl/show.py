@@ -1,0 +1,99 @@
+"""How answers look: tables for people, JSON for programs. Both go to standard output."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from infd.admin import protocol
+
+_PIPE_WIDTH = 10_000  # a pipe has no edge to fold at
+
+
+def as_json(answer: msgspec.Struct) -> None:
+    click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+
+
+def status(now: protocol.Status) -> None:
+    since = dt.datetime.fromtimestamp(now.since).astimezone().isoformat(sep=" ", timespec="seconds")
+    rows = [
+        ("state", f"{now.state}{f' ({now.reason})' if now.reason else ''} since {since}"),
+        ("model", now.model),
+        ("infd", f"{now.version}, pid {now.pid}"),
+        ("requests", f"{now.running} running, {now.waiting} waiting ({now.waiting_tokens} prompt tokens)"),
+        ("cache", _pages(now)),
+        ("steps", f"{now.steps}{'' if now.last_step_age_s is None else f', last {now.last_step_age_s:.1f} s ago'}"),
+    ]
+    table((), rows)
+
+
+def _pages(now: protocol.Status) -> str:
+    if not now.pages:
+        return "none"
+    free = now.pages - now.pages_referenced - now.pages_cached
+    used = now.pages_referenced / now.pages
+    return f"{now.pages_referenced} pages in use ({used:.0%}), {now.pages_cached} cached, {free} free"
+
+
+def requests(rows: Iterable[protocol.RequestRow]) -> None:
+    table(
+        ("ID", "STATE", "CLIENT", "PRIO", "CHOICES", "PROMPT", "CACHED", "GENERATED", "AGE"),
+        (
+            (
+                row.id,
+                row.state,
+                row.client or "-",
+                str(row.priority),
+                str(row.choices),
+                str(row.prompt_tokens),
+                str(row.cached_tokens),
+                str(row.generated_tokens),
+                f"{row.age_s:.1f}s",
+            )
+            for row in rows
+        ),
+        right=("PRIO", "CHOICES", "PROMPT", "CACHED", "GENERATED", "AGE"),
+    )
+
+
+def ops(answer: protocol.Ops) -> None:
+    click.echo(f"device {answer.device or 'none'}, dtype {answer.dtype or 'none'}", err=True)
+    table(
+        ("FAMILY", "CHOSEN", "REFUSED"),
+        (
+            (row.family, row.chosen, "; ".join(f"{name}: {reason}" for name, reason in row.refused.items()) or "-")
+            for row in answer.ops
+        ),
+    )
+
+
+def dump(answer: protocol.Dump) -> None:
+    for kind, stacks in (("task", answer.tasks), ("thread", answer.threads)):
+        for stack in stacks:
+            click.echo(f"{kind} {stack.name}")
+            for frame in stack.frames:
+                click.echo(f"    {frame}")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Print columns; NO_COLOR and pipes are respected."""
+    from rich.console import Console  # rich takes longer to import than an answer takes to arrive
+    from rich.table import Table
+    from rich.text import Text
+
+    body = [[Text(cell) for cell in row] for row in rows]  # Text: a cell is never markup
+    grid = Table(box=None, pad_edge=False, show_header=bool(head))
+    for column in range(len(head) or max(map(len, body), default=0)):
+        name = head[column] if head else ""
+        first = "cyan" if column == 0 else ""
+        grid.add_column(name, justify="right" if name in right else "left", style=first, overflow="fold")
+    for row in body:
+        grid.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False).print(grid)

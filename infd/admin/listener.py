@@ -1,0 +1,99 @@
+"""The admin socket's file: who holds it, and that none is left behind.
+
+A socket file outlives its process, so its presence says nothing. A lock beside
+it does: whoever holds the lock owns the socket, and a file without a lock
+holder is stale. The lock file itself stays, because removing it would let two
+processes each hold a lock on "the" file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from pathlib import Path
+
+from infd.errors import ConfigError, StartError
+
+
+class Listener:
+    """A bound Unix socket that only this process serves. It does not listen yet."""
+
+    def __init__(self, path: str | Path, *, group: int | None = None) -> None:
+        """Take `path`, replacing a stale socket.
+
+        group  who may connect besides the owner; None: the owner's own group
+
+        Raises StartError if a live daemon holds the path, ConfigError if it cannot be a socket.
+        """
+        self.path = Path(path)
+        try:
+            self._make_directory(group)
+            self._lock = self._take_lock()
+        except OSError as error:
+            raise self._unusable(error) from error
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._remove_stale()
+            self.socket.bind(str(self.path))
+            # Nobody can connect before listen(), so the mode need not be right earlier (umask is every thread's).
+            os.chmod(self.path, 0o660)
+            if group is not None:
+                os.chown(self.path, -1, group)
+        except OSError as error:
+            self.close()
+            raise self._unusable(error) from error
+        except ConfigError:
+            self._release()
+            raise
+
+    def close(self) -> None:
+        """Remove the socket and let the path go."""
+        self.path.unlink(missing_ok=True)
+        self._release()
+
+    def _release(self) -> None:
+        self.socket.close()
+        os.close(self._lock)
+
+    def _make_directory(self, group: int | None) -> None:
+        directory = self.path.parent
+        if not directory.exists():
+            directory.mkdir(0o750, parents=True)
+            if group is not None:
+                os.chown(directory, -1, group)
+
+    def _take_lock(self) -> int:
+        lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(lock, 32).decode(errors="replace").strip()
+            os.close(lock)
+            raise StartError(
+                f"another infd (pid {holder or 'unknown'}) serves the admin socket {self.path};"
+                " stop it, or give this one a socket of its own with --admin-socket"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        return lock
+
+    def _remove_stale(self) -> None:
+        try:
+            mode = self.path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            raise ConfigError(
+                f"{self.path} exists and is not a socket; move it away, or set admin.socket to another path"
+            )
+        self.path.unlink()
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        if error.errno == errno.EACCES:
+            advice = "run as a user who may write there, or set admin.socket to another path"
+        else:
+            advice = "set admin.socket to another path"
+        return ConfigError(f"cannot make the admin socket {self.path}: {error.strerror or error}; {advice}")

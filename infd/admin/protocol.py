@@ -1,0 +1,106 @@
+"""What the admin socket says, in the words that server and `infdctl` share.
+
+Replies are JSON objects. Within /v1 fields are added, never renamed or removed,
+so an older `infdctl` reads a newer daemon: it skips what it does not know.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+PROBLEM_TYPE = "application/problem+json"
+
+
+class Problem(Struct, omit_defaults=False):
+    """Why a request was not done, after RFC 9457. `detail` says what to do next; `code` is for programs."""
+
+    title: str
+    status: int
+    detail: str
+    code: str
+    type: str = "about:blank"
+
+
+class Version(Struct):
+    version: str
+    api: tuple[str, ...] = ("v1",)
+
+
+class Status(Struct):
+    """What the daemon is doing.
+
+    since            Unix time at which the state was entered
+    pages            of the cache: all, held by running sequences, and kept for their prefix
+    last_step_age_s  None before the first step
+    """
+
+    version: str
+    pid: int
+    model: str
+    state: str
+    reason: str
+    since: float
+    running: int
+    waiting: int
+    waiting_tokens: int
+    pages: int
+    pages_referenced: int
+    pages_cached: int
+    steps: int
+    last_step_age_s: float | None
+
+
+class RequestRow(Struct):
+    """A request that waits or runs."""
+
+    id: str
+    state: str
+    client: str
+    priority: int
+    choices: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    age_s: float
+
+
+class Requests(Struct):
+    requests: list[RequestRow]
+
+
+class Selection(Struct):
+    """Which kernel a family uses, and why not the others."""
+
+    family: str
+    chosen: str
+    refused: dict[str, str]
+
+
+class Ops(Struct):
+    device: str
+    dtype: str
+    ops: list[Selection]
+
+
+class Aborted(Struct):
+    id: str
+
+
+class Draining(Struct):
+    """The daemon admits nothing more, and exits when what is in flight has ended."""
+
+    pid: int
+    running: int
+    waiting: int
+
+
+class Stack(Struct):
+    """Where a task or thread stands, outermost frame first."""
+
+    name: str
+    frames: list[str]
+
+
+class Dump(Struct):
+    tasks: list[Stack]
+    threads: list[Stack]

@@ -1,0 +1,149 @@
+"""The admin door: HTTP/1.1 over a Unix socket, so that curl works as well as `infdctl`.
+
+It decides who may ask and how refusals look; what can be asked stands in commands.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from infd.admin.commands import VERBS, Desk, Refused, Verb
+from infd.admin.listener import Listener
+from infd.admin.peers import ADMINS, READERS, Access, HasOptions, Peer, peer_of
+from infd.admin.protocol import PROBLEM_TYPE, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from aiohttp.typedefs import Handler
+
+    from infd.config import Config
+    from infd.engine.engine import Engine
+
+log = logging.getLogger("infd.admin")
+
+_LARGEST_BODY = 64 * 2**10
+
+
+class AdminServer:
+    """Answers operators.
+
+    drain        do what TERM does, without waiting for the end of it
+    access       who may ask; by default this process's owner, root and infd's groups
+    identify     reads a connection's credentials; a test may claim to be somebody else
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: Config,
+        *,
+        drain: Callable[[], None],
+        access: Access | None = None,
+        identify: Callable[[HasOptions], Peer] = peer_of,
+    ) -> None:
+        self._desk = Desk(engine, config, drain)
+        self._access = access if access is not None else Access.of_this_process()
+        self._identify = identify
+        self._listener: Listener | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, path: str | Path) -> None:
+        """Listen on `path`. Raises StartError if it is taken or cannot be made."""
+        app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_answer_problems, _refuse_browsers])
+        for verb in VERBS:
+            app.router.add_route(verb.method, verb.path, partial(self._serve, verb))
+        self._listener = Listener(path, group=self._access.readers)
+        # A mutation once begun is finished even if the asker leaves: no handler_cancellation here.
+        self._runner = web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        self._server = await asyncio.get_running_loop().create_unix_server(server, sock=self._listener.socket)
+
+    async def close(self) -> None:
+        """Stop listening, let answers under way finish, remove the socket. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def _serve(self, verb: Verb, request: web.Request) -> web.Response:
+        assert request.transport is not None
+        peer = self._identify(request.transport.get_extra_info("socket"))
+        if not verb.mutates:
+            self._require_access(peer, verb)
+            return _reply(await verb.handler(self._desk, request.match_info))
+        result = "failed"
+        try:
+            self._require_access(peer, verb)
+            answer = await verb.handler(self._desk, request.match_info)
+            result = "done"
+        except Refused as refusal:
+            result = refusal.code
+            raise
+        finally:
+            done = {"verb": verb.name, "uid": peer.uid, "pid": peer.pid, "result": result}
+            log.info("asked to %s", verb.name, extra={**done, "path": request.rel_url.raw_path})
+        return _reply(answer)
+
+    def _require_access(self, peer: Peer, verb: Verb) -> None:
+        if not self._access.allows(peer, mutation=verb.mutates):
+            group = ADMINS if verb.mutates else READERS
+            raise Refused(
+                HTTPStatus.FORBIDDEN,
+                "forbidden",
+                f"{verb.name} is for the daemon's owner, root and group {group}, and uid {peer.uid} is none of these;"
+                f" use sudo, or join the group (`usermod -aG {group} USER`) and log in again",
+            )
+
+
+@web.middleware
+async def _answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let every refusal leave as a problem document."""
+    try:
+        return await handler(request)
+    except Refused as refusal:
+        return _problem(refusal.status, refusal.code, str(refusal))
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return _problem(error.status, "wrong_method", f"{request.path} is asked with {allowed}", {"Allow": allowed})
+    except web.HTTPNotFound as error:
+        known = ", ".join(f"{verb.method} {verb.path}" for verb in VERBS)
+        return _problem(error.status, "unknown_path", f"nothing is at {request.path}; there is {known}")
+    except web.HTTPException as error:
+        return _problem(error.status, "bad_request", error.text or error.reason)
+    except Exception:
+        log.exception("an answer failed", extra={"method": request.method, "path": request.rel_url.raw_path})
+        return _problem(500, "internal_error", "this is a bug in infd; its log has the traceback")
+
+
+@web.middleware
+async def _refuse_browsers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    # Only a browser sends Origin: a page that found a proxy to this socket must not command the daemon.
+    if "Origin" in request.headers:
+        raise Refused(HTTPStatus.FORBIDDEN, "origin", "requests with an Origin header are refused; use infdctl or curl")
+    return await handler(request)
+
+
+def _reply(answer: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+
+def _problem(status: int, code: str, detail: str, headers: dict[str, str] | None = None) -> web.Response:
+    problem = Problem(HTTPStatus(status).phrase, status, detail, code)
+    return web.Response(status=status, body=msgspec.json.encode(problem), content_type=PROBLEM_TYPE, headers=headers)
