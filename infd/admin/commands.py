@@ -99,9 +99,7 @@ async def requests(desk: Desk, path: Mapping[str, str]) -> protocol.Requests:
 async def ops(desk: Desk, path: Mapping[str, str]) -> protocol.Ops:
     if desk.engine.capacity is None:
         state = desk.engine.lifecycle.state.value
-        raise Refused(
-            409, "not_loaded", f"kernels are chosen while the model loads, and the daemon is {state}; try later"
-        )
+        raise Refused(409, "not_loaded", f"kernels are chosen while a model loads; the daemon is {state}: try later")
     facts = desk.engine.describe()
     return protocol.Ops(
         device=str(facts.get("device", "")),

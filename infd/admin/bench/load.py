@@ -134,7 +134,7 @@ class _Load:
 
     def _due_times(self, begun: float) -> Iterator[float | None]:
         rate = self._settings.request_rate
-        rng = random.Random(self._settings.seed)
+        rng = random.Random(self._settings.seed)  # noqa: S311 - to be repeated, not to be secret
         due = begun
         while True:
             yield due if rate is not None else None
@@ -142,7 +142,7 @@ class _Load:
                 due += rng.expovariate(rate)
 
     async def _word_cost(self) -> prompts.WordCost:
-        rng = random.Random(f"probe {self._settings.seed}")
+        rng = random.Random(f"probe {self._settings.seed}")  # noqa: S311 - to be repeated, not to be secret
         counts = []
         for size in prompts.PROBES:
             body = self._body(prompts.words(rng, size), max_tokens=1, stream=False)

@@ -6,6 +6,7 @@ Data goes to standard output, chatter to standard error. Exit codes: 0 done,
 
 from __future__ import annotations
 
+import os
 import time
 import urllib.parse
 from typing import TYPE_CHECKING, TypeVar
@@ -18,7 +19,7 @@ from infd.admin import protocol
 from infd.admin.ctl import show
 from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
-from infd.config import admin_sockets
+from infd.config import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,8 @@ def main(context: click.Context, path: str | None) -> None:
 
     Exit codes: 0 done, 1 refused, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
     """
-    context.obj = AdminClient([path] if path else admin_sockets())
+    directories = Environment.read(os.environ, os.getpid()).runtime
+    context.obj = AdminClient([path] if path else [str(directory / "admin.sock") for directory in directories])
 
 
 @main.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -46,7 +45,9 @@ def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **opt
     Any OpenAI-compatible endpoint will do. Prompts are random words unless --prompts says otherwise; random ones
     defeat prefix caching, shared ones reward it.
     """
-    import uvloop  # this command alone needs an event loop
+    import asyncio  # this command alone needs an event loop
+
+    import uvloop
 
     from infd.admin.bench.load import Settings, offer
     from infd.admin.bench.stream import RequestFailed
@@ -56,9 +57,7 @@ def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **opt
     settings = Settings(concurrency=concurrency, **options)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(
-                offer(settings, api_key=_key(api_key_env), tell=lambda text: click.echo(text, err=True))
-            )
+            report = runner.run(offer(settings, api_key=_key(api_key_env), tell=_tell))
     except RequestFailed as failure:
         if failure.kind == "unreachable":
             raise Unreachable(f"{failure}; is the server running, and is --url right?") from None
@@ -68,6 +67,10 @@ def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **opt
     show.as_json(report) if as_json else _show(report)
     if not report.requests.completed:
         raise Refused("not one request succeeded")
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _key(name: str | None) -> str:
