@@ -1,0 +1,96 @@
+"""A small OpenAI endpoint with known behaviour: each prompt costs 10 tokens and 2 a word."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+
+class FakeOpenAI:
+    """Answers with `max_tokens` pieces of text.
+
+    fail  given the number of a streamed request (from 0), may say how it ends: "refuse", "error", "cut", "vanish"
+    """
+
+    def __init__(self, *, usage: bool = True, fail: Callable[[int], str] = lambda number: "") -> None:
+        self.usage = usage
+        self.fail = fail
+        self.bodies: list[dict[str, Any]] = []  # of streamed requests
+        self.headers: list[dict[str, str]] = []
+        self.running = 0
+        self.most_running = 0
+        self.url = ""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[FakeOpenAI]:
+        app = web.Application()
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/completions", self.completions)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = "http://127.0.0.1:{}".format(runner.addresses[0][1])
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "fake"}, {"id": "other"}]})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        return await self.answer(request, body, body["messages"][0]["content"], chat=True)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        return await self.answer(request, body, body["prompt"], chat=False)
+
+    async def answer(
+        self, request: web.Request, body: dict[str, Any], prompt: str, *, chat: bool
+    ) -> web.StreamResponse:
+        count = body["max_tokens"]
+        usage = {"prompt_tokens": 10 + 2 * len(prompt.split()), "completion_tokens": count}
+        if not body.get("stream"):
+            return web.json_response({"choices": [], **({"usage": usage} if self.usage else {})})
+        fate = self.fail(len(self.bodies))
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        if fate == "refuse":
+            return web.json_response({"error": {"message": "full", "code": "queue_full"}}, status=429)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await response.prepare(request)
+            if chat:
+                await self.send(response, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+            for _ in range(count):
+                # A text full of what the generator searches for.
+                text = '"content": "x" "usage": {} data: [DONE]'
+                await self.send(response, {"choices": [{"delta": {"content": text}} if chat else {"text": text}]})
+                await asyncio.sleep(0)
+            if fate == "error":
+                await self.send(response, {"error": {"message": "broke", "type": "internal_error", "code": None}})
+            if fate == "vanish":
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            if self.usage:
+                await self.send(response, {"choices": [], "usage": usage})
+            if fate != "cut":
+                await response.write(b"data: [DONE]\n\n")
+        finally:
+            self.running -= 1
+        return response
+
+    async def send(self, response: web.StreamResponse, chunk: dict[str, Any]) -> None:
+        await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
