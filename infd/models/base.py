@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from msgspec import Struct
+from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from infd.kernels.ops import AttentionPlan, KeyValuePages
+    from infd.models.parameter import Parameter
     from infd.scheduler.layout import CacheLayout
 
 
@@ -28,13 +29,35 @@ class Batch(Struct, kw_only=True):
     cache: Sequence[KeyValuePages]  # by layer
 
 
+class PageTensor(Struct, frozen=True):
+    """One named tensor in a slot of a page: what one layer keeps of the page's tokens."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
 class Model(Protocol):
-    """One architecture, its weights loaded."""
+    """One architecture. Its parameters have no storage until weights are loaded."""
 
     vocab_size: int
+    parameters: Sequence[Parameter]
+    unread: frozenset[str]  # names a checkpoint may hold that this model has no use for
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
         """Return which layers keep which tokens."""
+
+    def page_tensors(self, page_tokens: int) -> Sequence[PageTensor]:
+        """Return what one slot of a page holds, the same for every layer.
+
+        A page has as many slots as its largest group has layers; the i-th layer
+        of each group uses slot i. Pages of a smaller group leave the slots
+        behind its last layer unused, which is the price of one pool for all.
+        """
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the hidden states [T, hidden] after the last norm."""

@@ -1,0 +1,202 @@
+"""Paged attention in plain torch.
+
+Pages are copied into one run of keys per sequence, then torch's fused attention
+does the rest. Sequences that compute one token go together, in buckets of
+similar length; longer spans go one by one, in blocks of queries.
+
+Memory that no query of a span may see can hold anything, NaN included, and zero
+times NaN is NaN: such rows are zeroed in the copy, keys and values both.
+
+Letters: T, H, K, D as in `ops.py`; G = H / K query heads share a key-value head;
+S spans of a bucket; Q queries of a span; N pages; L = N * page_tokens keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.kernels.ops import AttentionBatch, KeyValuePages
+
+QUERY_BLOCK = 256  # bounds the mask, and lets early queries of a long span skip the keys of later ones
+
+
+class PagedAttention:
+    """The attention family."""
+
+    def prepare(self, batch: AttentionBatch) -> Plan:
+        single = [span for span, count in enumerate(batch.counts) if count == 1]
+        longer = [span for span, count in enumerate(batch.counts) if count > 1]
+        return Plan(
+            [_single(batch, spans) for spans in _buckets(batch, single)] + [_long(batch, span) for span in longer],
+            batch.slots // batch.page_tokens,
+            batch.slots % batch.page_tokens,
+        )
+
+
+class Plan:
+    """One step of one page group."""
+
+    def __init__(self, parts: list[_Singles | _Long], page: Tensor, offset: Tensor) -> None:
+        self._parts = parts
+        self._page, self._offset = page[:, None], offset[:, None]
+
+    def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
+        head = torch.arange(k.shape[1], device=k.device)
+        pages.k[self._page, head, self._offset] = k
+        pages.v[self._page, head, self._offset] = v
+
+    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float) -> Tensor:
+        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+        for part in self._parts:
+            part.run(q, pages, out, scale)
+        return out
+
+
+class _Keys(NamedTuple):
+    """Which keys the spans of one part read.
+
+    pages      [S, N]
+    positions  [S, L] of each key in its sequence
+    unseen     rows of the flattened [S, L] that no query may see
+    """
+
+    pages: Tensor
+    positions: Tensor
+    unseen: Tensor
+
+    def gather(self, cache: Tensor) -> Tensor:
+        """Copy [P + 1, K, page_tokens, D] to [S, K, L, D], with zeros where no query may look."""
+        head = torch.arange(cache.shape[1], device=cache.device)
+        keys = cache[self.pages[:, None, :], head[:, None]].flatten(2, 3)
+        length = keys.shape[2]
+        keys[self.unseen // length, :, self.unseen % length] = 0
+        return keys
+
+
+class _Singles:
+    """Spans of one token each. The query heads of a group stand as rows, so a key is read once for all of them."""
+
+    def __init__(self, tokens: Tensor, keys: _Keys, seen: Tensor) -> None:
+        self._tokens = tokens  # [S]
+        self._keys = keys
+        self._seen = seen[:, None, None]  # [S, 1, 1, L]
+
+    def run(self, q: Tensor, pages: KeyValuePages, out: Tensor, scale: float) -> None:
+        k, v = self._keys.gather(pages.k), self._keys.gather(pages.v)
+        queries = q[self._tokens].unflatten(1, (k.shape[1], -1))  # [S, K, G, D]
+        result = F.scaled_dot_product_attention(queries, k, v, attn_mask=self._seen, scale=scale)
+        out[self._tokens] = result.flatten(1, 2)
+
+
+class _Block(NamedTuple):
+    """Some queries of a long span, and the run of keys that they can see at most."""
+
+    queries: slice
+    keys: slice
+    seen: Tensor  # [Q, L]
+
+
+class _Long:
+    """One span of many tokens. Key-value heads stand as the batch and share their keys among the heads of a group."""
+
+    def __init__(self, tokens: slice, keys: _Keys, blocks: list[_Block]) -> None:
+        self._tokens = tokens
+        self._keys = keys
+        self._blocks = blocks
+
+    def run(self, q: Tensor, pages: KeyValuePages, out: Tensor, scale: float) -> None:
+        k, v = (self._keys.gather(cache).transpose(0, 1) for cache in (pages.k, pages.v))  # [K, 1, L, D]
+        grouped = (k.shape[0], -1)
+        queries = q[self._tokens].unflatten(1, grouped).permute(1, 2, 0, 3)  # [K, G, Q, D]
+        result = out[self._tokens].unflatten(1, grouped).permute(1, 2, 0, 3)
+        shared = (-1, queries.shape[1], -1, -1)  # a stride of 0: no copy
+        for block in self._blocks:
+            result[:, :, block.queries] = F.scaled_dot_product_attention(
+                queries[:, :, block.queries],
+                k[:, :, block.keys].expand(shared),
+                v[:, :, block.keys].expand(shared),
+                attn_mask=block.seen,
+                scale=scale,
+            )
+
+
+def _buckets(batch: AttentionBatch, spans: list[int]) -> list[list[int]]:
+    """Sort spans into buckets whose shortest needs more than half the pages of the longest."""
+    buckets: list[list[int]] = []
+    most = 0
+    for span in sorted(spans, key=lambda span: -batch.starts[span]):
+        pages = _page_bound(batch, span)
+        if not buckets or 2 * pages <= most:
+            buckets.append([])
+            most = pages
+        buckets[-1].append(span)
+    return buckets
+
+
+def _single(batch: AttentionBatch, spans: list[int]) -> _Singles:
+    device = batch.table.device
+    rows = torch.tensor(spans, device=device)
+    tokens = torch.tensor([batch.offsets[span] for span in spans], device=device)
+    start = batch.start[rows].long()[:, None]
+    pages, positions = _key_run(batch, rows, max(_page_bound(batch, span) for span in spans))
+    seen = _visible(start, positions, batch.window)
+    return _Singles(tokens, _Keys(pages, positions, (~seen).flatten().nonzero()[:, 0]), seen)
+
+
+def _long(batch: AttentionBatch, span: int) -> _Long:
+    count = batch.counts[span]
+    rows = torch.tensor([span], device=batch.table.device)
+    start = batch.start[rows].long()
+    pages, positions = _key_run(batch, rows, _page_bound(batch, span))
+    length = positions.shape[1]
+    queries = start + torch.arange(count, device=start.device)  # [Q]
+    ahead = length - count  # keys before the span's first query, at most
+
+    blocks = []
+    for first in range(0, count, QUERY_BLOCK):
+        last = min(first + QUERY_BLOCK, count)
+        # Bounds by the host's lengths. The truth may start earlier, which the mask settles.
+        keys = slice(0 if batch.window is None else max(0, first - batch.window + 1), min(length, ahead + last))
+        seen = _visible(queries[first:last, None], positions[0, keys], batch.window)
+        blocks.append(_Block(slice(first, last), keys, seen))
+
+    used = positions <= queries[-1]
+    if batch.window is not None:
+        used &= positions > start[:, None] - batch.window
+    offset = batch.offsets[span]
+    return _Long(slice(offset, offset + count), _Keys(pages, positions, (~used).flatten().nonzero()[:, 0]), blocks)
+
+
+def _page_bound(batch: AttentionBatch, span: int) -> int:
+    """Bound how many pages the span's queries see."""
+    every = -(-(batch.starts[span] + batch.counts[span]) // batch.page_tokens)
+    if batch.window is None:
+        return every
+    # The keys seen need not begin with a page.
+    return min(every, -(-(batch.window + batch.counts[span] - 1) // batch.page_tokens) + 1)
+
+
+def _key_run(batch: AttentionBatch, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return `count` page ids from the first that the spans see, [S, N], and the positions of their keys, [S, L]."""
+    size, width = batch.page_tokens, batch.table.shape[1]
+    first = torch.zeros_like(rows)
+    if batch.window is not None:
+        first = (batch.start[rows].long() - batch.window + 1).clamp(min=0) // size
+    index = first[:, None] + torch.arange(count, device=rows.device)  # [S, N]
+    pages = batch.table[rows].long().gather(1, index.clamp(max=width - 1))
+    positions = index[:, :, None] * size + torch.arange(size, device=rows.device)
+    return pages, positions.flatten(1)
+
+
+def _visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+    """Compare positions: a query sees itself and what is before it, as far as the window reaches."""
+    seen = key <= query
+    if window is not None:
+        seen &= key > query - window
+    return seen

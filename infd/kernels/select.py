@@ -1,0 +1,96 @@
+"""Decide once, at start, which implementation of each kernel family this process uses.
+
+Candidates stand best first; the first that does not refuse is chosen, and the
+reasons of those before it are kept for operators. An implementation's module is
+imported only if it is chosen, so that a library for one device costs nothing on
+another.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
+
+from infd.errors import DeviceMissing
+from infd.kernels.ops import Ops, Selected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What a candidate may base its refusal on."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """One implementation of one family.
+
+    name     as operators see it
+    place    "module:Class", imported and called without arguments if chosen
+    refuses  returns why it cannot be used here, or None
+    """
+
+    name: str
+    place: str
+    refuses: Callable[[Facts], str | None]
+
+
+class _Choice(NamedTuple):
+    implementation: Any
+    selected: Selected
+
+
+def runs_anywhere(_: Facts) -> None:
+    """Refuse nothing: plain torch."""
+
+
+def _reference(place: str) -> tuple[Candidate, ...]:
+    return (Candidate(name="reference", place=f"infd.kernels.reference.{place}", refuses=runs_anywhere),)
+
+
+CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
+    {
+        "attention": _reference("attention:PagedAttention"),
+        "linear": _reference("dense:Linear"),
+        "embedding": _reference("dense:Embedding"),
+        "norm": _reference("dense:Norm"),
+        "rope": _reference("dense:Rope"),
+        "activation": _reference("dense:Activation"),
+    }
+)
+
+
+def select(device: torch.device, dtype: torch.dtype, candidates: Mapping[str, Sequence[Candidate]] = CANDIDATES) -> Ops:
+    """Choose every family's implementation.
+
+    dtype  of weights, activations and cache
+
+    Raises DeviceMissing, with every reason, where all candidates of a family refuse.
+    """
+    facts = Facts(device=device, dtype=dtype)
+    choices = {family: _choose(family, candidates[family], facts) for family in candidates}
+    return Ops(
+        **{family: choice.implementation for family, choice in choices.items()},
+        selection=[choice.selected for choice in choices.values()],
+    )
+
+
+def _choose(family: str, candidates: Sequence[Candidate], facts: Facts) -> _Choice:
+    refused: dict[str, str] = {}
+    for candidate in candidates:
+        reason = candidate.refuses(facts)
+        if reason is None:
+            module, _, attribute = candidate.place.partition(":")
+            implementation = getattr(import_module(module), attribute)()
+            return _Choice(implementation, Selected(family, candidate.name, refused))
+        refused[candidate.name] = reason
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    raise DeviceMissing(f"no {family} kernel runs on {facts.device} in {facts.dtype}: {reasons}")

@@ -1,0 +1,30 @@
+"""The one place where the form of a weight matters: fused, and later quantized, packed or sharded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from infd.models.parameter import Blueprint
+
+
+class Linear:
+    """x times a weight, plus a bias where there is one.
+
+    Several checkpoint modules that read the same input are one weight here,
+    stacked: one pass over memory, one call.
+    """
+
+    def __init__(self, blueprint: Blueprint, modules: Mapping[str, int], inputs: int, *, bias: bool = False) -> None:
+        """Declare a weight [sum of outputs, inputs] made of checkpoint modules, each named with its outputs."""
+        self._linear = blueprint.ops.linear
+        self._weight = blueprint.declare({f"{name}.weight": rows for name, rows in modules.items()}, (inputs,))
+        self._bias = blueprint.declare({f"{name}.bias": rows for name, rows in modules.items()}) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [T, sum of outputs] of x [T, inputs]."""
+        return self._linear(x, self._weight.tensor, None if self._bias is None else self._bias.tensor)

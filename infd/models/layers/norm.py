@@ -1,0 +1,26 @@
+"""RMSNorm, alone or together with the addition to the residual stream before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.models.parameter import Blueprint
+
+
+class RMSNorm:
+    def __init__(self, blueprint: Blueprint, name: str, size: int, eps: float) -> None:
+        self._norm = blueprint.ops.norm
+        self._weight = blueprint.declare({f"{name}.weight": size})
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._norm.rms_norm(x, self._weight.tensor, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add x to the residual stream, which it starts where there is none. Return (the stream normed, the stream)."""
+        if residual is None:
+            return self(x), x
+        return self._norm.add_rms_norm(x, residual, self._weight.tensor, self._eps)

@@ -1,0 +1,234 @@
+"""Read a checkpoint directory without trusting it.
+
+Headers are parsed and checked whole before a byte of weights is read: sizes,
+offsets, overlaps, holes. Nothing is mapped and nothing is unpickled; tensors are
+read with their file's descriptor, in the order in which they are stored.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from infd.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+HEADER_BYTES = 2**25  # several times the largest real one; the format's own limit would cost gigabytes to parse
+JSON_BYTES = 2**26  # config.json and its like; an index of a large model is a few MiB
+
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64,
+    "F4": 4,
+}  # fmt: skip
+
+
+class _Entry(Struct):
+    """One tensor as a header describes it."""
+
+    dtype: str
+    shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=16)]
+    data_offsets: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]
+
+
+class StoredTensor(Struct, frozen=True):
+    """Where a tensor lies. `dtype` is the format's name for it, such as "BF16"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int  # in the file
+    bytes: int
+    file: TensorFile
+
+    def read(self, buffer: memoryview, start: int = 0) -> None:
+        """Fill `buffer` with the tensor's bytes from `start` on."""
+        self.file.read(buffer, self.offset + start)
+
+
+class TensorFile:
+    """One open safetensors file whose header holds what it promises."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and check it. Raises CheckpointError, naming file and tensor."""
+        self.path = path
+        self._descriptor = _open(path)
+        try:
+            self.tensors = self._parse()
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, buffer: memoryview, offset: int) -> None:
+        while buffer:
+            count = os.preadv(self._descriptor, [buffer], offset)
+            if not count:
+                raise CheckpointError(f"{self.path}: the file became shorter while it was read")
+            buffer = buffer[count:]
+            offset += count
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _parse(self) -> list[StoredTensor]:
+        size = os.fstat(self._descriptor).st_size
+        if size < 8:
+            raise CheckpointError(f"{self.path}: expected a safetensors file, found {size} bytes")
+        length = int.from_bytes(self._bytes(8, 0), "little")
+        if length > min(size - 8, HEADER_BYTES):
+            raise CheckpointError(
+                f"{self.path}: the header claims {length} bytes; the file has {size - 8} left,"
+                f" and at most {HEADER_BYTES} are read"
+            )
+        first = 8 + length
+        try:
+            entries = msgspec.json.decode(self._bytes(length, 8), type=dict[str, msgspec.Raw])
+            entries.pop("__metadata__", None)
+            described = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in entries.items()}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CheckpointError(f"{self.path}: malformed header: {error}") from error
+        tensors = [self._tensor(name, entry, first) for name, entry in described.items()]
+        tensors.sort(key=lambda tensor: (tensor.offset, tensor.bytes))
+        end = first
+        for tensor in tensors:
+            if tensor.offset != end:
+                fault = "overlaps the one before it" if tensor.offset < end else "leaves a hole before it"
+                raise CheckpointError(f"{self.path}: {tensor.name}: {fault}")
+            end += tensor.bytes
+        if end != size:
+            raise CheckpointError(f"{self.path}: the header describes {end} bytes, the file has {size}")
+        return tensors
+
+    def _tensor(self, name: str, entry: _Entry, first: int) -> StoredTensor:
+        begin, end = entry.data_offsets
+        bits = BITS.get(entry.dtype)
+        if bits is None:
+            raise CheckpointError(f"{self.path}: {name}: unknown dtype {entry.dtype!r}")
+        expected = prod(entry.shape) * bits
+        if (end - begin) * 8 != expected:
+            raise CheckpointError(
+                f"{self.path}: {name}: {entry.dtype} {entry.shape} takes {-(-expected // 8)} bytes,"
+                f" its offsets [{begin}, {end}] hold {end - begin}"
+            )
+        return StoredTensor(name, entry.dtype, tuple(entry.shape), first + begin, end - begin, self)
+
+    def _bytes(self, count: int, offset: int) -> bytearray:
+        content = bytearray(count)
+        self.read(memoryview(content), offset)
+        return content
+
+
+class Checkpoint:
+    """An open checkpoint directory. A context manager: leaving it closes the files.
+
+    config             config.json
+    generation_config  generation_config.json; empty if there is none
+    tensors            by name
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open and check every file. Raises CheckpointError."""
+        self.directory = directory
+        self.config = read_config(directory)
+        self.generation_config = read_generation_config(directory)
+        self._files: list[TensorFile] = []
+        try:
+            self.tensors = self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def stored_order(self) -> Iterator[StoredTensor]:
+        """Yield all tensors, file after file, in the order of their bytes: the disk is read once, forwards."""
+        for file in self._files:
+            yield from file.tensors
+
+    def _open(self) -> dict[str, StoredTensor]:
+        single, index = self.directory / "model.safetensors", self.directory / "model.safetensors.index.json"
+        promised = _read_index(index) if index.exists() and not single.exists() else {}
+        for path in sorted({self.directory / file for file in promised.values()}) or [single]:
+            self._files.append(TensorFile(path))
+        tensors: dict[str, StoredTensor] = {}
+        for tensor in self.stored_order():
+            if tensor.name in tensors:
+                other = tensors[tensor.name].file.path
+                raise CheckpointError(f"{tensor.file.path}: {tensor.name} is in {other.name} too")
+            tensors[tensor.name] = tensor
+        for name, promise in promised.items():
+            if name not in tensors or tensors[name].file.path.name != promise:
+                raise CheckpointError(f"{index}: {name} is said to be in {promise}, which does not hold it")
+        return tensors
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Return config.json. Raises CheckpointError."""
+    return _read_object(directory / "config.json")
+
+
+def read_generation_config(directory: Path) -> dict[str, Any]:
+    """Return generation_config.json, empty if there is none. Raises CheckpointError."""
+    path = directory / "generation_config.json"
+    return _read_object(path) if path.exists() else {}
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Return which file holds each tensor. File names stay within the checkpoint's own directory."""
+    files = _read_object(path).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise CheckpointError(f"{path}: expected a weight_map")
+    for name, file in files.items():
+        if type(file) is not str or Path(file).name != file:
+            raise CheckpointError(f"{path}: {name}: expected the name of a file, found {file!r}")
+    return files
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    descriptor = _open(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > JSON_BYTES:
+            raise CheckpointError(f"{path}: {size} bytes; at most {JSON_BYTES} are read")
+        content = os.pread(descriptor, size, 0)
+    finally:
+        os.close(descriptor)
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: malformed: {error}") from error
+
+
+def _open(path: Path) -> int:
+    """Open a regular file. A pipe in its place must not hang the start."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path}: not a regular file")
+    return descriptor

@@ -1,0 +1,1 @@
+"""How checkpoints store weights: one file per format."""
