@@ -1,0 +1,55 @@
+# Two commands for a newcomer: `make run` and `make test`.
+# PIP_FLAGS reaches pip, for instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu".
+
+PYTHON ?= python3.11
+PIP_FLAGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
+
+.PHONY: run test test-gpu lint types format man bench-serve bench-overhead clean
+
+run: $(VENV)/.installed
+	$(BIN)/infd start
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+man: $(VENV)/.installed
+	$(BIN)/python man/generate.py
+
+bench-serve: $(VENV)/.installed
+	$(BIN)/python bench/serve.py
+
+bench-overhead: $(VENV)/.installed
+	$(BIN)/python bench/overhead.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The stamps are newer than what was installed from, so a second `make test` installs nothing.
+# The install is editable: what runs is the tree.
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(INSTALL) -e '.[test]'
+	touch $@

@@ -1,0 +1,5 @@
+"""`python -m infd`: the same as `infd`."""
+
+from infd.cli import main
+
+main()

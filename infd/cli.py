@@ -1,0 +1,160 @@
+"""`infd`: settings from everywhere -> Config -> serve.
+
+Nothing heavy is imported before it is known to be needed: `infd config` and
+`infd version` answer without torch, aiohttp or transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from infd import __version__
+from infd.config import SETTINGS, Assignment, Environment, Loaded, load
+from infd.errors import StartError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from infd.config import Setting
+
+    Command = Callable[..., int]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `infd` and leave with a code of sysexits(3)."""
+    try:
+        code: int = cli.main(arguments, prog_name="infd", standalone_mode=False)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "infd"
+        _complain(f"{error.format_message()} See `{command} --help`.")
+        code = os.EX_USAGE
+    except StartError as error:
+        _complain(str(error))
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = os.EX_OK
+    sys.exit(code)
+
+
+def _complain(message: str) -> None:
+    for line in message.splitlines():
+        click.echo(f"infd: {line}", err=True)
+
+
+def configurable(command: Command) -> Command:
+    """Give a command `--config`, `--set` and the flags of the common settings; it receives them as `loaded`."""
+
+    def with_settings(config: Path | None, set_: tuple[str, ...], **given: Any) -> int:
+        kept = {name: given.pop(name) for name in tuple(given) if name not in _FLAGS}
+        return command(loaded=_load(config, set_, given), **kept)
+
+    with_settings.__doc__ = command.__doc__
+    with_settings.__name__ = command.__name__
+    for setting in reversed(_FLAGS.values()):
+        with_settings = _option(setting)(with_settings)
+    with_settings = click.option(
+        "--set", "set_", multiple=True, metavar="SECTION.KEY=VALUE", help="Set any setting. Repeatable."
+    )(with_settings)
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Read this file only, instead of /etc/infd/infd.toml and /etc/infd/conf.d/*.toml.",
+    )(with_settings)
+
+
+# by the name under which click hands the option over
+_FLAGS = {setting.key.replace(".", "__"): setting for setting in SETTINGS.values() if setting.flag is not None}
+
+
+def _option(setting: Setting) -> Callable[[Command], Command]:
+    assert setting.flag is not None
+    name = setting.key.replace(".", "__")
+    if setting.switch:
+        return click.option(setting.flag, name, is_flag=True, help=f"Do not {setting.help}.")
+    text = setting.help[0].upper() + setting.help[1:] + "." + (" Repeatable." if setting.repeatable else "")
+    if setting.default not in (None, "", ()):
+        text += f"  [{setting.default}]"
+    return click.option(setting.flag, name, metavar=setting.values, multiple=setting.repeatable, help=text)
+
+
+def _load(config: Path | None, sets: Sequence[str], given: dict[str, Any]) -> Loaded:
+    return load(file=config, environ=os.environ, command_line=(*_from_flags(given), *_from_sets(sets)))
+
+
+def _from_flags(given: dict[str, Any]) -> Iterator[Assignment]:
+    for name, value in given.items():
+        setting = _FLAGS[name]
+        if setting.switch and value:
+            yield Assignment(setting.key, False, f"flag {setting.flag}")
+        elif not setting.switch and value not in (None, ()):
+            yield Assignment(setting.key, value, f"flag {setting.flag}")
+
+
+def _from_sets(sets: Sequence[str]) -> Iterator[Assignment]:
+    for assignment in sets:
+        key, separator, value = assignment.partition("=")
+        if not separator:
+            raise UsageError(f"--set {assignment}: expected SECTION.KEY=VALUE")
+        yield Assignment(key.strip(), value, "flag --set")
+
+
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def cli() -> None:
+    """Serve a language model over an OpenAI-compatible HTTP API."""
+
+
+@cli.command()
+@configurable
+def start(loaded: Loaded) -> int:
+    """Serve in the foreground until told to stop.
+
+    TERM lets requests in flight finish first; INT ends them at once.
+    """
+    from infd.daemon import serve
+
+    return serve(loaded.config, Environment.read(os.environ, os.getpid()))
+
+
+@cli.group(no_args_is_help=False)
+def config() -> None:
+    """Check or show the settings that `infd start` would use."""
+
+
+@config.command()
+@configurable
+def check(loaded: Loaded) -> int:
+    """Say whether the settings are valid, without starting anything."""
+    changed = sum(origin != "built-in" for origin in loaded.origins.values())
+    click.echo(f"the configuration is valid; {changed} of {len(SETTINGS)} settings differ from the built-in ones")
+    return os.EX_OK
+
+
+@config.command()
+@click.option("--origin", is_flag=True, help="Name where each value came from.")
+@configurable
+def show(loaded: Loaded, origin: bool) -> int:
+    """Print the settings in force, as TOML."""
+    section = ""
+    for key, setting in SETTINGS.items():
+        table, _, name = key.partition(".")
+        if table != section:
+            click.echo(f"\n[{table}]" if section else f"[{table}]")
+            section = table
+        value = loaded.value(key)
+        line = f"# {name} =" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
+        click.echo(f"{line:<40}  # {loaded.origins[setting.key]}" if origin else line)
+    return os.EX_OK
+
+
+@cli.command()
+def version() -> int:
+    """Print the version."""
+    click.echo(f"infd {__version__}")
+    return os.EX_OK
