@@ -118,6 +118,11 @@ class Choices:
         self._open = len(self.streams)
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next delta is here already, so that a caller can gather what one step brought."""
+        return bool(self._news)
+
     def __aiter__(self) -> Choices:
         return self
 
