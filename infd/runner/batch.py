@@ -1,0 +1,102 @@
+"""Turn a plan's spans into what one forward pass reads.
+
+The host sends one array of integers; everything that depends on what was
+sampled (tokens, lengths) is looked up in `Rows` on the device, so a step can be
+issued while the one before it is still being computed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from msgspec import Struct
+
+from infd.kernels.ops import AttentionBatch
+from infd.models.base import Batch
+from infd.scheduler.plan import Want
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from infd.kernels.ops import Attention, AttentionPlan, KeyValuePages
+    from infd.runner.rows import Rows
+    from infd.scheduler.layout import CacheLayout
+    from infd.scheduler.plan import Span
+
+PADDED = 4  # below four rows a matrix product takes another path and differs in the last bits from a larger one
+
+
+class Gathered(Struct):
+    """A forward pass, and where the sampling spans stand in it.
+
+    last  [max(N, 4)] int64: each sampling span's last token in the step; repeated up to four
+    rows  [N] int64: their rows
+    ends  [N] int64: the position of the token to sample, after all that is known
+    """
+
+    batch: Batch
+    last: Tensor
+    rows: Tensor
+    ends: Tensor
+
+
+def gather(
+    spans: Sequence[Span], rows: Rows, layout: CacheLayout, cache: Sequence[KeyValuePages], attention: Attention
+) -> Gathered:
+    """Build the batch of `spans`, at least one, in their order."""
+    count = len(spans)
+    counts = [span.count for span in spans]
+    starts = [span.start for span in spans]
+    offsets = [0, *np.cumsum(counts).tolist()]
+    tokens = offsets[-1]
+    padding = max(0, PADDED - tokens)
+    ends = [start + n for start, n in zip(starts, counts, strict=True)]
+    assert max(ends) <= rows.max_len
+
+    # Padding belongs to a span of its own, on the scratch row: its slots come out on page 0 like anyone else's.
+    span_of = np.repeat(np.arange(count + 1), [*counts, padding])
+    within = np.arange(tokens + padding) - np.repeat([*offsets[:-1], tokens], [*counts, padding])
+    within[tokens:] = 0
+    last = [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.want is Want.LAST]
+    sampling = len(last)
+    last += last[:1] * (PADDED - sampling)
+    row_ids = [*(span.row for span in spans), rows.scratch]
+    sent = rows.upload(np.concatenate([row_ids, [*starts, 0], span_of, within, last]).astype(np.int64))
+    row, bound, span_index, offset, last_index = torch.split(
+        sent, [count + 1, count + 1, tokens + padding, tokens + padding, len(last)]
+    )
+
+    start = torch.minimum(bound, rows.length[row] - 1)  # a span never begins behind the last token that is known
+    position = start[span_index] + offset
+    token_row = row[span_index]
+    plans: list[AttentionPlan] = []
+    for number, group in enumerate(layout.groups):
+        size = group.page_tokens
+        page = rows.tables[token_row, number, position // size]
+        plans.append(
+            attention.prepare(
+                AttentionBatch(
+                    page_tokens=size,
+                    window=group.window,
+                    starts=starts,
+                    counts=counts,
+                    offsets=offsets,
+                    start=start[:count].to(torch.int32),
+                    table=rows.tables[:, number, : -(-max(ends) // size)].index_select(0, row[:count]),
+                    slots=page.to(torch.int64) * size + position % size,
+                )
+            )
+        )
+    wanted = last_index[:sampling]
+    return Gathered(
+        batch=Batch(
+            tokens=rows.tokens[token_row, position].to(torch.int64), positions=position, attention=plans, cache=cache
+        ),
+        last=last_index,
+        rows=token_row[wanted],
+        ends=position[wanted] + 1,
+    )

@@ -1,0 +1,105 @@
+"""Decide how large the paged cache is, and lay its pages out in the arena."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from infd.errors import OutOfMemory
+from infd.kernels.ops import KeyValuePages
+from infd.runner.memory import ALIGNMENT, Arena
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.models.base import PageTensor
+    from infd.scheduler.layout import CacheLayout
+
+FRACTION = {"cpu": 0.6, "cuda": 0.9}  # of what is free once the weights are loaded; the rest is for activations
+
+
+class CacheSize(Struct, frozen=True):
+    """How many pages there are, what they cost, and why not more or fewer.
+
+    pages          ids 1..pages; page 0 is scratch and counted in bytes only
+    max_model_len  the longest sequence that these pages hold
+    """
+
+    pages: int
+    bytes: int
+    max_model_len: int
+    reason: str
+
+
+def size_cache(
+    layout: CacheLayout,
+    tensors: Sequence[PageTensor],
+    *,
+    wanted: int | None,
+    available: int,
+    device: str,
+    rows: int,
+    max_model_len: int,
+    step_tokens: int,
+) -> CacheSize:
+    """Choose the number of pages, and the longest sequence that fits them.
+
+    wanted       bytes asked for, or None to take a share of `available`
+    step_tokens  bounds a step; groups with a window hold a step's tokens beside it
+
+    Raises OutOfMemory where not even one page fits.
+    """
+    if not layout.groups:
+        return CacheSize(0, 0, max_model_len, "the model keeps no cache")
+    page = page_bytes(layout, tensors)
+    budget, reason = wanted, "as configured"
+    if budget is None:
+        share = FRACTION[device]
+        budget, reason = int(available * share), f"{share:.0%} of {available / 2**20:,.0f} MiB free"
+    pages = (budget - ALIGNMENT * len(tensors) * slots(layout)) // page - 1
+    useful = rows * layout.peak_pages(max_model_len, step_tokens)
+    if wanted is None and pages > useful:
+        pages, reason = useful, f"{rows} sequences of {max_model_len:,} tokens"
+    if pages < len(layout.groups):
+        raise OutOfMemory(
+            f"the cache has room for {max(pages, 0)} pages of {page:,} bytes ({reason}): raise cache.bytes"
+        )
+    longest = _longest(layout, pages, max_model_len, step_tokens)
+    return CacheSize(pages, arena_bytes(layout, tensors, pages), longest, reason)
+
+
+def slots(layout: CacheLayout) -> int:
+    """Return how many layers share a page: those of the largest group."""
+    return max((len(group.layers) for group in layout.groups), default=0)
+
+
+def page_bytes(layout: CacheLayout, tensors: Sequence[PageTensor]) -> int:
+    return slots(layout) * sum(tensor.bytes for tensor in tensors)
+
+
+def arena_bytes(layout: CacheLayout, tensors: Sequence[PageTensor], pages: int) -> int:
+    """Return the size of an arena for `pages` pages and the scratch page, alignment included."""
+    return (pages + 1) * page_bytes(layout, tensors) + ALIGNMENT * len(tensors) * slots(layout)
+
+
+def allocate(layout: CacheLayout, tensors: Sequence[PageTensor], pages: int, arena: Arena) -> list[KeyValuePages]:
+    """Return the cache of every layer, by layer index. The i-th layer of each group uses slot i of a page."""
+    by_slot = [
+        KeyValuePages(**{tensor.name: arena.take((pages + 1, *tensor.shape), tensor.dtype) for tensor in tensors})
+        for _ in range(slots(layout))
+    ]
+    by_layer = {layer: by_slot[i] for group in layout.groups for i, layer in enumerate(group.layers)}
+    return [by_layer[layer] for layer in sorted(by_layer)]
+
+
+def _longest(layout: CacheLayout, pages: int, most: int, step_tokens: int) -> int:
+    """Return the length, at most `most`, of the longest sequence that `pages` can hold."""
+    fits, too_long = 0, most + 1
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if layout.peak_pages(middle, step_tokens) <= pages:
+            fits = middle
+        else:
+            too_long = middle
+    return fits

@@ -1,0 +1,73 @@
+"""Hold weights and cache in memory of infd's own, so that it can be given back and used again in place.
+
+An arena is one range of addresses, carved from the front into tensors. Nothing
+is touched before it is used: what a server never needs, it never occupies.
+"""
+
+from __future__ import annotations
+
+import mmap
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from infd.errors import OutOfMemory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGNMENT = 64  # a cache line, and the widest vector load
+
+
+class Arena:
+    """Memory of one purpose on one device: an anonymous mapping on a CPU, one allocation elsewhere."""
+
+    def __init__(self, size: int, device: torch.device, purpose: str) -> None:
+        self.size = size
+        self.used = 0
+        self.purpose = purpose
+        self._map: mmap.mmap | None = None
+        try:
+            if device.type == "cpu":
+                self._map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
+            else:
+                self._memory = torch.empty(size, dtype=torch.uint8, device=device)
+        except (OSError, OverflowError, MemoryError, torch.OutOfMemoryError) as error:
+            raise OutOfMemory(f"no memory for {purpose}: {size / 2**20:,.0f} MiB on {device} ({error})") from error
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return the next `shape` elements, aligned to 64 bytes. Raises OutOfMemory when the arena is full."""
+        start = -(-self.used // ALIGNMENT) * ALIGNMENT
+        end = start + prod(shape) * dtype.itemsize
+        if end > self.size:
+            raise OutOfMemory(f"the arena for {self.purpose} holds {self.size:,} bytes; {end:,} are needed")
+        self.used = end
+        return self._memory[start:end].view(dtype).view(shape)
+
+    def release(self) -> None:
+        """Give the memory back to the system; every tensor stays where it is and reads as zeros until it is rewritten.
+
+        Only a CPU can do this in place; elsewhere the memory goes with the arena.
+        """
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Return how much memory could be taken now, on a CPU within the limit of this process's control group."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(meminfo["MemAvailable"].split()[0]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            free = min(free, int(limit) - int((group / "memory.current").read_text()))
+    except FileNotFoundError:
+        pass  # no control group limits us
+    return max(free, 0)

@@ -1,0 +1,199 @@
+"""Keep, on the device, what a sequence's next step must find there: one row per running sequence.
+
+A row is written when its sequence joins and when it is granted pages, and the
+sampler appends to it. Steps run in order, so a row may be given to a new
+sequence in the very next plan; for that reason nothing is ever read from here
+to answer a step that has already run.
+
+All joins and grants of a plan are gathered on the host and written together.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from infd.scheduler.plan import Grant, Join
+
+    Array = npt.NDArray[Any]
+
+GREEDY_BELOW = 1e-5  # a temperature under which dividing by it says nothing more
+
+
+class Stage(IntFlag):
+    """The stages of the sampler that a row asks for."""
+
+    REPETITION = 1
+    FREQUENCY = 2
+    BIAS = 4
+    FLOOR = 8
+    RANDOM = 16
+    TRUNCATE = 32
+    LOGPROBS = 64
+
+
+class Asked(Struct, frozen=True):
+    """What a row asks of the sampler that only the host needs to know, or that is too long for a column."""
+
+    stages: int
+    floor: int  # tokens, prompt included, that must be known before an end id may be chosen
+    logprobs: int
+    bias_ids: Array  # [B] int64
+    bias: Array  # [B] float32
+    end_ids: Array  # [E] int64
+
+
+class Float(IntEnum):
+    """Columns of `Rows.floats`."""
+
+    TEMPERATURE = 0
+    TOP_P = 1
+    MIN_P = 2
+    REPETITION = 3
+    PRESENCE = 4
+    FREQUENCY = 5
+
+
+class Integer(IntEnum):
+    """Columns of `Rows.integers`."""
+
+    SEED_LOW = 0
+    SEED_HIGH = 1
+    TOP_K = 2
+    PROMPT = 3
+
+
+_NOTHING = Asked(0, 0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
+
+
+class Rows:
+    """One row per sequence, and a last one, `scratch`, whose tables name page 0 only: padding belongs to it.
+
+    tokens    [R + 1, max_len] int32: every known token, sampled ones included
+    length    [R + 1] int64: how many are known; the device's word is final, a plan's is an upper bound
+    tables    [R + 1, G, pages] int32: page ids by group and page index; 0 where there is none
+    floats    [R + 1, len(Float)] float32: sampling parameters; integers [R + 1, len(Integer)] int32 likewise
+    broken    rows whose join could not be staged, with the reason, until another sequence joins there
+    """
+
+    def __init__(self, *, rows: int, max_len: int, page_tokens: Sequence[int], vocab_size: int, device: torch.device):
+        self.max_len = max_len
+        self.vocab_size = vocab_size
+        self.device = device
+        self.scratch = rows
+        pages = max((-(-max_len // size) for size in page_tokens), default=0)
+        self.tokens = torch.zeros((rows + 1, max_len), dtype=torch.int32, device=device)
+        self.length = torch.ones(rows + 1, dtype=torch.int64, device=device)
+        self.tables = torch.zeros((rows + 1, len(page_tokens), pages), dtype=torch.int32, device=device)
+        self.floats = torch.zeros((rows + 1, len(Float)), dtype=torch.float32, device=device)
+        self.integers = torch.zeros((rows + 1, len(Integer)), dtype=torch.int32, device=device)
+        self.stages = np.zeros(rows + 1, dtype=np.uint8)
+        self.asked: list[Asked] = [_NOTHING] * (rows + 1)
+        self.broken: dict[int, Exception] = {}
+
+    def stage(self, joins: Sequence[Join], grants: Sequence[Grant]) -> None:
+        """Take in a plan's joins, then its grants. A join that makes no sense breaks its own row and no other."""
+        seated = []
+        for join in joins:
+            try:
+                tokens = self._check(join)
+                self.asked[join.row] = asked = _ask(join, self.vocab_size)
+                self.stages[join.row] = asked.stages
+            except (ValueError, OverflowError) as error:
+                self.broken[join.row] = error
+            else:
+                self.broken.pop(join.row, None)
+                seated.append((join, tokens))
+        if seated:
+            self._seat(seated)
+        if grants:
+            row, group, index, page = self.upload(
+                np.array([(g.row, g.group, g.index, g.page) for g in grants], dtype=np.int64).T
+            )
+            self.tables.index_put_((row, group, index), page.to(torch.int32))
+
+    def append(self, row: Tensor, end: Tensor, token: Tensor) -> None:
+        """Write the tokens sampled for some rows, each at position `end`; all three [N] int64."""
+        self.tokens.index_put_((row, end), token.to(torch.int32))
+        self.length.index_copy_(0, row, end + 1)
+
+    def upload(self, array: Array) -> Tensor:
+        """Copy what the host gathered to the device."""
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+
+    def _check(self, join: Join) -> Array:
+        """Return the tokens of a join. Raises ValueError where they could not be computed."""
+        tokens = np.asarray(join.tokens, dtype=np.int32)
+        if not 0 < len(tokens) <= self.max_len:
+            raise ValueError(f"a sequence of {len(tokens)} tokens; a row holds 1 to {self.max_len}")
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
+            raise ValueError(f"a token id outside 0..{self.vocab_size - 1}")
+        return tokens
+
+    def _seat(self, seated: Sequence[tuple[Join, Array]]) -> None:
+        count, longest = len(seated), max(len(tokens) for _, tokens in seated)
+        history = np.zeros((count, longest), dtype=np.int32)
+        tables = np.zeros((count, *self.tables.shape[1:]), dtype=np.int32)
+        floats = np.empty((count, self.floats.shape[1]), dtype=np.float32)
+        integers = np.empty((count, self.integers.shape[1]), dtype=np.int64)
+        for i, (join, tokens) in enumerate(seated):
+            history[i, : len(tokens)] = tokens
+            for group, table in enumerate(join.tables):
+                tables[i, group, : len(table)] = table
+            floats[i], integers[i] = _columns(join, self.vocab_size)
+        row = self.upload(np.array([join.row for join, _ in seated], dtype=np.int64))
+        self.tokens[:, :longest].index_copy_(0, row, self.upload(history))
+        self.length.index_copy_(0, row, self.upload(np.array([len(tokens) for _, tokens in seated], dtype=np.int64)))
+        self.tables.index_copy_(0, row, self.upload(tables))
+        self.floats.index_copy_(0, row, self.upload(floats))
+        self.integers.index_copy_(0, row, self.upload(integers.astype(np.int32)))
+
+
+def _columns(join: Join, vocab_size: int) -> tuple[list[float], list[int]]:
+    """Return the row's values in the order of Float and Integer."""
+    s = join.sampling
+    seed = join.seed & 0xFFFFFFFFFFFFFFFF
+    return (
+        [s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty],
+        [seed & 0xFFFFFFFF, seed >> 32, min(s.top_k, vocab_size), join.prompt_tokens],
+    )
+
+
+def _ask(join: Join, vocab_size: int) -> Asked:
+    s = join.sampling
+    stages = Stage(0)
+    if s.repetition_penalty != 1.0:
+        stages |= Stage.REPETITION
+    if s.presence_penalty or s.frequency_penalty:
+        stages |= Stage.FREQUENCY
+    if s.logit_bias:
+        stages |= Stage.BIAS
+    if s.min_tokens and join.end_ids:
+        stages |= Stage.FLOOR
+    if s.temperature >= GREEDY_BELOW:
+        stages |= Stage.RANDOM
+        if s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0:
+            stages |= Stage.TRUNCATE
+    if s.logprobs is not None:
+        stages |= Stage.LOGPROBS
+    bias_ids = np.fromiter(s.logit_bias.keys(), dtype=np.int64, count=len(s.logit_bias))
+    if bias_ids.size and (bias_ids.min() < 0 or bias_ids.max() >= vocab_size):
+        raise ValueError(f"logit_bias names a token outside 0..{vocab_size - 1}")
+    return Asked(
+        stages=int(stages),
+        floor=join.prompt_tokens + s.min_tokens,
+        logprobs=s.logprobs or 0,
+        bias_ids=bias_ids,
+        bias=np.fromiter(s.logit_bias.values(), dtype=np.float32, count=len(s.logit_bias)),
+        end_ids=np.array([i for i in join.end_ids if 0 <= i < vocab_size], dtype=np.int64),
+    )

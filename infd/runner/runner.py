@@ -1,0 +1,150 @@
+"""Compute a step: gather what its spans need, run the model, sample.
+
+Two halves. `forward` leaves logits on the device; `sample` turns them into
+tokens once the mask is known. On a GPU both only issue work, and `read` waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from msgspec import Struct
+
+from infd.errors import RequestFailed
+from infd.request import TokenLogprobs
+from infd.runner.batch import gather
+from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Asking, Sampler
+from infd.scheduler.plan import StepResult, Want
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from infd.kernels.ops import Attention, KeyValuePages
+    from infd.models.base import Model
+    from infd.runner.pulse import Pulse
+    from infd.runner.rows import Rows
+    from infd.runner.sampler import Sampled
+    from infd.scheduler.layout import CacheLayout
+    from infd.scheduler.plan import StepPlan
+
+    Array = npt.NDArray[Any]
+
+_REASONS = {
+    NOT_FINITE: "the model's logits are not finite",
+    NOTHING_ALLOWED: "logit_bias, min_tokens and the grammar together leave no token to choose",
+}
+
+
+class Forwarded(Struct):
+    """A step whose logits are on their way.
+
+    sampling  indices of the spans that sample, into the plan's spans
+    mask_row  [N] which row of a mask belongs to each of them: masks count broken spans too
+    failed    by span index: rows that could not be staged
+    """
+
+    plan: StepPlan
+    sampling: list[int]
+    mask_row: Array
+    failed: dict[int, Exception]
+    logits: Tensor | None = None
+    asking: Asking | None = None
+
+
+class Landing(Struct):
+    """A step's results on their way to the host, in memory that belongs to this step alone."""
+
+    forwarded: Forwarded
+    sampled: Sampled | None = None
+    arrived: torch.cuda.Event | None = None
+
+
+class Runner:
+    """One model on one device, with its cache and its rows. Lives on the device thread."""
+
+    def __init__(
+        self,
+        model: Model,
+        attention: Attention,
+        rows: Rows,
+        layout: CacheLayout,
+        cache: Sequence[KeyValuePages],
+        pulse: Pulse,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._rows = rows
+        self._layout = layout
+        self._cache = cache
+        self._pulse = pulse
+        self._sampler = Sampler(rows)
+
+    def forward(self, plan: StepPlan) -> Forwarded:
+        """Issue the forward pass."""
+        self._rows.stage(plan.joins, plan.grants)
+        broken = self._rows.broken
+        failed = {i: broken[span.row] for i, span in enumerate(plan.spans) if span.row in broken}
+        wanting = [i for i, span in enumerate(plan.spans) if span.want is Want.LAST]
+        mask_row = np.array([row for row, i in enumerate(wanting) if i not in failed], dtype=np.int64)
+        forwarded = Forwarded(plan, [i for i in wanting if i not in failed], mask_row, failed)
+        spans = [span for i, span in enumerate(plan.spans) if i not in failed]
+        if not spans:
+            return forwarded
+        gathered = gather(spans, self._rows, self._layout, self._cache, self._attention)
+        hidden = self._model.forward(gathered.batch)
+        if forwarded.sampling:
+            sampling = [plan.spans[i] for i in forwarded.sampling]
+            forwarded.logits = self._model.logits(hidden[gathered.last])[: len(sampling)]
+            forwarded.asking = Asking(
+                gathered.rows,
+                gathered.ends,
+                np.array([span.row for span in sampling]),
+                np.array([span.start + span.count for span in sampling]),
+            )
+        self._pulse.beat()
+        return forwarded
+
+    def sample(self, forwarded: Forwarded, mask: Array | None = None) -> Landing:
+        """Issue the sampling. mask: int32 [spans of the plan that want LAST, ceil(vocab / 32)]."""
+        logits, asking = forwarded.logits, forwarded.asking
+        if logits is None or asking is None:
+            return Landing(forwarded)
+        forwarded.logits = None
+        sampled = self._sampler(logits, asking, None if mask is None else mask[forwarded.mask_row])
+        landing = Landing(forwarded, sampled)
+        if logits.is_cuda:
+            landing.sampled = sampled.to_host()
+            landing.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            landing.arrived.record()
+        self._pulse.beat()
+        return landing
+
+    def read(self, landing: Landing) -> StepResult:
+        """Wait for a step's results."""
+        if landing.arrived is not None:
+            landing.arrived.synchronize()
+        forwarded, sampled = landing.forwarded, landing.sampled
+        accepted = [0] * len(forwarded.plan.spans)
+        result = StepResult(accepted, [], {}, dict(forwarded.failed))
+        if sampled is None:
+            return result
+        for i, token, verdict in zip(
+            forwarded.sampling, sampled.tokens.tolist(), sampled.verdict.tolist(), strict=True
+        ):
+            if verdict == SOUND:
+                accepted[i] = 1
+                result.tokens.append(token)
+            else:
+                result.failed[i] = RequestFailed(_REASONS[verdict])
+        if sampled.scores is not None:
+            chosen, top, top_ids = (values.tolist() for values in sampled.scores)
+            for n, (at, most) in enumerate(sampled.scored):
+                i = forwarded.sampling[at]
+                if accepted[i]:
+                    result.logprobs[i] = [TokenLogprobs(chosen[n], tuple(top_ids[n][:most]), tuple(top[n][:most]))]
+        return result

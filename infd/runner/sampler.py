@@ -1,0 +1,197 @@
+"""Turn a step's logits into tokens: pick, for each stage of `sampling`, the rows that ask for it.
+
+A batch that is all greedy costs one pass over the logits. Sampled tokens are
+appended to `Rows` on the device, so the next step can follow without the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from msgspec import Struct
+
+from infd.runner.rows import Float, Integer, Stage
+from infd.runner.sampling import bias, choice, floor, mask, noise, penalties, scores, temperature, truncation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from infd.runner.rows import Asked, Rows
+
+    Array = npt.NDArray[Any]
+
+WIDTH = 128  # largest logits looked at first when a distribution is truncated
+WIDER = 32  # times as many when those do not settle it
+
+SOUND, NOT_FINITE, NOTHING_ALLOWED = range(3)
+
+
+class Asking(Struct):
+    """Who samples. N spans, in the plan's order.
+
+    rows, ends          [N] int64 on the device: row, and position of the token to sample
+    row_ids, positions  the same as the host knows it; its positions are upper bounds
+    """
+
+    rows: Tensor
+    ends: Tensor
+    row_ids: Array
+    positions: Array
+
+
+class Sampled(Struct):
+    """What was sampled.
+
+    tokens   [N] int64
+    verdict  [N] int64: SOUND, NOT_FINITE or NOTHING_ALLOWED; the token means something only where it is sound
+    scored   who asked for log-probabilities, as an index into N, and how many of the most likely tokens' too
+    scores   of these, in that order; None if nobody asked
+    """
+
+    tokens: Tensor
+    verdict: Tensor
+    scored: list[tuple[int, int]]
+    scores: scores.Scores | None
+
+    def to_host(self) -> Sampled:
+        """Start copies to pinned memory, which are complete once the stream gets past them."""
+        values = None if self.scores is None else scores.Scores(*map(_to_host, self.scores))
+        return Sampled(_to_host(self.tokens), _to_host(self.verdict), self.scored, values)
+
+
+class Sampler:
+    """Samples for the sequences in `rows`."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._hashed = noise.token_hash(torch.arange(rows.vocab_size, device=rows.device))
+
+    def __call__(self, logits: Tensor, asking: Asking, allowed: Array | None) -> Sampled:
+        """Choose a token for each row of logits [N, vocab] float32, which are used up.
+
+        allowed  int32 [N, ceil(vocab / 32)] bitmask, or None where everything is
+        """
+        stages = self._rows.stages[asking.row_ids]
+        scoring = np.flatnonzero(stages & Stage.LOGPROBS)
+        scored = [(int(i), asked.logprobs) for i, asked in zip(scoring, self._asked(asking, scoring), strict=True)]
+        raw = logits[self._rows.upload(scoring)] if scored else None
+
+        largest, tokens = logits.max(-1)
+        finite = largest.isfinite()
+        if self._shape(logits, asking, stages, allowed):
+            largest, tokens = logits.max(-1)
+        if (stages & Stage.RANDOM).any():
+            self._draw(logits, largest, tokens, asking, stages)
+        self._rows.append(asking.rows, asking.ends, tokens)
+
+        verdict = torch.where(finite, torch.where(largest > -torch.inf, SOUND, NOTHING_ALLOWED), NOT_FINITE)
+        values = None
+        if raw is not None:
+            most = min(max(k for _, k in scored), raw.shape[1])
+            values = scores.score(raw, tokens[self._rows.upload(scoring)], most)
+        return Sampled(tokens, verdict, scored, values)
+
+    def _shape(self, logits: Tensor, asking: Asking, stages: Array, allowed: Array | None) -> bool:
+        """Run the stages that change logits in place; return whether any had something to do."""
+        upload = self._rows.upload
+        repeating = np.flatnonzero(stages & Stage.REPETITION)
+        if repeating.size:
+            part, index = self._take(logits, repeating)
+            row, end = asking.rows[index], asking.ends[index]
+            history = self._history(row, asking.positions[repeating])
+            penalties.repetition(part, history, end, self._rows.floats[row, Float.REPETITION])
+            _put(logits, part, index)
+        frequent = np.flatnonzero(stages & Stage.FREQUENCY)
+        if frequent.size:
+            part, index = self._take(logits, frequent)
+            row, end = asking.rows[index], asking.ends[index]
+            history = self._history(row, asking.positions[frequent])
+            prompt = self._rows.integers[row, Integer.PROMPT]
+            floats = self._rows.floats[row]
+            penalties.frequency(part, history, end, prompt, floats[:, Float.PRESENCE], floats[:, Float.FREQUENCY])
+            _put(logits, part, index)
+        biased = np.flatnonzero(stages & Stage.BIAS)
+        if biased.size:
+            entries = self._asked(asking, biased)
+            token = np.concatenate([asked.bias_ids for asked in entries])
+            of_row = np.repeat(biased, [asked.bias_ids.size for asked in entries])
+            amount = np.concatenate([asked.bias for asked in entries])
+            bias.add(logits, upload(of_row), upload(token), upload(amount))
+        floors = np.flatnonzero(stages & Stage.FLOOR)
+        entries = self._asked(asking, floors)
+        young = [int(i) for i, asked in zip(floors, entries, strict=True) if asking.positions[i] < asked.floor]
+        if young:
+            ends = [asked.end_ids for asked in self._asked(asking, young)]
+            of_row = np.repeat(young, [ids.size for ids in ends])
+            floor.forbid(logits, upload(of_row), upload(np.concatenate(ends)))
+        masked = np.flatnonzero((allowed != -1).any(-1)) if allowed is not None else np.empty(0)
+        if allowed is not None and masked.size:
+            part, index = self._take(logits, masked)
+            mask.apply(part, upload(allowed[masked]))
+            _put(logits, part, index)
+        return bool(repeating.size or frequent.size or biased.size or young or masked.size)
+
+    def _draw(self, logits: Tensor, largest: Tensor, tokens: Tensor, asking: Asking, stages: Array) -> None:
+        """Replace the tokens of the rows that sample at random."""
+        open_ended = np.flatnonzero((stages & (Stage.RANDOM | Stage.TRUNCATE)) == Stage.RANDOM)
+        if open_ended.size:
+            index = self._rows.upload(open_ended)
+            row = asking.rows[index]
+            cooled = temperature.apply(logits[index], largest[index], self._rows.floats[row, Float.TEMPERATURE])
+            tokens[index] = choice.among_all(cooled, self._keys(row, asking.ends[index]), self._hashed)
+        truncated = np.flatnonzero(stages & Stage.TRUNCATE)
+        if truncated.size:
+            index = self._rows.upload(truncated)
+            row = asking.rows[index]
+            cooled = temperature.apply(logits[index], largest[index], self._rows.floats[row, Float.TEMPERATURE])
+            tokens[index] = self._draw_truncated(cooled, row, self._keys(row, asking.ends[index]))
+
+    def _draw_truncated(self, logits: Tensor, row: Tensor, keys: Tensor) -> Tensor:
+        """Return a token for each row of logits, looking only as far down as the rows need."""
+        floats, top_k = self._rows.floats[row], self._rows.integers[row, Integer.TOP_K]
+        tokens = torch.empty_like(row)
+        left = torch.arange(len(row), device=row.device)
+        width = max(WIDTH, 2 * int(top_k.max()))
+        while left.numel():
+            width = min(width, logits.shape[1])
+            candidates = truncation.truncate(
+                logits[left],
+                width,
+                top_k=top_k[left],
+                top_p=floats[left, Float.TOP_P],
+                min_p=floats[left, Float.MIN_P],
+            )
+            tokens[left] = choice.among(candidates, keys[left])
+            left = left[~candidates.settled]
+            width *= WIDER
+        return tokens
+
+    def _keys(self, row: Tensor, end: Tensor) -> Tensor:
+        integers = self._rows.integers[row]
+        return noise.row_keys(integers[:, Integer.SEED_LOW], integers[:, Integer.SEED_HIGH], end.to(torch.int32))
+
+    def _history(self, row: Tensor, positions: Array) -> Tensor:
+        """Return the tokens [n, L] int64 of some rows, as far as the longest of them may reach."""
+        return self._rows.tokens[row, : int(positions.max())].to(torch.int64)
+
+    def _asked(self, asking: Asking, which: Iterable[int]) -> list[Asked]:
+        return [self._rows.asked[asking.row_ids[i]] for i in which]
+
+    def _take(self, logits: Tensor, which: Array) -> tuple[Tensor, Tensor]:
+        """Return the rows `which`, in place if they are all there are, else copied; and their indices."""
+        index = self._rows.upload(which)
+        return (logits if which.size == len(logits) else logits[index]), index
+
+
+def _put(logits: Tensor, part: Tensor, index: Tensor) -> None:
+    if part is not logits:
+        logits.index_copy_(0, index, part)
+
+
+def _to_host(values: Tensor) -> Tensor:
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)

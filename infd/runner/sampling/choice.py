@@ -1,0 +1,34 @@
+"""Choose one token of each row at random, in proportion to exp(logit): Gumbel-max.
+
+Source: Gumbel 1954; Maddison et al. 2014, A* Sampling.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from infd.runner.sampling.noise import gumbel, token_hash
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.runner.sampling.truncation import Candidates
+
+BLOCK = 16  # rows at a time: their noise stays in a CPU's cache
+
+
+def among_all(logits: Tensor, keys: Tensor, hashed: Tensor) -> Tensor:
+    """Return a token [n] int64 of logits [n, vocab], given row keys [n, 2] and the hashes of all tokens [vocab]."""
+    chosen = keys.new_empty(len(logits), dtype=torch.int64)
+    for first in range(0, len(logits), BLOCK):
+        rows = slice(first, first + BLOCK)
+        chosen[rows] = gumbel(keys[rows], hashed).add_(logits[rows]).argmax(-1)
+    return chosen
+
+
+def among(candidates: Candidates, keys: Tensor) -> Tensor:
+    """Return a token [n] int64 of the candidates, with the noise that each would meet in the whole row."""
+    noise = gumbel(keys, token_hash(candidates.tokens))
+    return candidates.tokens.gather(1, noise.add_(candidates.logits).argmax(-1, keepdim=True))[:, 0]

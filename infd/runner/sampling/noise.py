@@ -1,0 +1,56 @@
+"""Noise that depends on nothing but (seed, position, token).
+
+No generator, hence no state: a token that is sampled again after preemption or
+recompute, beside other neighbours, or on another device, meets the same noise.
+
+A hash in 32-bit integers, whose products wrap. (seed, position) becomes two
+keys; a token's own hash is mixed with one key, then with the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Odd multipliers with good avalanche, as signed 32-bit integers. Source: Wellons, hash-prospector (public domain).
+FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32
+GOLDEN = 0x9E3779B9 - 2**32
+
+
+def row_keys(seed_low: Tensor, seed_high: Tensor, position: Tensor) -> Tensor:
+    """Return two keys for each row, [n, 2] int32, from int32 seed halves and positions."""
+    low = _mix(_mix(seed_low ^ GOLDEN) + seed_high)
+    low = _mix(low + position * GOLDEN)
+    return torch.stack((low, _mix(low ^ seed_high * FIRST ^ position)), dim=1)
+
+
+def token_hash(tokens: Tensor) -> Tensor:
+    """Return the hash, int32, of token ids of any shape."""
+    return _mix(tokens.to(torch.int32) * GOLDEN + 1)
+
+
+def gumbel(keys: Tensor, hashed: Tensor) -> Tensor:
+    """Return standard Gumbel noise [n, m] float32 for row keys [n, 2] and token hashes [n, m] or [m]."""
+    x = hashed ^ keys[:, :1]
+    x.mul_(FIRST)
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
+    x.add_(keys[:, 1:])
+    x.mul_(SECOND)
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+    x.bitwise_and_(0x7FFFFFFF)
+    # Uniform in (0, 1), exact near 0, where -log(1 - u) decides which unlikely token wins.
+    u = x.to(torch.float32).mul_(2.0**-31 * (1 - 2.0**-24)).add_(2.0**-32)
+    return u.neg_().log1p_().neg_().log_().neg_()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Scramble 32-bit integers, one to one."""
+    x = x ^ (x >> 16 & 0xFFFF)
+    x = x * FIRST
+    x = x ^ (x >> 15 & 0x1FFFF)
+    x = x * SECOND
+    return x ^ (x >> 16 & 0xFFFF)
