@@ -7,6 +7,8 @@ InfdError
 │   ├── Unsupported        400, names the feature
 │   ├── Unauthorized       401
 │   ├── ModelNotFound      404
+│   ├── UnknownPath        404
+│   ├── MethodNotAllowed   405
 │   ├── BodyTooLarge       413
 │   ├── Overloaded         429, with Retry-After
 │   ├── NotReady           503, with Retry-After
@@ -75,6 +77,14 @@ class ModelNotFound(RequestError):
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(f"model {name!r} is not served here; served: {', '.join(known)}")
+
+
+class UnknownPath(RequestError):
+    status, code = 404, "unknown_path"
+
+
+class MethodNotAllowed(RequestError):
+    status, code = 405, "method_not_allowed"
 
 
 class BodyTooLarge(RequestError):

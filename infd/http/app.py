@@ -1,0 +1,109 @@
+"""The HTTP server: every route, the order of what surrounds them, and the listeners."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from infd.http import middleware
+from infd.http.connection import LIMITS, Connection
+from infd.http.routes import chat, completions, health, metrics, models, tokens
+from infd.http.service import SERVICE, Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from infd.config import Config
+    from infd.engine.engine import Engine
+    from infd.http.auth import Keys
+    from infd.http.served import ServedModel
+    from infd.offload import Offload
+    from infd.telemetry.metrics import Metrics
+
+# The kernel doubles it; with what may wait on our side, a slow reader holds less than 256 KiB.
+SEND_BUFFER_BYTES: Final = 64 * 2**10
+BACKLOG: Final = 1024
+# Handlers write their last event within this once the engine has ended their work.
+SHUTDOWN_S: Final = 2.0
+
+
+def application(service: Service) -> web.Application:
+    """Return the routes and what surrounds them."""
+    app = web.Application(
+        middlewares=[middleware.record, middleware.explain, middleware.authorize],
+        client_max_size=service.config.server.max_body_bytes,
+    )
+    app[SERVICE] = service
+    app.on_response_prepare.append(middleware.finish_headers)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", chat.complete),
+            web.post("/v1/completions", completions.complete),
+            web.get("/v1/models", models.every, allow_head=False),
+            web.get("/v1/models/{id:.+}", models.one, allow_head=False),
+            web.post("/tokenize", tokens.tokenize),
+            web.post("/detokenize", tokens.detokenize),
+            web.get("/livez", health.live),
+            web.get("/readyz", health.ready),
+            web.get("/health", health.healthy),
+            web.get("/ping", health.healthy),
+            web.post("/ping", health.healthy),
+            web.get("/version", health.version),
+            web.get("/load", health.load),
+            web.get("/metrics", metrics.scrape),
+        ]
+    )
+    return app
+
+
+class HttpServer:
+    """The endpoint. It may listen before a model is loaded; set `served` once there is one."""
+
+    def __init__(self, engine: Engine, config: Config, metrics: Metrics, keys: Keys, offload: Offload) -> None:
+        self._service = Service(engine, config, metrics, keys, offload)
+        self._runner = web.AppRunner(
+            application(self._service), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, **LIMITS
+        )
+        self._listeners: list[asyncio.Server] = []
+        self._heart: asyncio.Task[None] | None = None
+
+    @property
+    def served(self) -> ServedModel | None:
+        return self._service.served
+
+    @served.setter
+    def served(self, model: ServedModel) -> None:
+        self._service.served = model
+
+    async def start(self, sockets: Iterable[socket.socket]) -> None:
+        """Answer connections to these sockets, which are bound already. They are the server's from now on."""
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+        for listening in sockets:
+            # Accepted sockets inherit it.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            self._listeners.append(
+                await loop.create_server(
+                    lambda: Connection(server, loop=loop, **LIMITS), sock=listening, backlog=BACKLOG
+                )
+            )
+        self._heart = loop.create_task(self._service.streams.keep_alive(), name="http-keep-alive")
+
+    def close_listeners(self) -> None:
+        """Accept nothing more; what is connected goes on."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    async def close(self) -> None:
+        """End everything. Requests should have ended before; what has not is cancelled after SHUTDOWN_S."""
+        self.close_listeners()
+        if self._heart is not None:
+            self._heart.cancel()
+            await asyncio.wait([self._heart])
+        await self._runner.cleanup()

@@ -1,0 +1,41 @@
+"""Errors as clients read them: `{"error": {message, type, param, code}}`, the same bytes wherever they are sent."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from infd.errors import Internal, RequestError, Unauthorized
+from infd.http.schema.error import ErrorBody, ErrorDetail
+
+if TYPE_CHECKING:
+    from infd.http.service import Exchange
+
+_LOG = logging.getLogger("infd.http")
+
+
+def translate(error: Exception, exchange: Exchange) -> RequestError:
+    """Return what to tell the client. What is not the client's to fix is logged here, once."""
+    if isinstance(error, RequestError):
+        return error
+    _LOG.error("a request failed", exc_info=error, extra={"request_id": exchange.id})
+    return Internal(exchange.id)
+
+
+def body(error: RequestError) -> bytes:
+    """Return the JSON of an error."""
+    detail = ErrorDetail(message=str(error), type=error.type, param=error.param, code=error.code)
+    return msgspec.json.encode(ErrorBody(error=detail))
+
+
+def response(error: RequestError) -> web.Response:
+    """Return the response that an error becomes while no part of another one has been sent."""
+    answer = web.Response(body=body(error), status=error.status, content_type="application/json")
+    if error.retry_after_s is not None:
+        answer.headers["Retry-After"] = str(error.retry_after_s)
+    if error.status == Unauthorized.status:
+        answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer

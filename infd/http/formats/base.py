@@ -1,0 +1,63 @@
+"""What all formats share: the frame around a streamed text, what a request cost, and tokens as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from infd.http.schema.usage import PromptTokensDetails, Usage
+from infd.http.sse import event
+
+if TYPE_CHECKING:
+    from msgspec import Struct
+
+    from infd.engine.engine import Ticket
+    from infd.http.answer import Part
+
+# Stands for the text in a chunk that is cut in two around it. Encoded, it is b'"\\u0000"', which nothing else contains.
+PLACE: Final = "\0"
+
+# JSON has no infinity.
+LOWEST_LOGPROB: Final = -9999.0
+
+
+class Format(Protocol):
+    """One answer, in the words of one API."""
+
+    def events(self, parts: list[Part]) -> bytes:
+        """Return the framed events of what is new; none if it shows nothing yet."""
+
+    def closing_events(self) -> bytes:
+        """Return what follows the last part, before the mark that ends the stream."""
+
+    def whole(self, parts: list[Part]) -> bytes:
+        """Return the body of an answer that is not streamed."""
+
+
+def around(chunk: Struct) -> tuple[bytes, bytes]:
+    """Return the bytes before and after the text in a framed chunk whose text is PLACE.
+
+    Encoding a chunk takes longer than all else that is done for a token; only its text changes.
+    """
+    before, after = event(msgspec.json.encode(chunk)).split(msgspec.json.encode(PLACE))
+    return before, after
+
+
+def usage(ticket: Ticket) -> Usage:
+    """Return what the request has cost so far."""
+    return Usage(
+        prompt_tokens=ticket.prompt_tokens,
+        completion_tokens=ticket.generated_tokens,
+        total_tokens=ticket.prompt_tokens + ticket.generated_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=ticket.cached_tokens),
+    )
+
+
+def readable(piece: bytes) -> str:
+    """Return a token's bytes as text; a token may end inside a character."""
+    return piece.decode("utf-8", "replace")
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

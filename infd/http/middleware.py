@@ -1,0 +1,116 @@
+"""What happens around every request. Outermost first:
+
+1. record     gives the request its id, and writes its access line when it is over, however it ended
+2. explain    turns what was raised into an error body
+3. authorize  lets nothing through without a key but the paths named in OPEN, compared as the client sent them
+
+`finish_headers` runs last, when a response is about to leave, streamed or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from infd.engine.state import State
+from infd.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, RequestError, UnknownPath
+from infd.http import failure
+from infd.http.service import EXCHANGE, SERVICE, Exchange
+from infd.telemetry import log
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+OPEN: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
+METRICS: Final = "/metrics"
+
+# A client's own id is echoed in a header and written to the log: printable, and not long.
+_CLIENT_ID: Final = re.compile(r"[!-~]{1,128}")
+_CLIENT_GONE: Final = 499  # what proxies write where there was nobody left to answer
+
+
+@web.middleware
+async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request its id; write its access line."""
+    given = request.headers.get("X-Request-Id", "")
+    exchange = request[EXCHANGE] = Exchange(client_id=given if _CLIENT_ID.fullmatch(given) else None)
+    began = time.monotonic()
+    status = _CLIENT_GONE
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        if _raw_path(request) not in OPEN:  # probes come every second
+            log.access(**_access_fields(request, exchange, status, time.monotonic() - began))
+
+
+@web.middleware
+async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer errors with their body; a client that has gone gets none."""
+    allow = None
+    try:
+        return await handler(request)
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except web.HTTPRequestEntityTooLarge:
+        limit = request.app[SERVICE].config.server.max_body_bytes
+        error: RequestError = BodyTooLarge(f"the body is larger than {limit} bytes")
+    except web.HTTPMethodNotAllowed as refused:
+        allow = refused.headers.get("Allow")
+        error = MethodNotAllowed(f"{request.method} is not a method of {request.path}; it knows {allow}")
+    except web.HTTPNotFound:
+        error = UnknownPath(f"there is no {request.path} here")
+    except web.HTTPException as refused:
+        error = InvalidRequest(refused.reason)
+    except Exception as unexpected:
+        error = failure.translate(unexpected, request[EXCHANGE])
+    response = failure.response(error)
+    if allow is not None:
+        response.headers["Allow"] = allow
+    return response
+
+
+@web.middleware
+async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Find out whose key this is. Unknown paths need one too: what exists here is nobody's business."""
+    service = request.app[SERVICE]
+    path = _raw_path(request)
+    if path not in OPEN and not (path == METRICS and service.config.metrics.public):
+        request[EXCHANGE].key = service.keys.identify(request.headers.get("Authorization"))
+    return await handler(request)
+
+
+async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Name the request; while draining, ask the client to open its next connection elsewhere."""
+    if (exchange := request.get(EXCHANGE)) is not None:
+        response.headers["X-Request-Id"] = exchange.id
+    if request.app[SERVICE].engine.lifecycle.state is State.DRAINING:
+        response.force_close()
+
+
+def _raw_path(request: web.Request) -> str:
+    # The path as sent: what decoding or an absolute-form target could disguise is not open.
+    return request.raw_path.partition("?")[0]
+
+
+def _access_fields(request: web.Request, exchange: Exchange, status: int, seconds: float) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "request_id": exchange.id,
+        "client": exchange.client,
+        "method": request.method,
+        "path": request.path,
+        "status": status,
+        "total_ms": round(seconds * 1e3, 1),
+    }
+    if exchange.ticket is not None:
+        fields |= exchange.ticket.summary()
+        if exchange.client_id is not None:
+            fields["ticket"] = exchange.ticket.id
+    return fields

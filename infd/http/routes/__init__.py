@@ -1,0 +1,1 @@
+"""What each endpoint does: decode, submit, send."""

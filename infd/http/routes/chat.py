@@ -1,0 +1,67 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from infd.errors import InvalidRequest
+from infd.http import sampling, send
+from infd.http.body import read
+from infd.http.formats.chat import ChatFormat
+from infd.http.prompt import conversation, render
+from infd.http.schema.chat import ChatRequest
+from infd.http.service import EXCHANGE, SERVICE
+from infd.http.submit import submit
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from infd.config import LimitsConfig
+
+DECODER: Final = msgspec.json.Decoder(ChatRequest)
+
+
+async def complete(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation."""
+    service, exchange = request.app[SERVICE], request[EXCHANGE]
+    said, size = await read(request, DECODER)
+    _check(said, service.config.limits)
+    async with service.engine.admit(said.n or 1, size) as ticket:
+        exchange.begin(ticket, said.request_id)
+        served = service.model()
+        model = served.name(said.model)
+        prompt = await render(
+            conversation(said.messages),
+            served,
+            service.offload,
+            add_generation_prompt=said.add_generation_prompt,
+            continue_final_message=said.continue_final_message,
+            kwargs=said.chat_template_kwargs,
+            add_special_tokens=said.add_special_tokens,
+        )
+        answer = await submit(
+            said,
+            [prompt],
+            served,
+            ticket,
+            exchange,
+            prompt_param="messages",
+            max_tokens=said.max_completion_tokens or said.max_tokens,
+            default_max_tokens=None,
+            logprobs=(said.top_logprobs or 0) if said.logprobs else None,
+        )
+        format = ChatFormat(said, ticket, model=model, tokenizer=served.tokenizer, prompt=prompt)
+        return await send.answer(request, answer, format, stream=bool(said.stream))
+
+
+def _check(said: ChatRequest, limits: LimitsConfig) -> None:
+    sampling.check(said, limits)
+    if said.top_logprobs is not None:
+        if not said.logprobs:
+            raise InvalidRequest("top_logprobs is only for requests with logprobs: true", param="top_logprobs")
+        if said.top_logprobs > limits.top_logprobs:
+            raise InvalidRequest(f"top_logprobs is at most {limits.top_logprobs}", param="top_logprobs")
+    if said.tools == b"[]":
+        raise InvalidRequest("tools is empty: leave it out", param="tools")

@@ -1,0 +1,66 @@
+"""Is it alive, is it ready, how busy is it: /livez /readyz /health /ping /version /load.
+
+| state    | /livez | /health, /ping | /readyz |
+|----------|--------|----------------|---------|
+| starting | 200    | 503            | 503     |
+| ready    | 200    | 200            | 200     |
+| draining, paused, sleeping | 200 | 200 | 503 |
+| failed   | 503    | 503            | 503     |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from infd import __version__
+from infd.engine.state import State
+from infd.http import send
+from infd.http.service import SERVICE
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_NOT_LIVE: Final = frozenset({State.FAILED})
+_NOT_HEALTHY: Final = frozenset({State.STARTING, State.FAILED})
+_NOT_READY: Final = frozenset(State) - {State.READY}
+
+
+async def live(request: web.Request) -> web.StreamResponse:
+    """Whether restarting the process would not help."""
+    return _state(request, _NOT_LIVE)
+
+
+async def healthy(request: web.Request) -> web.StreamResponse:
+    """Whether the model is loaded and has not failed."""
+    return _state(request, _NOT_HEALTHY)
+
+
+async def ready(request: web.Request) -> web.StreamResponse:
+    """Whether new requests are taken now. `?verbose` says why not, and since when."""
+    return _state(request, _NOT_READY, verbose="verbose" in request.query)
+
+
+async def version(request: web.Request) -> web.StreamResponse:
+    return send.json(msgspec.json.encode({"version": __version__}))
+
+
+async def load(request: web.Request) -> web.StreamResponse:
+    """How many choices are running or waiting."""
+    status = request.app[SERVICE].engine.status()
+    counts = {"server_load": status.running + status.waiting, "running": status.running, "waiting": status.waiting}
+    return send.json(msgspec.json.encode(counts))
+
+
+def _state(request: web.Request, bad: frozenset[State], *, verbose: bool = False) -> web.StreamResponse:
+    engine = request.app[SERVICE].engine
+    lifecycle = engine.lifecycle
+    said: dict[str, object] = {"state": lifecycle.state.value}
+    if verbose:
+        said |= {
+            "reason": lifecycle.reason,
+            "since": lifecycle.since,
+            "last_step_age_s": engine.status().last_step_age_s,
+        }
+    return send.json(msgspec.json.encode(said), status=503 if lifecycle.state in bad else 200)

@@ -1,0 +1,32 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from infd.http import send
+from infd.http.schema.models import ModelCard, ModelList
+from infd.http.service import SERVICE
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from infd.http.served import ServedModel
+
+
+async def every(request: web.Request) -> web.StreamResponse:
+    """All names of the model served."""
+    served = request.app[SERVICE].model()
+    return send.json(msgspec.json.encode(ModelList(data=[_card(served, name) for name in served.names])))
+
+
+async def one(request: web.Request) -> web.StreamResponse:
+    """One of them. Ids may hold slashes."""
+    served = request.app[SERVICE].model()
+    return send.json(msgspec.json.encode(_card(served, served.name(request.match_info["id"]))))
+
+
+def _card(served: ServedModel, name: str) -> ModelCard:
+    return ModelCard(id=name, created=served.created, root=served.names[0], max_model_len=served.max_model_len)

@@ -1,0 +1,63 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from infd.errors import InvalidRequest
+from infd.http import send
+from infd.http.body import read
+from infd.http.formats.base import readable
+from infd.http.prompt import SHORT_CHARACTERS, conversation, encode, render
+from infd.http.sampling import check_ids
+from infd.http.schema.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from infd.http.service import SERVICE
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+TOKENIZE: Final = msgspec.json.Decoder(TokenizeRequest)
+DETOKENIZE: Final = msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(request: web.Request) -> web.StreamResponse:
+    """The ids of a text, or of a conversation as the template writes it."""
+    service = request.app[SERVICE]
+    said, _ = await read(request, TOKENIZE)
+    served = service.model()
+    served.name(said.model)
+    if (said.prompt is None) == (said.messages is None):
+        raise InvalidRequest("give either prompt or messages", param="prompt")
+    if said.messages is not None:
+        ids = await render(
+            conversation(said.messages),
+            served,
+            service.offload,
+            add_generation_prompt=said.add_generation_prompt,
+            continue_final_message=said.continue_final_message,
+            kwargs=said.chat_template_kwargs,
+            add_special_tokens=said.add_special_tokens,
+        )
+    else:
+        special = said.add_special_tokens is not False
+        ids = await encode(said.prompt or "", served, service.offload, add_special_tokens=special)
+    strings = [readable(served.tokenizer.piece(token_id)) for token_id in ids] if said.return_token_strs else None
+    answer = TokenizeResponse(count=len(ids), max_model_len=served.max_model_len, tokens=list(ids), token_strs=strings)
+    return send.json(msgspec.json.encode(answer))
+
+
+async def detokenize(request: web.Request) -> web.StreamResponse:
+    """The text of ids, special tokens included."""
+    service = request.app[SERVICE]
+    said, _ = await read(request, DETOKENIZE)
+    served = service.model()
+    served.name(said.model)
+    check_ids(said.tokens, served, "tokens")
+    decode = served.tokenizer.decode
+    if len(said.tokens) <= SHORT_CHARACTERS:
+        text = decode(said.tokens, skip_special_tokens=False)
+    else:
+        text = await service.offload(decode, said.tokens, skip_special_tokens=False)
+    return send.json(msgspec.json.encode(DetokenizeResponse(prompt=text)))

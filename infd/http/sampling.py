@@ -1,0 +1,144 @@
+"""From what a request says about sampling to what the engine is told.
+
+Bounds that are settings are checked here, the fixed ones are in the types.
+What a request leaves out comes from the model's generation_config.json.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from infd.errors import InvalidRequest, PromptTooLong, Unsupported
+from infd.http.schema.sampling import ABSENT
+from infd.request import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from infd.config import LimitsConfig
+    from infd.http.schema.sampling import GenerationRequest
+    from infd.http.served import ServedModel
+
+# Colder than this is the same answer, but divides logits into infinity.
+COLDEST: Final = 1e-3
+# Room above a seed for a choice to add its index.
+SEEDS: Final = 2**62
+
+
+def check(request: GenerationRequest, limits: LimitsConfig) -> None:
+    """Refuse what no model could answer. Raises InvalidRequest, Unsupported."""
+    refuse_not_built(request, request.NEUTRAL, {"best_of": (request.n or 1,)})
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("stream_options is only for requests with stream: true", param="stream_options")
+    if (request.n or 1) > limits.choices:
+        raise InvalidRequest(f"n is at most {limits.choices}", param="n")
+    stop = stop_strings(request)
+    if len(stop) > limits.stop_strings:
+        raise InvalidRequest(f"stop is at most {limits.stop_strings} strings", param="stop")
+    if any(len(string) > limits.stop_characters for string in stop):
+        raise InvalidRequest(f"a stop string is at most {limits.stop_characters} characters", param="stop")
+    if len(request.logit_bias or ()) > limits.logit_bias:
+        raise InvalidRequest(f"logit_bias is at most {limits.logit_bias} entries", param="logit_bias")
+    if len(request.cache_salt or "") > limits.cache_salt:
+        raise InvalidRequest(f"cache_salt is at most {limits.cache_salt} characters", param="cache_salt")
+
+
+def refuse_not_built(
+    said: Struct,
+    neutral: Mapping[str, tuple[Any, ...]],
+    also: Mapping[str, tuple[Any, ...]] | None = None,
+    at: str = "",
+) -> None:
+    """Refuse a known field whose value asks for what infd does not do yet. Raises Unsupported."""
+    for name in said.__struct_fields__:
+        value = getattr(said, name)
+        if type(value) is not Raw or value is ABSENT:
+            continue
+        decoded = msgspec.json.decode(value)
+        passing = (*neutral.get(name, ()), *(also or {}).get(name, ()))
+        if decoded is not None and not any(_same(decoded, known) for known in passing):
+            raise Unsupported(name, param=f"{at}{name}")
+
+
+def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+    if request.stop is None:
+        return ()
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def max_tokens(
+    prompt_tokens: int, asked: int | None, default: int | None, served: ServedModel, *, prompt_param: str
+) -> int:
+    """Return how many tokens may be generated. `default` None: all that fit.
+
+    Raises PromptTooLong, InvalidRequest.
+    """
+    room = served.max_model_len - prompt_tokens
+    if room < 1:
+        raise PromptTooLong(prompt_tokens, served.max_model_len, param=prompt_param)
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        raise InvalidRequest(
+            f"{prompt_tokens} prompt tokens and max_tokens {asked} are more than the {served.max_model_len}"
+            " tokens this model can hold",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    return asked
+
+
+def sampling_params(
+    request: GenerationRequest, served: ServedModel, *, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    """Return how to choose tokens. Raises InvalidRequest."""
+    defaults = served.defaults
+    temperature = defaults.temperature if request.temperature is None else request.temperature
+    if temperature == 0 and (request.n or 1) > 1:
+        raise InvalidRequest("at temperature 0 all answers would be the same: n must be 1", param="n")
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
+    bias = request.logit_bias or {}
+    check_ids(bias, served, "logit_bias")
+    check_ids(request.stop_token_ids or (), served, "stop_token_ids")
+    top_k = defaults.top_k if request.top_k is None else max(request.top_k, 0)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature and max(temperature, COLDEST),
+        top_k=min(top_k, served.vocab_size),
+        top_p=defaults.top_p if request.top_p is None else request.top_p,
+        min_p=defaults.min_p if request.min_p is None else request.min_p,
+        repetition_penalty=(
+            defaults.repetition_penalty if request.repetition_penalty is None else request.repetition_penalty
+        ),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=bias,
+        seed=secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS,
+        logprobs=logprobs,
+    )
+
+
+def end_ids(request: GenerationRequest, served: ServedModel) -> frozenset[int]:
+    """Return the ids that finish an answer."""
+    asked = frozenset(request.stop_token_ids or ())
+    return asked if request.ignore_eos else asked | served.tokenizer.end_ids
+
+
+def check_ids(ids: Iterable[int], served: ServedModel, param: str) -> None:
+    """Raise InvalidRequest for an id that is not in the vocabulary. The types refuse negative ones."""
+    largest = max(ids, default=0)
+    if largest >= served.vocab_size:
+        raise InvalidRequest(f"token id {largest} is not in the vocabulary of {served.vocab_size} tokens", param=param)
+
+
+def _same(value: Any, known: Any) -> bool:
+    # In Python False == 0 and True == 1; in JSON they are not the same.
+    return value == known and isinstance(value, bool) == isinstance(known, bool)

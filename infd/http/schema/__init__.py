@@ -1,0 +1,1 @@
+"""The shapes of requests and responses: Structs only, every bound in its type."""

@@ -1,0 +1,162 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from infd.http.schema.sampling import ABSENT, GenerationRequest, NotBuilt
+from infd.http.schema.usage import Usage
+
+
+class ContentPart(Struct, kw_only=True):
+    """A piece of a message. Only text is read yet; other types are refused by name."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Struct, kw_only=True):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: NotBuilt = ABSENT
+    function_call: NotBuilt = ABSENT
+    audio: NotBuilt = ABSENT
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"tool_calls": ([],)}
+
+
+class TemplateKwargs(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The variables that a request may set in the model's chat template, and no others."""
+
+    enable_thinking: bool | UnsetType = UNSET
+    thinking: bool | UnsetType = UNSET
+    preserve_thinking: bool | UnsetType = UNSET
+    clear_thinking: bool | UnsetType = UNSET
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | UnsetType = UNSET
+    date_string: Annotated[str, Meta(max_length=64)] | UnsetType = UNSET
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """What is asked."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+
+    audio: NotBuilt = ABSENT
+    chat_template: NotBuilt = ABSENT
+    documents: NotBuilt = ABSENT
+    echo: NotBuilt = ABSENT
+    function_call: NotBuilt = ABSENT
+    functions: NotBuilt = ABSENT
+    include_reasoning: NotBuilt = ABSENT
+    mm_processor_kwargs: NotBuilt = ABSENT
+    modalities: NotBuilt = ABSENT
+    prediction: NotBuilt = ABSENT
+    reasoning_effort: NotBuilt = ABSENT
+    tool_choice: NotBuilt = ABSENT
+    tools: NotBuilt = ABSENT
+    web_search_options: NotBuilt = ABSENT
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationRequest.NEUTRAL,
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "include_reasoning": (True,),
+        "modalities": (["text"],),
+        "tool_choice": ("none", "auto"),
+    }
+
+
+class ReplyMessage(Struct, kw_only=True):
+    """The assistant's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class TopLogprob(Struct, kw_only=True):
+    """A token that might have been."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(Struct, kw_only=True):
+    """The token at one position, and the most likely ones there."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, kw_only=True):
+    """One entry per generated token."""
+
+    content: list[ChatLogprob]
+
+
+class ChatChoice(Struct, kw_only=True):
+    """One answer. `stop_reason` is the stop string or token id that ended it."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatResponse(Struct, kw_only=True):
+    """The whole answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatDelta(Struct, kw_only=True):
+    """What is new."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, kw_only=True):
+    """What is new in one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, kw_only=True):
+    """One event of a streamed answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

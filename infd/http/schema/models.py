@@ -1,0 +1,26 @@
+"""GET /v1/models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class ModelCard(Struct, kw_only=True):
+    """A name that requests may ask for."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "infd"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(Struct, kw_only=True):
+    """All of them."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

@@ -1,0 +1,83 @@
+"""What every request for generated text may say, whatever its prompt looks like."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta, Raw, Struct
+
+TokenId = Annotated[int, Meta(ge=0)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+StopString = Annotated[str, Meta(min_length=1)]
+
+# A known field that infd does not do yet. Null and the values under NEUTRAL pass, any other is refused by name.
+NotBuilt = Raw
+ABSENT = Raw(b"null")
+
+
+class StreamOptions(Struct, kw_only=True):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """The fields that chat and completions share. None: not said."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # 0 and -1: no limit
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: dict[TokenId, Bias] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    stop: StopString | list[StopString] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")] | None = None  # it comes back in a header
+    cache_salt: str | None = None
+
+    allowed_token_ids: NotBuilt = ABSENT
+    bad_words: NotBuilt = ABSENT
+    best_of: NotBuilt = ABSENT
+    guided_choice: NotBuilt = ABSENT
+    guided_grammar: NotBuilt = ABSENT
+    guided_json: NotBuilt = ABSENT
+    guided_regex: NotBuilt = ABSENT
+    length_penalty: NotBuilt = ABSENT
+    logits_processors: NotBuilt = ABSENT
+    prompt_logprobs: NotBuilt = ABSENT
+    response_format: NotBuilt = ABSENT
+    return_tokens_as_token_ids: NotBuilt = ABSENT
+    spaces_between_special_tokens: NotBuilt = ABSENT
+    structured_outputs: NotBuilt = ABSENT
+    thinking_token_budget: NotBuilt = ABSENT
+    truncate_prompt_tokens: NotBuilt = ABSENT
+    use_beam_search: NotBuilt = ABSENT
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "bad_words": ([],),
+        "length_penalty": (1, 1.0),
+        "logits_processors": ([],),
+        "response_format": ({"type": "text"},),
+        "return_tokens_as_token_ids": (False,),
+        "spaces_between_special_tokens": (True,),
+        "use_beam_search": (False,),
+    }

@@ -1,0 +1,45 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from infd.http.schema.chat import Message, TemplateKwargs
+from infd.http.schema.sampling import TokenId
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """A text, or a conversation to render first: exactly one of them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeResponse(Struct, kw_only=True):
+    """The ids, and what the model could take at most."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """Ids to turn back into text, special ones included."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class DetokenizeResponse(Struct, kw_only=True):
+    """The text."""
+
+    prompt: str

@@ -1,0 +1,40 @@
+"""How an answer goes out: as events while it is made, or gathered into one body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from infd.http import failure
+from infd.http.service import EXCHANGE, SERVICE
+from infd.http.sse import DONE, event
+
+if TYPE_CHECKING:
+    from infd.http.answer import Answer
+    from infd.http.formats.base import Format
+
+
+def json(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+async def answer(request: web.Request, answer: Answer, format: Format, *, stream: bool) -> web.StreamResponse:
+    """Send a whole answer. Raises what ended it in an error, unless the client has read a part of it already."""
+    if not stream:
+        return json(format.whole(await answer.gather()))
+    with request.app[SERVICE].streams.open(request) as events:
+        try:
+            async for parts in answer:
+                if news := format.events(parts):
+                    await events.send(news)
+            await events.send(format.closing_events() + DONE)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            if not events.begun:
+                raise
+            told = failure.translate(error, request[EXCHANGE])
+            await events.send(event(failure.body(told)) + DONE)
+        await events.close()
+        return events.response

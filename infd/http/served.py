@@ -1,0 +1,61 @@
+"""What the server serves, once it is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from infd.errors import CheckpointError, ModelNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infd.text.chat import ChatTemplate
+    from infd.text.tokenizer import Tokenizer
+
+
+class SamplingDefaults(Struct, frozen=True, kw_only=True):
+    """How the model's makers want it sampled, where a request does not say."""
+
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+
+    @classmethod
+    def read(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
+        """Take what generation_config.json sets. Raises CheckpointError."""
+        given = {name: value for name, value in generation_config.items() if value is not None}
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise CheckpointError(f"generation_config.json: {error}") from error
+
+
+class ServedModel(Struct, frozen=True, kw_only=True):
+    """The model behind the endpoint: its names, its limits and its language.
+
+    names          what clients may call it; the first is reported
+    created        Unix time, seconds
+    max_model_len  prompt and answer together, tokens
+    vocab_size     token ids are 0..vocab_size - 1
+    """
+
+    names: tuple[str, ...]
+    created: int
+    max_model_len: int
+    vocab_size: int
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: SamplingDefaults = SamplingDefaults()
+
+    def name(self, asked: str | None) -> str:
+        """Return the name to answer with; no name asks for the base model. Raises ModelNotFound."""
+        if not asked:
+            return self.names[0]
+        if asked not in self.names:
+            raise ModelNotFound(asked, self.names)
+        return asked

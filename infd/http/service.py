@@ -1,0 +1,71 @@
+"""What every route works with, and what is known of one request while it is answered."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from msgspec import Struct, field
+
+from infd.errors import NotReady
+from infd.http.sse import Streams
+
+if TYPE_CHECKING:
+    from infd.config import Config
+    from infd.engine.engine import Engine, Ticket
+    from infd.http.auth import Key, Keys
+    from infd.http.served import ServedModel
+    from infd.offload import Offload
+    from infd.telemetry.metrics import Metrics
+
+
+class Service:
+    """The engine and all that stands between it and HTTP."""
+
+    def __init__(self, engine: Engine, config: Config, metrics: Metrics, keys: Keys, offload: Offload) -> None:
+        self.engine = engine
+        self.config = config
+        self.metrics = metrics
+        self.keys = keys
+        self.offload = offload
+        self.served: ServedModel | None = None  # the listener is open before the model is loaded
+        self.streams = Streams()
+
+    def model(self) -> ServedModel:
+        """Return what is served. Raises NotReady while nothing is."""
+        if self.served is None:
+            lifecycle = self.engine.lifecycle
+            raise NotReady(lifecycle.state.value, lifecycle.reason)
+        return self.served
+
+
+class Exchange(Struct):
+    """One HTTP request: who asks, under which id, and the work it caused."""
+
+    internal_id: str = field(default_factory=lambda: secrets.token_hex(12))
+    client_id: str | None = None
+    key: Key | None = None
+    ticket: Ticket | None = None
+
+    def begin(self, ticket: Ticket, client_id: str | None) -> None:
+        """Work begins. An id in a header counts more than one in the body."""
+        self.ticket = ticket
+        self.client_id = self.client_id or client_id
+
+    @property
+    def id(self) -> str:
+        """What the client sees as X-Request-Id and what the log knows the request by."""
+        return self.client_id or (self.internal_id if self.ticket is None else self.ticket.id)
+
+    @property
+    def client(self) -> str:
+        return "" if self.key is None else self.key.name
+
+    @property
+    def tenant(self) -> str:
+        return "" if self.key is None else self.key.tenant
+
+
+SERVICE = web.AppKey("service", Service)
+EXCHANGE = web.RequestKey("exchange", Exchange)

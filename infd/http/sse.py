@@ -1,0 +1,135 @@
+"""How events reach a reader.
+
+Headers wait for the first event, so that an error before it keeps its real
+status; a reader that hears nothing for a while gets its headers, later a
+comment. A reader that lags is waited for: what is buffered for it stays within
+HIGH_WATER and one slice on our side of the kernel, and one that takes nothing
+for STALL_S is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HIGH_WATER: Final = 32 * 2**10  # bytes that may wait in a transport before its writer does
+STALL_S: Final = 30.0
+BEAT_S: Final = 5.0
+BEATS_TO_HEADERS: Final = 2
+BEATS_TO_PING: Final = 3
+
+PING: Final = b": ping\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def event(data: bytes) -> bytes:
+    """Frame one event. `data` holds no newline, as JSON does not."""
+    return b"data: " + data + b"\n\n"
+
+
+class Streams:
+    """All open event streams, so that one timer keeps them all alive."""
+
+    def __init__(self) -> None:
+        self._open: set[EventStream] = set()
+
+    def __iter__(self) -> Iterator[EventStream]:
+        return iter(tuple(self._open))
+
+    def open(self, request: web.Request) -> EventStream:
+        stream = EventStream(request, self._open)
+        self._open.add(stream)
+        return stream
+
+    async def beat(self) -> None:
+        """Count one beat for every stream; those quiet for too long are written to."""
+        for stream in self:
+            # Its own handler meets the same lost connection, and ends the work.
+            with suppress(ConnectionError):
+                await stream.beat()
+
+    async def keep_alive(self) -> None:
+        """Beat for ever."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await self.beat()
+
+
+class EventStream:
+    """One response made of events. Use as a context manager: leaving it forgets the stream."""
+
+    def __init__(self, request: web.Request, registry: set[EventStream]) -> None:
+        self.response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",  # else nginx gathers tokens into pages
+            }
+        )
+        self.begun = False
+        self._request = request
+        self._registry = registry
+        self._beginning = asyncio.Lock()  # handler and timer may both want to begin
+        self._quiet_beats = 0
+        self._lagging = False
+        self._transport: asyncio.Transport | None = None
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._registry.discard(self)
+
+    async def send(self, events: bytes) -> None:
+        """Write whole events. Waits for a reader that lags; raises ConnectionError when it is gone."""
+        if not self.begun:
+            await self._begin()
+        self._quiet_beats = 0
+        transport = self._transport
+        assert transport is not None
+        if len(events) > HIGH_WATER or transport.get_write_buffer_size():
+            await self._send_slowly(events, transport)
+        else:
+            await self.response.write(events)
+
+    async def close(self) -> None:
+        """End the response properly."""
+        self._registry.discard(self)
+        await self.response.write_eof()
+
+    async def beat(self) -> None:
+        """Say something if nothing was said for long: first the headers, then comments."""
+        self._quiet_beats += 1
+        if self._quiet_beats < (BEATS_TO_PING if self.begun else BEATS_TO_HEADERS):
+            return
+        if not self._lagging:  # else a comment could land inside an event that is sent in slices
+            await self.send(PING)
+
+    async def _begin(self) -> None:
+        async with self._beginning:
+            if self.begun:
+                return
+            if self._request.transport is None:
+                raise ConnectionResetError("the client has gone")
+            self._transport = self._request.transport
+            await self.response.prepare(self._request)
+            self.begun = True
+
+    async def _send_slowly(self, events: bytes, transport: asyncio.Transport) -> None:
+        self._lagging = True
+        try:
+            for start in range(0, len(events), HIGH_WATER):
+                async with asyncio.timeout(STALL_S):
+                    await self._request.writer.drain()
+                    await self.response.write(events[start : start + HIGH_WATER])
+        except TimeoutError:
+            transport.abort()
+            raise ConnectionResetError("the client stopped reading") from None
+        finally:
+            self._lagging = False
