@@ -43,7 +43,7 @@ class Listener:
             if group is not None:
                 os.chown(self.path, -1, group)
         except OSError as error:
-            self.close()
+            self._release()  # a file that was made is stale now, and the next one replaces it
             raise self._unusable(error) from error
         except ConfigError:
             self._release()

@@ -1,0 +1,62 @@
+"""What the scheduler costs: plan and commit, for each running sequence and step, without a device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from infd.request import Request, SamplingParams
+from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
+from infd.scheduler.plan import StepPlan, StepResult, Want
+from infd.scheduler.scheduler import Scheduler
+from infd.scheduler.sequence import Sequence
+
+_PROMPT = 32
+_PAGE_TOKENS = 16
+
+
+def plan_commit_us(sequences: int = 256, *, steps: int = 128, repeats: int = 5) -> list[float]:
+    """Return microseconds per decoding sequence and step, one figure a repeat; page turns are included."""
+    return [_once(sequences, steps) for _ in range(repeats)]
+
+
+def _once(sequences: int, steps: int) -> float:
+    tokens = _PROMPT + steps + 4
+    capacity = Capacity(
+        layout=CacheLayout((PageGroup(layers=(0,), page_tokens=_PAGE_TOKENS),)),
+        pages=sequences * (tokens // _PAGE_TOKENS + 2),
+        rows=sequences,
+        step_tokens=sequences * _PROMPT,
+        max_model_len=2 * tokens,
+        vocab_size=1 << 15,
+    )
+    scheduler = Scheduler(capacity)
+    for number in range(sequences):
+        prompt = tuple((number + position) % capacity.vocab_size for position in range(_PROMPT))
+        scheduler.add(Sequence(Request(id=str(number), prompt=prompt, sampling=SamplingParams(max_tokens=tokens))))
+    first = scheduler.plan()
+    assert first is not None
+    scheduler.commit(first, _result(first))
+
+    spent = []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        plan = scheduler.plan()
+        planned = time.perf_counter()
+        assert plan is not None
+        assert len(plan.spans) == sequences
+        result = _result(plan)
+        resumed = time.perf_counter()
+        scheduler.commit(plan, result)
+        spent.append(planned - begun + time.perf_counter() - resumed)
+    return 1e6 * statistics.fmean(spent) / sequences
+
+
+def _result(plan: StepPlan) -> StepResult:
+    accepted = [int(span.want is Want.LAST) for span in plan.spans]
+    return StepResult(accepted, [plan.number + 7] * sum(accepted))
+
+
+if __name__ == "__main__":
+    figures = plan_commit_us()
+    print(f"plan + commit: {statistics.median(figures):.2f} us per running sequence ({min(figures):.2f} at best)")

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from infd.admin.listener import Listener
+from infd.errors import ConfigError, StartError
+
+
+def test_only_owner_and_group_may_open_the_socket(tmp_path: Path) -> None:
+    listener = Listener(tmp_path / "admin.sock", group=os.getegid())
+    status = (tmp_path / "admin.sock").stat()
+    assert stat.S_ISSOCK(status.st_mode)
+    assert stat.S_IMODE(status.st_mode) == 0o660
+    assert status.st_gid == os.getegid()
+    listener.close()
+
+
+def test_closing_leaves_no_socket_behind(tmp_path: Path) -> None:
+    Listener(tmp_path / "admin.sock").close()
+    assert not (tmp_path / "admin.sock").exists()
+
+
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    listener = Listener(path)
+    listener.socket.listen()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+    listener.close()
+
+
+def test_a_live_socket_is_refused_and_left_alone(tmp_path: Path) -> None:
+    first = Listener(tmp_path / "admin.sock")
+    with pytest.raises(StartError, match=rf"pid {os.getpid()}\b.*--admin-socket"):
+        Listener(tmp_path / "admin.sock")
+    assert (tmp_path / "admin.sock").is_socket()
+    first.close()
+    Listener(tmp_path / "admin.sock").close()
+
+
+def test_what_is_not_a_socket_is_never_removed(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="not a socket"):
+        Listener(path)
+    assert path.read_text() == "precious"
+    path.unlink()
+    Listener(path).close()  # the lock was let go
+
+
+def test_a_missing_directory_is_made_closed_to_others(tmp_path: Path) -> None:
+    listener = Listener(tmp_path / "infd" / "admin.sock")
+    assert stat.S_IMODE((tmp_path / "infd").stat().st_mode) & 0o007 == 0
+    listener.close()
+
+
+def test_a_path_that_cannot_be_a_socket_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"admin\.socket"):
+        Listener(tmp_path / ("x" * 150) / "admin.sock")
+    assert not list(tmp_path.rglob("*.sock"))
