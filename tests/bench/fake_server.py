@@ -37,7 +37,7 @@ class FakeOpenAI:
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = "http://127.0.0.1:{}".format(runner.addresses[0][1])
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
             yield self
         finally:

@@ -1,0 +1,73 @@
+"""A running engine behind an admin socket."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from infd.engine.engine import Engine
+
+from infd.admin.server import AdminServer
+from infd.config import Config
+from infd.engine.state import State
+from infd.request import Request, SamplingParams
+from infd.telemetry.metrics import Metrics
+from tests.fakes import FakeExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from infd.engine.stream import Choices
+
+
+class House:
+    """A daemon in miniature: engine, admin server, and what a request needs to stay in flight."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.executor = FakeExecutor()
+        self.engine = Engine(Config(), self.executor, Metrics())
+        self.drained = asyncio.Event()
+        self.admin = AdminServer(self.engine, Config(), drain=self.drained.set)
+
+    @asynccontextmanager
+    async def loaded(self) -> AsyncIterator[None]:
+        """The engine runs."""
+        ready = asyncio.Event()
+
+        async def on_ready(capacity: object) -> None:
+            ready.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.engine.run(on_ready))
+            await ready.wait()
+            while self.engine.lifecycle.state is not State.READY:
+                await asyncio.sleep(0)
+            try:
+                yield
+            finally:
+                self.executor.gate.set()
+                self.engine.stop()
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[tuple[str, Choices]]:
+        """A request that does not go on, because no step completes."""
+        self.executor.gate.clear()
+        async with self.engine.admit(1, 100) as ticket:
+            sampling = SamplingParams(max_tokens=5)
+            choices = await ticket.submit(Request(id=ticket.id, prompt=(1, 2, 3), sampling=sampling), client="tester")
+            yield ticket.id, choices
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    house = House(tmp_path / "admin.sock")
+    await house.admin.start(house.socket)
+    try:
+        yield house
+    finally:
+        await house.admin.close()
+        await house.engine.close()

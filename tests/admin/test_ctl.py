@@ -1,0 +1,166 @@
+"""`infdctl` as a process, as an operator's script sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from infd.admin import protocol
+from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
+
+if TYPE_CHECKING:
+    from tests.admin.conftest import House
+
+ROOT = Path(__file__).parents[2]
+
+
+async def infdctl(*arguments: str | Path, **environment: str) -> tuple[int, str, str]:
+    """Run it; return exit code, standard output and standard error."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from infd.admin.ctl import main; main()",
+        *map(str, arguments),
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_json_and_table_of_every_reading_verb(house: House) -> None:
+    def at(*arguments: str) -> Any:
+        return infdctl("--socket", house.socket, *arguments)
+
+    async with house.loaded(), house.request() as (request_id, _):
+        runs = await asyncio.gather(*(at(verb, *flag) for verb in READING for flag in ((), ("--json",))))
+    for (code, _, err), (json_code, json, json_err), reply in zip(runs[::2], runs[1::2], READING.values(), strict=True):
+        assert (code, json_code) == (0, 0), err + json_err
+        msgspec.json.decode(json, type=reply, strict=True)
+    tables = dict(zip(READING, (out for _, out, _ in runs[::2]), strict=True))
+    assert "ready" in tables["status"]
+    assert request_id in tables["ps"]
+    assert "attention" in tables["ops"]
+    assert "Engine" in tables["dump"]
+    assert "\x1b" not in "".join(tables.values())
+
+
+READING: dict[str, type[msgspec.Struct]] = {
+    "status": protocol.Status,
+    "ps": protocol.Requests,
+    "ops": protocol.Ops,
+    "dump": protocol.Dump,
+}
+
+
+async def test_abort_ends_a_request(house: House) -> None:
+    async with house.loaded(), house.request() as (request_id, choices):
+        code, out, err = await infdctl("abort", request_id, "--json", INFD_ADMIN_SOCKET=str(house.socket))
+        assert [delta.finish is not None async for _, delta in choices] == [True]
+    assert code == 0, err
+    assert msgspec.json.decode(out) == {"id": request_id}
+
+
+async def test_what_is_refused_exits_1(house: House) -> None:
+    async with house.loaded():
+        code, out, err = await infdctl("--socket", house.socket, "abort", "no/such one")
+    assert (code, out) == (1, "")
+    assert "no/such one" in err
+
+
+async def test_wrong_usage_exits_2(house: House) -> None:
+    runs = await asyncio.gather(
+        infdctl("no-such-verb"), infdctl("abort"), infdctl("--socket", house.socket, "drain", "--timeout", "1")
+    )
+    assert [code for code, _, _ in runs] == [2, 2, 2]
+    assert not house.drained.is_set()
+
+
+async def test_no_daemon_exits_3_and_names_the_sockets_that_were_tried(tmp_path: Path) -> None:
+    code, out, err = await infdctl("status", "--json", XDG_RUNTIME_DIR=str(tmp_path))
+    assert (code, out) == (3, "")
+    assert f"{tmp_path}/infd/admin.sock" in err
+    assert "/run/infd/admin.sock" in err
+    assert "infd start" in err
+
+
+async def test_a_left_over_socket_exits_3(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "admin.sock"))
+    code, _, err = await infdctl("--socket", tmp_path / "admin.sock", "status")
+    assert code == 3
+    assert "left over" in err
+
+
+async def test_the_wrong_state_exits_4(house: House) -> None:
+    code, _, err = await infdctl("--socket", house.socket, "ops")
+    assert code == 4
+    assert "starting" in err
+
+
+async def test_drain_returns_at_once_unless_told_to_wait(house: House) -> None:
+    code, out, err = await infdctl("--socket", house.socket, "drain", "--json")
+    assert code == 0, err
+    assert house.drained.is_set()
+    assert msgspec.json.decode(out)["exited"] is False
+
+
+async def test_drain_waits_until_the_daemon_is_gone(house: House) -> None:
+    async def leave() -> None:
+        await house.drained.wait()
+        await house.admin.close()
+
+    (code, out, err), _ = await asyncio.gather(
+        infdctl("--socket", house.socket, "drain", "--wait", "--timeout", "60", "--json"), leave()
+    )
+    assert code == 0, err
+    assert msgspec.json.decode(out)["exited"] is True
+
+
+async def test_waiting_for_longer_than_allowed_exits_5(house: House) -> None:
+    code, _, err = await infdctl("--socket", house.socket, "drain", "--wait", "--timeout", "0")
+    assert code == 5
+    assert "still draining" in err
+
+
+def test_a_daemon_that_does_not_answer_is_a_timeout(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stuck:
+        stuck.bind(str(tmp_path / "admin.sock"))
+        stuck.listen()
+        with pytest.raises(TimedOut, match="did not answer"):
+            AdminClient([str(tmp_path / "admin.sock")], timeout_s=0.01).get("/v1/status", protocol.Status)
+
+
+async def test_something_else_at_the_socket_is_not_taken_for_infd(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+        writer.close()
+
+    client = AdminClient([str(tmp_path / "admin.sock")])
+    async with await asyncio.start_unix_server(answer, tmp_path / "admin.sock"):
+        with pytest.raises(Unreachable, match="does not speak"):
+            await asyncio.to_thread(client.get, "/v1/status", protocol.Status)
+
+
+async def test_infdctl_starts_without_server_code() -> None:
+    heavy = ("torch", "transformers", "aiohttp", "uvloop", "rich", "asyncio")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        f"import infd.admin.ctl, sys; print([name for name in {heavy} if name in sys.modules])",
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    assert out.decode().strip() == "[]"

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+import pytest
+import uvloop
+
+from infd.admin.commands import VERBS
+from infd.admin.peers import Access, Peer
+from infd.admin.protocol import Problem
+from infd.admin.server import AdminServer
+from infd.config import Config
+from infd.errors import StartError
+from infd.request import FinishReason
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.admin.conftest import House
+
+
+async def ask(path: Path, method: str, target: str, **options: Any) -> tuple[int, dict[str, Any]]:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
+        session.request(method, f"http://infd{target}", **options) as response,
+    ):
+        return response.status, msgspec.json.decode(await response.read())
+
+
+async def test_every_verb_of_the_table_is_served(house: House) -> None:
+    for verb in VERBS:
+        status, _ = await ask(house.socket, verb.method, verb.path.replace("{id}", "x"))
+        assert status != 404 or verb.name == "abort", verb.name
+
+
+async def test_status_answers_before_a_model_is_loaded(house: House) -> None:
+    status, body = await ask(house.socket, "GET", "/v1/status")
+    assert status == 200
+    assert body["state"] == "starting"
+    assert body["pid"] == os.getpid()
+    assert body["last_step_age_s"] is None
+
+
+async def test_status_counts_what_runs(house: House) -> None:
+    async with house.loaded(), house.request():
+        _, body = await ask(house.socket, "GET", "/v1/status")
+    assert body["state"] == "ready"
+    assert body["running"] + body["waiting"] == 1
+
+
+async def test_requests_are_listed_with_their_client(house: House) -> None:
+    async with house.loaded(), house.request() as (request_id, _):
+        _, body = await ask(house.socket, "GET", "/v1/requests")
+    (row,) = body["requests"]
+    assert row["id"] == request_id
+    assert row["client"] == "tester"
+    assert row["prompt_tokens"] == 3
+
+
+async def test_an_aborted_request_ends_with_abort(house: House) -> None:
+    async with house.loaded(), house.request() as (request_id, choices):
+        status, body = await ask(house.socket, "POST", f"/v1/requests/{request_id}/abort")
+        finishes = [delta.finish async for _, delta in choices]
+    assert (status, body) == (200, {"id": request_id})
+    assert finishes == [FinishReason.ABORT]
+
+
+async def test_aborting_what_is_not_there_is_404_and_says_where_to_look(house: House) -> None:
+    async with house.loaded():
+        status, body = await ask(house.socket, "POST", "/v1/requests/nobody/abort")
+    assert (status, body["code"]) == (404, "unknown_request")
+    assert "infdctl ps" in body["detail"]
+
+
+async def test_kernels_are_explained_once_there_are_any(house: House) -> None:
+    status, body = await ask(house.socket, "GET", "/v1/ops")
+    assert (status, body["code"]) == (409, "not_loaded")
+    async with house.loaded():
+        status, body = await ask(house.socket, "GET", "/v1/ops")
+    assert status == 200
+    assert body["ops"] == [{"family": "attention", "chosen": "fake", "refused": {}}]
+
+
+async def test_drain_does_what_term_does_and_answers_at_once(house: House) -> None:
+    async with house.loaded(), house.request():
+        status, body = await ask(house.socket, "POST", "/v1/drain")
+        assert house.drained.is_set()
+    assert status == 200
+    assert body["running"] + body["waiting"] == 1
+
+
+async def test_a_dump_shows_what_a_task_awaits(house: House) -> None:
+    async with house.loaded():
+        _, body = await ask(house.socket, "GET", "/v1/dump")
+    frames = [frame for stack in body["tasks"] for frame in stack["frames"]]
+    assert any("Engine" in frame for frame in frames)
+    assert any("dump" in frame for frame in frames)
+    assert "MainThread" in [stack["name"] for stack in body["threads"]]
+
+
+async def test_a_page_in_a_browser_is_refused(house: House) -> None:
+    for verb in VERBS:
+        status, body = await ask(house.socket, verb.method, verb.path, headers={"Origin": "http://evil.example"})
+        assert (status, body["code"]) == (403, "origin")
+    assert not house.drained.is_set()
+
+
+async def test_unknown_paths_and_wrong_methods_are_problems_too(house: House) -> None:
+    status, body = await ask(house.socket, "GET", "/v1/nothing")
+    assert (status, body["code"]) == (404, "unknown_path")
+    assert "/v1/status" in body["detail"]
+    status, body = await ask(house.socket, "POST", "/v1/status")
+    assert (status, body["code"]) == (405, "wrong_method")
+    problem = msgspec.convert(body, Problem)
+    assert (problem.status, problem.type) == (405, "about:blank")
+
+
+async def test_a_bug_is_a_problem_that_tells_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(house.engine, "status", broken)
+    status, body = await ask(house.socket, "GET", "/v1/status")
+    assert (status, body["code"]) == (500, "internal_error")
+    assert "secret" not in str(body)
+    assert "secret detail" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("groups", "read", "change"), [((), 403, 403), ((50,), 200, 403), ((50, 60), 200, 200), ((60,), 403, 200)]
+)
+async def test_groups_decide_what_a_stranger_may_do(
+    tmp_path: Path, house: House, groups: tuple[int, ...], read: int, change: int
+) -> None:
+    server = AdminServer(
+        house.engine,
+        Config(),
+        drain=house.drained.set,
+        access=Access(owner=1000, readers=None, admins=60),
+        identify=lambda connection: Peer(4711, 99, frozenset(groups)),
+    )
+    server = AdminServer(
+        house.engine,
+        Config(),
+        drain=house.drained.set,
+        access=Access(owner=1000, readers=50, admins=60),
+        identify=lambda connection: Peer(4711, 99, frozenset(groups)),
+    )
+    await server.start(tmp_path / "other.sock")
+    try:
+        assert (await ask(tmp_path / "other.sock", "GET", "/v1/status"))[0] == read
+        status, body = await ask(tmp_path / "other.sock", "POST", "/v1/drain")
+    finally:
+        await server.close()
+    assert status == change
+    assert house.drained.is_set() is (change == 200)
+    if change == 403:
+        assert "infd-admin" in body["detail"]
+
+
+async def test_mutations_are_logged_with_who_asked_and_what_came_of_it(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "infd.admin")
+    async with house.loaded(), house.request() as (request_id, _):
+        await ask(house.socket, "GET", "/v1/requests")
+        await ask(house.socket, "POST", f"/v1/requests/{request_id}/abort")
+        await ask(house.socket, "POST", "/v1/requests/no%0Abody/abort")
+    told = [record.__dict__ for record in caplog.records if record.name == "infd.admin"]
+    assert [(entry["verb"], entry["result"]) for entry in told] == [("abort", "done"), ("abort", "unknown_request")]
+    assert {(entry["uid"], entry["pid"]) for entry in told} == {(os.geteuid(), os.getpid())}
+    assert "\n" not in told[1]["path"]
+
+
+async def test_a_second_daemon_is_refused_and_the_first_goes_on(house: House) -> None:
+    with pytest.raises(StartError, match="another infd"):
+        await AdminServer(house.engine, Config(), drain=house.drained.set).start(house.socket)
+    assert (await ask(house.socket, "GET", "/version"))[0] == 200
+
+
+async def test_closing_removes_the_socket_and_can_be_repeated(house: House) -> None:
+    await house.admin.close()
+    await house.admin.close()
+    assert not house.socket.exists()
+
+
+def test_credentials_are_read_under_uvloop(tmp_path: Path) -> None:
+    async def main() -> int:
+        from tests.admin.conftest import House
+
+        house = House(tmp_path / "admin.sock")
+        await house.admin.start(house.socket)
+        try:
+            return (await ask(house.socket, "POST", "/v1/drain"))[0]
+        finally:
+            await house.admin.close()
+            await house.engine.close()
+
+    assert uvloop.run(main()) == 200

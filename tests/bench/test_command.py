@@ -1,0 +1,56 @@
+"""`infdctl bench` as a process."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tests.admin.test_ctl import infdctl
+from tests.bench.fake_server import FakeOpenAI
+
+
+async def test_json_carries_settings_and_figures() -> None:
+    async with FakeOpenAI().serving() as server:
+        code, out, err = await infdctl(
+            "bench", "--url", server.url, "--requests", "3", "--output-tokens", "4", "--seed", "5", "--json"
+        )
+    assert code == 0, err
+    report = msgspec.json.decode(out)
+    assert report["settings"]["seed"] == 5
+    assert report["requests"] == {"completed": 3, "failed": 0, "errors": {}}
+    assert report["tokens"]["output"] == 12
+    assert set(report["latency_ms"]) == {"ttft", "inter_token", "per_token", "e2e"}
+    assert set(report["latency_ms"]["ttft"]) == {"mean", "p50", "p90", "p99", "max"}
+    assert "3 requests to" in err
+
+
+async def test_the_table_shows_percentiles_and_errors() -> None:
+    async with FakeOpenAI(fail=["", "refuse", ""].__getitem__).serving() as server:
+        code, out, _ = await infdctl(
+            "bench", "--url", server.url, "--requests", "2", "--output-tokens", "4", "--concurrency", "1"
+        )
+    assert code == 0
+    assert "http 429 queue_full" in out
+    assert "first token" in out
+    assert "P99" in out
+
+
+async def test_a_key_is_taken_from_the_named_variable() -> None:
+    async with FakeOpenAI().serving() as server:
+        options = ("bench", "--url", server.url, "--requests", "1", "--api-key-env", "MY_KEY")
+        code, out, _ = await infdctl(*options, "--json", MY_KEY="s3cret")
+        assert code == 0
+        assert "s3cret" not in out
+        assert server.headers[-1]["Authorization"] == "Bearer s3cret"
+        code, _, err = await infdctl(*options)
+    assert code == 2
+    assert "MY_KEY" in err
+
+
+async def test_nobody_there_exits_3_and_nothing_done_exits_1() -> None:
+    async with FakeOpenAI(fail=lambda number: "refuse").serving() as server:
+        code, _, err = await infdctl("bench", "--url", server.url, "--requests", "2", "--warmup", "0")
+        assert code == 1
+        assert "not one request" in err
+    code, _, err = await infdctl("bench", "--url", server.url)
+    assert code == 3
+    assert "is the server running" in err
