@@ -19,6 +19,7 @@ InfdError
     ├── UsageError         64
     ├── DeviceMissing      69
     ├── OutOfMemory        71
+    ├── AddressUnavailable 71
     ├── CheckpointError    78, names file, tensor, expected and found
     └── ConfigError        78
 """
@@ -140,6 +141,14 @@ class DeviceMissing(StartError):
 
 class OutOfMemory(StartError):
     exit_code = os.EX_OSERR
+
+
+class AddressUnavailable(StartError):
+    exit_code = os.EX_OSERR
+
+    def __init__(self, host: str, port: int, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        super().__init__(f"cannot listen on {host} port {port}: {reason}; choose another with --host or --port")
 
 
 class CheckpointError(StartError):

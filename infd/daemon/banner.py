@@ -1,0 +1,89 @@
+"""The greeting: on a terminal a few lines that invite a first request, elsewhere one log line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+
+from msgspec import Struct
+
+from infd import __version__
+
+log = logging.getLogger("infd.daemon")
+
+
+class Readiness(Struct, frozen=True):
+    """What there is to say once requests are answered.
+
+    url      of the HTTP endpoint
+    ready_s  from the start of the process
+    key      whether clients need one
+    """
+
+    model: str
+    device: str
+    dtype: str
+    url: str
+    admin: str
+    ready_s: float
+    key: bool
+
+
+def greet(ready: Readiness, *, banner: bool) -> None:
+    """Say that the daemon is ready."""
+    log.info(
+        "ready",
+        extra={
+            "version": __version__,
+            "model": ready.model,
+            "device": ready.device,
+            "dtype": ready.dtype,
+            "address": ready.url,
+            "admin": ready.admin,
+            "ready_s": round(ready.ready_s, 3),
+        },
+    )
+    if banner and sys.stderr.isatty():
+        _paint(ready)
+
+
+def _paint(ready: Readiness) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("model", f"[bold]{ready.model}[/bold]")
+    table.add_row("device", f"{ready.device}, {ready.dtype}" if ready.dtype else ready.device)
+    table.add_row("address", ready.url)
+    table.add_row("admin", ready.admin)
+    table.add_row("ready in", f"{ready.ready_s:.2f} s")
+    console = Console(stderr=True, highlight=False)
+    console.print(f"\n[bold]infd {__version__}[/bold]")
+    console.print(table)
+    console.print()
+    console.print(first_request(ready), soft_wrap=True, markup=False)
+    console.print()
+
+
+def first_request(ready: Readiness) -> str:
+    """Return a command to paste into another terminal."""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if ready.key else ""
+    body = f'{{"model": "{ready.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    return f"curl {ready.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def process_age_s() -> float:
+    """Return how long this process has existed, its interpreter's start included."""
+    # Field 22 of stat is the start in clock ticks since boot; the name before it may contain spaces.
+    started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / _ticks_per_second()
+
+
+def _ticks_per_second() -> int:
+    import os
+
+    return os.sysconf("SC_CLK_TCK")

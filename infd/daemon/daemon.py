@@ -1,0 +1,212 @@
+"""One daemon from start to exit: what runs, who owns it, and in which order it ends.
+
+TERM   readiness fails, then requests in flight get `drain_timeout_s`, then error events
+INT    (or a second TERM) error events at once, gone within 2 s
+USR1   status to the log
+QUIT   stacks to the log, exit 134
+HUP    says that a restart is needed: settings are not reloaded yet
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+from infd.admin.server import AdminServer
+from infd.daemon import dump, parts
+from infd.daemon.banner import Readiness, greet, process_age_s
+from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
+from infd.daemon.notify import Notifier
+from infd.engine.engine import Engine
+from infd.engine.state import State
+from infd.errors import NotReady, StartError
+from infd.http.app import HttpServer
+from infd.offload import Offload
+from infd.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from infd.config import Config, Environment
+    from infd.scheduler.layout import Capacity
+
+log = logging.getLogger("infd.daemon")
+
+EX_DRAIN_TIMED_OUT = os.EX_TEMPFAIL  # 75
+EX_DUMPED = 128 + signal.SIGABRT  # 134
+FAST_EXIT_S = 1.8  # of the 2 s promised
+CLOSING_S = 5.0
+
+
+class Daemon:
+    """Everything that serves one model, and the signals that steer it."""
+
+    def __init__(self, config: Config, environment: Environment) -> None:
+        self.config = config
+        self.environment = environment
+        self._stopping = asyncio.Event()
+        self._fast = asyncio.Event()
+
+        self.directory = parts.checkpoint(config)
+        self.names = parts.served_names(config)
+        self.keys = parts.keys(config, environment)
+        self.notifier = Notifier(environment.notify_socket)
+        self.offload = Offload()
+        self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
+        self.executor = parts.executor(config, self.directory)
+        self.engine = Engine(config, self.executor, self.metrics)
+        self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
+        self.admin_socket = environment.admin_socket(config)
+        self.admin = AdminServer(self.engine, config, drain=self._stopping.set)
+
+    async def run(self) -> int:
+        """Serve until told to stop. Return the exit code. Raises StartError."""
+        self._listen_to_signals()
+        try:
+            return await self._serve()
+        except BaseExceptionGroup as group:
+            raise _cause(group) from None
+        finally:
+            await self._close(self.http.close())
+            await self._close(self.admin.close())
+            await self._close(self.engine.close())
+            self.offload.close()
+            self.notifier.close()
+
+    async def _serve(self) -> int:
+        listener = parts.listen(self.config)
+        await self.http.start([listener])
+        await self.admin.start(self.admin_socket)
+        log.info("listening", extra={"address": parts.url(listener), "admin": str(self.admin_socket)})
+        heartbeat = Heartbeat(self.engine, self.executor, self.notifier, self.environment.watchdog_s)
+        async with asyncio.TaskGroup() as tasks:
+            engine = tasks.create_task(self._run_engine(parts.url(listener)), name="engine")
+            background = (
+                tasks.create_task(heartbeat.run(), name="heartbeat"),
+                tasks.create_task(sample_lag(self.engine, self.metrics), name="loop-lag"),
+            )
+            await self._stopping.wait()
+            code = await self._wind_down()
+            for task in background:
+                task.cancel()
+            self.engine.stop()
+            if self.engine.capacity is None:
+                engine.cancel()  # a load that nobody waits for any more
+        log.info("stopped", extra={"exit_code": code})
+        return code
+
+    async def _run_engine(self, url: str) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            # Tokenizer and template are read while the device thread imports torch.
+            language = tasks.create_task(self.offload(parts.Language.load, self.directory), name="language")
+
+            async def introduce(capacity: Capacity) -> None:
+                self.http.served = (await language).serve(self.names, capacity)
+                self._announce(url, capacity)
+
+            try:
+                await self.engine.run(introduce)
+            except StartError:
+                raise
+            except Exception as error:
+                log.critical("the engine cannot go on", exc_info=error)
+                self.engine.lifecycle.enter(State.FAILED, str(error))
+                self.engine.fail_all(error)
+                raise
+
+    def _announce(self, url: str, capacity: Capacity) -> None:
+        self.metrics.cache_config = {
+            "block_size": str(self.config.cache.page_tokens),
+            "num_gpu_blocks": str(capacity.pages),
+            "enable_prefix_caching": str(self.config.cache.prefix_caching),
+        }
+        # What lives now lives as long as the process; the collector need not walk over it again and again.
+        gc.collect()
+        gc.freeze()
+        facts = self.engine.describe()
+        ready = Readiness(
+            model=self.names[0],
+            device=str(facts.get("device", "")),
+            dtype=str(facts.get("dtype", "")),
+            url=url,
+            admin=str(self.admin_socket),
+            ready_s=process_age_s(),
+            key=len(self.keys) > 0,
+        )
+        greet(ready, banner=self.config.log.banner)
+        self.notifier.ready(status_line(self.engine))
+
+    async def _wind_down(self) -> int:
+        self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
+        self.notifier.stopping(status_line(self.engine))
+        log.info("draining", extra={"timeout_s": self.config.server.drain_timeout_s, "fast": self._fast.is_set()})
+        self.http.close_listeners()
+        if not self._fast.is_set() and await self._drain():
+            return os.EX_OK
+        self.engine.fail_all(NotReady(State.DRAINING.value, "it stopped before this request was finished"))
+        return os.EX_OK if self._fast.is_set() else EX_DRAIN_TIMED_OUT
+
+    async def _drain(self) -> bool:
+        """Wait for requests in flight. Return False if time or patience ran out first."""
+        async with asyncio.TaskGroup() as tasks:
+            drain = tasks.create_task(self.engine.drain(self.config.server.drain_timeout_s), name="drain")
+            fast = tasks.create_task(self._fast.wait(), name="second-signal")
+            await asyncio.wait((drain, fast), return_when=asyncio.FIRST_COMPLETED)
+            drained = drain.done() and drain.result()
+            drain.cancel()
+            fast.cancel()
+        return drained
+
+    async def _close(self, closing: Awaitable[None]) -> None:
+        # A part that cannot end must not keep the others, and the process, from ending.
+        try:
+            async with asyncio.timeout(CLOSING_S):
+                await closing
+        except TimeoutError:
+            log.error("a part of the daemon did not end within %.0f s", CLOSING_S, stack_info=True)
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_term)
+        loop.add_signal_handler(signal.SIGINT, self._on_int)
+        loop.add_signal_handler(signal.SIGHUP, log.warning, "settings are read at start only; restart to apply them")
+        loop.add_signal_handler(signal.SIGUSR1, dump.status, self.engine)
+        loop.add_signal_handler(signal.SIGQUIT, self._on_quit)
+        # Threads are dumped at once, even if the loop is stuck; then the loop's own handler gets its turn.
+        faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
+
+    def _on_term(self) -> None:
+        if self._stopping.is_set():
+            self._on_int()
+        self._stopping.set()
+
+    def _on_int(self) -> None:
+        self._fast.set()
+        self._stopping.set()
+        guard = threading.Timer(FAST_EXIT_S, os._exit, (os.EX_OK,))
+        guard.daemon = True
+        guard.start()
+
+    def _on_quit(self) -> None:
+        dump.stacks()
+        logging.shutdown()
+        os._exit(EX_DUMPED)
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the exception that ended the daemon: the reason not to start, before what followed from it."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    return next((error for error in leaves if isinstance(error, StartError)), leaves[0])

@@ -1,0 +1,29 @@
+"""What operators ask the log for: USR1 where the requests stand, QUIT where the code stands."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from infd.admin.stacks import task_stacks
+
+if TYPE_CHECKING:
+    from infd.engine.engine import Engine
+
+log = logging.getLogger("infd.daemon")
+
+
+def status(engine: Engine) -> None:
+    """Log the status and one line a request."""
+    log.info("status", extra=msgspec.to_builtins(engine.status()))
+    for row in engine.requests():
+        fields = msgspec.to_builtins(row)
+        log.info("status of a request", extra={"request_id": fields.pop("id"), **fields})
+
+
+def stacks() -> None:
+    """Log where every task waits."""
+    for stack in task_stacks():
+        log.critical("task %s\n%s", stack.name, "\n".join(stack.frames))

@@ -1,0 +1,79 @@
+"""Once a second: systemd's STATUS line and watchdog. While steps run: how late the event loop is.
+
+A daemon without work wakes up once a second and does next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from infd.engine.state import State
+
+if TYPE_CHECKING:
+    from infd.daemon.notify import Notifier
+    from infd.engine.engine import Engine
+    from infd.engine.executor import Executor
+    from infd.telemetry.metrics import Metrics
+
+BEAT_S = 1.0
+SAMPLE_S = 0.05
+LOADING_GRACE_S = 30.0
+
+
+class Heartbeat:
+    """Tells systemd that the daemon is alive, which means that its steps move."""
+
+    def __init__(self, engine: Engine, executor: Executor, notifier: Notifier, watchdog_s: float | None) -> None:
+        self._engine = engine
+        self._executor = executor
+        self._notifier = notifier
+        self._interval_s = BEAT_S if watchdog_s is None else min(BEAT_S, watchdog_s / 4)
+        self._watched = watchdog_s is not None
+        self._said = ""
+        self._pulse = -1
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            self.beat()
+            await asyncio.sleep(self._interval_s)
+
+    def beat(self) -> None:
+        """Say what changed."""
+        if self._engine.lifecycle.state is State.STARTING:
+            self._notifier.more_time(LOADING_GRACE_S)
+        line = status_line(self._engine)
+        if line != self._said:
+            self._notifier.status(line)
+            self._said = line
+        if self._watched and self._alive():
+            self._notifier.alive()
+
+    def _alive(self) -> bool:
+        """Whether steps move or none are due. A long prefill moves with every layer; a stuck step does not."""
+        last, self._pulse = self._pulse, self._executor.pulse()
+        if self._engine.lifecycle.state is State.FAILED:
+            return False
+        return self._pulse != last or not self._engine.status().running
+
+
+def status_line(engine: Engine) -> str:
+    """Return `ready · 12 running · 3 waiting · KV 61%`."""
+    now = engine.status()
+    if engine.capacity is None:
+        return engine.lifecycle.state.value
+    used = now.pages_referenced / now.pages if now.pages else 0.0
+    return f"{engine.lifecycle.state.value} · {now.running} running · {now.waiting} waiting · KV {used:.0%}"
+
+
+async def sample_lag(engine: Engine, metrics: Metrics) -> None:
+    """Observe how late timers fire, as long as there is something to be late for."""
+    loop = asyncio.get_running_loop()
+    while True:
+        if not engine.status().running:
+            await asyncio.sleep(BEAT_S)
+            continue
+        due = loop.time() + SAMPLE_S
+        await asyncio.sleep(SAMPLE_S)
+        metrics.loop_lag.observe(max(0.0, loop.time() - due))

@@ -1,0 +1,133 @@
+"""Choose and build the parts of a daemon from its settings. Nothing here loads a model or imports torch."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from infd import embedded
+from infd.errors import AddressUnavailable, CheckpointError, ConfigError
+from infd.http.auth import Keys
+from infd.http.served import SamplingDefaults, ServedModel
+from infd.text.chat import ChatTemplate
+from infd.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from infd.config import Config, Environment
+    from infd.engine.executor import Executor
+    from infd.scheduler.layout import Capacity
+
+EMBEDDED = "embedded"
+
+
+class Language(Struct, frozen=True):
+    """The text side of a checkpoint, loaded."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: SamplingDefaults
+
+    @classmethod
+    def load(cls, directory: Path) -> Language:
+        """Read it. Takes a fraction of a second. Raises CheckpointError."""
+        tokenizer = Tokenizer.load(directory)
+        return cls(tokenizer, ChatTemplate.load(tokenizer), SamplingDefaults.read(tokenizer.files.generation_config))
+
+    def serve(self, names: tuple[str, ...], capacity: Capacity) -> ServedModel:
+        """Return what the HTTP side needs to know of the model."""
+        return ServedModel(
+            names=names,
+            created=int(time.time()),
+            max_model_len=capacity.max_model_len,
+            vocab_size=capacity.vocab_size,
+            tokenizer=self.tokenizer,
+            template=self.template,
+            defaults=self.defaults,
+        )
+
+
+def checkpoint(config: Config) -> Path:
+    """Return the directory of the model. Raises CheckpointError."""
+    if config.model.path == EMBEDDED:
+        return embedded.path()
+    directory = Path(config.model.path)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is not a directory; --model takes a checkpoint directory, or 'embedded'")
+    return directory
+
+
+def served_names(config: Config) -> tuple[str, ...]:
+    """Return what clients may call the model; the first name is reported."""
+    return config.model.served_names or (Path(config.model.path).resolve().name,)
+
+
+def executor(config: Config, directory: Path) -> Executor:
+    """Return what computes. Raises StartError."""
+    if config.device.kind == "null":
+        from infd.runner.null import NullExecutor
+
+        sizes = Sizes.read(directory)
+        return NullExecutor(config, sizes.vocab_size, sizes.max_position_embeddings)
+    from infd.runner.local import LocalExecutor
+
+    return LocalExecutor(config)
+
+
+class Sizes(Struct, frozen=True):
+    """The two numbers of config.json that an executor without a model still needs."""
+
+    vocab_size: int
+    max_position_embeddings: int
+
+    @classmethod
+    def read(cls, directory: Path) -> Sizes:
+        path = directory / "config.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError) as error:
+            raise CheckpointError(f"{path}: {error}") from error
+
+
+def keys(config: Config, environment: Environment) -> Keys:
+    """Return who may ask. Raises ConfigError."""
+    path = environment.api_key_file(config)
+    if path is not None:
+        try:
+            return Keys.parse(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"server.api_key_file: {path} cannot be read: {error}") from error
+    return Keys.of(environment.api_key) if environment.api_key else Keys()
+
+
+def listen(config: Config) -> socket.socket:
+    """Bind the HTTP endpoint's address. Raises AddressUnavailable."""
+    host, port = config.server.host, config.server.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise AddressUnavailable(host, port, error) from error
+    try:
+        # A restart must not wait for the last connections' TIME_WAIT to pass.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise AddressUnavailable(host, port, error) from error
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """Return where a client on this machine finds the endpoint."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,56 @@
+"""What surrounds the event loop: the process's own settings before it, a certain exit after it."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from infd.daemon.daemon import Daemon
+from infd.errors import StartError
+from infd.telemetry import log
+
+if TYPE_CHECKING:
+    from infd.config import Config, Environment
+
+# At Python's 5 ms a busy loop starves the device thread's many short calls.
+SWITCH_INTERVAL_S = 0.0005
+
+
+def serve(config: Config, environment: Environment) -> int:
+    """Run a daemon in this process until it is told to stop. Return the exit code. Raises StartError."""
+    faulthandler.enable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    log.configure(config.log, environment.journal_stream)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(_run(config, environment))
+    except StartError as error:
+        code = error.exit_code
+        for line in str(error).splitlines():
+            logging.getLogger("infd.daemon").critical(line)
+    except Exception:
+        code = os.EX_SOFTWARE
+        logging.getLogger("infd.daemon").critical("this is a bug in infd, or a lost device", exc_info=True)
+    _leave_if_threads_remain(code)
+    return code
+
+
+async def _run(config: Config, environment: Environment) -> int:
+    return await Daemon(config, environment).run()
+
+
+def _leave_if_threads_remain(code: int) -> None:
+    # The interpreter would wait for them, and one that is stuck in native code never ends.
+    this = threading.current_thread()
+    if any(thread is not this and not thread.daemon for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

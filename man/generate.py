@@ -1,0 +1,210 @@
+"""Write the man pages from what they describe: the click trees and the settings.
+
+    python man/generate.py          writes infd.1, infdctl.1 and infd.toml.5 beside this file
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from infd.admin.ctl import main as infdctl
+from infd.cli import cli as infd
+from infd.config import SETTINGS, Config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DIRECTORY = Path(__file__).parent
+
+INFD_END = r"""
+.SH SIGNALS
+.TP
+.B TERM
+Readiness fails, requests in flight get server.drain_timeout_s to finish, then error events end what is left.
+.TP
+.BR INT ", or a second " TERM
+Error events to every stream at once; exit within 2 seconds.
+.TP
+.B QUIT
+Write the stacks of all tasks and threads to the log; exit 134.
+.TP
+.B USR1
+Write the status and one line for each request to the log.
+.TP
+.B HUP
+Not acted upon: settings are read at start only.
+.SH EXIT STATUS
+.TP
+.B 0
+Told to stop, and stopped.
+.TP
+.B 64
+Bad command line.
+.TP
+.B 69
+The device is missing.
+.TP
+.B 70
+Internal error, or the device was lost.
+.TP
+.B 71
+Out of memory, or the address is taken.
+.TP
+.B 75
+Told to stop, and requests were cut off when the drain timed out.
+.TP
+.B 78
+Bad configuration or checkpoint.
+.SH ENVIRONMENT
+.TP
+.B INFD_SECTION__KEY
+Any setting, for instance INFD_SERVER__PORT=9000. Stronger than files, weaker than flags.
+.TP
+.B INFD_API_KEY
+One key for all clients, where no key file is given.
+.TP
+.BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " JOURNAL_STREAM ", " CREDENTIALS_DIRECTORY ", " RUNTIME_DIRECTORY
+As set by systemd. The credential api-keys is the key file where no other is set.
+.SH FILES
+.TP
+.I /etc/infd/infd.toml
+Settings; see
+.BR infd.toml (5).
+.TP
+.I /etc/infd/conf.d/*.toml
+More settings, in the order of their names; the later file wins, key by key.
+.SH SEE ALSO
+.BR infdctl (1),
+.BR infd.toml (5)
+"""
+
+INFDCTL_END = r"""
+.SH EXIT STATUS
+0 done, 1 refused, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
+.SH ENVIRONMENT
+.TP
+.B INFD_ADMIN_SOCKET
+The daemon's admin socket, where
+.B --socket
+does not name it.
+.SH SEE ALSO
+.BR infd (1)
+"""
+
+TOML_START = r""".TH INFD.TOML 5 "" "infd" "infd"
+.SH NAME
+infd.toml \- settings of infd
+.SH DESCRIPTION
+Each setting is taken from the strongest place that names it: built-in values, then
+.IR /etc/infd/infd.toml ,
+then
+.I /etc/infd/conf.d/*.toml
+in the order of their names, then the environment as INFD_SECTION__KEY, then the command line.
+An unknown key is an error. A SIZE is a number of bytes or such as "512M" or "2G", in powers of 1024.
+Every change needs a restart.
+.B infd config check
+checks all places;
+.B infd config show --origin
+shows what is in force and why.
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return each page's text by file name."""
+    return {
+        "infd.1": command_page("infd", infd, INFD_END),
+        "infdctl.1": command_page("infdctl", infdctl, INFDCTL_END),
+        "infd.toml.5": settings_page(),
+    }
+
+
+def command_page(name: str, command: click.Command, end: str) -> str:
+    """Return the page of one program and all its subcommands."""
+    summary, *details = _paragraphs(command)
+    lines = [f'.TH {name.upper()} 1 "" "infd" "infd"', ".SH NAME", f"{name} \\- {_uncapitalised(summary)}", ".SH SYNOPSIS"]
+    lines += [f".B {name}", r"[\fIOPTIONS\fR] \fICOMMAND\fR [\fIARGS\fR]...", ".SH DESCRIPTION", _text(summary)]
+    for paragraph in details:
+        lines += [".PP", _text(paragraph)]
+    context = click.Context(command, info_name=name)
+    if options := list(_options(command, context)):
+        lines += [".SH OPTIONS", *options]
+    lines.append(".SH COMMANDS")
+    lines += _commands(command, context)
+    return "\n".join(lines) + end
+
+
+def settings_page() -> str:
+    """Return the page of the configuration file."""
+    lines = [TOML_START.rstrip()]
+    section = ""
+    for key, setting in SETTINGS.items():
+        table, _, name = key.partition(".")
+        if table != section:
+            section = table
+            struct = Config.__annotations__[table]
+            lines += [f".SH [{table}]", _text(_struct(struct).__doc__ or "")]
+        lines += [".TP", rf".BI {_text(name)} \~=\~ {_text(setting.values)}"]
+        known = setting.default not in (None, "", ())
+        default = f" Default: {str(setting.default).lower() if isinstance(setting.default, bool) else setting.default}."
+        flag = f" Flag: {setting.flag}." if setting.flag else ""
+        lines.append(_text(_sentence(setting.help) + (default if known else "") + flag))
+    return "\n".join(lines) + "\n.SH SEE ALSO\n.BR infd (1)\n"
+
+
+def _struct(annotation: str) -> type:
+    import infd.config
+
+    found: type = getattr(infd.config, annotation)
+    return found
+
+
+def _commands(group: click.Command, context: click.Context) -> Iterator[str]:
+    assert isinstance(group, click.Group)
+    for name in group.list_commands(context):
+        command = group.commands[name]
+        inner = click.Context(command, info_name=name, parent=context)
+        if isinstance(command, click.Group):
+            yield from _commands(command, inner)
+            continue
+        yield f".SS {_text(inner.command_path)} {_text(' '.join(command.collect_usage_pieces(inner)))}"
+        for number, paragraph in enumerate(_paragraphs(command)):
+            if number:
+                yield ".PP"
+            yield _text(paragraph)
+        yield from _options(command, inner)
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and parameter.name != "help":
+            usage, text = record
+            yield ".TP"
+            yield f".B {_text(usage)}"
+            yield _text(" ".join(text.split()))
+
+
+def _paragraphs(command: click.Command) -> list[str]:
+    return [" ".join(paragraph.split()) for paragraph in (command.help or "").strip().split("\n\n")]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _uncapitalised(text: str) -> str:
+    return _text(text[:1].lower() + text[1:].rstrip("."))
+
+
+def _text(text: str) -> str:
+    """Escape what roff would take for a command, and give hyphens their own shape so that options can be copied."""
+    text = text.replace("\\", r"\e").replace("-", r"\-").replace("…", "...")
+    return r"\&" + text if text.startswith((".", "'")) else text
+
+
+if __name__ == "__main__":
+    for name, page in pages().items():
+        (DIRECTORY / name).write_text(page, encoding="utf-8")
