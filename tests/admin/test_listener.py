@@ -3,12 +3,15 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from infd.admin.listener import Listener
 from infd.errors import ConfigError, StartError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_only_owner_and_group_may_open_the_socket(tmp_path: Path) -> None:

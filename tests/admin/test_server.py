@@ -142,13 +142,6 @@ async def test_groups_decide_what_a_stranger_may_do(
         house.engine,
         Config(),
         drain=house.drained.set,
-        access=Access(owner=1000, readers=None, admins=60),
-        identify=lambda connection: Peer(4711, 99, frozenset(groups)),
-    )
-    server = AdminServer(
-        house.engine,
-        Config(),
-        drain=house.drained.set,
         access=Access(owner=1000, readers=50, admins=60),
         identify=lambda connection: Peer(4711, 99, frozenset(groups)),
     )
