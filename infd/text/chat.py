@@ -1,0 +1,243 @@
+"""Turn a conversation into the prompt that the model was trained to read.
+
+Renders what transformers' `apply_chat_template` renders, byte for byte, without
+importing it. The template is a stranger's program: it runs in `sandbox.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from jinja2 import Template, TemplateSyntaxError, meta
+
+from infd.errors import ConfigError, InvalidRequest
+from infd.text.sandbox import Exhausted, Limits, Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from infd.text.tokenizer import Tokenizer
+
+MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest known are some 30,000
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_END_MARK = "\ufdd0 "  # a noncharacter shows where the final message ends, the space whether it was trimmed
+_PROBE = "\ufdd1"
+
+Message = dict[str, Any]
+
+
+class ChatTemplate:
+    """A model's chat templates, ready to render. Any thread may render."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        variables: Mapping[str, str] | None = None,
+        *,
+        limits: Limits = Limits(),  # noqa: B008 (immutable)
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Take templates by name ("default", "tool_use") and the tokens they may write, such as bos_token."""
+        self._sources = dict(sources)
+        self._variables = dict(variables or {})
+        self._limits = limits
+        self._now = now
+        self._compiled: dict[str, _Compiled] = {}
+
+    @classmethod
+    def load(cls, tokenizer: Tokenizer, file: str | Path | None = None) -> ChatTemplate:
+        """Take the checkpoint's templates, or the one in `file` instead. Raises ConfigError if that does not compile."""
+        files = tokenizer.files
+        if file is None:
+            return cls(files.templates, files.special_tokens)
+        try:
+            template = cls({"default": Path(file).read_text(encoding="utf-8")}, files.special_tokens)
+            template._compile("default")
+        except (OSError, UnicodeDecodeError, InvalidRequest) as error:
+            raise ConfigError(f"chat template {file}: {error}") from error
+        return template
+
+    def __bool__(self) -> bool:
+        """Say whether there is a template at all."""
+        return bool(self._sources)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt's text, special tokens written out: encode it without adding any.
+
+        messages  plain JSON values; content is text or a list of parts
+        kwargs    variables that the template reads beyond these; those it does not read are ignored
+
+        Raises InvalidRequest where the template is missing, refuses the conversation, fails, or takes too much.
+        """
+        if not messages:
+            raise InvalidRequest("the conversation is empty", param="messages")
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+            )
+        compiled = self._compile(self._choose(tools))
+        conversation = [_prepared(message) for message in messages]
+        if not compiled.reads_parts:
+            conversation = [_with_joined_parts(message) for message in conversation]
+        if continue_final_message:
+            conversation[-1] = _marked(conversation[-1])
+        text = compiled.render(
+            self._variables
+            | compiled.allowed(kwargs or {}, reserved=self._variables)
+            | {
+                "messages": conversation,
+                "tools": tools,
+                "documents": documents,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def begins_with_bos(self, text: str) -> bool:
+        """Say whether a text writes the BOS token itself, so that encoding must not add another."""
+        bos = self._variables.get("bos_token")
+        return bool(bos) and text.startswith(bos or "")
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        if tools is not None and "tool_use" in self._sources:
+            return "tool_use"
+        if "default" in self._sources:
+            return "default"
+        if self._sources:
+            raise InvalidRequest(
+                f"this model has chat templates named {', '.join(sorted(self._sources))} but no default; "
+                "start infd with one of them as its chat template",
+                param="messages",
+            )
+        raise InvalidRequest(
+            "this model has no chat template; use /v1/completions, or start infd with a chat template",
+            param="messages",
+        )
+
+    def _compile(self, name: str) -> _Compiled:
+        # Two threads may both compile; either result serves.
+        compiled = self._compiled.get(name)
+        if compiled is None:
+            compiled = self._compiled[name] = _Compiled(self._sources[name], self._limits, self._now)
+        return compiled
+
+
+class _Compiled:
+    """One template."""
+
+    def __init__(self, source: str, limits: Limits, now: Callable[[], datetime]) -> None:
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise InvalidRequest(f"the chat template is longer than {MAX_SOURCE_CHARACTERS} characters")
+        self._limits = limits
+        self._sandbox = Sandbox(limits)
+        self._sandbox.globals["strftime_now"] = lambda form: now().strftime(form)
+        try:
+            self._reads = meta.find_undeclared_variables(self._sandbox.parse(source))
+            self._template: Template = self._sandbox.from_string(source)
+        except TemplateSyntaxError as error:
+            raise InvalidRequest(f"the chat template is wrong in line {error.lineno}: {error.message}") from error
+        except Exception as error:  # whatever else a stranger's source makes the compiler do
+            raise InvalidRequest(f"the chat template cannot be compiled: {_short(error)}") from error
+
+    def allowed(self, kwargs: Mapping[str, Any], reserved: Mapping[str, str]) -> dict[str, Any]:
+        """Return those that the template reads. Raises InvalidRequest for one that is not the caller's to set."""
+        own = {"messages", "tools", "documents", "add_generation_prompt", *reserved, *self._sandbox.globals}
+        for name in kwargs:
+            if name in own:
+                raise InvalidRequest(f"a request cannot set {name}", param=f"chat_template_kwargs.{name}")
+        return {name: value for name, value in kwargs.items() if name in self._reads}
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        parts: list[str] = []
+        room = self._limits.output_characters
+        try:
+            for part in self._template.generate(variables):
+                room -= len(part)
+                if room < 0:
+                    raise Exhausted(f"the prompt is longer than {self._limits.output_characters} characters")
+                parts.append(part)
+        except Exception as error:  # only the template's code runs here, and what it does with the client's values
+            raise InvalidRequest(f"the chat template refuses: {_short(error)}", param="messages") from error
+        return "".join(parts)
+
+    @cached_property
+    def reads_parts(self) -> bool:
+        """Whether content may be a list of parts; where not, such a list would be printed as Python writes it."""
+        content = [{"type": "text", "text": _PROBE}]
+        variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": False}
+        try:
+            text = self.render(variables)
+        except InvalidRequest:
+            return False
+        return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+
+def _short(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= 500 else text[:500] + "..."
+
+
+def _prepared(message: Message) -> Message:
+    """Write a message as templates expect it: absent rather than null, arguments as objects, reasoning by its names."""
+    message = {name: value for name, value in message.items() if value is not None}
+    if isinstance(calls := message.get("tool_calls"), list):
+        message["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+    for field in _REASONING_FIELDS:
+        if field in message:
+            return {"thinking": message[field], **message, "reasoning_content": message[field]}
+    return message
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """OpenAI's clients send arguments as JSON text; templates print objects."""
+    match call:
+        case {"function": {"arguments": str(text)} as function}:
+            try:
+                arguments = json.loads(text) if text else {}
+            except (ValueError, RecursionError):
+                return call  # what the model wrote, though it was not JSON
+            return {**call, "function": {**function, "arguments": arguments}}
+    return call
+
+
+def _with_joined_parts(message: Message) -> Message:
+    content = message.get("content")
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
+        return {**message, "content": "\n".join(part["text"] for part in content)}
+    return message
+
+
+def _marked(message: Message) -> Message:
+    """Mark the end of the message's text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + _END_MARK}
+    if isinstance(content, list):
+        for index in range(len(content) - 1, -1, -1):
+            part = content[index]
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                ending = {**part, "text": part["text"] + _END_MARK}
+                return {**message, "content": [*content[:index], ending, *content[index + 1 :]]}
+    raise InvalidRequest("the final message has no text to continue", param="messages")
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_END_MARK.rstrip())
+    if end < 0:
+        raise InvalidRequest("this model's chat template leaves out the final message's text", param="messages")
+    return text[:end] if text.startswith(_END_MARK, end) else text[:end].rstrip()

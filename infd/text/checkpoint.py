@@ -1,0 +1,120 @@
+"""What a checkpoint directory says about text.
+
+The small files beside tokenizer.json: names of special tokens, chat templates,
+end ids. Where two files disagree the choice is transformers', so that a prompt
+here is the prompt the model was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from infd.errors import CheckpointError
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TextFiles(Struct, frozen=True, kw_only=True):
+    """The text side of one checkpoint.
+
+    special_tokens     role to token, such as "eos_token" to "<|im_end|>"; templates see these as variables
+    extra_special      further special tokens, without a role
+    added_tokens       tokens to add to the vocabulary where it lacks them, by id; each as its JSON object
+    split_special      special tokens written out in a text are encoded as ordinary characters
+    templates          chat templates by name; the usual one is "default"
+    generation_config  generation_config.json as it is
+    end_ids            ids that end an answer, as far as the configuration files say
+    """
+
+    directory: Path
+    special_tokens: dict[str, str]
+    extra_special: tuple[str, ...]
+    added_tokens: dict[int, dict[str, Any]]
+    split_special: bool
+    templates: dict[str, str]
+    generation_config: dict[str, Any]
+    end_ids: frozenset[int]
+
+    @classmethod
+    def read(cls, directory: str | Path) -> TextFiles:
+        """Read the files that exist; none of them must. Raises CheckpointError for one that cannot be understood."""
+        directory = Path(directory)
+        tokenizer_config = _object(directory / "tokenizer_config.json")
+        generation_config = _object(directory / "generation_config.json")
+        added = tokenizer_config.get("added_tokens_decoder")
+        if added is None:
+            # Only older checkpoints rely on this file; in newer ones it may be stale.
+            tokenizer_config |= _object(directory / "special_tokens_map.json")
+        try:
+            return cls(
+                directory=directory,
+                special_tokens=_named(tokenizer_config),
+                extra_special=_extra(tokenizer_config),
+                added_tokens={int(token_id): dict(token) for token_id, token in (added or {}).items()},
+                split_special=bool(tokenizer_config.get("split_special_tokens", False)),
+                templates=_templates(directory, tokenizer_config),
+                generation_config=generation_config,
+                end_ids=_end_ids(generation_config) | _end_ids(_object(directory / "config.json")),
+            )
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{directory / 'tokenizer_config.json'}: {error!r}") from error
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected an object, found {type(content).__name__}")
+    return content
+
+
+def _content(token: Any) -> str | None:
+    """A token is written as its text or as an object that holds it."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _named(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    extra = tokenizer_config.get("extra_special_tokens")
+    by_role = tokenizer_config | (extra if isinstance(extra, dict) else {})
+    roles = [*NAMED_TOKENS, *(role for role in by_role if role.endswith("_token") and role not in NAMED_TOKENS)]
+    found = {role: _content(by_role.get(role)) for role in roles}
+    return {role: token for role, token in found.items() if token is not None}
+
+
+def _extra(tokenizer_config: dict[str, Any]) -> tuple[str, ...]:
+    extra = tokenizer_config.get("extra_special_tokens") or tokenizer_config.get("additional_special_tokens") or []
+    tokens = [_content(token) for token in (extra.values() if isinstance(extra, dict) else extra)]
+    return tuple(token for token in tokens if token is not None)
+
+
+def _templates(directory: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Files of their own come before the entry in tokenizer_config.json."""
+    files = {"default": directory / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    try:
+        found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{directory}: chat template: {error}") from error
+    if found:
+        return found
+    entry = tokenizer_config.get("chat_template")
+    if isinstance(entry, list):
+        return {named["name"]: named["template"] for named in entry}
+    if isinstance(entry, dict):
+        return dict(entry)
+    return {"default": entry} if isinstance(entry, str) else {}
+
+
+def _end_ids(config: dict[str, Any]) -> frozenset[int]:
+    ids = config.get("eos_token_id")
+    return frozenset(end_id for end_id in (ids if isinstance(ids, list) else [ids]) if type(end_id) is int)

@@ -1,0 +1,168 @@
+"""Turn ids into text as they arrive, in whole characters.
+
+What has been returned is never taken back, and all of it together is the text
+of all ids. This runs once per token of every stream.
+"""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+from typing import TYPE_CHECKING, Protocol
+
+from infd.text.pieces import BytePieces, TextPieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+
+
+class Detokenizer(Protocol):
+    """One text in the making."""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """Return the text that is certain now that these ids follow. Ids without a token add nothing."""
+
+    def flush(self) -> str:
+        """Return what an unfinished character becomes, as nothing follows."""
+
+
+def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
+    """Start a text with the fastest way that is exact for this tokenizer."""
+    match tokenizer.pieces(skip_special_tokens=skip_special_tokens):
+        case BytePieces() as pieces:
+            return _ByteText(pieces)
+        case TextPieces() as pieces:
+            return _PieceText(pieces)
+        case None:
+            return _WindowText(tokenizer, skip_special_tokens=skip_special_tokens)
+
+
+class _ByteText:
+    """Every id is bytes; the text is their UTF-8, whatever the ids' borders."""
+
+    __slots__ = ("_table", "_tail")
+
+    def __init__(self, pieces: BytePieces) -> None:
+        self._table = pieces.table
+        self._tail = b""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        table = self._table
+        try:
+            data = table[ids[0]] if len(ids) == 1 else b"".join([table[token_id] for token_id in ids])
+        except IndexError:  # a model's vocabulary may be padded beyond its tokenizer's
+            data = b"".join([table[token_id] for token_id in ids if token_id < len(table)])
+        if self._tail:
+            data = self._tail + data
+        text, used = utf_8_decode(data, "replace", False)
+        self._tail = data[used:]
+        return text
+
+    def flush(self) -> str:
+        text, _ = utf_8_decode(self._tail, "replace", True)
+        self._tail = b""
+        return text
+
+
+class _PieceText:
+    """An id is text or one byte.
+
+    A run of bytes that is not UTF-8 becomes one replacement character a byte,
+    as in the library. But characters of the run that were complete before its
+    first bad byte stay: they have been sent, and in many models a newline is a
+    byte, so waiting for a run's end would find stop strings a token late.
+    """
+
+    __slots__ = ("_broken", "_drop_space", "_first", "_run", "_table")
+
+    def __init__(self, pieces: TextPieces) -> None:
+        self._table = pieces.table
+        self._first = pieces.first
+        self._drop_space = pieces.drop_space
+        self._run = b""
+        self._broken = False
+
+    def feed(self, ids: Sequence[int]) -> str:
+        table = self._table
+        parts: list[str] = []
+        for token_id in ids:
+            piece = table[token_id] if token_id < len(table) else None
+            if piece is None:
+                continue
+            if isinstance(piece, int):
+                parts.append(self._byte(piece))
+                continue
+            if self._run or self._broken:
+                parts.append(self._end_run())
+            if self._first is not None:
+                piece = self._first[token_id] or ""
+                self._first = None
+            parts.append(piece)
+        return self._opened("".join(parts))
+
+    def flush(self) -> str:
+        return self._opened(self._end_run())
+
+    def _byte(self, byte: int) -> str:
+        if self._broken:
+            return _REPLACEMENT
+        run = self._run + bytes([byte])
+        try:
+            text, used = utf_8_decode(run, "strict", False)
+        except UnicodeDecodeError:
+            self._broken, self._run = True, b""
+            return _REPLACEMENT * len(run)
+        self._run = run[used:]
+        return text
+
+    def _end_run(self) -> str:
+        text = _REPLACEMENT * len(self._run)
+        self._broken, self._run = False, b""
+        return text
+
+    def _opened(self, text: str) -> str:
+        if text and self._drop_space:
+            self._drop_space = False
+            return text.removeprefix(" ")
+        return text
+
+
+class _WindowText:
+    """Any decoder: decode the last ids again together with the new ones, and return what is added."""
+
+    __slots__ = ("_hidden", "_shown", "_shown_text", "_tokenizer", "_window")
+
+    PATIENCE = 16  # ids held back for a character to complete; no character takes as many
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._window: list[int] = []
+        self._shown = 0  # ids of the window whose text has been returned
+        self._shown_text = ""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        # Decoders treat the first token differently, so the window must hold only ids that show.
+        visible = [token_id for token_id in ids if token_id not in self._hidden and self._tokenizer.has(token_id)]
+        if not visible:
+            return ""
+        self._window += visible
+        text = self._tokenizer.decode(self._window, skip_special_tokens=False)
+        if text.endswith(_REPLACEMENT) and len(self._window) - self._shown < self.PATIENCE:
+            return ""
+        return self._show(text)
+
+    def flush(self) -> str:
+        if len(self._window) == self._shown:
+            return ""
+        return self._show(self._tokenizer.decode(self._window, skip_special_tokens=False))
+
+    def _show(self, text: str) -> str:
+        added = text[len(self._shown_text) :]
+        del self._window[: self._shown]
+        self._shown = len(self._window)
+        self._shown_text = self._tokenizer.decode(self._window, skip_special_tokens=False)
+        return added

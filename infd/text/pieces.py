@@ -1,0 +1,123 @@
+"""What each token id adds to a text.
+
+Two families of decoder, which cover nearly every generating model, are
+recognised by their configuration and become a table, so that decoding a token
+is one look-up. Any other decoder is left to the tokenizers library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import tokenizers
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class BytePieces(Struct, frozen=True):
+    """Byte-level BPE: every id is bytes of one UTF-8 text. An id without a token is empty."""
+
+    table: list[bytes]
+
+    def without(self, ids: Collection[int]) -> BytePieces:
+        return BytePieces([b"" if token_id in ids else piece for token_id, piece in enumerate(self.table)])
+
+    def bytes_of(self, token_id: int) -> bytes:
+        return self.table[token_id] if token_id < len(self.table) else b""
+
+
+class TextPieces(Struct, frozen=True):
+    """SentencePiece and its like: an id is text, or one byte (an int) of a run that spells characters.
+
+    An id without a token is None, and does not end a run.
+
+    first       what an id adds where it is the first, if that differs: no space before the first word
+    drop_space  the text loses one space at its start
+    """
+
+    table: list[str | int | None]
+    first: list[str | None] | None = None
+    drop_space: bool = False
+
+    def without(self, ids: Collection[int]) -> TextPieces:
+        table = [None if token_id in ids else piece for token_id, piece in enumerate(self.table)]
+        return TextPieces(table, self.first, self.drop_space)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        piece = self.table[token_id] if token_id < len(self.table) else None
+        if piece is None:
+            return b""
+        return piece.encode() if isinstance(piece, str) else bytes([piece])
+
+
+def recognise(backend: tokenizers.Tokenizer) -> BytePieces | TextPieces | None:
+    """Return the table of a known decoder, None for any other."""
+    if backend.decoder is None:
+        return None
+    tokens = _tokens(backend)
+    match _steps(json.loads(backend.decoder.__getstate__())):
+        case [{"type": "ByteLevel"}]:
+            return BytePieces(_byte_level(tokens))
+        case [{"type": "Metaspace", "replacement": mark, "prepend_scheme": scheme}]:
+            return TextPieces(
+                list(_replaced(tokens, mark, " ")), None if scheme == "never" else _replaced(tokens, mark, "")
+            )
+        case [{"type": "Replace", "pattern": {"String": mark}, "content": space}, {"type": "ByteFallback"}, *rest]:
+            pieces = [None if text is None else _text_or_byte(text) for text in _replaced(tokens, mark, space)]
+            match rest:
+                case [] | [{"type": "Fuse"}]:
+                    return TextPieces(pieces)
+                case [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
+                    return TextPieces(pieces, drop_space=True)
+    return None
+
+
+def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    return steps
+
+
+def _tokens(backend: tokenizers.Tokenizer) -> list[str | None]:
+    """Every id's token. An added token hides one of the vocabulary that has the same id."""
+    by_id = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
+    by_id |= {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
+    return [by_id.get(token_id) for token_id in range(1 + max(by_id, default=-1))]
+
+
+def _replaced(tokens: list[str | None], mark: str, text: str) -> list[str | None]:
+    return [None if token is None else token.replace(mark, text) for token in tokens]
+
+
+def _text_or_byte(token: str) -> str | int:
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return token if byte is None else int(byte[1], 16)
+
+
+def _byte_level(tokens: list[str | None]) -> list[bytes]:
+    """Undo the alphabet in which byte-level BPE writes bytes as printable characters.
+
+    Printable Latin-1 stands for itself, the other 68 bytes for the characters
+    from 256 on, in order. A token with any other character is text as it is.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {byte: byte for byte in printable} | {256 + index: byte for index, byte in enumerate(others)}
+    not_latin_1 = 0xFFFF
+    alphabet |= {byte: not_latin_1 for byte in others}
+
+    def spelled(token: str | None) -> bytes:
+        if token is None:
+            return b""
+        try:
+            return token.translate(alphabet).encode("latin-1")
+        except UnicodeEncodeError:
+            return token.encode()
+
+    return [spelled(token) for token in tokens]

@@ -1,0 +1,128 @@
+"""Text to ids and back, with the ids that transformers would give.
+
+Reads tokenizer.json with the tokenizers library; transformers itself takes
+seconds to import. Nothing changes after loading, so any thread may encode.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tokenizers
+
+from infd.errors import CheckpointError, InvalidRequest
+from infd.text.checkpoint import NAMED_TOKENS, TextFiles
+from infd.text.pieces import BytePieces, TextPieces, recognise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Some chat models end a turn with a token that their configuration does not call an end.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+
+
+class Tokenizer:
+    """A checkpoint's vocabulary.
+
+    vocab_size   one more than the largest id with a token; a model may have more rows
+    special_ids  ids that `skip_special_tokens` leaves out
+    end_ids      ids that end an answer: of generation_config.json, config.json, the tokenizer and the chat template
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, files: TextFiles) -> None:
+        """Take over `backend`: the special tokens of `files` are added to it, truncation and padding turned off."""
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = files.split_special
+        special = [*(files.special_tokens[role] for role in NAMED_TOKENS if role in files.special_tokens)]
+        special += files.extra_special
+        backend.add_tokens([tokenizers.AddedToken(**token) for _, token in sorted(files.added_tokens.items())])
+        backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
+        self._backend = backend
+        self._files = files
+        self._pieces = recognise(backend)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(
+            token_id for token_id, token in added.items() if token.special or token.content in special
+        )
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.end_ids = self._find_end_ids()
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Tokenizer:
+        """Read the tokenizer of a checkpoint. Raises CheckpointError, naming the file."""
+        path = Path(directory) / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path} is missing; infd reads no other kind of tokenizer. "
+                "transformers can write it: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises the bare class
+            raise CheckpointError(f"{path}: {error}") from error
+        return cls(backend, TextFiles.read(directory))
+
+    @property
+    def files(self) -> TextFiles:
+        """What else the checkpoint says about text."""
+        return self._files
+
+    @property
+    def bos(self) -> str | None:
+        return self._files.special_tokens.get("bos_token")
+
+    @property
+    def eos(self) -> str | None:
+        return self._files.special_tokens.get("eos_token")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`.
+
+        Takes about 1 ms per kilobyte, and lets other threads run: encode long texts through `offload`.
+        Raises InvalidRequest for a text that is not Unicode (a lone surrogate).
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"the text is not valid Unicode at character {error.start}") from error
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`; those without a token add nothing."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token written out, None if there is no such token."""
+        return self._backend.token_to_id(token)
+
+    def has(self, token_id: int) -> bool:
+        """Say whether the id has a token."""
+        return self._backend.id_to_token(token_id) is not None
+
+    def piece(self, token_id: int) -> bytes:
+        """Return what the id adds to a text that it does not begin; special tokens are written out.
+
+        The bytes may be part of a character only.
+        """
+        if self._pieces is not None:
+            return self._pieces.bytes_of(token_id)
+        once, twice = (self.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
+        return (twice.removeprefix(once) if twice.startswith(once) else once).encode()
+
+    def pieces(self, *, skip_special_tokens: bool) -> BytePieces | TextPieces | None:
+        """Return the table to decode with, None where this decoder has no table."""
+        return self._pieces_without_special if skip_special_tokens else self._pieces
+
+    @cached_property
+    def _pieces_without_special(self) -> BytePieces | TextPieces | None:
+        return None if self._pieces is None else self._pieces.without(self.special_ids)
+
+    def _find_end_ids(self) -> frozenset[int]:
+        template = self._files.templates.get("default", "")
+        names = [token for token in _TURN_ENDS if token in template]
+        if self.eos is not None:
+            names.append(self.eos)
+        ids = (self.id_of(name) for name in names)
+        return self._files.end_ids | frozenset(token_id for token_id in ids if token_id is not None)
