@@ -74,7 +74,7 @@ class CacheLayout(Struct, frozen=True):
 class Capacity(Struct, frozen=True, kw_only=True):
     """What the executor can hold, known once the model is loaded.
 
-    pages          page ids 1..pages may be granted; id 0 is scratch: padding writes there, and nothing read from it counts
+    pages          page ids 1..pages may be granted; id 0 is scratch: padding writes there, nothing read from it counts
     rows           sequences at once
     step_tokens    most tokens in one step
     max_model_len  longest sequence, prompt and answer together

@@ -73,6 +73,11 @@ class StepPlan(Struct):
     def tokens(self) -> int:
         return sum(span.count for span in self.spans)
 
+    @property
+    def admitted(self) -> list[Sequence]:
+        """The sequences that join with this step: their spans are its last ones, in the order of the joins."""
+        return [span.seq for span in self.spans[len(self.spans) - len(self.joins) :]]
+
 
 class StepResult(Struct):
     """What a step's spans produced, in the plan's order.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from infd.request import FinishReason, Request
+    from infd.scheduler.policy import Order
 
 
 class Sequence:
@@ -20,12 +21,14 @@ class Sequence:
         "choice",
         "computed",
         "constrained",
+        "covered",
         "failure",
         "finish",
         "in_flight",
         "indexed",
         "keys",
         "leader",
+        "limit",
         "order",
         "prefix_root",
         "prompt_cached",
@@ -33,6 +36,7 @@ class Sequence:
         "request",
         "row",
         "seed",
+        "step",
         "tables",
         "tokens",
     )
@@ -45,20 +49,23 @@ class Sequence:
         self.seed = request.sampling.seed + choice
         self.tokens = list(request.prompt)
         self.prompt_tokens = len(self.tokens)
+        self.limit = self.prompt_tokens + request.sampling.max_tokens  # tokens at which it ends
         self.prefix_root = prefix_root
         self.leader = leader  # wait until its prompt is planned, then share its pages
         self.constrained = False  # sampling needs a mask that depends on the last token
 
-        self.order: int = 0  # place in the queue; smaller first; kept through preemption
+        self.order: Order = (0, 0)  # place in the queue; kept through preemption
         self.computed = 0
         self.in_flight = 0  # samples not yet committed
+        self.step = -1  # number of the last plan it stood in
         self.row: int | None = None
         self.tables: list[list[int]] = []  # page ids per group; 0 where dropped behind a window
+        self.covered = 0  # tokens that the tables have room for
         self.keys: dict[int, list[bytes]] = {}  # prefix keys of the full pages, by page_tokens
-        self.indexed: list[int] = []  # per group, leading pages already offered to the prefix index
+        self.indexed = 0  # leading tokens whose pages were offered to the prefix index
         self.prompt_cached: int | None = None  # prompt tokens found in the cache when it first ran
         self.finish: FinishReason | None = None
-        self.failure: Exception | None = None
+        self.failure: Exception | None = None  # why, where finish is ERROR
 
     @property
     def planned(self) -> int:

@@ -1,0 +1,45 @@
+"""Decide who goes first.
+
+Priority is a head start in the queue, not a class: each level of priority is
+worth `patience` arrivals. A request is therefore overtaken by a bounded number
+of later ones, whatever their priority, and the order never changes while it
+waits, runs or is preempted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from infd.scheduler.sequence import Sequence
+
+Order = tuple[int, int]
+
+
+class Policy:
+    """Places in the queue; the smaller goes first."""
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._arrivals = 0
+
+    def place(self, priority: int) -> Order:
+        """Return the place of the next arrival. A lower priority is earlier."""
+        self._arrivals += 1
+        return self._arrivals + priority * self._patience, self._arrivals
+
+
+def by_order(seq: Sequence) -> Order:
+    return seq.order
+
+
+def decoding_first(running: list[Sequence]) -> list[Sequence]:
+    """Return the running sequences in the order in which they draw from a step's tokens.
+
+    Those owed one token draw first: a prompt fills what they leave, so it never
+    pauses a stream. Within both parts the order of arrival holds.
+    """
+    decoding = [seq for seq in running if seq.planned - seq.computed == 1]
+    if len(decoding) == len(running):
+        return decoding
+    return decoding + [seq for seq in running if seq.planned - seq.computed != 1]

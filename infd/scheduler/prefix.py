@@ -1,0 +1,84 @@
+"""Find pages whose tokens were computed before.
+
+A page's key is a hash over its tokens and the key of the page before it, so
+equal keys mean equal prefixes. The root of a chain names everything else that
+the cached values depend on (model, adapter, tenant, epoch); the engine makes it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from infd.scheduler.layout import CacheLayout
+    from infd.scheduler.sequence import Sequence
+
+
+class PrefixIndex:
+    """Which page holds which prefix, per group. A page stands here at most once."""
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[int, bytes], int] = {}
+        self._keys: dict[int, tuple[int, bytes]] = {}
+
+    def find(self, group: int, key: bytes) -> int | None:
+        return self._pages.get((group, key))
+
+    def put(self, group: int, key: bytes, page: int) -> bool:
+        """Offer a page. False if that prefix stands here already, in another page."""
+        if (group, key) in self._pages:
+            return False
+        self._pages[group, key] = page
+        self._keys[page] = (group, key)
+        return True
+
+    def forget(self, page: int) -> None:
+        entry = self._keys.pop(page, None)
+        if entry is not None:
+            del self._pages[entry]
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def page_keys(seq: Sequence, page_tokens: int) -> list[bytes]:
+    """Return the keys of all full pages of the sequence's known tokens. Made once, extended as it grows."""
+    keys = seq.keys.setdefault(page_tokens, [])
+    tokens = seq.tokens
+    parent = keys[-1] if keys else seq.prefix_root
+    for start in range(len(keys) * page_tokens, len(tokens) - page_tokens + 1, page_tokens):
+        parent = blake2b(parent + array("i", tokens[start : start + page_tokens]).tobytes(), digest_size=16).digest()
+        keys.append(parent)
+    return keys
+
+
+def longest_hit(seq: Sequence, layout: CacheLayout, index: PrefixIndex) -> int:
+    """Return the longest prefix of the sequence, in tokens, at which every group can resume.
+
+    At least one token is left to compute, because its logits are wanted.
+    """
+    if not layout.groups:
+        return 0
+    boundary = len(seq.tokens) - 1
+    for number, group in enumerate(layout.groups):
+        if group.window is None:
+            keys = page_keys(seq, group.page_tokens)
+            run = next((i for i, key in enumerate(keys) if index.find(number, key) is None), len(keys))
+            boundary = min(boundary, run * group.page_tokens)
+    boundary -= boundary % layout.alignment
+    windowed = [
+        (number, group, page_keys(seq, group.page_tokens))
+        for number, group in enumerate(layout.groups)
+        if group.window is not None
+    ]
+    while boundary > 0 and not all(
+        group.resumable(boundary, lambda page, n=number, k=keys: index.find(n, k[page]) is not None)  # type: ignore[misc]
+        for number, group, keys in windowed
+    ):
+        boundary -= layout.alignment
+    return boundary

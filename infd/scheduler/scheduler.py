@@ -1,0 +1,334 @@
+"""Decide what each step computes.
+
+Plain integers only: no torch, no clock, no await. There is no prefill or
+decode phase; a sequence is simply owed the tokens not yet computed.
+
+Steps run strictly in the order planned. Pages and rows let go here may
+therefore be granted in the very next plan, even while earlier steps that use
+them are still in flight.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from infd.request import FinishReason
+from infd.scheduler.pages import PagePool
+from infd.scheduler.plan import Grant, Join, Span, StepPlan, Want
+from infd.scheduler.policy import Policy, by_order, decoding_first
+from infd.scheduler.prefix import PrefixIndex, longest_hit, page_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from infd.request import TokenLogprobs
+    from infd.scheduler.layout import Capacity
+    from infd.scheduler.plan import StepResult
+    from infd.scheduler.sequence import Sequence
+
+
+class Outcome(Struct):
+    """What a step brought to one sequence; why it ended stands in `seq.finish`."""
+
+    seq: Sequence
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+
+
+class Scheduler:
+    """Sequences, and the pages and rows they share.
+
+    waiting and running are each in the order of arrival (`policy.py`). A
+    running sequence holds a row and pages; a preempted one waits again, in its
+    old place.
+    """
+
+    def __init__(self, capacity: Capacity, *, priority_patience: int = 64, prefix_caching: bool = True) -> None:
+        self.capacity = capacity
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.index = PrefixIndex()
+        self.pool = PagePool(capacity.pages, self.index)
+        self.preemptions = 0
+        self.prefix_queries = 0  # prompt tokens looked up
+        self.prefix_hits = 0  # and found
+        self._groups = capacity.layout.groups
+        self._page_tokens = min((group.page_tokens for group in self._groups), default=0)
+        self._prefix_caching = prefix_caching and bool(self._groups)
+        self._policy = Policy(priority_patience)
+        self._rows = list(range(capacity.rows - 1, -1, -1))
+        self._number = 0
+        self._unsettled: dict[int, list[int]] = {}  # pages indexed by each step in flight
+
+    # The caller's side
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence. Its request has been checked: it fits max_model_len."""
+        assert seq.prompt_tokens < self.capacity.max_model_len
+        seq.limit = min(seq.limit, self.capacity.max_model_len)
+        seq.order = self._policy.place(seq.request.priority)
+        insort(self.waiting, seq, key=by_order)
+
+    def remove(self, seq: Sequence, finish: FinishReason, failure: Exception | None = None) -> None:
+        """End a sequence now. What steps in flight still compute for it is dropped."""
+        if seq.finish is not None:
+            return
+        seq.finish, seq.failure = finish, failure
+        if seq.row is None:
+            self.waiting.remove(seq)
+        else:
+            self._let_go(seq)
+
+    def plan(self) -> StepPlan | None:
+        """Fill the next step, or return None if nothing can be computed now."""
+        plan = StepPlan(self._number, [], [], [])
+        left = self.capacity.step_tokens
+        for seq in decoding_first(self.running):
+            if not left:
+                break
+            left -= self._grant(plan, seq, left)
+        if self.waiting and left:
+            self._admit(plan, left)
+        if not plan.spans:
+            return None
+        self._number += 1
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
+        """Take in what a step produced, in the order planned. Sequences removed meanwhile are passed over."""
+        self._unsettled.pop(plan.number, None)
+        outcomes: list[Outcome] = []
+        at = 0
+        for i, span in enumerate(plan.spans):
+            tokens = result.tokens[at : at + result.accepted[i]]
+            at += result.accepted[i]
+            seq = span.seq
+            if span.want is Want.LAST:
+                seq.in_flight -= 1
+            if seq.finish is not None:
+                continue
+            if i in result.failed:
+                self._unindex(seq)
+                self.remove(seq, FinishReason.ERROR, result.failed[i])
+                outcomes.append(Outcome(seq, [], []))
+            elif tokens:
+                logprobs = result.logprobs.get(i, [])
+                kept = self._append(seq, tokens, plan.number)
+                outcomes.append(Outcome(seq, tokens[:kept], logprobs[:kept]))
+        return outcomes
+
+    def rollback(self, plans: Iterable[StepPlan]) -> None:
+        """Undo steps that failed: all those in flight, in any order.
+
+        Their sequences go back to the queue, in their old places, with the
+        tokens known so far; pages that these steps were to fill leave the index.
+        """
+        for plan in plans:
+            for page in self._unsettled.pop(plan.number, ()):
+                self.pool.forget(page)
+            for span in plan.spans:
+                if span.want is Want.LAST:
+                    span.seq.in_flight -= 1
+                if span.seq.row is not None:
+                    self._preempt(span.seq)
+
+    def verify(self) -> None:
+        """Assert every invariant of pages and rows."""
+        everybody = self.waiting + self.running
+        self.pool.verify(table for seq in everybody for table in seq.tables)
+        rows = [seq.row for seq in self.running if seq.row is not None]
+        assert sorted(self._rows + rows) == list(range(self.capacity.rows)), "a row is lost or held twice"
+        assert all(seq.row is None and not seq.computed for seq in self.waiting)
+        assert all(seq.finish is None for seq in everybody)
+        for queue in (self.waiting, self.running):
+            assert queue == sorted(queue, key=by_order), "a queue is out of order"
+
+    # One sequence, one step
+
+    def _grant(self, plan: StepPlan, seq: Sequence, left: int) -> int:
+        """Add a span of at most `left` tokens to the plan; return its length, 0 if it cannot go on now."""
+        planned = len(seq.tokens) + seq.in_flight
+        count = planned - seq.computed
+        if planned >= seq.limit or not count or seq.row is None:
+            return 0  # its last token is in flight, or it was preempted a moment ago
+        if count > left:
+            if not self.capacity.layout.divisible:
+                return 0
+            count = left
+        end = seq.computed + count
+        if end > seq.covered and not self._cover(plan, seq, end):
+            return 0
+        want = Want.NONE
+        if end == planned:
+            want = Want.LAST
+            seq.in_flight += 1
+        plan.spans.append(Span(seq, seq.row, seq.computed, count, want))
+        seq.computed = end
+        seq.step = plan.number
+        if self._prefix_caching:
+            self._offer(seq, plan.number)
+        return count
+
+    def _admit(self, plan: StepPlan, left: int) -> None:
+        """Let waiting sequences run, in order, while there is room for the first of them."""
+        pledged = sum(self._missing(seq) for seq in self.running)
+        position = 0
+        while left and self._rows and position < len(self.waiting):
+            seq = self.waiting[position]
+            if seq.in_flight:
+                return  # preempted; plannable once its last step commits
+            leader = seq.leader
+            if leader is not None and leader.finish is None and leader.computed < leader.prompt_tokens:
+                position += 1  # its place in the queue is behind the leader's, so it loses nothing
+                continue
+            if not self.capacity.layout.divisible and len(seq.tokens) > left:
+                return
+            hit = self._find(seq) if self._prefix_caching else 0
+            fresh = sum(not self.pool.is_held(page) for table in seq.tables for page in table if page)
+            if self.running and self._missing(seq) + fresh + pledged > self.pool.available:
+                seq.tables = []
+                return
+            self._seat(seq, position, hit)
+            granted = self._grant(plan, seq, left)
+            assert granted, "an admitted sequence has room for its first span"
+            left -= granted
+            pledged += self._missing(seq)
+            plan.joins.append(self._join(seq))
+
+    def _find(self, seq: Sequence) -> int:
+        """Fill the tables with cached pages, not yet held; return the tokens they cover."""
+        hit = longest_hit(seq, self.capacity.layout, self.index)
+        for number, group in enumerate(self._groups):
+            keys = page_keys(seq, group.page_tokens)
+            table = [0] * (hit // group.page_tokens)
+            for page in group.pages_needed(hit, hit):
+                found = self.index.find(number, keys[page])
+                assert found is not None
+                table[page] = found
+            seq.tables.append(table)
+        return hit
+
+    def _seat(self, seq: Sequence, position: int, hit: int) -> None:
+        """Move a waiting sequence to a row, holding the pages that were found for it."""
+        del self.waiting[position]
+        insort(self.running, seq, key=by_order)
+        seq.row = self._rows.pop()
+        if not seq.tables:
+            seq.tables = [[] for _ in self._groups]
+        for table in seq.tables:
+            for page in table:
+                if page:
+                    self.pool.share(page)
+        seq.computed = seq.indexed = seq.covered = hit
+        if not self._groups:
+            seq.covered = seq.limit
+        if seq.prompt_cached is None:
+            seq.prompt_cached = min(hit, seq.prompt_tokens)
+            self.prefix_queries += seq.prompt_tokens
+            self.prefix_hits += seq.prompt_cached
+
+    def _join(self, seq: Sequence) -> Join:
+        assert seq.row is not None
+        return Join(
+            row=seq.row,
+            tokens=list(seq.tokens),
+            prompt_tokens=seq.prompt_tokens,
+            sampling=seq.request.sampling,
+            end_ids=seq.request.end_ids,
+            tables=[list(table) for table in seq.tables],
+            seed=seq.seed,
+        )
+
+    def _missing(self, seq: Sequence) -> int:
+        """Bound the pages that a sequence has yet to take for the tokens it knows and the next page of its answer."""
+        tokens = len(seq.tokens)
+        if tokens <= seq.covered:
+            return len(self._groups)
+        held = sum(1 for table in seq.tables for page in table if page)
+        return max(0, self.capacity.layout.peak_pages(tokens, self.capacity.step_tokens) - held) + len(self._groups)
+
+    def _cover(self, plan: StepPlan, seq: Sequence, end: int) -> bool:
+        """Take the pages for tokens [computed, end), preempting later sequences if there is no other way."""
+        shortage = 0
+        for group, table in zip(self._groups, seq.tables, strict=True):
+            for page in range(group.pages_droppable(seq.computed)):
+                if page < len(table) and table[page]:
+                    self.pool.release(table[page])
+                    table[page] = 0
+            shortage += group.pages_needed(seq.computed, end).stop - len(table)
+        while self.pool.available < shortage:
+            victim = next(s for s in reversed(self.running) if s.step != plan.number)
+            if victim is seq:
+                return False  # it keeps what it holds and goes on when others have finished
+            self._preempt(victim)
+        joined = seq.step >= 0
+        for number, (group, table) in enumerate(zip(self._groups, seq.tables, strict=True)):
+            for index in range(len(table), group.pages_needed(seq.computed, end).stop):
+                page = self.pool.take()
+                table.append(page)
+                if joined:
+                    assert seq.row is not None
+                    plan.grants.append(Grant(seq.row, number, index, page))
+        seq.covered = min(len(table) * group.page_tokens for group, table in zip(self._groups, seq.tables, strict=True))
+        return True
+
+    def _append(self, seq: Sequence, tokens: list[int], step: int) -> int:
+        """Add the tokens that `step` sampled, up to the first that ends the sequence; return how many were kept."""
+        end_ids, first = seq.request.end_ids, seq.prompt_tokens + seq.request.sampling.min_tokens
+        for kept, token in enumerate(tokens, 1):
+            seq.tokens.append(token)
+            if token in end_ids and len(seq.tokens) > first:
+                self.remove(seq, FinishReason.STOP)
+                return kept
+            if len(seq.tokens) >= seq.limit:
+                self.remove(seq, FinishReason.LENGTH)
+                return kept
+        if seq.step > step and self._prefix_caching:
+            self._offer(seq, seq.step)  # a step in flight computes tokens that were not known when it was planned
+        return len(tokens)
+
+    def _offer(self, seq: Sequence, step: int) -> None:
+        """Index the full pages whose tokens are known and computed; `step`, in flight, computes the last of them."""
+        settled = min(seq.computed, len(seq.tokens))
+        if settled - seq.indexed < self._page_tokens:
+            return
+        for number, (group, table) in enumerate(zip(self._groups, seq.tables, strict=True)):
+            size = group.page_tokens
+            first, stop = seq.indexed // size, settled // size
+            if stop > first:
+                keys = page_keys(seq, size)
+                for index in range(first, stop):
+                    page = table[index]
+                    if page and self.index.put(number, keys[index], page):
+                        self._unsettled.setdefault(step, []).append(page)
+        seq.indexed = max(seq.indexed, settled - settled % self.capacity.layout.alignment)
+
+    def _unindex(self, seq: Sequence) -> None:
+        """Nobody else may read what a failed sequence has written."""
+        for table in seq.tables:
+            for page in table:
+                if page:
+                    self.pool.forget(page)
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Send a running sequence back to its old place in the queue, to be recomputed."""
+        self._let_go(seq)
+        insort(self.waiting, seq, key=by_order)
+        self.preemptions += 1
+
+    def _let_go(self, seq: Sequence) -> None:
+        """Take row and pages from a running sequence."""
+        assert seq.row is not None
+        self.running.remove(seq)
+        self._rows.append(seq.row)
+        seq.row = None
+        for table in seq.tables:
+            for page in reversed(table):  # the end of a prefix is evicted before its beginning
+                if page:
+                    self.pool.release(page)
+        seq.tables = []
+        seq.computed = seq.covered = seq.indexed = 0
+        seq.step = -1

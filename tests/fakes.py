@@ -1,0 +1,208 @@
+"""A model without weights whose answers betray any mistake in pages, rows or order.
+
+FakeDevice keeps a real paged memory of token ids. To sample, it reads a
+sequence's history back through the page tables and hashes it: a page granted
+twice, a stale table, a wrong position or a step out of order changes the
+answer. `continuation` says what the answer must be, without any pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from infd.errors import InfdError
+from infd.request import TokenLogprobs
+from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
+from infd.scheduler.plan import StepPlan, StepResult, Want
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infd.scheduler.plan import Join, Span
+
+VOCAB = 512
+FULL = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
+
+
+def capacity(
+    layout: CacheLayout = FULL, *, pages: int = 64, rows: int = 8, step_tokens: int = 16, max_model_len: int = 64
+) -> Capacity:
+    return Capacity(
+        layout=layout, pages=pages, rows=rows, step_tokens=step_tokens, max_model_len=max_model_len, vocab_size=VOCAB
+    )
+
+
+def choose(histories: list[list[int]], seed: int) -> int:
+    """Return the token that follows, given what each group sees of the history."""
+    digest = seed & 0xFFFFFFFF
+    for history in histories:
+        digest = zlib.crc32(array("i", history).tobytes(), digest)
+    return 3 + digest % (VOCAB - 3)
+
+
+def continuation(prompt: list[int], count: int, *, seed: int = 0, layout: CacheLayout = FULL) -> list[int]:
+    """Return the first `count` tokens that the fake model generates after `prompt`."""
+    tokens = list(prompt)
+    for _ in range(count):
+        seen = [tokens if group.window is None else tokens[-group.window :] for group in layout.groups] or [tokens]
+        tokens.append(choose(seen, seed))
+    return tokens[len(prompt) :]
+
+
+class FakeDevice:
+    """Runs plans in order. `forward` and `sample` are separate, as on a real device."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        groups = capacity.layout.groups
+        most = max((group.page_tokens for group in groups), default=1)
+        self.memory = [[-1] * most for _ in range(capacity.pages + 1)]
+        self.tokens: list[list[int]] = [[] for _ in range(capacity.rows)]
+        self.tables: list[list[dict[int, int]]] = [[{} for _ in groups] for _ in range(capacity.rows)]
+        self.seeds = [0] * capacity.rows
+        self.steps = 0
+
+    def forward(self, plan: StepPlan) -> None:
+        for join in plan.joins:
+            self._seat(join)
+        for grant in plan.grants:
+            self.tables[grant.row][grant.group][grant.index] = grant.page
+        assert len({span.row for span in plan.spans}) == len(plan.spans), "two spans in one row"
+        assert plan.tokens <= self.capacity.step_tokens
+        for span in plan.spans:
+            self._write(span)
+        self.steps += 1
+
+    def sample(self, plan: StepPlan) -> StepResult:
+        accepted, tokens, logprobs = [], [], {}
+        for number, span in enumerate(plan.spans):
+            accepted.append(int(span.want is Want.LAST))
+            if span.want is Want.LAST:
+                history = self.tokens[span.row]
+                assert len(history) == span.start + span.count, "sampled from the middle of a sequence"
+                token = choose(self._read(span), self.seeds[span.row])
+                history.append(token)
+                tokens.append(token)
+                if (asked := span.seq.request.sampling.logprobs) is not None:
+                    ids = tuple((token + i) % VOCAB for i in range(asked))
+                    logprobs[number] = [TokenLogprobs(-0.5, ids, tuple(-0.5 - i for i in range(asked)))]
+        return StepResult(accepted, tokens, logprobs)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.forward(plan)
+        return self.sample(plan)
+
+    def _seat(self, join: Join) -> None:
+        self.tokens[join.row] = list(join.tokens)
+        self.tables[join.row] = [{i: page for i, page in enumerate(table) if page} for table in join.tables]
+        self.seeds[join.row] = join.seed
+
+    def _write(self, span: Span) -> None:
+        for group, table in zip(self.capacity.layout.groups, self.tables[span.row], strict=True):
+            for position in range(span.start, span.start + span.count):
+                page = table[position // group.page_tokens]
+                assert 0 < page <= self.capacity.pages
+                self.memory[page][position % group.page_tokens] = self.tokens[span.row][position]
+
+    def _read(self, span: Span) -> list[list[int]]:
+        end = span.start + span.count
+        groups = self.capacity.layout.groups
+        if not groups:
+            assert span.start == 0, "nothing was kept of the earlier tokens"
+            return [self.tokens[span.row][:end]]
+        histories = []
+        for group, table in zip(groups, self.tables[span.row], strict=True):
+            first = 0 if group.window is None else max(0, end - group.window)
+            histories.append(
+                [self.memory[table[p // group.page_tokens]][p % group.page_tokens] for p in range(first, end)]
+            )
+        return histories
+
+
+class FakeStep:
+    def __init__(self, executor: FakeExecutor, plan: StepPlan) -> None:
+        self.plan = plan
+        self.result: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+        self._executor = executor
+
+    def sample(self, mask: Any | None = None) -> asyncio.Future[StepResult]:
+        self._executor.ready(self)
+        return self.result
+
+
+class FakeExecutor:
+    """An Executor over a FakeDevice, on the event loop.
+
+    step_s  how long a step takes
+    fault   called with each plan; what it raises fails that step and all behind it
+    gate    while cleared, no step completes
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity | None = None,
+        *,
+        depth: int = 1,
+        step_s: float = 0.0,
+        fault: Callable[[StepPlan], None] | None = None,
+    ) -> None:
+        self.depth = depth
+        self.step_s = step_s
+        self.fault = fault
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.closed = False
+        self._capacity = capacity or globals()["capacity"](pages=256, rows=16, step_tokens=64, max_model_len=256)
+        self.device = FakeDevice(self._capacity)
+        self._queue: list[FakeStep] = []
+        self._worker: asyncio.Task[None] | None = None
+        self.load_error: InfdError | None = None
+
+    async def load(self) -> Capacity:
+        if self.load_error:
+            raise self.load_error
+        return self._capacity
+
+    def forward(self, plan: StepPlan) -> FakeStep:
+        return FakeStep(self, plan)
+
+    def ready(self, step: FakeStep) -> None:
+        self._queue.append(step)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        while self._queue:
+            await asyncio.sleep(self.step_s)
+            await self.gate.wait()
+            step = self._queue.pop(0)
+            try:
+                if self.fault is not None:
+                    self.fault(step.plan)
+                result = self.device.run(step.plan)
+            except Exception as error:  # noqa: BLE001 - whatever a step raises belongs to its caller
+                for dropped in [step, *self._queue]:
+                    dropped.result.set_exception(error)
+                self._queue.clear()
+            else:
+                step.result.set_result(result)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "device": "fake",
+            "dtype": "int",
+            "weights_bytes": 0,
+            "cache_bytes": 0,
+            "ops": [{"family": "attention", "chosen": "fake", "refused": {}}],
+        }
+
+    def pulse(self) -> int:
+        return self.device.steps
+
+    async def close(self) -> None:
+        self.closed = True
+        if self._worker is not None:
+            self._worker.cancel()

@@ -1,0 +1,121 @@
+"""Drives a Scheduler against the fake device, with any number of steps in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from infd.request import FinishReason, Request, SamplingParams
+from infd.scheduler.scheduler import Scheduler
+from infd.scheduler.sequence import Sequence
+from tests.fakes import FULL, FakeDevice, capacity, continuation
+
+if TYPE_CHECKING:
+    from infd.scheduler.layout import Capacity
+    from infd.scheduler.plan import StepPlan
+
+
+def sequence(
+    prompt: int | list[int],
+    *,
+    max_tokens: int = 4,
+    priority: int = 0,
+    seed: int = 0,
+    root: bytes = b"",
+    end_ids: frozenset[int] = frozenset(),
+    leader: Sequence | None = None,
+) -> Sequence:
+    tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
+    request = Request(
+        id="r",
+        prompt=tuple(tokens),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=seed),
+        end_ids=end_ids,
+        priority=priority,
+    )
+    return Sequence(request, prefix_root=root, leader=leader)
+
+
+class Driver:
+    """`issue` plans and starts a step, `complete` commits the oldest one; all invariants are checked after each."""
+
+    def __init__(
+        self, limits: Capacity | None = None, *, depth: int = 1, patience: int = 4, caching: bool = True
+    ) -> None:
+        self.capacity = limits or capacity()
+        self.scheduler = Scheduler(self.capacity, priority_patience=patience, prefix_caching=caching)
+        self.device = FakeDevice(self.capacity)
+        self.depth = depth
+        self.in_flight: deque[StepPlan] = deque()
+        self.everybody: list[Sequence] = []
+        self.plans: list[StepPlan] = []
+
+    def add(self, seq: Sequence) -> Sequence:
+        self.scheduler.add(seq)
+        self.everybody.append(seq)
+        return seq
+
+    def issue(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.plans.append(plan)
+            self.in_flight.append(plan)
+        self.check()
+        return plan
+
+    def complete(self) -> None:
+        """The device runs the oldest step only now, so that what a dropped step was to write is missing."""
+        plan = self.in_flight.popleft()
+        self.scheduler.commit(plan, self.device.run(plan))
+        self.check()
+
+    def fail(self) -> None:
+        """All steps in flight fail."""
+        self.scheduler.rollback(self.in_flight)
+        self.in_flight.clear()
+        self.check()
+
+    def check(self) -> None:
+        self.scheduler.verify()
+        for seq in self.scheduler.running:
+            for group, table in zip(self.capacity.layout.groups, seq.tables, strict=True):
+                first = 0 if group.window is None else max(0, seq.computed - group.window + 1)
+                for position in range(first, seq.computed):
+                    assert table[position // group.page_tokens], f"{seq} lost a page that its next token sees"
+
+    def step(self) -> StepPlan | None:
+        """Keep `depth` steps in flight, then commit one."""
+        plan = None
+        while len(self.in_flight) < self.depth and (plan := self.issue()):
+            pass
+        if self.in_flight:
+            self.complete()
+        return plan
+
+    def finish(self, limit: int = 10_000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(limit):
+            if not (self.scheduler.waiting or self.scheduler.running or self.in_flight):
+                break
+            self.step()
+        assert not self.scheduler.waiting and not self.scheduler.running, "work is left but nothing moves"
+        assert self.scheduler.pool.referenced == 0
+
+    def check_answers(self) -> None:
+        """Every sequence that ended by itself generated exactly what the fake model says."""
+        for seq in self.everybody:
+            got = seq.tokens[seq.prompt_tokens :]
+            want = continuation(list(seq.request.prompt), len(got), seed=seq.seed, layout=self.capacity.layout)
+            assert got == want, f"{seq}: {got} != {want}"
+            if seq.finish is FinishReason.LENGTH:
+                assert len(seq.tokens) == seq.limit
+            if seq.finish is FinishReason.STOP:
+                assert got[-1] in seq.request.end_ids
+
+
+def granted(plan: StepPlan | None) -> dict[Sequence, int]:
+    assert plan is not None
+    return {span.seq: span.count for span in plan.spans}
+
+
+__all__ = ["FULL", "Driver", "granted", "sequence"]

@@ -1,0 +1,120 @@
+"""Random histories of the scheduler: whatever happens, nothing leaks and nobody's answer changes."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from infd.request import FinishReason
+from infd.scheduler.layout import CacheLayout, PageGroup
+from tests.fakes import FULL, capacity, continuation
+from tests.scheduler.driver import Driver, sequence
+
+LAYOUTS = {
+    "full": FULL,
+    "window": CacheLayout((PageGroup(layers=(0,), page_tokens=4, window=6),)),
+    "full and window": CacheLayout(
+        (PageGroup(layers=(0,), page_tokens=2), PageGroup(layers=(1,), page_tokens=4, window=7)),
+    ),
+    "nothing kept": CacheLayout((), divisible=False),
+}
+
+
+class Histories(RuleBasedStateMachine):
+    @initialize(
+        layout=st.sampled_from(sorted(LAYOUTS)),
+        depth=st.integers(1, 3),
+        rows=st.integers(1, 5),
+        spare=st.integers(0, 12),
+        step_tokens=st.integers(2, 12),
+        caching=st.booleans(),
+    )
+    def start(self, layout: str, depth: int, rows: int, spare: int, step_tokens: int, caching: bool) -> None:
+        chosen = LAYOUTS[layout]
+        longest = 24
+        self.encoder = not chosen.groups
+        limits = capacity(
+            chosen,
+            pages=chosen.peak_pages(longest, step_tokens) + spare if chosen.groups else 0,
+            rows=rows,
+            step_tokens=longest if self.encoder else max(step_tokens, rows),
+            max_model_len=longest,
+        )
+        self.driver = Driver(limits, depth=depth, patience=3, caching=caching)
+        self.ended: list[object] = []
+
+    @rule(
+        # Few distinct tokens, so that prefixes are often shared.
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(-2, 2),
+        seed=st.integers(0, 2),
+        choices=st.integers(1, 3),
+        stop_after=st.none() | st.integers(1, 6),
+    )
+    def arrive(
+        self, prompt: list[int], max_tokens: int, priority: int, seed: int, choices: int, stop_after: int | None
+    ) -> None:
+        layout = self.driver.capacity.layout
+        if self.encoder:
+            max_tokens = 1
+        end_ids = frozenset(
+            () if stop_after is None else continuation(prompt, stop_after, seed=seed, layout=layout)[-1:]
+        )
+        leader = None
+        for choice in range(choices):
+            seq = sequence(
+                prompt, max_tokens=max_tokens, priority=priority, seed=seed + choice, end_ids=end_ids, leader=leader
+            )
+            self.driver.add(seq)
+            leader = leader or seq
+
+    @rule(which=st.integers(0, 100))
+    def cancel(self, which: int) -> None:
+        alive = self.driver.scheduler.waiting + self.driver.scheduler.running
+        if alive:
+            self.driver.scheduler.remove(alive[which % len(alive)], FinishReason.ABORT)
+
+    @precondition(lambda self: len(self.driver.in_flight) < self.driver.depth)
+    @rule()
+    def issue(self) -> None:
+        self.driver.issue()
+
+    @precondition(lambda self: self.driver.in_flight)
+    @rule()
+    def complete(self) -> None:
+        self.driver.complete()
+
+    @precondition(lambda self: self.driver.in_flight)
+    @rule()
+    def fail(self) -> None:
+        self.driver.fail()
+
+    @rule(steps=st.integers(1, 8))
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            self.driver.step()
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.scheduler.verify()
+            alive = sum(seq.finish is None for seq in self.driver.everybody)
+            assert alive == len(self.driver.scheduler.waiting) + len(self.driver.scheduler.running)
+
+    def teardown(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.finish()
+            self.driver.check_answers()
+
+
+Histories.TestCase.settings = settings(
+    max_examples=int(os.environ.get("INFD_TEST_HISTORIES", "150")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestHistories = Histories.TestCase

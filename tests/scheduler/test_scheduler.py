@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from infd.request import FinishReason
+from infd.scheduler.layout import CacheLayout, PageGroup
+from infd.scheduler.plan import StepResult, Want
+from tests.fakes import capacity, continuation
+from tests.scheduler.driver import Driver, granted, sequence
+
+WINDOW = CacheLayout((PageGroup(layers=(0,), page_tokens=4, window=8),))
+MIXED = CacheLayout(
+    (PageGroup(layers=(0, 1), page_tokens=4), PageGroup(layers=(2, 3), page_tokens=8, window=8)),
+)
+NOTHING = CacheLayout((), divisible=False)
+
+
+def test_a_long_prompt_does_not_hold_up_a_decoding_sequence():
+    driver = Driver(capacity(step_tokens=8))
+    decoding = driver.add(sequence(3))
+    driver.step()
+    waiting = driver.add(sequence(list(range(40))))
+
+    assert granted(driver.issue()) == {decoding: 1, waiting: 7}
+
+
+def test_a_prompt_longer_than_a_step_is_computed_in_chunks_and_sampled_once():
+    driver = Driver(capacity(step_tokens=8))
+    driver.add(sequence(20, max_tokens=1))
+    driver.finish()
+
+    assert [(s.start, s.count, s.want) for plan in driver.plans for s in plan.spans] == [
+        (0, 8, Want.NONE),
+        (8, 8, Want.NONE),
+        (16, 4, Want.LAST),
+    ]
+
+
+def test_a_length_stop_costs_no_surplus_token_with_steps_in_flight():
+    driver = Driver(depth=3)
+    seq = driver.add(sequence(3, max_tokens=5))
+    driver.finish()
+
+    assert seq.finish is FinishReason.LENGTH
+    assert sum(plan.tokens for plan in driver.plans) == 3 + 4
+
+
+def test_an_end_id_ends_the_sequence_and_the_surplus_is_dropped():
+    prompt = [7, 8, 9]
+    answer = continuation(prompt, 6)
+    driver = Driver(depth=2)
+    seq = driver.add(sequence(prompt, max_tokens=50, end_ids=frozenset({answer[2]})))
+    driver.finish()
+
+    assert seq.finish is FinishReason.STOP
+    assert seq.tokens == prompt + answer[: answer.index(answer[2]) + 1]
+
+
+def test_a_sequence_ends_where_the_model_can_read_no_more():
+    driver = Driver(capacity(max_model_len=10))
+    seq = driver.add(sequence(6, max_tokens=100))
+    driver.finish()
+
+    assert (len(seq.tokens), seq.finish) == (10, FinishReason.LENGTH)
+
+
+def test_a_warm_prefix_is_not_computed_again_but_its_last_token_is():
+    driver = Driver()
+    driver.add(sequence(16, max_tokens=1))
+    driver.finish()
+    again = driver.add(sequence(16, max_tokens=1))
+    plan = driver.issue()
+
+    assert again.prompt_cached == 12
+    assert granted(plan) == {again: 4}
+    assert (driver.scheduler.prefix_queries, driver.scheduler.prefix_hits) == (32, 12)
+
+
+def test_generated_pages_are_found_by_the_next_turn_of_a_conversation():
+    driver = Driver(depth=2)
+    first = driver.add(sequence(6, max_tokens=11))
+    driver.finish()
+    second = driver.add(sequence([*first.tokens, 1, 2], max_tokens=1))
+    driver.issue()
+
+    assert second.prompt_cached == 16
+
+
+def test_another_root_never_hits():
+    driver = Driver()
+    driver.add(sequence(16, max_tokens=1, root=b"one tenant"))
+    driver.finish()
+    other = driver.add(sequence(16, max_tokens=1, root=b"another"))
+    driver.issue()
+
+    assert other.prompt_cached == 0
+
+
+def test_caching_can_be_switched_off():
+    driver = Driver(caching=False)
+    for _ in range(2):
+        driver.add(sequence(16, max_tokens=1))
+        driver.finish()
+
+    assert len(driver.scheduler.index) == 0
+    assert sum(plan.tokens for plan in driver.plans) == 32
+
+
+def test_the_page_unused_longest_is_evicted_first():
+    driver = Driver(capacity(pages=8, max_model_len=32))
+    old = driver.add(sequence([1] * 9, max_tokens=1))
+    driver.finish()
+    new = driver.add(sequence([2] * 9, max_tokens=1))
+    driver.finish()
+    driver.add(sequence([3] * 20, max_tokens=1))
+    driver.finish()
+
+    hits = []
+    for earlier in (new, old):
+        again = driver.add(sequence(earlier.tokens[:9], max_tokens=1))
+        driver.finish()
+        hits.append(again.prompt_cached)
+    assert hits == [8, 0]
+
+
+def test_siblings_wait_for_the_first_and_share_its_full_pages():
+    driver = Driver()
+    leader = driver.add(sequence(30, max_tokens=3, seed=1))
+    sibling = driver.add(sequence(30, max_tokens=3, seed=2, leader=leader))
+    first, second = driver.issue(), driver.issue()
+
+    assert granted(first) == {leader: 16}
+    assert granted(second) == {leader: 14, sibling: 2}
+    driver.complete()
+    driver.complete()
+    driver.finish()
+    driver.check_answers()
+    assert leader.tokens != sibling.tokens
+
+
+def test_a_sibling_goes_alone_when_its_leader_is_gone():
+    driver = Driver()
+    leader = driver.add(sequence(30))
+    sibling = driver.add(sequence(30, leader=leader))
+    driver.scheduler.remove(leader, FinishReason.ABORT)
+    driver.finish()
+
+    assert sibling.finish is FinishReason.LENGTH
+
+
+def test_when_pages_run_out_the_latest_arrival_makes_room_and_keeps_its_place():
+    driver = Driver(capacity(pages=6, max_model_len=24))
+    early = driver.add(sequence([1] * 7, max_tokens=12))
+    late = driver.add(sequence([2] * 7, max_tokens=12))
+    driver.step()
+    later = driver.add(sequence([3] * 7, max_tokens=2))
+    while late.row is not None:
+        assert later.row is None, "nobody overtakes"
+        driver.step()
+
+    assert early.row is not None
+    assert driver.scheduler.waiting[:2] == [late, later]
+    driver.finish()
+    driver.check_answers()
+    assert driver.scheduler.preemptions >= 1
+
+
+def test_priority_is_a_bounded_head_start():
+    driver = Driver(capacity(rows=1), patience=4)
+    driver.add(sequence(3))
+    driver.step()
+    polite = driver.add(sequence(3, priority=1))
+    others = [driver.add(sequence(3)) for _ in range(6)]
+
+    assert driver.scheduler.waiting == [*others[:3], polite, *others[3:]]
+
+
+def test_a_window_frees_the_pages_behind_it():
+    driver = Driver(capacity(WINDOW, pages=8, step_tokens=8, max_model_len=64))
+    seq = driver.add(sequence(40, max_tokens=20))
+    most = 0
+    while seq.finish is None:
+        driver.step()
+        most = max(most, driver.scheduler.pool.referenced)
+
+    assert most <= 5
+    driver.check_answers()
+
+
+def test_a_hit_needs_only_the_window_of_a_windowed_group():
+    driver = Driver(capacity(WINDOW, pages=16, max_model_len=64))
+    driver.add(sequence(33, max_tokens=1))
+    driver.finish()
+    again = driver.add(sequence(33, max_tokens=1))
+    driver.issue()
+
+    assert again.prompt_cached == 32
+    assert driver.scheduler.pool.referenced == 3
+
+
+def test_two_groups_agree_on_one_boundary():
+    driver = Driver(capacity(MIXED, pages=64, max_model_len=64))
+    driver.add(sequence(30, max_tokens=1))
+    driver.finish()
+    again = driver.add(sequence(30, max_tokens=6))
+    driver.issue()
+
+    assert again.prompt_cached == 24
+    driver.complete()
+    driver.finish()
+    driver.check_answers()
+
+
+def test_no_groups_means_whole_prompts_and_no_pages():
+    driver = Driver(capacity(NOTHING, pages=0, step_tokens=16))
+    first, second = driver.add(sequence(10, max_tokens=1)), driver.add(sequence(9, max_tokens=1))
+
+    assert granted(driver.issue()) == {first: 10}
+    assert granted(driver.issue()) == {second: 9}
+    driver.complete()
+    driver.complete()
+    driver.check_answers()
+
+
+def test_rows_and_pages_of_a_removed_sequence_serve_the_very_next_plan():
+    driver = Driver(capacity(rows=1, pages=4, max_model_len=16), depth=2)
+    first = driver.add(sequence(12))
+    second = driver.add(sequence([5] * 12))
+    driver.issue()
+    driver.scheduler.remove(first, FinishReason.ABORT)
+    plan = driver.issue()
+
+    assert granted(plan) == {second: 12}
+    driver.finish()
+    driver.check_answers()
+
+
+def test_a_failed_step_gives_everyone_back_their_known_tokens():
+    driver = Driver(depth=2)
+    a, b = driver.add(sequence(9, max_tokens=9)), driver.add(sequence([4] * 9, max_tokens=9))
+    driver.issue()
+    driver.issue()
+    driver.complete()
+    known = [len(a.tokens), len(b.tokens)]
+    driver.issue()
+    driver.fail()
+
+    assert [len(a.tokens), len(b.tokens)] == known
+    assert driver.scheduler.running == []
+    driver.finish()
+    driver.check_answers()
+
+
+def test_pages_that_a_failed_step_was_to_fill_are_never_found():
+    driver = Driver()
+    driver.add(sequence(9, max_tokens=3))
+    driver.issue()
+    driver.fail()
+
+    assert len(driver.scheduler.index) == 0
+
+
+def test_one_failed_sequence_does_not_stop_its_neighbour():
+    driver = Driver()
+    bad, good = driver.add(sequence([1] * 5)), driver.add(sequence([2] * 5))
+    plan = driver.scheduler.plan()
+    assert plan is not None
+    result = driver.device.run(plan)
+    failure = RuntimeError("not finite")
+    driver.scheduler.commit(plan, StepResult([0, 1], result.tokens[1:], failed={0: failure}))
+    driver.scheduler.verify()
+    driver.finish()
+
+    assert (bad.finish, bad.failure) == (FinishReason.ERROR, failure)
+    assert len(good.tokens) == 9
+    again = driver.add(sequence([1] * 5))
+    driver.finish()
+    assert again.prompt_cached == 0, "what a failed sequence wrote is not shared"
+
+
+def test_a_preempted_sequence_runs_again_only_when_its_last_step_is_committed():
+    driver = Driver(capacity(pages=5, max_model_len=20), depth=3)
+    early = driver.add(sequence([1] * 8, max_tokens=12))
+    late = driver.add(sequence([2] * 3, max_tokens=12))
+    driver.issue()
+    while late.row is not None:
+        driver.complete()
+        driver.issue()
+        driver.issue()
+    assert late.in_flight
+    driver.scheduler.remove(early, FinishReason.ABORT)
+
+    assert driver.issue() is None
+    driver.finish()
+    driver.check_answers()
