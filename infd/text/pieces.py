@@ -110,7 +110,7 @@ def _byte_level(tokens: list[str | None]) -> list[bytes]:
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {byte: byte for byte in printable} | {256 + index: byte for index, byte in enumerate(others)}
     not_latin_1 = 0xFFFF
-    alphabet |= {byte: not_latin_1 for byte in others}
+    alphabet |= dict.fromkeys(others, not_latin_1)
 
     def spelled(token: str | None) -> bytes:
         if token is None:

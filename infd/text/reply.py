@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infd.text.detokenize import detokenizer
-from infd.text.stops import StopStrings
 
 if TYPE_CHECKING:
+    from infd.text.stops import StopStrings
     from infd.text.tokenizer import Tokenizer
 
 

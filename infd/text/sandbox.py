@@ -17,14 +17,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, MappingView, Sized
+from collections.abc import ItemsView, KeysView, Mapping, Sized, ValuesView
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError, nodes, pass_context
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.runtime import Context, LoopContext
-from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -62,10 +62,13 @@ _WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*(\{|\d{4})")
 
 # Filters that turn a structure into text; others leave it as it is.
 _PRINTING = frozenset(
-    "capitalize center e escape forceescape format indent join lower pprint replace safe string striptags title tojson "
-    "trim truncate upper urlencode wordcount wordwrap xmlattr".split()
+    (
+        *("capitalize", "center", "e", "escape", "forceescape", "format", "indent", "join", "lower", "pprint"),
+        *("replace", "safe", "string", "striptags", "title", "tojson", "trim", "truncate", "upper", "urlencode"),
+        *("wordcount", "wordwrap", "xmlattr"),
+    )
 )
-_TURNS, _JOINED = "each turn", "joined"  # names that a template cannot write
+_TURNS, _JOINED = "each turn", "joined parts"  # names that a template cannot write
 
 
 class Fuel:
@@ -96,13 +99,13 @@ class Fuel:
 
 
 def _printed_size(value: object, known: dict[int, int]) -> int:
-    parts: Iterable[object]
+    parts: Iterable[Any]
     match value:
         case str() | bytes():
             return len(value)
         case Mapping():
             parts = (part for pair in value.items() for part in pair)
-        case list() | tuple() | MappingView():
+        case list() | tuple() | ValuesView() | KeysView() | ItemsView():
             parts = value
         case Namespace():
             raise SecurityError("the chat template prints a namespace")
@@ -139,7 +142,7 @@ class _Context(Context):
         super().__init__(environment, *args, **kwargs)
         self.fuel = environment.new_fuel()
 
-    def derived(self, locals: dict[str, Any] | None = None) -> Context:  # noqa: A002
+    def derived(self, locals: dict[str, Any] | None = None) -> Context:
         context = super().derived(locals)
         assert isinstance(context, _Context)
         context.fuel = self.fuel
@@ -212,13 +215,13 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 class _Meter(NodeTransformer):
     """Rewrite what jinja would compile to unmetered code."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 (jinja's name)
         literal = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
         self.generic_visit(node)
         node.iter = nodes.Filter(node.iter, _TURNS, [nodes.Const(literal)], [], None, None, lineno=node.lineno)
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802 (jinja's name)
         self.generic_visit(node)
         parts = nodes.List(node.nodes, lineno=node.lineno)
         return nodes.Filter(parts, _JOINED, [], [], None, None, lineno=node.lineno)
