@@ -1,0 +1,108 @@
+"""A whole endpoint for tests: real engine, real socket, a fake device whose answers can be foretold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from infd.engine.engine import Engine
+
+from infd.config import Config
+from infd.engine.state import State
+from infd.http.app import HttpServer
+from infd.http.auth import Keys
+from infd.offload import Offload
+from infd.telemetry.metrics import Metrics
+from tests.fakes import FakeExecutor, capacity
+from tests.http.model import served
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class Endpoint:
+    """What a test talks to."""
+
+    def __init__(self, server: HttpServer, engine: Engine, executor: FakeExecutor, url: str) -> None:
+        self.server = server
+        self.engine = engine
+        self.executor = executor
+        self.url = url
+        self.session = aiohttp.ClientSession(url)
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
+        """Return status and decoded body of the answer."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.post(path, data=data, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def complete(self, **fields: Any) -> dict[str, Any]:
+        status, body = await self.post("/v1/completions", {"prompt": [5, 6, 7], "seed": 0, **fields})
+        assert status == 200, body
+        return body
+
+    async def chat(self, **fields: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": "hi"}]
+        status, body = await self.post("/v1/chat/completions", {"messages": messages, "seed": 0, **fields})
+        assert status == 200, body
+        return body
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """Return the decoded events of a stream; the mark that ends it is checked and left out."""
+        async with self.session.post(path, json={**body, "stream": True}) as response:
+            text = await response.text()
+            assert response.status == 200, text
+        return decode_events(text)
+
+    async def idle(self) -> None:
+        """Wait until the engine has nothing left to do."""
+        while (status := self.engine.status()).running or status.waiting:  # noqa: ASYNC110 - it has no event for this
+            await asyncio.sleep(0)
+
+
+def decode_events(text: str) -> list[Any]:
+    blocks = text.split("\n\n")
+    assert blocks.pop() == ""
+    assert blocks.pop() == "data: [DONE]"
+    return [json.loads(block.removeprefix("data: ")) for block in blocks if not block.startswith(":")]
+
+
+@asynccontextmanager
+async def serving(
+    config: Config | None = None,
+    *,
+    keys: Keys | None = None,
+    executor: FakeExecutor | None = None,
+    load: bool = True,
+    **defaults: float,
+) -> AsyncIterator[Endpoint]:
+    """Run an endpoint. `load` False leaves it as it is before there is a model."""
+    config = config or Config()
+    executor = executor or FakeExecutor(capacity(pages=512, rows=16, step_tokens=64, max_model_len=256))
+    metrics = Metrics()
+    engine = Engine(config, executor, metrics)
+    offload = Offload()
+    server = HttpServer(engine, config, metrics, keys or Keys(), offload)
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = "http://{}:{}".format(*listening.getsockname())
+    await server.start([listening])
+    running = asyncio.create_task(engine.run()) if load else None
+    while load and engine.lifecycle.state is State.STARTING:  # noqa: ASYNC110 - nor for this
+        await asyncio.sleep(0)
+    if engine.capacity is not None:
+        server.served = served(engine.capacity.max_model_len, **defaults)
+    endpoint = Endpoint(server, engine, executor, url)
+    try:
+        yield endpoint
+    finally:
+        await endpoint.session.close()
+        engine.stop()
+        if running is not None:
+            await running
+        await server.close()
+        await engine.close()
+        offload.close()

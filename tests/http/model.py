@@ -1,0 +1,71 @@
+"""What the endpoint serves in tests: a fake model whose answers can be foretold, and a tokenizer for it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from infd.http.served import SamplingDefaults, ServedModel
+from infd.text.chat import ChatTemplate
+from infd.text.tokenizer import Tokenizer
+from tests.fakes import VOCAB, continuation
+
+MODEL = "org/fake-model"
+TEMPLATE = """{%- if messages[0].content == 'refuse me' %}{{ raise_exception('as you wish') }}{% endif -%}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"""
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """Byte-level, with as many tokens as the fake model: 3 special, 256 bytes, 253 pairs of letters."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    letters = "abcdefghijklmnop"
+    merges = [(a, b) for a in letters for b in letters][: VOCAB - 3 - 256]
+    tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    backend = Backend(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    with TemporaryDirectory() as directory:
+        backend.save(str(Path(directory) / "tokenizer.json"))
+        settings = {"eos_token": "<|im_end|>", "additional_special_tokens": special, "chat_template": TEMPLATE}
+        (Path(directory) / "tokenizer_config.json").write_text(json.dumps(settings))
+        return Tokenizer.load(directory)
+
+
+def foretell(prompt: list[int], count: int, *, seed: int = 0) -> tuple[list[int], str]:
+    """Return the ids and the text that the fake model answers."""
+    ids = continuation(prompt, count, seed=seed)
+    return ids, tokenizer().decode(ids)
+
+
+def letters(ids: list[int]) -> list[int]:
+    """Return the places of tokens that are a pair of letters, which no other bytes can blur."""
+    return [place for place, token_id in enumerate(ids) if token_id >= 3 + 256]
+
+
+def chat_prompt(*texts: str) -> list[int]:
+    """Return the ids of user messages under TEMPLATE."""
+    turns = [{"role": "user", "content": text} for text in texts]
+    text = ChatTemplate.load(tokenizer()).render(turns)
+    return tokenizer().encode(text, add_special_tokens=False)
+
+
+def served(max_model_len: int, **defaults: float) -> ServedModel:
+    return ServedModel(
+        names=(MODEL, "alias"),
+        created=1,
+        max_model_len=max_model_len,
+        vocab_size=VOCAB,
+        tokenizer=tokenizer(),
+        template=ChatTemplate.load(tokenizer()),
+        defaults=SamplingDefaults(**defaults),
+    )

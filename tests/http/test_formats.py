@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infd.http.answer import Part
+from infd.http.body import decode
+from infd.http.formats.chat import ChatFormat
+from infd.http.formats.completions import CompletionFormat
+from infd.http.routes import chat, completions
+from infd.request import FinishReason, TokenLogprobs
+from tests.http.model import tokenizer
+
+TICKET: Any = SimpleNamespace(id="abc", prompt_tokens=3, cached_tokens=1, generated_tokens=2)
+TEXTS = ["plain", 'a "quoted"\n\\ line', "é 🎉\u2028", "</script>", "\x00\x1f"]
+
+
+def chat_format(**fields: Any) -> ChatFormat:
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "temperature": 1, **fields}
+    said = decode(json.dumps(body).encode(), chat.DECODER, 128)
+    return ChatFormat(said, TICKET, model='a "model"', tokenizer=tokenizer(), prompt=(5, 6))
+
+
+def completion_format(**fields: Any) -> CompletionFormat:
+    said = decode(json.dumps({"prompt": [[5], [6, 7]], "n": 2, **fields}).encode(), completions.DECODER, 128)
+    return CompletionFormat(said, TICKET, model="m", tokenizer=tokenizer(), prompts=[(5,), (6, 7)])
+
+
+def decoded(events: bytes) -> list[dict[str, Any]]:
+    return [json.loads(block.removeprefix(b"data: ")) for block in events.split(b"\n\n")[:-1]]
+
+
+def part(text: str, *, index: int = 0, token_ids: list[int] | None = None, **rest: Any) -> Part:
+    return Part(index, text, token_ids or [3], rest.pop("logprobs", []), **rest)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_chunk_cut_around_its_text_is_the_chunk_encoded_whole(text: str):
+    format = chat_format(stream=True, stream_options={"include_usage": True})
+    opening, quick = decoded(format.events([part(text, index=1)]))
+    (whole,) = decoded(format._event(part(text, index=1)))
+
+    assert quick == whole
+    assert quick["choices"] == [{"index": 1, "delta": {"content": text}, "logprobs": None, "finish_reason": None}]
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert quick["usage"] is None
+
+    completion = completion_format()
+    (quick,) = decoded(completion.events([part(text, index=3)]))
+    assert quick["choices"] == [{"index": 3, "text": text, "logprobs": None, "finish_reason": None}]
+    assert "usage" not in quick
+
+
+def test_an_event_holds_no_line_break_but_its_end():
+    for text in TEXTS:
+        (opening, *_, rest) = chat_format().events([part(text)]).split(b"\n\n")
+        assert b"\n" not in opening + rest
+
+
+def test_tokens_that_show_nothing_yet_send_nothing():
+    format = completion_format()
+
+    assert format.events([part("")]) == b""
+
+
+def test_parts_of_several_choices_go_out_together():
+    events = decoded(completion_format().events([part("a", index=0), part("b", index=2), part("c", index=0)]))
+
+    assert [(event["choices"][0]["index"], event["choices"][0]["text"]) for event in events] == [
+        (0, "a"),
+        (2, "b"),
+        (0, "c"),
+    ]
+
+
+def test_the_last_part_says_how_it_ended():
+    finish = part("end", finish=FinishReason.STOP, stop_reason="###")
+
+    _, event = decoded(chat_format().events([finish]))
+
+    assert event["choices"] == [
+        {
+            "index": 0,
+            "delta": {"content": "end"},
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": "###",
+        }
+    ]
+
+
+def test_usage_comes_last_if_asked_for_and_in_every_event_if_asked_for():
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    last = chat_format(stream=True, stream_options={"include_usage": True})
+    every = chat_format(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+
+    (closing,) = decoded(last.closing_events())
+    assert (closing["choices"], closing["usage"]) == ([], usage)
+    assert [event["usage"] for event in decoded(every.events([part("a")]))] == [usage, usage]
+    assert chat_format().closing_events() == b""
+
+
+def test_chat_logprobs_tell_token_bytes_and_the_likeliest():
+    pair = tokenizer().encode("ab")[0]
+    (half,) = tokenizer().encode("é")[:1]
+    explained = part("ab", token_ids=[pair, half], logprobs=[TokenLogprobs(-0.5, (half,), (-0.5,)), TokenLogprobs(-1e9)])
+
+    body = json.loads(chat_format(logprobs=True, top_logprobs=1).whole([explained]))
+
+    assert body["choices"][0]["logprobs"] == {
+        "content": [
+            {
+                "token": "ab",
+                "logprob": -0.5,
+                "bytes": [97, 98],
+                "top_logprobs": [{"token": "\ufffd", "logprob": -0.5, "bytes": [0xC3]}],
+            },
+            {"token": "\ufffd", "logprob": -9999.0, "bytes": [0xC3], "top_logprobs": []},
+        ]
+    }
+
+
+def test_completion_logprobs_are_parallel_lists_whose_offsets_go_on():
+    format = completion_format(logprobs=1)
+    a, b = tokenizer().encode("ab")[0], tokenizer().encode("c")[0]
+
+    (first,) = decoded(format.events([part("ab", token_ids=[a], logprobs=[TokenLogprobs(-1.0, (b,), (-0.5,))])]))
+    (second,) = decoded(format.events([part("c", token_ids=[b], logprobs=[TokenLogprobs(-0.2, (b,), (-0.2,))])]))
+
+    assert first["choices"][0]["logprobs"] == {
+        "text_offset": [0],
+        "token_logprobs": [-1.0],
+        "tokens": ["ab"],
+        "top_logprobs": [{"c": -0.5, "ab": -1.0}],
+    }
+    assert second["choices"][0]["logprobs"]["text_offset"] == [2]
+
+
+def test_token_ids_are_shown_where_asked_with_the_prompt_they_answer():
+    chunk = decoded(completion_format(return_token_ids=True).events([part("a", index=2), part("b", index=2)]))
+    assert [event["choices"][0].get("prompt_token_ids") for event in chunk] == [[6, 7], None]
+    assert [event["choices"][0]["token_ids"] for event in chunk] == [[3], [3]]
+
+    body = json.loads(chat_format(return_token_ids=True).whole([part("a")]))
+    assert body["prompt_token_ids"] == [5, 6]
+    assert body["choices"][0]["token_ids"] == [3]
