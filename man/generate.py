@@ -1,6 +1,6 @@
 """Write the man pages from what they describe: the click trees and the settings.
 
-    python man/generate.py          writes infd.1, infdctl.1 and infd.toml.5 beside this file
+python man/generate.py          writes infd.1, infdctl.1 and infd.toml.5 beside this file
 """
 
 from __future__ import annotations
@@ -124,11 +124,16 @@ def pages() -> dict[str, str]:
 def command_page(name: str, command: click.Command, end: str) -> str:
     """Return the page of one program and all its subcommands."""
     summary, *details = _paragraphs(command)
-    lines = [f'.TH {name.upper()} 1 "" "infd" "infd"', ".SH NAME", f"{name} \\- {_uncapitalised(summary)}", ".SH SYNOPSIS"]
+    lines = [
+        f'.TH {name.upper()} 1 "" "infd" "infd"',
+        ".SH NAME",
+        f"{name} \\- {_uncapitalised(summary)}",
+        ".SH SYNOPSIS",
+    ]
     lines += [f".B {name}", r"[\fIOPTIONS\fR] \fICOMMAND\fR [\fIARGS\fR]...", ".SH DESCRIPTION", _text(summary)]
     for paragraph in details:
         lines += [".PP", _text(paragraph)]
-    context = click.Context(command, info_name=name)
+    context = click.Context(command, info_name=name, **command.context_settings)
     if options := list(_options(command, context)):
         lines += [".SH OPTIONS", *options]
     lines.append(".SH COMMANDS")
@@ -180,7 +185,7 @@ def _commands(group: click.Command, context: click.Context) -> Iterator[str]:
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
-        if record is not None and parameter.name != "help":
+        if record is not None and "--help" not in parameter.opts:
             usage, text = record
             yield ".TP"
             yield f".B {_text(usage)}"

@@ -1,0 +1,144 @@
+"""What a log line looks like, and that nobody can forge one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from infd.config import LogConfig
+from infd.telemetry import log
+from infd.telemetry.journal import JournalHandler, encode, goes_to_journal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in (None, "infd", "infd.access")}
+    root.handlers = []
+    yield
+    for handler in root.handlers:
+        handler.close()
+    root.handlers = handlers
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def record(message: str, level: int = logging.INFO, **fields: Any) -> logging.LogRecord:
+    return logging.getLogger("infd.test").makeRecord("infd.test", level, "file.py", 1, message, (), None, extra=fields)
+
+
+def test_plain_lines_carry_their_fields() -> None:
+    line = log.Plain().format(record("ready", model="tiny", ready_s=0.25, nothing=None))
+
+    assert line.endswith(" INFO infd.test ready model=tiny ready_s=0.25")
+    assert line[:4].isdecimal()
+    assert line.partition(" ")[0].endswith("Z")
+
+
+@pytest.mark.parametrize("evil", ["a\nb", "a\r\nb", "a\x1b[2Jb", "a b=c", 'a"b', "a\u2028b", ""])
+def test_a_field_can_neither_break_a_line_nor_pose_as_another_field(evil: str) -> None:
+    line = log.Plain().format(record("request", client=evil))
+    value = line.partition(" client=")[2]
+
+    assert line.isprintable()
+    assert line.isascii()
+    assert value.startswith('"')
+    assert value.endswith('"')
+
+
+def test_continued_messages_are_indented() -> None:
+    line = log.Plain().format(record("one\n2026 INFO infd.test forged"))
+
+    assert line.splitlines()[1].startswith("    ")
+
+
+def test_json_lines_are_objects() -> None:
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        entry = record("oops", logging.ERROR, tokens=3)
+        entry.exc_info = sys.exc_info()
+    line = log.Json().format(entry)
+
+    parsed = json.loads(line)
+    assert "\n" not in line
+    assert (parsed["level"], parsed["logger"], parsed["message"], parsed["tokens"]) == ("error", "infd.test", "oops", 3)
+    assert "ValueError: broken" in parsed["exception"]
+
+
+def test_levels_and_the_access_line_are_settings(capfd: pytest.CaptureFixture[str]) -> None:
+    log.configure(LogConfig(level="warning", format="plain", access=True))
+    logging.getLogger("infd.engine").info("hidden")
+    logging.getLogger("infd.engine").warning("shown")
+    log.configure(LogConfig(level="info", format="plain", access=False))
+    log.access(request_id="hidden")
+    log.configure(LogConfig(level="info", format="plain", access=True))
+    log.access(request_id="r1", prompt=3)
+    logging.getLogger("aiohttp").info("hidden")
+
+    error = capfd.readouterr().err
+    assert "hidden" not in error
+    assert "WARNING infd.engine shown" in error
+    assert "INFO infd.access request request_id=r1 prompt=3" in error
+
+
+def test_the_journal_is_recognised_by_the_stream_not_by_the_variable_alone(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("w") as stream, (tmp_path / "b").open("w") as other:
+        status = os.fstat(stream.fileno())
+        journal_stream = f"{status.st_dev}:{status.st_ino}"
+
+        assert goes_to_journal(journal_stream, stream.fileno())
+        assert not goes_to_journal(journal_stream, other.fileno())
+        assert not goes_to_journal("", stream.fileno())
+        assert not goes_to_journal("x:y", stream.fileno())
+
+
+def test_the_journal_gets_fields_and_priority(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(str(tmp_path / "journal"))
+        journal.setblocking(False)
+        handler = JournalHandler(str(tmp_path / "journal"))
+        handler.handle(record("ready", logging.WARNING, model="tiny"))
+        handler.close()
+        lines = journal.recv(65536).decode().splitlines()
+
+    assert {"MESSAGE=ready", "PRIORITY=4", "LOGGER=infd.test", "INFD_MODEL=tiny", "SYSLOG_IDENTIFIER=infd"} <= set(
+        lines
+    )
+
+
+def test_values_with_line_breaks_are_length_prefixed() -> None:
+    assert encode({"A": "x", "B": "1\n2"}) == b"A=x\nB\n" + (3).to_bytes(8, "little") + b"1\n2\n"
+
+
+def test_a_record_too_large_for_a_datagram_travels_as_a_sealed_file(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(str(tmp_path / "journal"))
+        journal.setblocking(False)
+        handler = JournalHandler(str(tmp_path / "journal"))
+        handler.handle(record("x" * 2**20))
+        handler.close()
+        data, fds, _, _ = socket.recv_fds(journal, 16, 1)
+
+    with open(fds[0], "rb") as file:
+        file.seek(0)
+        assert data == b""
+        assert b"MESSAGE=" + b"x" * 2**20 + b"\n" in file.read()
+
+
+def test_a_journal_that_is_gone_does_not_raise(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    handler = JournalHandler(str(tmp_path / "nobody"))
+    handler.handle(record("lost"))
+    handler.close()
+
+    assert "Logging error" in capfd.readouterr().err

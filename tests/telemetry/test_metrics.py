@@ -1,0 +1,121 @@
+"""What Prometheus reads."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from infd.engine.state import State
+from infd.telemetry.exposition import STATES
+from infd.telemetry.metrics import Gauges, Histogram, Metrics
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Every sample by `name{label="value",...}`, labels in order of their names."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_a_histogram_counts_values_at_or_below_each_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 3.0):
+        histogram.observe(value)
+    histogram.observe(2.0, count=10)
+
+    assert histogram.cumulative() == [("1.0", 2), ("2.0", 13), ("+Inf", 14)]
+    assert histogram.sum == 26.0
+
+
+def test_counts_appear_under_both_names() -> None:
+    metrics = Metrics("tiny")
+    metrics.prompt_tokens = 7
+    metrics.ttft.observe(0.02)
+    metrics.iteration_tokens.observe(100)
+    found = samples(metrics)
+
+    assert found['infd_prompt_tokens_total{model_name="tiny"}'] == 7
+    assert found['vllm:prompt_tokens_total{engine="0",model_name="tiny"}'] == 7
+    assert found['infd_time_to_first_token_seconds_bucket{le="0.01",model_name="tiny"}'] == 0
+    assert found['infd_time_to_first_token_seconds_bucket{le="0.02",model_name="tiny"}'] == 1
+    assert found['vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"}'] == 1
+    assert found['vllm:iteration_tokens_total_sum{engine="0",model_name="tiny"}'] == 100
+
+
+def test_without_compat_only_names_of_our_own_appear() -> None:
+    names = {name for name in samples(Metrics("tiny", compat=False)) if not name.startswith("process_")}
+
+    assert names
+    assert all(name.startswith("infd_") for name in names)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "time_to_first_token_seconds_bucket",
+        "inter_token_latency_seconds_bucket",
+        "e2e_request_latency_seconds_bucket",
+        "request_queue_time_seconds_sum",
+        "request_prefill_time_seconds_sum",
+        "request_decode_time_seconds_sum",
+        "request_prompt_tokens_bucket",
+        "request_generation_tokens_bucket",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "request_success_total",
+        "num_preemptions_total",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "iteration_tokens_total_bucket",
+        "cache_config_info",
+    ],
+)
+def test_existing_dashboards_find_what_they_query(name: str) -> None:
+    metrics = Metrics("tiny")
+    metrics.cache_config = {"block_size": "16"}
+
+    assert any(sample.startswith(f"vllm:{name}{{") for sample in samples(metrics))
+
+
+def test_gauges_are_asked_at_each_scrape() -> None:
+    metrics = Metrics("tiny")
+    metrics.gauges = lambda: Gauges(state="ready", running=2, waiting=1, pages=10, pages_referenced=4, pages_cached=5)
+    found = samples(metrics)
+
+    assert found['infd_state{state="ready"}'] == 1
+    assert found['infd_state{state="starting"}'] == 0
+    assert found['infd_requests_running{model_name="tiny"}'] == 2
+    assert found['infd_cache_pages{model_name="tiny",use="free"}'] == 1
+    assert found['vllm:kv_cache_usage_perc{engine="0",model_name="tiny"}'] == 0.4
+    assert found['vllm:num_requests_waiting{engine="0",model_name="tiny"}'] == 1
+
+
+def test_every_state_has_a_series() -> None:
+    assert set(STATES) == {state.value for state in State}
+
+
+def test_reasons_become_labels_and_a_disconnect_is_an_abort_to_others() -> None:
+    metrics = Metrics("tiny")
+    metrics.terminal["abort"] = 1
+    metrics.terminal["disconnect"] = 2
+    metrics.rejected["queue_full"] = 3
+    found = samples(metrics)
+
+    assert found['infd_requests_terminal_total{model_name="tiny",reason="disconnect"}'] == 2
+    assert found['vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"}'] == 3
+    assert found['infd_rejected_total{model_name="tiny",reason="queue_full"}'] == 3
+    assert metrics.terminal["abort"] == 1
+
+
+def test_a_model_name_with_quotes_does_not_break_the_page() -> None:
+    metrics = Metrics('a"b\\c\nd')
+
+    families = text_string_to_metric_families(metrics.render().decode())
+    names = {sample.labels.get("model_name") for family in families for sample in family.samples}
+    assert 'a"b\\c\nd' in names

@@ -1,0 +1,117 @@
+"""`infd` as its user meets it, up to the point where serving begins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from infd import __version__
+from infd.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("version") == 0
+    assert capsys.readouterr().out == f"infd {__version__}\n"
+
+
+def test_flags_are_stronger_than_the_file_and_every_setting_is_reached_by_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[server]\nport = 1\nhost = '::1'\n")
+
+    code = run(
+        *("config", "show", "--config", str(file), "--port", "2", "--set", "limits.choices=3", "--no-banner"),
+        *("--served-name", "a", "--served-name", "b", "--kv-cache-bytes", "2G"),
+    )
+
+    shown = tomllib.loads(capsys.readouterr().out)
+    assert code == 0
+    assert shown["server"]["port"] == 2
+    assert shown["server"]["host"] == "::1"
+    assert shown["limits"]["choices"] == 3
+    assert shown["log"]["banner"] is False
+    assert shown["model"]["served_names"] == ["a", "b"]
+    assert shown["cache"]["bytes"] == 2**31
+
+
+def test_show_prints_a_file_that_can_be_loaded_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("config", "show", "--set", 'model.path=/a "b" \\c')
+    first = capsys.readouterr().out
+    file = tmp_path / "a.toml"
+    file.write_text(first)
+
+    run("config", "show", "--config", str(file))
+
+    assert capsys.readouterr().out == first
+
+
+def test_origin_names_the_place_of_each_value(capsys: pytest.CaptureFixture[str]) -> None:
+    run("config", "show", "--origin", "--port", "2")
+    lines = capsys.readouterr().out.splitlines()
+
+    assert any(line.startswith("port = 2 ") and line.endswith("# flag --port") for line in lines)
+    assert any(line.startswith('host = "127.0.0.1" ') and line.endswith("# built-in") for line in lines)
+
+
+def test_check_accepts_what_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "check", "--port", "0") == 0
+    assert "is valid" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--port", "99999"], "flag --port: server.port = '99999': expected int <= 65535"),
+        (["--set", "server.prot=1"], "flag --set: unknown setting server.prot; the nearest known one is server.port"),
+        (["--device", "tpu"], "flag --device: device.kind = 'tpu': invalid enum value 'tpu'"),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_exit_78(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("config", "check", *arguments) == 78
+    captured = capsys.readouterr()
+    assert captured.err == f"infd: {says}\n"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["config"], ["nonsense"], ["start", "--nonsense"], ["start", "--port"], ["start", "--set", "a"]]
+)
+def test_a_bad_command_line_is_one_line_and_exit_64(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 64
+    error = capsys.readouterr().err
+    assert error.startswith("infd: ")
+    assert error.count("\n") == 1
+
+
+def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("start", "--help") == 0
+    assert "--kv-cache-bytes SIZE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["config", "check"]])
+def test_small_commands_import_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom infd.cli import main\n"
+        f"try: main({arguments})\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'transformers', 'aiohttp', 'tokenizers', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1] == "[]"

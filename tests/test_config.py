@@ -1,0 +1,222 @@
+"""Where a setting comes from, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from infd.config import SETTINGS, Assignment, Config, Environment, Loaded, load
+from infd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def problems(**sources: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(**{"directory": Path("/nonexistent"), **sources})  # type: ignore[arg-type]
+    assert caught.value.exit_code == 78
+    return str(caught.value).splitlines()
+
+
+def from_environ(**variables: str) -> Config:
+    return load(directory=Path("/nonexistent"), environ=variables).config
+
+
+def test_nothing_set_means_built_in_values() -> None:
+    loaded = load(directory=Path("/nonexistent"))
+
+    assert loaded.config == Config()
+    assert set(loaded.origins.values()) == {"built-in"}
+    assert loaded.origins.keys() == SETTINGS.keys()
+
+
+def test_each_place_is_stronger_than_the_one_before(tmp_path: Path, write: Write) -> None:
+    base = write(
+        "infd.toml", "[server]\nport = 1\nhost = '::1'\n[limits]\nchoices = 1\nlogit_bias = 1\nstop_strings = 1"
+    )
+    first = write("conf.d/10.toml", "[limits]\nchoices = 2\nlogit_bias = 2\nstop_strings = 2")
+    second = write("conf.d/20.toml", "[limits]\nlogit_bias = 3\nstop_strings = 3")
+
+    loaded = load(
+        directory=tmp_path,
+        environ={"INFD_LIMITS__STOP_STRINGS": "4", "INFD_SERVER__PORT": "4"},
+        command_line=[Assignment("server.port", "5", "flag --port")],
+    )
+
+    assert loaded.config.server.host == "::1"
+    assert loaded.config.limits.choices == 2
+    assert loaded.config.limits.logit_bias == 3
+    assert loaded.config.limits.stop_strings == 4
+    assert loaded.config.server.port == 5
+    assert {key: origin for key, origin in loaded.origins.items() if origin != "built-in"} == {
+        "server.host": str(base),
+        "limits.choices": str(first),
+        "limits.logit_bias": str(second),
+        "limits.stop_strings": "environment variable INFD_LIMITS__STOP_STRINGS",
+        "server.port": "flag --port",
+    }
+
+
+def test_a_named_file_is_read_instead_of_the_directory(tmp_path: Path, write: Write) -> None:
+    write("infd.toml", "[server]\nport = 1")
+    other = write("other.toml", "[server]\nhost = '::1'")
+
+    loaded = load(file=other, directory=tmp_path)
+
+    assert (loaded.config.server.host, loaded.config.server.port) == ("::1", 8000)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("65536", 65536), ("64K", 65536), ("1.5M", 3 * 2**19), ("2G", 2**31), ("2GiB", 2**31), ("2 gb", 2**31)],
+)
+def test_sizes_may_carry_a_unit(text: str, size: int, write: Write) -> None:
+    assert from_environ(INFD_CACHE__BYTES=text).cache.bytes == size
+    assert load(file=write("a.toml", f'[cache]\nbytes = "{text}"')).config.cache.bytes == size
+
+
+def test_text_becomes_what_the_setting_is() -> None:
+    config = from_environ(
+        INFD_LOG__BANNER="false",
+        INFD_MODEL__SERVED_NAMES="a, b",
+        INFD_SERVER__DRAIN_TIMEOUT_S="1.5",
+        INFD_DEVICE__DEPTH="null",
+    )
+
+    assert config.log.banner is False
+    assert config.model.served_names == ("a", "b")
+    assert config.server.drain_timeout_s == 1.5
+    assert config.device.depth is None
+
+
+def test_toml_values_keep_their_type(write: Write) -> None:
+    file = write("a.toml", '[server]\nport = "8000"')
+
+    assert problems(file=file) == [f"{file}: server.port = '8000': expected int, got str"]
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("server.prot", "server.port"),
+        ("sever.port", "server.port"),
+        ("port", "server.port"),
+        ("model.port", "server.port"),
+        ("cache.max_num_seqs", "scheduler.max_num_seqs"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(key: str, nearest: str) -> None:
+    assert problems(command_line=[Assignment(key, "1", "flag --set")]) == [
+        f"flag --set: unknown setting {key}; the nearest known one is {nearest}"
+    ]
+
+
+def test_all_problems_are_reported_at_once_each_with_its_place(tmp_path: Path, write: Write) -> None:
+    file = write("infd.toml", "[server]\nport = 99999\n[device]\nkind = 'tpu'\n[modle]\n")
+    broken = write("conf.d/broken.toml", "[server\n")
+
+    lines = problems(directory=tmp_path, environ={"INFD_CACHE__BYTES": "lots"})
+
+    assert f"{file}: server.port = 99999: expected int <= 65535" in lines
+    assert f"{file}: device.kind = 'tpu': invalid enum value 'tpu'" in lines
+    assert any(line.startswith(f"{broken}: is not TOML: ") for line in lines)
+    assert any(line.startswith(f"{file}: unknown setting modle; ") for line in lines)
+    assert (
+        "environment variable INFD_CACHE__BYTES: cache.bytes = 'lots': expected a size such as 1048576, 512M or 2G"
+        in lines
+    )
+    assert len(lines) == 5
+
+
+def test_a_value_that_is_overridden_is_checked_too(write: Write) -> None:
+    file = write("a.toml", "[server]\nport = -1")
+
+    assert problems(file=file, command_line=[Assignment("server.port", "1", "flag --port")]) == [
+        f"{file}: server.port = -1: expected int >= 0"
+    ]
+
+
+def test_a_table_is_not_a_value(write: Write) -> None:
+    file = write("a.toml", "server = 1")
+
+    assert problems(file=file) == [f"{file}: server is a table, [server], and cannot have a value itself"]
+
+
+def test_a_named_file_that_is_missing_is_a_problem() -> None:
+    assert problems(file=Path("/nonexistent/a.toml")) == [
+        "/nonexistent/a.toml: cannot be read: No such file or directory"
+    ]
+
+
+def test_a_file_that_is_not_text_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"\xff\xfe")
+
+    (line,) = problems(file=tmp_path / "a.toml")
+    assert "is not TOML" in line
+
+
+def test_variables_that_orchestrators_inject_are_not_settings() -> None:
+    assert from_environ(INFD_SERVICE_HOST="10.0.0.1", INFD_PORT="tcp://10.0.0.1:80", INFD_ADMIN_SOCKET="/x") == Config()
+
+
+def test_a_misspelt_variable_is_an_error() -> None:
+    assert problems(environ={"INFD_SERVR__PORT": "1"}) == [
+        "environment variable INFD_SERVR__PORT: unknown setting servr.port; the nearest known one is server.port"
+    ]
+
+
+def test_every_setting_says_what_it_is_for_and_flags_are_unique() -> None:
+    flags = [setting.flag for setting in SETTINGS.values() if setting.flag is not None]
+
+    assert all(setting.help and setting.values for setting in SETTINGS.values())
+    assert len(flags) == len(set(flags))
+
+
+def test_loaded_values_are_reached_by_key() -> None:
+    loaded: Loaded = load(directory=Path("/nonexistent"))
+
+    assert loaded.value("server.port") == 8000
+
+
+def test_the_admin_socket_is_where_the_runtime_directory_is() -> None:
+    def socket(**variables: str) -> str:
+        return str(Environment.read(variables, pid=7).admin_socket(Config()))
+
+    assert socket() == "/run/infd/admin.sock"
+    assert socket(XDG_RUNTIME_DIR="/run/user/7") == "/run/user/7/infd/admin.sock"
+    assert socket(XDG_RUNTIME_DIR="/run/user/7", RUNTIME_DIRECTORY="/run/infd-a:/run/b") == "/run/infd-a/admin.sock"
+
+
+def test_the_watchdog_counts_only_for_the_process_it_names() -> None:
+    def watchdog(pid: str) -> float | None:
+        return Environment.read({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": pid}, pid=7).watchdog_s
+
+    assert watchdog("7") == 30.0
+    assert watchdog("8") is None
+    assert Environment.read({"WATCHDOG_USEC": "30000000"}, pid=7).watchdog_s == 30.0
+
+
+def test_keys_come_from_the_setting_or_else_from_systemds_credentials(tmp_path: Path) -> None:
+    environment = Environment.read({"CREDENTIALS_DIRECTORY": str(tmp_path)}, pid=7)
+    configured = from_environ(INFD_SERVER__API_KEY_FILE="/keys")
+
+    assert environment.api_key_file(Config()) is None
+    (tmp_path / "api-keys").touch()
+    assert environment.api_key_file(Config()) == tmp_path / "api-keys"
+    assert environment.api_key_file(configured) == Path("/keys")

@@ -1,0 +1,23 @@
+"""The man pages say what the programs do."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+DIRECTORY = Path(__file__).parent.parent / "man"
+PAGES: dict[str, str] = runpy.run_path(str(DIRECTORY / "generate.py"))["pages"]()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_what_would_be_generated(name: str) -> None:
+    assert (DIRECTORY / name).read_text(encoding="utf-8") == PAGES[name], "out of date: run `make man`"
+
+
+def test_pages_name_every_command_and_setting() -> None:
+    assert r".SS infd config show" in PAGES["infd.1"]
+    assert r"\-\-kv\-cache\-bytes SIZE" in PAGES["infd.1"]
+    assert r".SS infdctl drain" in PAGES["infdctl.1"]
+    assert ".BI priority_patience" in PAGES["infd.toml.5"]
