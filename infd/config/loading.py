@@ -150,13 +150,19 @@ def _size(text: str) -> int:
 def _unknown(key: str) -> str:
     if key in Config.__struct_fields__:
         return f"{key} is a table, [{key}], and cannot have a value itself"
+    return f"unknown setting {key}; the nearest known one is {_nearest(key)}"
+
+
+def _nearest(key: str) -> str:
     by_name = {known.partition(".")[2]: known for known in SETTINGS}
-    near = difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.7)
-    near = near or [
-        by_name[name] for name in difflib.get_close_matches(key.rpartition(".")[2], by_name, n=1, cutoff=0.5)
-    ]
-    near = near or difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.0)
-    return f"unknown setting {key}; the nearest known one is {near[0]}"
+    name = key.rpartition(".")[2]
+    if name in by_name:
+        return by_name[name]  # the right name in the wrong table
+    for near in difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.7):
+        return near
+    for near in difflib.get_close_matches(name, by_name, n=1, cutoff=0.5):
+        return by_name[near]
+    return difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.0)[0]
 
 
 def _readable(error: Exception) -> str:

@@ -67,7 +67,7 @@ def served_names(config: Config) -> tuple[str, ...]:
 
 
 def executor(config: Config, directory: Path) -> Executor:
-    """Return what computes. Raises StartError."""
+    """Return what computes the model in `directory`. Raises StartError."""
     if config.device.kind == "null":
         from infd.runner.null import NullExecutor
 
@@ -75,7 +75,8 @@ def executor(config: Config, directory: Path) -> Executor:
         return NullExecutor(config, sizes.vocab_size, sizes.max_position_embeddings)
     from infd.runner.local import LocalExecutor
 
-    return LocalExecutor(config)
+    located = msgspec.structs.replace(config.model, path=str(directory))
+    return LocalExecutor(msgspec.structs.replace(config, model=located))
 
 
 class Sizes(Struct, frozen=True):
