@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.errors import RequestFailed
+from infd.errors import DeviceLost, RequestFailed
 from infd.request import TokenLogprobs
 from infd.runner.batch import gather
 from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Asking, Sampler
@@ -20,6 +20,7 @@ from infd.scheduler.plan import StepResult, Want
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     import numpy.typing as npt
     from torch import Tensor
@@ -84,6 +85,15 @@ class Runner:
         self._pulse = pulse
         self._sampler = Sampler(rows)
 
+    @property
+    def overlaps(self) -> bool:
+        """Say whether work is only issued, and so goes on beside the host's."""
+        return self._rows.device.type == "cuda"
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Return the context in which a thread may call the methods below."""
+        return torch.inference_mode()
+
     def forward(self, plan: StepPlan) -> Forwarded:
         """Issue the forward pass."""
         self._rows.stage(plan.joins, plan.grants)
@@ -117,7 +127,7 @@ class Runner:
         forwarded.logits = None
         sampled = self._sampler(logits, asking, None if mask is None else mask[forwarded.mask_row])
         landing = Landing(forwarded, sampled)
-        if logits.is_cuda:
+        if self.overlaps:
             landing.sampled = sampled.to_host()
             landing.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             landing.arrived.record()
@@ -148,3 +158,13 @@ class Runner:
                 if accepted[i]:
                     result.logprobs[i] = [TokenLogprobs(chosen[n], tuple(top_ids[n][:most]), tuple(top[n][:most]))]
         return result
+
+    def diagnose(self, error: Exception) -> Exception:
+        """Return what a step's error means: itself, or DeviceLost if it has left the device unusable."""
+        if self.overlaps and not isinstance(error, torch.OutOfMemoryError):
+            try:
+                torch.cuda.synchronize(self._rows.device)
+            except RuntimeError as lost:
+                lost.__cause__ = error
+                return DeviceLost(f"{self._rows.device} cannot be used any more: {lost}")
+        return error

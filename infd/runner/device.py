@@ -1,0 +1,138 @@
+"""The device thread: the only place where torch runs.
+
+Steps are taken strictly in order: forward, wait for the word to sample, sample,
+answer. On a GPU the next step's forward is issued before an answer is waited
+for, if its plan is there already.
+
+A step that fails takes with it every step of its line: those issued before
+anybody awaited the failure. Their plans stand on tokens and pages that never
+came to be, so they must not run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from infd.runner.pulse import Stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy.typing as npt
+
+    from infd.runner.runner import Forwarded, Landing, Runner
+    from infd.scheduler.plan import StepPlan, StepResult
+
+    Mask = npt.NDArray[Any]
+
+log = logging.getLogger("infd.runner")
+
+
+class Order:
+    """A step as the device thread sees it: the plan, its line, and, once told, the mask to sample under."""
+
+    __slots__ = ("line", "mask", "plan", "told")
+
+    def __init__(self, plan: StepPlan, line: int) -> None:
+        self.plan = plan
+        self.line = line
+        self.told = False
+        self.mask: Mask | None = None
+
+
+class Go:
+    """The word that an order may sample."""
+
+    __slots__ = ("mask", "order")
+
+    def __init__(self, order: Order, mask: Mask | None) -> None:
+        self.order = order
+        self.mask = mask
+
+
+class Device:
+    """What runs on the device thread. `inbox` takes orders, words to sample, and None to end.
+
+    answer  called with each order and what came of it, on the device thread
+    """
+
+    def __init__(self, answer: Callable[[Order, StepResult | Exception], None]) -> None:
+        self.inbox: SimpleQueue[Order | Go | None] = SimpleQueue()
+        self._answer = answer
+        self._backlog: deque[Order] = deque()
+        self._failed_line = -1
+        self._failure: Exception | None = None
+
+    def serve(self, runner: Runner) -> None:
+        """Take orders until Stopped is raised."""
+        unread: tuple[Order, Landing] | None = None
+        with runner.active():
+            while True:
+                order = self._next(wait=unread is None)
+                forwarded = None if order is None else self._forward(runner, order)
+                if unread is not None:
+                    self._read(runner, *unread)
+                    unread = None
+                if order is None or forwarded is None:
+                    continue
+                landing = self._sample(runner, order, forwarded)
+                if landing is None:
+                    continue
+                if runner.overlaps:
+                    unread = order, landing
+                else:
+                    self._read(runner, order, landing)
+
+    def _forward(self, runner: Runner, order: Order) -> Forwarded | None:
+        with self._guarded(runner, order) as may_run:
+            if may_run:
+                return runner.forward(order.plan)
+        return None
+
+    def _sample(self, runner: Runner, order: Order, forwarded: Forwarded) -> Landing | None:
+        while not order.told:
+            self._receive(self.inbox.get())
+        with self._guarded(runner, order) as may_run:
+            if may_run:
+                return runner.sample(forwarded, order.mask)
+        return None
+
+    def _read(self, runner: Runner, order: Order, landing: Landing) -> None:
+        with self._guarded(runner, order) as may_run:
+            if may_run:
+                self._answer(order, runner.read(landing))
+
+    @contextmanager
+    def _guarded(self, runner: Runner, order: Order) -> Iterator[bool]:
+        """Yield whether the order's line still stands. What is raised in here fails the order, and its line with it."""
+        if order.line == self._failed_line and self._failure is not None:
+            self._answer(order, self._failure)
+            yield False
+            return
+        try:
+            yield True
+        except Exception as error:  # whatever a step raises belongs to those who wait for it
+            log.exception("step %d failed", order.plan.number)
+            self._failed_line, self._failure = order.line, runner.diagnose(error)
+            self._answer(order, self._failure)
+
+    def _next(self, *, wait: bool) -> Order | None:
+        """Return the oldest order not yet begun; without waiting, None if there is none."""
+        try:
+            while not self._backlog:
+                self._receive(self.inbox.get(block=wait))
+        except Empty:
+            return None
+        return self._backlog.popleft()
+
+    def _receive(self, message: Order | Go | None) -> None:
+        if message is None:
+            raise Stopped
+        if isinstance(message, Go):
+            message.order.told, message.order.mask = True, message.mask
+        else:
+            self._backlog.append(message)

@@ -1,0 +1,201 @@
+"""Build a runner from settings: device, type, kernels, weights, cache, rows, step size, in that order.
+
+Runs on the device thread. Importing this imports torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from msgspec import Struct
+
+from infd.errors import ConfigError, DeviceMissing, OutOfMemory
+from infd.kernels.select import select
+from infd.models import registry
+from infd.models.config import architecture, context_length, stored_dtype
+from infd.runner import stepsize
+from infd.runner.cache import allocate, size_cache
+from infd.runner.memory import Arena, available_bytes
+from infd.runner.pulse import Beating
+from infd.runner.rows import Rows
+from infd.runner.runner import Runner
+from infd.scheduler.layout import Capacity
+from infd.weights.checkpoint import Checkpoint
+from infd.weights.load import load, required_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infd.config import Config
+    from infd.kernels.ops import Attention
+    from infd.models.base import Model
+    from infd.runner.pulse import Pulse
+
+log = logging.getLogger("infd.runner")
+
+STEP_TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
+DEPTH = {"cpu": 1, "cuda": 2}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Loaded(Struct, frozen=True):
+    """A runner that is ready to serve.
+
+    arenas  weights and cache; releasing them leaves the runner without a memory
+    facts   what operators ask for, see Executor.describe
+    """
+
+    runner: Runner
+    capacity: Capacity
+    depth: int
+    arenas: tuple[Arena, Arena]
+    facts: dict[str, Any]
+
+
+def build(config: Config, pulse: Pulse) -> Loaded:
+    """Load the checkpoint in directory config.model.path and make everything ready. Raises StartError."""
+    started = time.monotonic()
+    device = choose_device(config.device.kind)
+    threads = config.device.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    try:
+        with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
+            loaded = _build(config, checkpoint, device, pulse)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise OutOfMemory(f"out of memory while loading {config.model.path} on {device}: {error}") from error
+    loaded.facts.update(threads=threads, load_s=round(time.monotonic() - started, 3))
+    return loaded
+
+
+def _build(config: Config, checkpoint: Checkpoint, device: torch.device, pulse: Pulse) -> Loaded:
+    dtype = choose_dtype(config.model.dtype, checkpoint.config, device)
+    ops = select(device, dtype)
+    max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
+    model = registry.build(checkpoint.config, ops, dtype=dtype, device=device, max_len=max_len)
+    required, free = required_bytes(model), available_bytes(device)
+    if required > free:
+        needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
+        raise OutOfMemory(f"{needed}, {free / 2**20:,.0f} MiB are free")
+    weights = Arena(required, device, "weights")
+    load(model, checkpoint, weights, pulse.beat)
+    loaded = assemble(config, model, ops.attention, weights, device=device, max_len=max_len, pulse=pulse)
+    loaded.facts.update(
+        dtype=str(dtype).removeprefix("torch."), arch=architecture(checkpoint.config), ops=ops.describe()
+    )
+    return loaded
+
+
+def assemble(
+    config: Config,
+    model: Model,
+    attention: Attention,
+    weights: Arena,
+    *,
+    device: torch.device,
+    max_len: int,
+    pulse: Pulse,
+) -> Loaded:
+    """Put cache and rows beside a model whose weights are loaded, run it for the first time, and measure it."""
+    rows, page_tokens = config.scheduler.max_num_seqs, config.cache.page_tokens
+    layout, tensors = model.cache_layout(page_tokens), model.page_tensors(page_tokens)
+    size = size_cache(
+        layout,
+        tensors,
+        wanted=config.cache.bytes,
+        available=available_bytes(device),
+        device=device.type,
+        rows=rows,
+        max_model_len=max_len,
+        step_tokens=config.scheduler.step_tokens or stepsize.MOST[device.type],
+    )
+    log.info("cache: %s pages, %.0f MiB (%s)", f"{size.pages:,}", size.bytes / 2**20, size.reason)
+    if size.max_model_len < max_len:
+        reason = "the cache has no room for a longer sequence; raise cache.bytes"
+        log.warning("max_model_len lowered from %d to %d: %s", max_len, size.max_model_len, reason)
+        max_len = size.max_model_len
+    cache = Arena(size.bytes, device, "cache")
+    runner = Runner(
+        model,
+        Beating(attention, pulse),
+        Rows(
+            rows=rows,
+            max_len=max_len,
+            page_tokens=[group.page_tokens for group in layout.groups],
+            vocab_size=model.vocab_size,
+            device=device,
+        ),
+        layout,
+        allocate(layout, tensors, size.pages, cache),
+        pulse,
+    )
+
+    trial = stepsize.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
+    stepsize.warm_up(runner, trial)
+    step_tokens = config.scheduler.step_tokens
+    if step_tokens is None:
+        target_ms = config.scheduler.step_target_ms or STEP_TARGET_MS[device.type]
+        step_tokens = stepsize.measure(runner, trial, target_s=target_ms / 1000, rows=rows, device=device.type)
+        log.info("step_tokens: %d, so that a step takes at most about %.0f ms", step_tokens, target_ms)
+    return Loaded(
+        runner=runner,
+        capacity=Capacity(
+            layout=layout,
+            pages=size.pages,
+            rows=rows,
+            step_tokens=step_tokens,
+            max_model_len=max_len,
+            vocab_size=model.vocab_size,
+        ),
+        depth=config.device.depth or DEPTH[device.type],
+        arenas=(weights, cache),
+        facts={
+            "device": _name(device),
+            "torch": torch.__version__,
+            "weights_bytes": weights.size,
+            "cache_bytes": cache.size,
+        },
+    )
+
+
+def choose_device(kind: str) -> torch.device:
+    """Return the device that `kind` asks for. Raises DeviceMissing."""
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = "finds no GPU" if torch.version.cuda else "is built without CUDA"
+        raise DeviceMissing(f"device.kind is 'cuda', but torch {torch.__version__} {built}")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def choose_dtype(wanted: str, config: Mapping[str, Any], device: torch.device) -> torch.dtype:
+    """Return the type of weights and activations: as asked for, else the checkpoint's own if it is fast here."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    stored = DTYPES.get(stored_dtype(config) or "float32", torch.float32)
+    if device.type == "cuda" or stored is torch.float32:
+        return stored
+    return torch.bfloat16 if _has_bfloat16(Path("/proc/cpuinfo").read_text()) else torch.float32
+
+
+def _has_bfloat16(cpuinfo: str) -> bool:
+    """Say whether the processor multiplies bfloat16 matrices natively; emulated, it is slower than float32."""
+    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "").split()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def _max_model_len(wanted: int | None, config: Mapping[str, Any]) -> int:
+    trained = context_length(config)
+    if wanted is not None and wanted > trained:
+        raise ConfigError(f"model.max_model_len is {wanted}; the model was made for at most {trained} tokens")
+    return wanted or trained
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return device.type

@@ -1,0 +1,172 @@
+"""An executor in this process: one thread owns the device, the event loop gives it plans.
+
+Importing this does not import torch; the thread does, once `load` has started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from infd.errors import DeviceLost
+from infd.runner.device import Device, Go, Order
+from infd.runner.pulse import Pulse, Stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from infd.config import Config
+    from infd.runner.loading import Loaded
+    from infd.scheduler.layout import Capacity
+    from infd.scheduler.plan import StepPlan, StepResult
+
+# At the default 5 ms, a thread that makes many short calls waits that long for the interpreter at each of them.
+SWITCH_INTERVAL_S = 0.0005
+
+
+def build_runner(config: Config, pulse: Pulse) -> Loaded:
+    """Load what `config` names. Raises StartError."""
+    from infd.runner.loading import build  # torch comes with it
+
+    return build(config, pulse)
+
+
+class LocalStep(Order):
+    """A step in flight. Awaiting what `sample` returns gives its result."""
+
+    __slots__ = ("_executor", "future")
+
+    def __init__(self, executor: LocalExecutor, plan: StepPlan, line: int, future: asyncio.Future[StepResult]) -> None:
+        super().__init__(plan, line)
+        self.future = future
+        self._executor = executor
+
+    def sample(self, mask: Any | None = None) -> LocalStep:
+        self._executor.go(self, mask)
+        return self
+
+    def __await__(self) -> Generator[Any, None, StepResult]:
+        try:
+            return (yield from self.future.__await__())
+        except Exception:
+            self._executor.failure_heard(self.line)
+            raise
+
+
+class LocalExecutor:
+    """Computes with torch, on a CPU or one GPU. `config.model.path` is a checkpoint directory."""
+
+    def __init__(self, config: Config, build: Callable[[Config, Pulse], Loaded] = build_runner) -> None:
+        self.depth = config.device.depth or 1  # settled by `load`, which knows the device
+        self._config = config
+        self._build = build
+        self._facts: dict[str, Any] = {"device": config.device.kind, "ops": []}
+        self._pulse = Pulse()
+        self._device = Device(self._answer)
+        self._line = 0
+        self._in_flight: set[LocalStep] = set()
+        self._thread: Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loaded: asyncio.Future[Loaded] | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    async def load(self) -> Capacity:
+        self._loop = asyncio.get_running_loop()
+        self._loaded = self._loop.create_future()
+        self._ended = self._loop.create_future()
+        self._thread = Thread(target=self._run, name="infd-device", daemon=True)
+        self._thread.start()
+        loaded = await self._loaded
+        self._loaded = None
+        self.depth = loaded.depth
+        self._facts = loaded.facts
+        return loaded.capacity
+
+    def forward(self, plan: StepPlan) -> LocalStep:
+        step = LocalStep(self, plan, self._line, asyncio.get_running_loop().create_future())
+        if self._ended is None or self._ended.done():
+            _fail(step.future, DeviceLost("the device thread does not run"))
+        else:
+            self._in_flight.add(step)
+            self._device.inbox.put(step)
+        return step
+
+    def go(self, step: LocalStep, mask: Any | None) -> None:
+        """Let a step sample."""
+        self._device.inbox.put(Go(step, mask))
+
+    def failure_heard(self, line: int) -> None:
+        """Begin a new line: whoever plans from now on knows that the old one has failed."""
+        self._line = max(self._line, line + 1)
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self._facts)
+
+    def pulse(self) -> int:
+        return self._pulse.count
+
+    async def close(self) -> None:
+        if self._thread is None or self._ended is None:
+            return
+        self._pulse.stop()
+        self._device.inbox.put(None)
+        await asyncio.shield(self._ended)
+        self._thread.join()
+
+    # On the device thread
+
+    def _run(self) -> None:
+        loaded: Loaded | None = None
+        error: BaseException = DeviceLost("the executor was closed")
+        try:
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            loaded = self._build(self._config, self._pulse)
+            self._post(self._have_loaded, loaded)
+            self._device.serve(loaded.runner)
+        except Stopped:
+            pass
+        except BaseException as failure:  # there is nobody else on this thread to catch it
+            error = failure
+        for arena in loaded.arenas if loaded is not None else ():
+            arena.release()
+        self._post(self._have_ended, error)
+
+    def _answer(self, order: Order, outcome: StepResult | Exception) -> None:
+        self._post(self._settle, order, outcome)
+
+    def _post(self, callback: Callable[..., None], *args: Any) -> None:
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    # On the event loop
+
+    def _have_loaded(self, loaded: Loaded) -> None:
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_result(loaded)
+
+    def _settle(self, step: LocalStep, outcome: StepResult | Exception) -> None:
+        self._in_flight.discard(step)
+        if isinstance(outcome, Exception):
+            _fail(step.future, outcome)
+        elif not step.future.done():
+            step.future.set_result(outcome)
+
+    def _have_ended(self, error: BaseException) -> None:
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_exception(error)
+        for step in self._in_flight:
+            _fail(step.future, error)
+        self._in_flight.clear()
+        if self._ended is not None:
+            self._ended.set_result(None)
+
+
+def _fail(future: asyncio.Future[StepResult], error: BaseException) -> None:
+    """End a step that failed. A step behind it may be dropped without ever being awaited, which is no news."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()

@@ -1,0 +1,123 @@
+"""An executor that computes nothing: for lifecycle tests, and for measuring what infd itself costs.
+
+A token is a hash of (seed, position). It stays among ids that are ordinary
+pieces of text in common vocabularies, whose special tokens stand at the ends
+and whose single bytes stand in the lower half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from infd.request import TokenLogprobs
+from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
+from infd.scheduler.plan import StepResult, Want
+
+if TYPE_CHECKING:
+    from infd.config import Config
+    from infd.scheduler.plan import StepPlan
+
+STEP_TOKENS = 2048
+SEED_FACTOR, POSITION_FACTOR = 0x9E3779B1, 0x85EBCA77  # odd and large: neighbours come out far apart
+
+
+class NullStep:
+    """A step whose result is made up when it is due."""
+
+    __slots__ = ("_executor", "plan", "result")
+
+    def __init__(self, executor: NullExecutor, plan: StepPlan, result: asyncio.Future[StepResult]) -> None:
+        self._executor = executor
+        self.plan = plan
+        self.result = result
+
+    def sample(self, mask: Any | None = None) -> asyncio.Future[StepResult]:
+        self._executor.run(self)
+        return self.result
+
+
+class NullExecutor:
+    """Runs one step after another, each `device.null_step_ms` long; at 0 a step is done on the loop's next turn."""
+
+    def __init__(self, config: Config, vocab_size: int, max_model_len: int) -> None:
+        self.depth = config.device.depth or 1
+        self._step_s = config.device.null_step_ms / 1000
+        self._first = vocab_size // 2
+        self._ordinary = max(1, vocab_size // 4)
+        self._seeds: dict[int, int] = {}
+        self._logprobs: dict[int, int] = {}
+        self._steps = 0
+        self._free_at = 0.0
+        layout = CacheLayout((PageGroup(layers=(0,), page_tokens=config.cache.page_tokens),))
+        step_tokens = config.scheduler.step_tokens or STEP_TOKENS
+        self._capacity = Capacity(
+            layout=layout,
+            pages=config.scheduler.max_num_seqs * layout.peak_pages(max_model_len, step_tokens),
+            rows=config.scheduler.max_num_seqs,
+            step_tokens=step_tokens,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+        )
+
+    async def load(self) -> Capacity:
+        return self._capacity
+
+    def forward(self, plan: StepPlan) -> NullStep:
+        return NullStep(self, plan, asyncio.get_running_loop().create_future())
+
+    def run(self, step: NullStep) -> None:
+        """Start a step as soon as the one before it is done."""
+        loop = asyncio.get_running_loop()
+        if not self._step_s:
+            loop.call_soon(self._finish, step)
+            return
+        self._free_at = max(self._free_at, loop.time()) + self._step_s
+        loop.call_at(self._free_at, self._finish, step)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "device": "null",
+            "dtype": "none",
+            "arch": "none",
+            "weights_bytes": 0,
+            "cache_bytes": 0,
+            "threads": 0,
+            "load_s": 0.0,
+            "ops": [],
+        }
+
+    def pulse(self) -> int:
+        return self._steps
+
+    async def close(self) -> None:
+        """Nothing to free: what is due on the loop ends with it."""
+
+    def _finish(self, step: NullStep) -> None:
+        self._steps += 1
+        if not step.result.done():
+            step.result.set_result(self._answer(step.plan))
+
+    def _answer(self, plan: StepPlan) -> StepResult:
+        seeds, first, ordinary = self._seeds, self._first, self._ordinary
+        for join in plan.joins:
+            seeds[join.row] = join.seed * SEED_FACTOR
+            if join.sampling.logprobs is None:
+                self._logprobs.pop(join.row, None)
+            else:
+                self._logprobs[join.row] = join.sampling.logprobs
+        accepted: list[int] = []
+        tokens: list[int] = []
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        for i, span in enumerate(plan.spans):
+            if span.want is not Want.LAST:
+                accepted.append(0)
+                continue
+            mixed = (seeds[span.row] + (span.start + span.count) * POSITION_FACTOR) & 0xFFFFFFFF
+            token = first + ((mixed ^ mixed >> 15) * POSITION_FACTOR >> 7) % ordinary
+            accepted.append(1)
+            tokens.append(token)
+            if span.row in self._logprobs:
+                top = tuple(first + (token - first + k) % ordinary for k in range(self._logprobs[span.row]))
+                logprobs[i] = [TokenLogprobs(-1.0, top, tuple(-1.0 - k for k in range(len(top))))]
+        return StepResult(accepted, tokens, logprobs)

@@ -1,0 +1,97 @@
+"""Measure, at start, how many tokens a step can compute within its target time.
+
+The steps measured are ordinary plans, on rows and pages that nobody holds yet;
+they are invisible outside the runner. Long prompts are computed in steps of
+this size, so it bounds how long a stream may pause.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from infd.request import Request, SamplingParams
+from infd.scheduler.plan import Join, Span, StepPlan, Want
+from infd.scheduler.sequence import Sequence
+
+if TYPE_CHECKING:
+    from infd.runner.runner import Runner
+    from infd.scheduler.layout import CacheLayout
+
+LEAST = 64
+MOST = {"cpu": 2048, "cuda": 8192}
+FIRST = 4  # tokens of the first step, which pays for whatever is set up on first use
+GROWTH = 4
+
+
+class Trial:
+    """Plans of any size for a runner that serves nobody yet."""
+
+    def __init__(self, layout: CacheLayout, *, pages: int, rows: int, max_model_len: int) -> None:
+        self._groups = layout.groups
+        self._pages = pages
+        self._length = max_model_len - 1  # one place is for the token sampled
+        self._rows = rows
+
+    @property
+    def room(self) -> int:
+        """Return how many tokens one plan can hold."""
+        if not self._groups:
+            return self._rows * self._length
+        held = sum(-(-self._length // group.page_tokens) for group in self._groups)
+        whole = min(self._rows, self._pages // held)
+        return whole * self._length if whole else self._alone()
+
+    def plan(self, tokens: int) -> StepPlan:
+        """Return a step of `tokens` prompt tokens, in as few sequences as hold them."""
+        plan = StepPlan(-1, [], [], [])
+        request = Request(id="trial", prompt=(0,), sampling=SamplingParams(max_tokens=1, temperature=0.0))
+        page = 1
+        while tokens:
+            row, count = len(plan.joins), min(tokens, self._length)
+            tables = []
+            for group in self._groups:
+                held = -(-count // group.page_tokens)
+                tables.append(list(range(page, page + held)))
+                page += held
+            plan.joins.append(Join(row, [0] * count, count, request.sampling, frozenset(), tables, 0))
+            plan.spans.append(Span(Sequence(request), row, 0, count, Want.LAST))
+            tokens -= count
+        return plan
+
+    def _alone(self) -> int:
+        """Return how many tokens of one sequence fit where behind a window pages must be let go to hold all."""
+        return self._pages // len(self._groups) * min(group.page_tokens for group in self._groups)
+
+
+def warm_up(runner: Runner, trial: Trial) -> None:
+    """Run the smallest step once."""
+    _run(runner, trial.plan(min(FIRST, trial.room)))
+
+
+def measure(runner: Runner, trial: Trial, *, target_s: float, rows: int, device: str) -> int:
+    """Return the step size, a power of two: a step of that many prompt tokens takes at most `target_s`.
+
+    It is never so small that `rows` decoding sequences would leave no room for prompts.
+    """
+    least = max(LEAST, _power_of_two(4 * rows - 1))
+    tokens = min(LEAST, trial.room)
+    elapsed = _run(runner, trial.plan(tokens))
+    while elapsed * GROWTH < target_s and tokens * GROWTH <= min(trial.room, MOST[device]):
+        tokens *= GROWTH
+        elapsed = _run(runner, trial.plan(tokens))
+    return max(least, min(MOST[device], _power_of_two(int(tokens * target_s / elapsed))))
+
+
+def _run(runner: Runner, plan: StepPlan) -> float:
+    """Compute a step and return the seconds it took. Its result must be sound, or the model is broken."""
+    started = time.perf_counter()
+    result = runner.read(runner.sample(runner.forward(plan)))
+    for error in result.failed.values():
+        raise error
+    return time.perf_counter() - started
+
+
+def _power_of_two(number: int) -> int:
+    """Return the largest power of two that is at most `number`, at least 1."""
+    return 1 << max(0, number.bit_length() - 1)
