@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import AttentionBatch, KeyValuePages
 
+SHORT = 256  # keys; padding up to here costs less than one bucket more
 QUERY_BLOCK = 256  # bounds the mask, and lets early queries of a long span skip the keys of later ones
 
 
@@ -127,14 +128,13 @@ class _Long:
 
 
 def _buckets(batch: AttentionBatch, spans: list[int]) -> list[list[int]]:
-    """Sort spans into buckets whose shortest needs more than half the pages of the longest."""
+    """Sort spans into buckets whose shortest needs more than half the pages of the longest, or few anyway."""
     buckets: list[list[int]] = []
-    most = 0
-    for span in sorted(spans, key=lambda span: -batch.starts[span]):
-        pages = _page_bound(batch, span)
-        if not buckets or 2 * pages <= most:
+    fewest = 0
+    for pages, span in sorted(((_page_bound(batch, span), span) for span in spans), reverse=True):
+        if not buckets or pages < fewest:
             buckets.append([])
-            most = pages
+            fewest = pages // 2 + 1 if pages * batch.page_tokens > SHORT else 0
         buckets[-1].append(span)
     return buckets
 

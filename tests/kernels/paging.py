@@ -1,0 +1,43 @@
+"""Put together by hand what attention reads: spans, tables, slots."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from infd.kernels.ops import AttentionBatch
+
+
+class PagedSpan(NamedTuple):
+    """`count` tokens from `start` of a sequence whose pages stand in `table`."""
+
+    start: int
+    count: int
+    table: list[int]
+
+
+def attention_batch(
+    spans: list[PagedSpan], *, page_tokens: int, window: int | None = None, padding: int = 0, slack: int = 0
+) -> AttentionBatch:
+    """Describe a step.
+
+    padding  tokens behind the last span; they go to page 0
+    slack    how far the host's bounds lie above the truth
+    """
+    offsets = [0]
+    slots = []
+    for start, count, table in spans:
+        offsets.append(offsets[-1] + count)
+        slots += [table[at // page_tokens] * page_tokens + at % page_tokens for at in range(start, start + count)]
+    width = max((len(span.table) for span in spans), default=1)
+    return AttentionBatch(
+        page_tokens=page_tokens,
+        window=window,
+        starts=[span.start + slack for span in spans],
+        counts=[span.count for span in spans],
+        offsets=offsets,
+        start=torch.tensor([span.start for span in spans], dtype=torch.int32),
+        table=torch.tensor([span.table + [0] * (width - len(span.table)) for span in spans], dtype=torch.int32),
+        slots=torch.tensor(slots + [0] * padding, dtype=torch.int64),
+    )

@@ -1,0 +1,61 @@
+"""The families that look at one token at a time, against their definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from infd.kernels.reference import dense
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rms_norm_is_computed_in_float32_and_rounded_once(dtype):
+    x, weight = draw(5, 64).to(dtype) * 3, draw(64, seed=1).to(dtype)
+    exact = x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    torch.testing.assert_close(dense.Norm().rms_norm(x, weight, 1e-5), exact.to(dtype), rtol=1e-6, atol=1e-6)
+
+
+def test_add_rms_norm_returns_the_sum_and_its_norm():
+    x, residual, weight = draw(5, 8), draw(5, 8, seed=1), draw(8, seed=2)
+    normed, stream = dense.Norm().add_rms_norm(x, residual, weight, 1e-6)
+    assert stream.equal(x + residual)
+    assert normed.equal(dense.Norm().rms_norm(x + residual, weight, 1e-6))
+
+
+def test_rope_turns_each_pair_by_the_angle_of_its_position():
+    angles = torch.tensor([[0.0, 0.0], [0.5, 0.1], [1.0, 0.2]])
+    table = torch.stack((angles.cos(), angles.sin()), dim=1)
+    positions = torch.tensor([2, 0, 1])
+    q, k = draw(3, 4, 4), draw(3, 2, 4, seed=1)
+    for x, turned in zip((q, k), dense.Rope()(q, k, positions, table), strict=True):
+        pairs = torch.complex(x[..., :2], x[..., 2:])
+        expected = pairs * torch.polar(torch.ones(3, 1, 2), angles[positions, None])
+        torch.testing.assert_close(turned, torch.cat((expected.real, expected.imag), -1))
+
+
+def test_rope_gives_back_the_type_it_was_given():
+    table = torch.zeros(4, 2, 2)
+    q, k = dense.Rope()(draw(1, 2, 4).bfloat16(), draw(1, 1, 4).bfloat16(), torch.tensor([1]), table)
+    assert (q.dtype, k.dtype) == (torch.bfloat16, torch.bfloat16)
+
+
+def test_silu_mul_gates_the_second_half_with_the_first():
+    x = draw(3, 10)
+    gate, up = x[:, :5], x[:, 5:]
+    kept = x.clone()
+    torch.testing.assert_close(dense.Activation().silu_mul(x), gate * gate.sigmoid() * up)
+    assert x.equal(kept)
+
+
+def test_linear_multiplies_by_the_transposed_weight_and_adds_the_bias():
+    x, weight, bias = draw(3, 4), draw(5, 4, seed=1), draw(5, seed=2)
+    torch.testing.assert_close(dense.Linear()(x, weight, bias), x @ weight.T + bias)
+
+
+def test_embedding_returns_rows():
+    weight = draw(6, 4)
+    assert dense.Embedding()(torch.tensor([5, 0, 5]), weight).equal(weight[[5, 0, 5]])

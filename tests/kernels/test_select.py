@@ -1,0 +1,66 @@
+"""How implementations are chosen, and what operators are told about it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from infd.errors import DeviceMissing
+from infd.kernels.ops import Selected
+from infd.kernels.reference.attention import PagedAttention
+from infd.kernels.reference.dense import Linear
+from infd.kernels.select import CANDIDATES, Candidate, Facts, select
+
+CPU = torch.device("cpu")
+
+
+class FakeLinear(Linear):
+    """Stands for a faster kernel."""
+
+
+def fake(refuses, place=f"{__name__}:FakeLinear"):
+    """Put a candidate in front of the reference for `linear`."""
+    return {**CANDIDATES, "linear": (Candidate(name="fake", place=place, refuses=refuses), *CANDIDATES["linear"])}
+
+
+def only_cuda(facts: Facts) -> str | None:
+    return None if facts.device.type == "cuda" else f"runs on CUDA, not on {facts.device.type}"
+
+
+def test_every_family_has_a_reference_that_runs_anywhere():
+    ops = select(CPU, torch.float32)
+    assert isinstance(ops.attention, PagedAttention)
+    assert [(row["family"], row["chosen"], row["refused"]) for row in ops.describe()] == [
+        (family, "reference", {}) for family in ("attention", "linear", "embedding", "norm", "rope", "activation")
+    ]
+
+
+def test_the_first_candidate_that_does_not_refuse_is_chosen():
+    ops = select(CPU, torch.float32, fake(lambda facts: None))
+    assert type(ops.linear) is FakeLinear
+    assert Selected("linear", "fake", {}) in ops.selection
+
+
+def test_a_refusal_is_explained():
+    ops = select(CPU, torch.float32, fake(only_cuda))
+    assert type(ops.linear) is Linear
+    assert Selected("linear", "reference", {"fake": "runs on CUDA, not on cpu"}) in ops.selection
+
+
+def test_a_refusal_may_depend_on_the_dtype():
+    candidates = fake(lambda facts: None if facts.dtype is torch.bfloat16 else "bfloat16 only")
+    assert type(select(CPU, torch.bfloat16, candidates).linear) is FakeLinear
+    assert type(select(CPU, torch.float32, candidates).linear) is Linear
+
+
+def test_a_refused_implementation_is_never_imported():
+    select(CPU, torch.float32, fake(only_cuda, place="antigravity:fly"))
+    assert "antigravity" not in sys.modules
+
+
+def test_where_all_refuse_the_error_gives_every_reason():
+    candidates = {**CANDIDATES, "linear": fake(only_cuda)["linear"][:1]}
+    with pytest.raises(DeviceMissing, match=r"no linear kernel runs on cpu in torch\.float32: fake: runs on CUDA"):
+        select(CPU, torch.float32, candidates)

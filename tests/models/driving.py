@@ -1,0 +1,125 @@
+"""Drive a model by hand: its cache in scattered pages full of NaN, its batches put together span by span."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import torch
+
+from infd.kernels.ops import KeyValuePages
+from infd.kernels.select import select
+from infd.models import registry
+from infd.models.base import Batch
+from infd.weights.checkpoint import Checkpoint
+from infd.weights.load import load
+from tests.kernels.paging import PagedSpan, attention_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from infd.kernels.ops import Ops
+    from infd.models.base import Model
+
+CPU = torch.device("cpu")
+MAX_LEN = 256
+
+
+class Heap:
+    """An arena without bounds."""
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+
+def load_model(directory: Path, *, ops: Ops | None = None, dtype: torch.dtype = torch.float32) -> Model:
+    with Checkpoint(directory) as checkpoint:
+        model = registry.build(checkpoint.config, ops or select(CPU, dtype), dtype=dtype, device=CPU, max_len=MAX_LEN)
+        load(model, checkpoint, Heap())
+    return model
+
+
+class Told:
+    """A sequence: its tokens, how many are computed, its table in each group."""
+
+    def __init__(self, tokens: Sequence[int], groups: int) -> None:
+        self.tokens = list(tokens)
+        self.computed = 0
+        self.tables: list[list[int]] = [[] for _ in range(groups)]
+
+
+class Driver:
+    """What scheduler and runner do, in the plainest way."""
+
+    def __init__(self, model: Model, *, ops: Ops | None = None, page_tokens: int = 4, seed: int = 0) -> None:
+        self.model = model
+        self.ops = ops or select(CPU, torch.float32)
+        self.page_tokens = page_tokens
+        self.layout = model.cache_layout(page_tokens)
+        self._free = list(range(1, 400))
+        random.Random(seed).shuffle(self._free)
+        slots = [
+            KeyValuePages(
+                *(
+                    torch.full((400, *tensor.shape), torch.nan, dtype=tensor.dtype)
+                    for tensor in model.page_tensors(page_tokens)
+                )
+            )
+            for _ in range(max(len(group.layers) for group in self.layout.groups))
+        ]
+        by_layer = {layer: slots[i] for group in self.layout.groups for i, layer in enumerate(group.layers)}
+        self._slots = slots
+        self._cache = [by_layer[layer] for layer in sorted(by_layer)]
+
+    def start(self, tokens: Sequence[int]) -> Told:
+        return Told(tokens, len(self.layout.groups))
+
+    def held(self, told: Told, group: int) -> int:
+        """Return how many pages a sequence holds in a group."""
+        return sum(page != 0 for page in told.tables[group])
+
+    def step(self, *spans: tuple[Told, int]) -> list[Tensor]:
+        """Compute the next `count` tokens of each sequence; return the logits of each span's tokens."""
+        for told, count in spans:
+            self._provide(told, count)
+        tokens = [at for told, count in spans for at in told.tokens[told.computed : told.computed + count]]
+        positions = [at for told, count in spans for at in range(told.computed, told.computed + count)]
+        padding = max(0, 4 - len(tokens))
+        plans = [
+            self.ops.attention.prepare(
+                attention_batch(
+                    [PagedSpan(told.computed, count, told.tables[index]) for told, count in spans],
+                    page_tokens=self.page_tokens,
+                    window=group.window,
+                    padding=padding,
+                )
+            )
+            for index, group in enumerate(self.layout.groups)
+        ]
+        batch = Batch(
+            tokens=torch.tensor(tokens + [0] * padding),
+            positions=torch.tensor(positions + [0] * padding),
+            attention=plans,
+            cache=self._cache,
+        )
+        with torch.inference_mode():
+            logits = self.model.logits(self.model.forward(batch))
+        for told, count in spans:
+            told.computed += count
+        return list(logits[: len(tokens)].split([count for _, count in spans]))
+
+    def _provide(self, told: Told, count: int) -> None:
+        """Grant the pages that the next tokens need, and take back, spoilt, those that nothing can see any more."""
+        for table, group in zip(told.tables, self.layout.groups, strict=True):
+            needed = group.pages_needed(told.computed, told.computed + count)
+            for index in range(min(needed.start, len(table))):
+                if table[index]:
+                    for k, v in self._slots:
+                        k[table[index]], v[table[index]] = torch.nan, torch.nan
+                    self._free.append(table[index])
+                    table[index] = 0
+            while len(table) < needed.stop:
+                table.append(self._free.pop(0) if len(table) >= needed.start else 0)

@@ -1,0 +1,179 @@
+"""Every model against transformers, in float32, however its tokens are cut into steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import torch
+
+from infd.kernels.reference.attention import PagedAttention, Plan
+from infd.kernels.reference.dense import Norm, Rope
+from infd.kernels.select import select
+from tests.models.driving import CPU, Driver, load_model
+from tests.tiny import CLEAR, FAMILIES, VARIANTS, VOCAB, margins, oracle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLOSE = 1e-4
+LENGTH = 41
+
+
+def text(seed: int, length: int = LENGTH) -> list[int]:
+    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def off(ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference between logits, having checked that there are any."""
+    assert ours.shape == theirs.shape
+    assert ours.dtype == torch.float32
+    difference = (ours - theirs).abs().max().item()
+    return difference if difference == difference else float("inf")  # noqa: PLR0124 -- NaN is as far off as can be
+
+
+class Pair:
+    """One checkpoint, loaded by us and by transformers."""
+
+    def __init__(self, directory, ops=None):
+        self.theirs = oracle(directory)
+        self.ops = ops or select(CPU, torch.float32)
+        self.model = load_model(directory, ops=self.ops)
+
+    def driver(self, page_tokens: int = 4) -> Driver:
+        return Driver(self.model, ops=self.ops, page_tokens=page_tokens, seed=3)
+
+    def expect(self, tokens: list[int]) -> Tensor:
+        with torch.inference_mode():
+            return self.theirs(torch.tensor([tokens])).logits[0]
+
+
+@pytest.fixture(scope="module", params=sorted(VARIANTS))
+def pair(request, tiny):
+    return Pair(tiny(request.param))
+
+
+def test_a_prompt_computed_at_once(pair):
+    driver = pair.driver()
+    told = driver.start(text(1))
+    assert off(driver.step((told, LENGTH))[0], pair.expect(text(1))) < CLOSE
+
+
+def test_a_prompt_computed_in_chunks(pair):
+    driver = pair.driver()
+    told = driver.start(text(1))
+    logits = torch.cat([driver.step((told, count))[0] for count in (7, 1, 16, 2, 15)])
+    assert off(logits, pair.expect(text(1))) < CLOSE
+
+
+def test_one_token_at_a_time(pair):
+    driver = pair.driver(page_tokens=16)
+    told = driver.start(text(1))
+    logits = torch.cat([driver.step((told, 1))[0] for _ in range(LENGTH)])
+    assert off(logits, pair.expect(text(1))) < CLOSE
+
+
+def test_strangers_in_the_batch_change_nothing(pair):
+    driver = pair.driver()
+    texts = [text(1), text(2, 30), text(3, 12), text(4, 40)]
+    decoding, prompt, short, late = (driver.start(each) for each in texts)
+    got: dict[int, list[Tensor]] = {1: [], 2: [], 3: [], 4: []}
+    steps = [
+        [(1, decoding, 20)],
+        [(1, decoding, 1), (2, prompt, 13), (3, short, 1)],
+        [(3, short, 1), (1, decoding, 1), (2, prompt, 17), (4, late, 5)],
+        *[[(1, decoding, 1), (4, late, 1), (3, short, 1)]] * 10,
+        [(4, late, 25), (1, decoding, 9)],
+    ]
+    for step in steps:
+        for (name, _, _), logits in zip(step, driver.step(*(span[1:] for span in step)), strict=True):
+            got[name].append(logits)
+    for (name, parts), tokens in zip(got.items(), texts, strict=True):
+        assert off(torch.cat(parts), pair.expect(tokens)) < CLOSE, f"sequence {name}"
+
+
+def test_greedy_choices_are_clear_almost_everywhere(pair):
+    logits = torch.cat([pair.expect(text(seed, 64)) for seed in range(8)])
+    assert (margins(logits) > CLEAR).float().mean() >= 0.99
+
+
+def test_greedy_generation_equals_generate(pair):
+    prompt = text(5, 11)
+    theirs = pair.theirs.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=16,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )[0].tolist()
+    driver = pair.driver()
+    told = driver.start(prompt)
+    (logits,) = driver.step((told, len(prompt)))
+    skipped = 0
+    for expected in theirs[len(prompt) :]:  # fed whatever we choose, so that one unclear choice does not hide the rest
+        if margins(logits[-1:]) > CLEAR:
+            assert int(logits[-1].argmax()) == expected
+        else:
+            skipped += 1
+        told.tokens.append(expected)
+        (logits,) = driver.step((told, 1))
+    assert skipped <= 1
+
+
+def test_bfloat16_stays_near_float32(tiny):
+    model = load_model(tiny("qwen3"), dtype=torch.bfloat16)
+    driver = Driver(model)
+    (ours,) = driver.step((driver.start(text(1)), LENGTH))
+    theirs = Pair(tiny("qwen3")).expect(text(1))
+    # bfloat16 keeps 8 bits: a few percent of logits that spread over 6.
+    assert (ours - theirs).abs().mean() < 0.3
+    assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.8
+
+
+class ForgetsTheOldestKey(PagedAttention):
+    def prepare(self, batch):
+        plan = super().prepare(batch)
+        for part in plan._parts:
+            if hasattr(part, "_seen"):
+                part._seen[..., 0] = False
+            else:
+                for block in part._blocks:
+                    block.seen[1:, 0] = False
+        return plan
+
+
+class WritesOneSlotLate(PagedAttention):
+    def prepare(self, batch):
+        plan = super().prepare(batch)
+        return Plan(plan._parts, plan._page.flatten(), (plan._offset.flatten() + 1) % batch.page_tokens)
+
+
+class ForgetsEps(Norm):
+    def rms_norm(self, x, weight, eps):
+        return super().rms_norm(x, weight, 1e-3)
+
+
+class TurnsBackwards(Rope):
+    def _rotate(self, x, cos, sin):
+        return super()._rotate(x, cos, -sin * 1.001)
+
+
+@pytest.mark.parametrize(
+    ("family", "broken"),
+    [
+        ("attention", ForgetsTheOldestKey()),
+        ("attention", WritesOneSlotLate()),
+        ("norm", ForgetsEps()),
+        ("rope", TurnsBackwards()),
+    ],
+)
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_a_broken_kernel_is_noticed(tiny, variant, family, broken):
+    ops = select(CPU, torch.float32)
+    pair = Pair(tiny(variant), msgspec.structs.replace(ops, **{family: broken}))
+    driver = pair.driver()
+    told = driver.start(text(1))
+    logits = torch.cat([driver.step((told, count))[0] for count in (20, 1, 20)])
+    assert off(logits, pair.expect(text(1))) > CLOSE
