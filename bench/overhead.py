@@ -25,16 +25,15 @@ import aiohttp
 import click
 import msgspec
 import uvloop
-from bare_sse import __file__ as bare_sse
 from msgspec import Struct
 from plan_commit import plan_commit_us
 from server_process import Scrape, ServerProcess, free_port, quantile
-from torch_calls import __file__ as torch_calls
 
 from infd.admin.bench.figures import percentile
 from infd.admin.ctl import show
 
 _SETTLE_S = 1.0
+_BARE, _TORCH = (str(Path(__file__).with_name(name)) for name in ("bare_sse.py", "torch_calls.py"))
 _TOKENS = "infd_generation_tokens_total"
 _LAG = "infd_event_loop_lag_seconds"
 
@@ -216,14 +215,14 @@ async def measure(settings: Settings) -> Report:
         idle = await overhead.idle_percent(null_server)
         bare_port = free_port()
         bare_server = await stack.enter_async_context(
-            ServerProcess("bare", [bare_sse, str(bare_port), str(settings.step_ms)], bare_port)
+            ServerProcess("bare", [_BARE, str(bare_port), str(settings.step_ms)], bare_port)
         )
         null: list[Window] = []
         bare: list[Window] = []
         for _ in range(settings.repeats):
             null.append(await overhead.infd(null_server))
             bare.append(await overhead.bare(bare_server, null[-1].chunk_bytes))
-        torch_server = await stack.enter_async_context(_infd("torch", [torch_calls], settings, scratch))
+        torch_server = await stack.enter_async_context(_infd("torch", [_TORCH], settings, scratch))
         torch = [await overhead.infd(torch_server) for _ in range(settings.repeats)]
     return Report(
         settings=settings,

@@ -1,0 +1,82 @@
+"""`infd` with a device thread that issues hundreds of tiny torch calls a step, and takes nothing from their results.
+
+Each call holds the interpreter for a moment and lets it go again. That is the worst neighbour an event loop can have:
+a model on a CPU behaves so unless its steps are few long calls.
+
+    python bench/torch_calls.py start --device null ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from infd.cli import main
+from infd.daemon import parts
+from infd.runner.null import NullExecutor, NullStep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from infd.config import Config
+    from infd.scheduler.layout import Capacity
+    from infd.scheduler.plan import StepPlan, StepResult
+
+CALLS = 400
+
+
+class TorchStep:
+    def __init__(self, executor: TorchCalls, null: NullStep) -> None:
+        self._executor = executor
+        self._null = null
+
+    def sample(self, mask: Any | None = None) -> asyncio.Future[StepResult]:
+        self._executor.issue(self._null)
+        return self._null.result
+
+
+class TorchCalls(NullExecutor):
+    """The null device's answers, each step after CALLS calls on a thread."""
+
+    def __init__(self, config: Config, vocab_size: int, max_model_len: int) -> None:
+        super().__init__(config, vocab_size, max_model_len)
+        self._queue: SimpleQueue[NullStep | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def load(self) -> Capacity:
+        self._thread = threading.Thread(target=self._work, args=(asyncio.get_running_loop(),), name="torch-calls")
+        self._thread.start()
+        return await super().load()
+
+    def forward(self, plan: StepPlan) -> TorchStep:  # type: ignore[override]  # all that the engine knows is sample()
+        return TorchStep(self, super().forward(plan))
+
+    def issue(self, step: NullStep) -> None:
+        self._queue.put(step)
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        import torch  # on this thread, as the real executor does it
+
+        x = torch.zeros(16)
+        while (step := self._queue.get()) is not None:
+            for _ in range(CALLS):
+                x.add_(1.0)
+            loop.call_soon_threadsafe(step.sample)
+
+
+def _executor(config: Config, directory: Path) -> TorchCalls:
+    sizes = parts.Sizes.read(directory)
+    return TorchCalls(config, sizes.vocab_size, sizes.max_position_embeddings)
+
+
+if __name__ == "__main__":
+    parts.executor = _executor  # the daemon as it is, around another executor
+    main()
