@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct
 
 from infd import __version__
@@ -15,7 +16,6 @@ from infd.errors import InfdError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from infd.config import Config
     from infd.engine.engine import Engine
 
 
@@ -31,11 +31,12 @@ class Refused(InfdError):
 class Desk(Struct, frozen=True):
     """What the verbs act on.
 
+    model  the name under which it is served
     drain  do what TERM does, without waiting for the end of it; harmless when repeated
     """
 
     engine: Engine
-    config: Config
+    model: str
     drain: Callable[[], None]
 
 
@@ -57,43 +58,13 @@ async def version(desk: Desk, path: Mapping[str, str]) -> protocol.Version:
 
 
 async def status(desk: Desk, path: Mapping[str, str]) -> protocol.Status:
-    now = desk.engine.status()
-    model = desk.config.model
-    return protocol.Status(
-        version=__version__,
-        pid=os.getpid(),
-        model=model.served_names[0] if model.served_names else model.path,
-        state=now.state,
-        reason=now.reason,
-        since=now.since,
-        running=now.running,
-        waiting=now.waiting,
-        waiting_tokens=now.waiting_tokens,
-        pages=now.pages,
-        pages_referenced=now.pages_referenced,
-        pages_cached=now.pages_cached,
-        steps=now.steps,
-        last_step_age_s=now.last_step_age_s,
-    )
+    now = msgspec.structs.asdict(desk.engine.status())
+    return msgspec.convert({**now, "version": __version__, "pid": os.getpid(), "model": desk.model}, protocol.Status)
 
 
 async def requests(desk: Desk, path: Mapping[str, str]) -> protocol.Requests:
-    return protocol.Requests(
-        [
-            protocol.RequestRow(
-                id=row.id,
-                state=row.state,
-                client=row.client,
-                priority=row.priority,
-                choices=row.choices,
-                prompt_tokens=row.prompt_tokens,
-                cached_tokens=row.cached_tokens,
-                generated_tokens=row.generated_tokens,
-                age_s=row.age_s,
-            )
-            for row in desk.engine.requests()
-        ]
-    )
+    rows = msgspec.convert(desk.engine.requests(), list[protocol.RequestRow], from_attributes=True)
+    return protocol.Requests(rows)
 
 
 async def ops(desk: Desk, path: Mapping[str, str]) -> protocol.Ops:
@@ -104,7 +75,7 @@ async def ops(desk: Desk, path: Mapping[str, str]) -> protocol.Ops:
     return protocol.Ops(
         device=str(facts.get("device", "")),
         dtype=str(facts.get("dtype", "")),
-        ops=[protocol.Selection(**row) for row in facts.get("ops", ())],
+        ops=msgspec.convert(facts.get("ops", ()), list[protocol.Selection]),
     )
 
 

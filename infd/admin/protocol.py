@@ -30,8 +30,12 @@ class Status(Struct):
     """What the daemon is doing.
 
     since            Unix time at which the state was entered
+    running, waiting choices; waiting_tokens counts the prompts of those that wait
     pages            of the cache: all, held by running sequences, and kept for their prefix
+    prefix_queries   prompt tokens looked up in the cache; prefix_hits were found
     last_step_age_s  None before the first step
+    accepted         choices so far; terminal counts how they ended, by reason
+    max_model_len, step_tokens, rows    limits in force; 0 until the model is loaded
     """
 
     version: str
@@ -46,12 +50,20 @@ class Status(Struct):
     pages: int
     pages_referenced: int
     pages_cached: int
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int
     steps: int
     last_step_age_s: float | None
+    accepted: int
+    terminal: dict[str, int]
+    max_model_len: int
+    step_tokens: int
+    rows: int
 
 
 class RequestRow(Struct):
-    """A request that waits or runs."""
+    """A request that waits, runs, or is still read. `state`: admitted, waiting, running, done."""
 
     id: str
     state: str

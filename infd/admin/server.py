@@ -36,6 +36,7 @@ _LARGEST_BODY = 64 * 2**10
 class AdminServer:
     """Answers operators.
 
+    model        the name to report; by default the model's path
     drain        do what TERM does, without waiting for the end of it
     access       who may ask; by default this process's owner, root and infd's groups
     identify     reads a connection's credentials; a test may claim to be somebody else
@@ -46,11 +47,12 @@ class AdminServer:
         engine: Engine,
         config: Config,
         *,
+        model: str = "",
         drain: Callable[[], None],
         access: Access | None = None,
         identify: Callable[[HasOptions], Peer] = peer_of,
     ) -> None:
-        self._desk = Desk(engine, config, drain)
+        self._desk = Desk(engine, model or config.model.path, drain)
         self._access = access if access is not None else Access.of_this_process()
         self._identify = identify
         self._listener: Listener | None = None

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from infd.engine.engine import Engine
 
 from infd.admin.server import AdminServer
 from infd.config import Config
+from infd.engine.engine import Engine
 from infd.engine.state import State
 from infd.request import Request, SamplingParams
 from infd.telemetry.metrics import Metrics
@@ -36,16 +36,11 @@ class House:
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:
         """The engine runs."""
-        ready = asyncio.Event()
-
-        async def on_ready(capacity: object) -> None:
-            ready.set()
-
+        await self.engine.load()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.engine.run(on_ready))
-            await ready.wait()
-            while self.engine.lifecycle.state is not State.READY:
-                await asyncio.sleep(0)
+            tasks.create_task(self.engine.run())
+            await asyncio.sleep(0)
+            assert self.engine.lifecycle.state is State.READY
             try:
                 yield
             finally:

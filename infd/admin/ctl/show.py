@@ -29,6 +29,8 @@ def status(now: protocol.Status) -> None:
         ("infd", f"{now.version}, pid {now.pid}"),
         ("requests", f"{now.running} running, {now.waiting} waiting ({now.waiting_tokens} prompt tokens)"),
         ("cache", _pages(now)),
+        ("ended", ", ".join(f"{count} {reason}" for reason, count in now.terminal.items() if count) or "none yet"),
+        ("limits", f"{now.max_model_len} tokens a sequence, {now.rows} sequences, {now.step_tokens} tokens a step"),
         ("steps", f"{now.steps}{'' if now.last_step_age_s is None else f', last {now.last_step_age_s:.1f} s ago'}"),
     ]
     table((), rows)
@@ -39,7 +41,8 @@ def _pages(now: protocol.Status) -> str:
         return "none"
     free = now.pages - now.pages_referenced - now.pages_cached
     used = now.pages_referenced / now.pages
-    return f"{now.pages_referenced} pages in use ({used:.0%}), {now.pages_cached} cached, {free} free"
+    hits = f", {now.prefix_hits / now.prefix_queries:.0%} of prompt tokens found cached" if now.prefix_queries else ""
+    return f"{now.pages_referenced} pages in use ({used:.0%}), {now.pages_cached} cached, {free} free{hits}"
 
 
 def requests(rows: Iterable[protocol.RequestRow]) -> None:
