@@ -50,7 +50,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, file: str | Path | None = None) -> ChatTemplate:
-        """Take the checkpoint's templates, or the one in `file` instead; raises ConfigError if that fails to compile."""
+        """Take the checkpoint's templates, or the one in `file` instead. Raises ConfigError if that is wrong."""
         files = tokenizer.files
         if file is None:
             return cls(files.templates, files.special_tokens)

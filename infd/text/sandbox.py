@@ -49,7 +49,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     output_characters: int = 32 * 2**20
     fuel: int = 192 * 2**20
-    seconds: float = 10.0
+    seconds: float = 5.0
 
 
 STEP = 64  # fuel of one turn, call, filter or operator; a character costs 1

@@ -81,13 +81,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`.
 
-        Takes about 1 ms per kilobyte, and lets other threads run: encode long texts through `offload`.
+        Takes most of a millisecond per kilobyte, and lets other threads run: encode long texts through `offload`.
         Raises InvalidRequest for a text that is not Unicode (a lone surrogate).
         """
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"the text is not valid Unicode at character {error.start}") from error
+        except TypeError as error:
+            raise InvalidRequest(f"the text is not valid Unicode{_where(text)}") from error
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; those without a token add nothing."""
@@ -126,3 +126,11 @@ class Tokenizer:
             names.append(self.eos)
         ids = (self.id_of(name) for name in names)
         return self._files.end_ids | frozenset(token_id for token_id in ids if token_id is not None)
+
+
+def _where(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f" at character {error.start}"
+    return ""

@@ -1,0 +1,188 @@
+"""Stop strings end an answer where they should, and nothing of them is ever sent."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from infd.text.reply import Reply
+from infd.text.stops import StopStrings
+from infd.text.tokenizer import Tokenizer
+from tests.text.vocabularies import byte_level, wrap
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return wrap(byte_level())
+
+
+def byte_ids(text: str) -> list[int]:
+    """One id for each byte, so that characters are split too."""
+    vocabulary = tokenizer()
+    single = {vocabulary.piece(token_id): token_id for token_id in range(vocabulary.vocab_size)}
+    return [single[bytes([byte])] for byte in text.encode()]
+
+
+class Said(NamedTuple):
+    text: str
+    stop: str | None
+    tokens: int | None
+
+
+def stream(ids: list[int], stops: list[str], batches: list[int] | None = None, **options: object) -> Said:
+    """Feed ids in batches, check that no text is sent too early, and collect it."""
+    reply = Reply(tokenizer(), StopStrings(stops), **options)  # type: ignore[arg-type]
+    text, begin = "", 0
+    for size in [*(batches or []), *([1] * len(ids))]:
+        batch = ids[begin : begin + size]
+        used = reply.feed(batch)
+        text += reply.take()
+        if used is not None:
+            return Said(text + reply.finish(), reply.stop_reason, begin + used)
+        begin += size
+    return Said(text + reply.finish(), reply.stop_reason, None)
+
+
+def whole(ids: list[int], stops: list[str], *, include: bool = False, min_tokens: int = 0) -> Said:
+    """The meaning, by looking at every whole text that could have been."""
+    vocabulary = tokenizer()
+    for count in range(1, len(ids) + 1):
+        before = vocabulary.decode(ids[: count - 1]).rstrip("\ufffd")
+        after = vocabulary.decode(ids[:count]).rstrip("\ufffd")
+        for end in range(len(before) + 1, len(after) + 1):
+            found = [stop for stop in stops if after[:end].endswith(stop)]
+            if found and count > min_tokens:
+                stop = max(found, key=len)
+                return Said(after[:end] if include else after[: end - len(stop)], stop, count)
+    return Said(vocabulary.decode(ids), None, None)
+
+
+letters = st.text("ab é🙂", max_size=16)
+stop_lists = st.lists(st.text("ab é🙂", min_size=1, max_size=5), max_size=4)
+
+
+@settings(max_examples=400, deadline=None)
+@given(text=letters, stops=stop_lists, batches=st.lists(st.integers(1, 5), max_size=8))
+@example(text="abc", stops=["abcd", "bc"], batches=[])
+@example(text="aaab", stops=["aab"], batches=[2])
+def test_however_the_bytes_arrive_the_answer_is_that_of_the_whole_text(text: str, stops: list[str], batches: list[int]):
+    ids = byte_ids(text)
+
+    assert stream(ids, stops, batches) == whole(ids, stops)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=letters, stops=stop_lists, batches=st.lists(st.integers(1, 5), max_size=8))
+def test_with_merged_tokens_too(text: str, stops: list[str], batches: list[int]):
+    ids = tokenizer().encode(text, add_special_tokens=False)
+
+    assert stream(ids, stops, batches) == whole(ids, stops)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=letters, stops=stop_lists, include=st.booleans(), min_tokens=st.integers(0, 10))
+def test_min_tokens_and_inclusion_mean_what_they_mean_for_the_whole_text(
+    text: str, stops: list[str], include: bool, min_tokens: int
+):
+    ids = byte_ids(text)
+
+    said = stream(ids, stops, include_stop_str_in_output=include, min_tokens=min_tokens)
+
+    assert said == whole(ids, stops, include=include, min_tokens=min_tokens)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=letters, stops=stop_lists)
+def test_text_is_sent_as_soon_as_it_cannot_begin_a_stop_string(text: str, stops: list[str]):
+    reply = Reply(tokenizer(), StopStrings(stops))
+    sent = ""
+    for count, token_id in enumerate(byte_ids(text), 1):
+        if reply.feed([token_id]) is not None:
+            break
+        sent += reply.take()
+        seen = text.encode()[:count].decode(errors="ignore")
+        waiting = seen[len(sent) :]
+        assert seen.startswith(sent)
+        assert not waiting or any(stop.startswith(waiting) for stop in stops)
+        assert not any(stop.startswith(seen[start:]) for start in range(len(sent)) for stop in stops)
+
+
+def test_the_string_that_is_complete_first_ends_the_text():
+    assert stream(byte_ids("xabcd"), ["abcd", "bc"]) == Said("xa", "bc", 4)
+
+
+def test_of_two_that_are_complete_together_the_longer_counts():
+    assert stream(byte_ids("xabc"), ["bc", "abc"]) == Said("x", "abc", 4)
+
+
+def test_a_stop_string_may_end_inside_a_token():
+    vocabulary = tokenizer()
+    ids = vocabulary.encode("the quick brown fox", add_special_tokens=False)
+
+    said = stream(ids, ["ui"])
+
+    assert said.text == "the q"
+
+
+def test_text_that_only_looked_like_a_stop_string_is_sent():
+    assert stream(byte_ids("\n\nUsual"), ["\n\nUser:"]) == Said("\n\nUsual", None, None)
+
+
+def test_what_was_held_back_is_sent_at_the_end():
+    reply = Reply(tokenizer(), StopStrings(["END"]))
+    reply.feed(byte_ids("THE EN"))
+
+    assert reply.take() == "THE "
+    assert reply.finish() == "EN"
+    assert reply.stop_reason is None
+
+
+def test_a_stop_string_that_only_the_end_completes_is_cut_off_too():
+    reply = Reply(tokenizer(), StopStrings(["\ufffd"]))
+    reply.feed(byte_ids("ok🙂")[:-1])
+
+    assert reply.finish() == "ok"
+    assert reply.stop_reason == "\ufffd"
+
+
+def test_the_handler_may_take_late():
+    reply = Reply(tokenizer(), StopStrings(["stop"]))
+
+    assert reply.feed(byte_ids("go on")) is None
+    assert reply.feed(byte_ids(" and stop here")) == len(" and stop")
+    assert reply.take() == "go on and "
+    assert reply.finish() == ""
+
+
+def test_nothing_follows_a_stop():
+    reply = Reply(tokenizer(), StopStrings(["."]))
+    reply.feed(byte_ids("One. Two."))
+
+    assert reply.finish() == "One"
+
+
+def test_choices_share_the_strings_but_not_the_search():
+    stops = StopStrings(["ab"])
+    one, two = Reply(tokenizer(), stops), Reply(tokenizer(), stops)
+
+    assert one.feed(byte_ids("a")) is None
+    assert two.feed(byte_ids("b")) is None
+    assert one.feed(byte_ids("b")) == 1
+    assert two.finish() == "b"
+
+
+def test_special_tokens_are_left_out_unless_asked_for():
+    vocabulary = tokenizer()
+    ids = [*byte_ids("a"), vocabulary.id_of("</s>") or 0, *byte_ids("b")]
+
+    assert stream(ids, []).text == "ab"
+    assert stream(ids, [], skip_special_tokens=False).text == "a</s>b"
+
+
+@pytest.mark.parametrize("stops", [[], [""]])
+def test_without_stop_strings_nothing_stops(stops: list[str]):
+    assert stream(byte_ids("abc"), stops) == Said("abc", None, None)

@@ -1,0 +1,183 @@
+"""The ids are those that transformers gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from infd.errors import CheckpointError, InvalidRequest
+from infd.text.tokenizer import Tokenizer
+from tests.text.vocabularies import KINDS, TEXT, byte_level, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CORPUS = [
+    *TEXT,
+    "",
+    " ",
+    "  leading and trailing  ",
+    "line\r\nline\n\n\n\tline",
+    "</s> and <s>, <think>in the text</think> two words",
+    "naïve café — “quotes” ½ ﬁ Å",
+    "0123456789 3.14159 1e-5",
+    "\x00\x01 \u200b\u202e \ufffd",
+    "한국어 العربية हिन्दी ไทย 🏳️‍🌈",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_texts_equal_those_of_transformers(kind: str, tmp_path: Path):
+    directory = write(tmp_path, KINDS[kind]())
+    ours, theirs = Tokenizer.load(directory), AutoTokenizer.from_pretrained(directory)
+
+    for text in CORPUS:
+        for special in (True, False):
+            ids = ours.encode(text, add_special_tokens=special)
+            assert ids == theirs.encode(text, add_special_tokens=special)
+            assert ours.decode(ids, skip_special_tokens=special) == theirs.decode(ids, skip_special_tokens=special)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"pad_token": "<pad>"},
+        {"additional_special_tokens": ["<|extra|>", "dog"]},
+        {"extra_special_tokens": {"image_token": "<image>"}},
+        {"add_bos_token": False, "add_eos_token": True},
+        {"split_special_tokens": True},
+        {"eos_token": {"__type": "AddedToken", "content": "<eos>", "normalized": False}},
+        {"added_tokens_decoder": {"900": {"content": "<late>", "special": True, "normalized": False}}},
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_what_tokenizer_config_adds_is_added(config: dict[str, Any], tmp_path: Path):
+    directory = write(tmp_path, byte_level(), **config)
+    ours, theirs = Tokenizer.load(directory), AutoTokenizer.from_pretrained(directory)
+    text = "the dog <pad> <|extra|> <image> </s> <eos> <late> 👍"
+
+    ids = ours.encode(text)
+
+    assert ids == theirs.encode(text)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.special_ids >= set(theirs.all_special_ids)
+
+
+def test_special_tokens_map_counts_only_for_older_checkpoints(tmp_path: Path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    for directory in (old, new):
+        directory.mkdir()
+        write(directory, byte_level(), **({"added_tokens_decoder": {}} if directory is new else {}))
+        (directory / "special_tokens_map.json").write_text('{"eos_token": {"content": "<s>"}}')
+
+    assert [Tokenizer.load(old).eos, Tokenizer.load(new).eos] == ["<s>", "</s>"]
+    assert [AutoTokenizer.from_pretrained(path).eos_token for path in (old, new)] == ["<s>", "</s>"]
+
+
+def test_truncation_and_padding_left_in_the_file_are_off(tmp_path: Path):
+    backend = byte_level()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=8)
+
+    assert Tokenizer.load(write(tmp_path, backend)).encode("the lazy dog jumps", add_special_tokens=False) == (
+        byte_level().encode("the lazy dog jumps", add_special_tokens=False).ids
+    )
+
+
+def test_end_ids_are_those_of_all_files_and_of_the_templates_turns(tmp_path: Path):
+    backend = byte_level()
+    backend.add_special_tokens(["<|im_end|>"])
+    directory = write(tmp_path, backend, chat_template="{{ messages[0].content }}<|im_end|>")
+    (directory / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    (directory / "config.json").write_text('{"eos_token_id": 9}')
+
+    tokenizer = Tokenizer.load(directory)
+
+    assert tokenizer.end_ids == {7, 8, 9, tokenizer.id_of("</s>"), tokenizer.id_of("<|im_end|>")}
+
+
+def test_a_checkpoint_without_end_ids_has_none(tmp_path: Path):
+    (write(tmp_path, byte_level()) / "tokenizer_config.json").unlink()
+
+    assert Tokenizer.load(tmp_path).end_ids == frozenset()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"word_ends"}))  # there a token's space is its follower's to show
+def test_pieces_put_together_spell_the_text(kind: str, tmp_path: Path):
+    tokenizer = Tokenizer.load(write(tmp_path, KINDS[kind]()))
+    ids = tokenizer.encode("the lazy dog", add_special_tokens=False)
+
+    spelled = b"".join(tokenizer.piece(token_id) for token_id in ids).decode()
+
+    assert spelled.strip() == tokenizer.decode(ids)
+
+
+def test_a_piece_of_a_split_character_is_its_bytes(tmp_path: Path):
+    tokenizer = Tokenizer.load(write(tmp_path, byte_level()))
+
+    pieces = [tokenizer.piece(token_id) for token_id in tokenizer.encode("👾", add_special_tokens=False)]
+
+    assert len(pieces) > 1
+    assert b"".join(pieces) == "👾".encode()
+    assert tokenizer.piece(10**6) == b""
+    assert tokenizer.piece(tokenizer.id_of("</s>") or 0) == b"</s>"
+
+
+def test_threads_may_encode_at_once(tmp_path: Path):
+    tokenizer = Tokenizer.load(write(tmp_path, byte_level()))
+    expected = [tokenizer.encode(text) for text in CORPUS]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(tokenizer.encode, CORPUS * 20))
+
+    assert found == expected * 20
+
+
+def test_a_lone_surrogate_is_the_clients_mistake(tmp_path: Path):
+    with pytest.raises(InvalidRequest, match="not valid Unicode at character 2"):
+        Tokenizer.load(write(tmp_path, byte_level())).encode("ok\ud800")
+
+
+def test_a_missing_tokenizer_is_named_with_a_way_out(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing.*save_pretrained"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", "[" * 100_000),
+        ("tokenizer_config.json", json.dumps({"added_tokens_decoder": {"x": {}}})),
+        ("tokenizer_config.json", json.dumps({"chat_template": [{"name": "default"}]})),
+        ("tokenizer_config.json", json.dumps({"extra_special_tokens": 5})),
+        ("generation_config.json", "\xff"),
+    ],
+)
+def test_a_broken_file_is_named(name: str, content: str, tmp_path: Path):
+    directory = write(tmp_path, byte_level())
+    (directory / name).write_bytes(content.encode("latin-1"))
+
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        Tokenizer.load(directory)
+
+
+def test_neither_torch_nor_transformers_is_imported():
+    program = (
+        "import sys; from infd import embedded; from infd.text.tokenizer import Tokenizer; "
+        "from infd.text.chat import ChatTemplate; from infd.text.reply import Reply; "
+        "ChatTemplate.load(Tokenizer.load(embedded.path())).render([{'role': 'user', 'content': 'hi'}]); "
+        "print([name for name in ('torch', 'transformers', 'numpy', 'huggingface_hub') if name in sys.modules])"
+    )
+
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert printed.strip() == "[]"
