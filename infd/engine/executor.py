@@ -10,24 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from asyncio import Future
 
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 
 
-class Bitmask(Protocol):
-    """Allowed tokens: int32 [sampling spans, ceil(vocab / 32)], bit set = allowed, in span order."""
-
-
 class Step(Protocol):
     """A forward pass that was issued."""
 
-    def sample(self, mask: Any | None = None) -> Awaitable[StepResult]:
+    def sample(self, mask: Any | None = None) -> Future[StepResult]:
         """Let the step sample, and return what resolves to its result on the event loop.
 
-        Called exactly once per step. The awaitable raises what the step raised;
-        the steps behind it in flight then fail too, with the same error.
+        Called exactly once per step. Where the step raises, the future raises;
+        the steps in flight behind it then fail too, with the same error, and do
+        not run. The future is never cancelled.
         """
 
 

@@ -51,12 +51,13 @@ class Delta(Struct):
 class Stream:
     """One choice: the buffer between the engine and its caller."""
 
-    __slots__ = ("_choices", "_pending", "finish", "index", "watcher")
+    __slots__ = ("_choices", "_pending", "delivered", "finish", "index", "watcher")
 
     def __init__(self, choices: Choices, index: int, watcher: Watcher | None) -> None:
         self.index = index
         self.watcher = watcher
         self.finish: FinishReason | None = None
+        self.delivered = 0  # tokens
         self._choices = choices
         self._pending: Delta | None = None
 
@@ -96,6 +97,7 @@ class Stream:
         error: Exception | None = None,
     ) -> None:
         self.finish = finish
+        self.delivered += len(token_ids)
         pending = self._pending
         if pending is None:
             self._pending = Delta(token_ids, logprobs, finish, stop_id, error)

@@ -82,7 +82,8 @@ class PagePool:
             assert self._references[page] == held[page], f"page {page}: {self._references[page]} != {held[page]} held"
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a page is free twice"
-        assert not (free & cached or (free | cached) & held.keys()), "a page is in two places"
+        assert not free & cached, "a page is free and cached"
+        assert not (free | cached) & held.keys(), "a held page was let go"
         assert len(free) + len(cached) + len(held) == self.total, "a page is lost"
         assert all(page in self._index for page in cached), "a cached page is not indexed"
         assert not any(page in self._index for page in free), "a free page is indexed"

@@ -22,7 +22,7 @@ from infd.scheduler.policy import Policy, by_order, decoding_first
 from infd.scheduler.prefix import PrefixIndex, longest_hit, page_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from infd.request import TokenLogprobs
     from infd.scheduler.layout import Capacity
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 
 class Outcome(Struct):
-    """What a step brought to one sequence; why it ended stands in `seq.finish`."""
+    """What a step brought to one sequence, and whether that ended it."""
 
     seq: Sequence
     tokens: list[int]
     logprobs: list[TokenLogprobs]
+    finish: FinishReason | None
 
 
 class Scheduler:
@@ -72,7 +73,7 @@ class Scheduler:
         seq.order = self._policy.place(seq.request.priority)
         insort(self.waiting, seq, key=by_order)
 
-    def remove(self, seq: Sequence, finish: FinishReason, failure: Exception | None = None) -> None:
+    def remove(self, seq: Sequence, finish: FinishReason, failure: BaseException | None = None) -> None:
         """End a sequence now. What steps in flight still compute for it is dropped."""
         if seq.finish is not None:
             return
@@ -82,16 +83,17 @@ class Scheduler:
         else:
             self._let_go(seq)
 
-    def plan(self) -> StepPlan | None:
-        """Fill the next step, or return None if nothing can be computed now."""
+    def plan(self, only: Container[Sequence] | None = None) -> StepPlan | None:
+        """Fill the next step, of these sequences `only` if given; return None if nothing can be computed now."""
         plan = StepPlan(self._number, [], [], [])
         left = self.capacity.step_tokens
         for seq in decoding_first(self.running):
             if not left:
                 break
-            left -= self._grant(plan, seq, left)
+            if only is None or seq in only:
+                left -= self._grant(plan, seq, left)
         if self.waiting and left:
-            self._admit(plan, left)
+            self._admit(plan, left, only)
         if not plan.spans:
             return None
         self._number += 1
@@ -113,11 +115,11 @@ class Scheduler:
             if i in result.failed:
                 self._unindex(seq)
                 self.remove(seq, FinishReason.ERROR, result.failed[i])
-                outcomes.append(Outcome(seq, [], []))
+                outcomes.append(Outcome(seq, [], [], seq.finish))
             elif tokens:
                 logprobs = result.logprobs.get(i, [])
                 kept = self._append(seq, tokens, plan.number)
-                outcomes.append(Outcome(seq, tokens[:kept], logprobs[:kept]))
+                outcomes.append(Outcome(seq, tokens[:kept], logprobs[:kept], seq.finish))
         return outcomes
 
     def rollback(self, plans: Iterable[StepPlan]) -> None:
@@ -172,12 +174,15 @@ class Scheduler:
             self._offer(seq, plan.number)
         return count
 
-    def _admit(self, plan: StepPlan, left: int) -> None:
+    def _admit(self, plan: StepPlan, left: int, only: Container[Sequence] | None) -> None:
         """Let waiting sequences run, in order, while there is room for the first of them."""
         pledged = sum(self._missing(seq) for seq in self.running)
         position = 0
         while left and self._rows and position < len(self.waiting):
             seq = self.waiting[position]
+            if only is not None and seq not in only:
+                position += 1
+                continue
             if seq.in_flight:
                 return  # preempted; plannable once its last step commits
             leader = seq.leader

@@ -65,7 +65,7 @@ class Sequence:
         self.indexed = 0  # leading tokens whose pages were offered to the prefix index
         self.prompt_cached: int | None = None  # prompt tokens found in the cache when it first ran
         self.finish: FinishReason | None = None
-        self.failure: Exception | None = None  # why, where finish is ERROR
+        self.failure: BaseException | None = None  # why, where finish is ERROR
 
     @property
     def planned(self) -> int:

@@ -1,0 +1,423 @@
+"""Admit requests, queue them, and see to it that each ends in exactly one terminal event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from infd.engine.fanout import FanOut
+from infd.engine.loop import StepLoop
+from infd.engine.state import Lifecycle, State
+from infd.engine.stream import Choices
+from infd.engine.ticket import Flow, Ticket
+from infd.errors import InvalidRequest, NotReady, Overloaded, PromptTooLong, RequestFailed
+from infd.request import FinishReason
+from infd.scheduler.scheduler import Scheduler
+from infd.scheduler.sequence import Sequence
+from infd.telemetry.metrics import Gauges
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Sequence as Many
+
+    from infd.config import Config
+    from infd.engine.executor import Executor
+    from infd.engine.loop import Issued
+    from infd.engine.stream import Watcher
+    from infd.request import Request
+    from infd.scheduler.layout import Capacity
+    from infd.scheduler.scheduler import Outcome
+    from infd.telemetry.metrics import Metrics
+
+log = logging.getLogger("infd.engine")
+
+BYTES_PER_TOKEN = 4  # of a body that is not tokenized yet; its place in the queue is corrected when it is
+
+
+class Status(Struct, kw_only=True):
+    """What an operator sees at a glance."""
+
+    state: str
+    reason: str
+    since: float  # Unix time
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    tickets: int = 0
+    pages: int = 0
+    pages_referenced: int = 0
+    pages_cached: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    steps: int = 0
+    last_step_age_s: float | None = None
+    accepted: int = 0  # choices
+    terminal: dict[str, int] = {}
+    max_model_len: int = 0
+    step_tokens: int = 0
+    rows: int = 0
+
+
+class RequestRow(Struct, kw_only=True):
+    """One line of `infdctl ps`."""
+
+    id: str
+    state: str  # admitted, waiting, running, done (its reader has not left yet)
+    client: str
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    choices: int
+    age_s: float
+    priority: int
+
+
+class Engine:
+    """Everything between a request and the device.
+
+    The only way a caller ends work is to leave its `admit` block; the engine
+    may end a choice by itself (stop, length, abort, error).
+    """
+
+    def __init__(
+        self, config: Config, executor: Executor, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.lifecycle = Lifecycle()
+        self.capacity: Capacity | None = None
+        self.executor = executor
+        self.now = clock
+        self.accepted = 0  # choices queued so far; equals the terminal events plus those in flight
+        self._config = config
+        self._metrics = metrics
+        self._scheduler: Scheduler | None = None
+        self._loop: StepLoop | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._fan_out = FanOut(self._deliver)
+        self._tickets: dict[str, Ticket] = {}
+        self._flows: dict[Sequence, Flow] = {}
+        self._reserved_choices = 0  # of tickets not yet submitted
+        self._queued_tokens = 0  # prompt tokens reserved, or submitted and not yet planned
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._last_step: float | None = None
+        self._last_step_time = 0.0
+        self._steps = 0
+        metrics.gauges = self._gauges
+
+    # Life
+
+    async def load(self) -> None:
+        """Load the model. Raises StartError."""
+        self.capacity = await self.executor.load()
+        settings = self._config.scheduler
+        self._scheduler = Scheduler(
+            self.capacity,
+            priority_patience=settings.priority_patience,
+            prefix_caching=self._config.cache.prefix_caching,
+        )
+        self._loop = StepLoop(self._scheduler, self.executor, self._planned, self._committed)
+
+    async def run(self) -> None:
+        """Serve until `stop`. Loads the model first if nobody has. Raises StartError, DeviceLost."""
+        if self._loop is None:
+            await self.load()
+        assert self._loop is not None
+        if self.lifecycle.state is State.STARTING:
+            self.lifecycle.enter(State.READY)
+        self._running = asyncio.ensure_future(self._loop.run())
+        try:
+            await self._running
+        except asyncio.CancelledError:
+            if not self._running.cancelled() or (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+        except Exception as error:
+            self.lifecycle.enter(State.FAILED, str(error))
+            self.fail_all(RequestFailed("the engine failed"))
+            raise
+
+    def stop(self) -> None:
+        """Make `run` return. Work left undone stays undone: drain or fail it first."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new work and wait until every reader has left; False if the time ran out."""
+        self.lifecycle.enter(State.DRAINING)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def fail_all(self, error: Exception) -> None:
+        """End every stream with one error event."""
+        for flow in list(self._flows.values()):
+            self._end(flow, FinishReason.ERROR, error)
+
+    async def close(self) -> None:
+        """Stop, and free the device."""
+        self.stop()
+        await self.executor.close()
+
+    # A request
+
+    @asynccontextmanager
+    async def admit(self, choices: int, body_bytes: int) -> AsyncIterator[Ticket]:
+        """Reserve places in the queue. Leaving the block, for any reason, ends the work done on it.
+
+        Raises NotReady or Overloaded before anything is spent.
+        """
+        ticket = self._reserve(choices, body_bytes)
+        try:
+            yield ticket
+        finally:
+            self._retire(ticket)
+
+    def queue(self, ticket: Ticket, requests: Many[Request], watchers: Many[Watcher | None] | None) -> Choices:
+        """Turn a ticket's requests into sequences. Called by `Ticket.submit`."""
+        scheduler, capacity = self._scheduler, self.capacity
+        if scheduler is None or capacity is None or self.lifecycle.state not in (State.READY, State.DRAINING):
+            raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
+        for request in requests:
+            _check(request, capacity)
+        count = sum(request.choices for request in requests)
+        assert count <= ticket.reserved_choices, "more choices than reserved, or submitted twice"
+        tokens = sum(len(request.prompt) for request in requests)
+        queued = self._queued_tokens - ticket.reserved_tokens
+        if queued and queued + tokens > self._config.scheduler.max_waiting_tokens:
+            raise Overloaded(f"{queued} prompt tokens are waiting; {tokens} more would be too many")
+        self._unreserve(ticket)
+        choices = Choices(watchers or [None] * count)
+        streams, now = iter(choices.streams), self.now()
+        for request in requests:
+            leader = None
+            root = self._prefix_root(request)
+            for choice in range(request.choices):
+                seq = Sequence(request, choice, prefix_root=root, leader=leader)
+                flow = Flow(seq, next(streams), ticket, now, 0 if leader else len(request.prompt))
+                leader = leader or seq
+                scheduler.add(seq)
+                self._flows[seq] = flow
+                self._queued_tokens += flow.prompt_tokens
+                ticket.flows.append(flow)
+        self.accepted += count
+        self._wake()
+        return choices
+
+    def abort(self, request_id: str) -> bool:
+        """End a request with "abort". False if there is none of that id."""
+        ticket = self._tickets.get(request_id)
+        if ticket is None:
+            return False
+        for flow in ticket.flows:
+            if flow.seq in self._flows:
+                self._end(flow, FinishReason.ABORT)
+        return True
+
+    def _reserve(self, choices: int, body_bytes: int) -> Ticket:
+        if self.lifecycle.state is not State.READY or self._scheduler is None:
+            raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
+        settings = self._config.scheduler
+        waiting = len(self._scheduler.waiting) + self._reserved_choices
+        if waiting + choices > settings.max_waiting:
+            raise Overloaded(f"{waiting} choices are waiting, of at most {settings.max_waiting}")
+        tokens = body_bytes // BYTES_PER_TOKEN
+        if self._queued_tokens and self._queued_tokens + tokens > settings.max_waiting_tokens:
+            raise Overloaded(
+                f"{self._queued_tokens} prompt tokens are waiting, of at most {settings.max_waiting_tokens}"
+            )
+        ticket = Ticket(self, secrets.token_hex(12), choices, tokens, self.now())
+        self._tickets[ticket.id] = ticket
+        self._reserved_choices += choices
+        self._queued_tokens += tokens
+        self._empty.clear()
+        return ticket
+
+    def _unreserve(self, ticket: Ticket) -> None:
+        self._reserved_choices -= ticket.reserved_choices
+        self._queued_tokens -= ticket.reserved_tokens
+        ticket.reserved_choices = ticket.reserved_tokens = 0
+
+    def _retire(self, ticket: Ticket) -> None:
+        """The caller left. What it did not wait for ends here."""
+        self._unreserve(ticket)
+        for flow in ticket.flows:
+            if flow.seq in self._flows:
+                self._end(flow, None)
+        del self._tickets[ticket.id]
+        if not self._tickets:
+            self._empty.set()
+
+    def _prefix_root(self, request: Request) -> bytes:
+        """Name all that cached values depend on besides the tokens."""
+        tenant = request.tenant if self._config.cache.isolation == "tenant" else ""
+        parts = (self._config.model.path, tenant, request.cache_salt)
+        return blake2b(b"\0".join(part.encode() for part in parts), digest_size=16).digest()
+
+    # What the step loop tells
+
+    def _wake(self) -> None:
+        if self._loop is not None:
+            self._loop.wake()
+
+    def _planned(self, issued: Issued) -> None:
+        for seq in issued.plan.admitted:
+            flow = self._flows[seq]
+            if flow.started is None:
+                flow.started = issued.at
+                self._queued_tokens -= flow.prompt_tokens
+                self._metrics.queue.observe(issued.at - flow.submitted)
+
+    def _committed(self, issued: Issued, outcomes: list[Outcome]) -> None:
+        self._steps += 1
+        self._last_step, self._last_step_time = self.now(), time.time()
+        metrics, scheduler = self._metrics, self._scheduler
+        assert scheduler is not None
+        metrics.step.observe(self._last_step - issued.at)
+        metrics.iteration_tokens.observe(issued.plan.tokens)
+        metrics.preemptions = scheduler.preemptions
+        metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+        self._fan_out.post(outcomes)
+
+    def _deliver(self, outcome: Outcome) -> None:
+        """Hand one sequence's news to its stream."""
+        seq = outcome.seq
+        flow = self._flows.get(seq)
+        if flow is None:
+            return  # its reader left, or it was ended, while this was on its way
+        if outcome.finish is FinishReason.ERROR:
+            self._end(flow, FinishReason.ERROR, seq.failure)
+            return
+        now, count, metrics = self.now(), len(outcome.tokens), self._metrics
+        metrics.generation_tokens += count
+        if flow.first is None:
+            flow.first = now
+            metrics.prompt_tokens += flow.prompt_tokens
+            metrics.ttft.observe(now - flow.ticket.admitted)
+            if flow.started is not None:
+                metrics.prefill.observe(now - flow.started)
+        else:
+            metrics.inter_token.observe((now - flow.last) / count, count)
+        flow.last = now
+        try:
+            stopped = flow.stream.push(outcome.tokens, outcome.logprobs, outcome.finish)
+        except Exception as error:
+            self._end(flow, FinishReason.ERROR, error)
+            raise
+        if stopped or outcome.finish is not None:
+            self._end(flow, FinishReason.STOP if stopped else outcome.finish)
+
+    def _end(self, flow: Flow, finish: FinishReason | None, error: BaseException | None = None) -> None:
+        """Give a choice its one terminal event. None: its reader has gone."""
+        del self._flows[flow.seq]
+        if flow.started is None:
+            self._queued_tokens -= flow.prompt_tokens
+        if self._scheduler is not None:
+            self._scheduler.remove(flow.seq, finish or FinishReason.ABORT, error)
+            self._wake()
+        if finish is not None:
+            failure = error if isinstance(error, RequestFailed) else RequestFailed("this request failed")
+            flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
+        metrics, now = self._metrics, self.now()
+        metrics.terminal[finish.value if finish else "disconnect"] += 1
+        metrics.e2e.observe(now - flow.ticket.admitted)
+        metrics.request_prompt_tokens.observe(flow.seq.prompt_tokens)
+        metrics.request_generation_tokens.observe(flow.seq.generated)
+        if flow.first is not None:
+            metrics.decode.observe(flow.last - flow.first)
+        if not self._flows:
+            self._check_idle()
+
+    def _check_idle(self) -> None:
+        """With nobody left, nothing may be held."""
+        scheduler = self._scheduler
+        if scheduler is not None and scheduler.pool.referenced:
+            log.critical("%d pages are held by nobody; please report this", scheduler.pool.referenced)
+
+    # What operators ask
+
+    def status(self) -> Status:
+        """Return the state and the load."""
+        life, scheduler, capacity = self.lifecycle, self._scheduler, self.capacity
+        status = Status(
+            state=life.state.value,
+            reason=life.reason,
+            since=life.since,
+            tickets=len(self._tickets),
+            waiting_tokens=self._queued_tokens,
+            steps=self._steps,
+            last_step_age_s=None if self._last_step is None else self.now() - self._last_step,
+            accepted=self.accepted,
+            terminal=dict(self._metrics.terminal),
+        )
+        if scheduler is not None and capacity is not None:
+            status.running, status.waiting = len(scheduler.running), len(scheduler.waiting) + self._reserved_choices
+            status.pages, status.pages_referenced = scheduler.pool.total, scheduler.pool.referenced
+            status.pages_cached = scheduler.pool.cached
+            status.preemptions = scheduler.preemptions
+            status.prefix_queries, status.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+            status.max_model_len, status.step_tokens = capacity.max_model_len, capacity.step_tokens
+            status.rows = capacity.rows
+        return status
+
+    def requests(self) -> list[RequestRow]:
+        """Return every request that is being worked on or read, oldest first."""
+        now = self.now()
+        return [
+            RequestRow(
+                id=ticket.id,
+                state=self._stage(ticket),
+                client=ticket.client,
+                prompt_tokens=ticket.prompt_tokens,
+                cached_tokens=ticket.cached_tokens,
+                generated_tokens=ticket.generated_tokens,
+                choices=len(ticket.flows) or ticket.reserved_choices,
+                age_s=now - ticket.admitted,
+                priority=ticket.flows[0].seq.request.priority if ticket.flows else 0,
+            )
+            for ticket in self._tickets.values()
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the executor's facts: device, dtype, memory, kernels."""
+        return self.executor.describe()
+
+    def _stage(self, ticket: Ticket) -> str:
+        if not ticket.flows:
+            return "admitted"
+        sequences = [flow.seq for flow in ticket.flows]
+        if any(seq.row is not None for seq in sequences):
+            return "running"
+        return "waiting" if any(seq in self._flows for seq in sequences) else "done"
+
+    def _gauges(self) -> Gauges:
+        status = self.status()
+        return Gauges(
+            state=status.state,
+            running=status.running,
+            waiting=status.waiting,
+            pages=status.pages,
+            pages_referenced=status.pages_referenced,
+            pages_cached=status.pages_cached,
+            last_step_timestamp=self._last_step_time,
+        )
+
+
+def _check(request: Request, capacity: Capacity) -> None:
+    """Refuse what could never be computed."""
+    tokens, limit = len(request.prompt), capacity.max_model_len
+    if not tokens:
+        raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+    if tokens >= limit:
+        raise PromptTooLong(tokens, limit - 1)
+    if min(request.prompt) < 0 or max(request.prompt) >= capacity.vocab_size:
+        raise InvalidRequest(f"token ids are 0 to {capacity.vocab_size - 1}", param="prompt")

@@ -1,0 +1,116 @@
+"""Keep the device busy.
+
+On a result: commit, plan the next step, issue it, and only then hand results
+to their readers, so that the device never waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from infd.engine.suspects import Suspects
+from infd.errors import DeviceLost
+from infd.request import FinishReason
+from infd.scheduler.scheduler import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infd.engine.executor import Executor
+    from infd.scheduler.plan import StepPlan, StepResult
+    from infd.scheduler.scheduler import Scheduler
+
+log = logging.getLogger("infd.engine")
+
+
+class Issued(Struct):
+    """A step in flight."""
+
+    plan: StepPlan
+    result: asyncio.Future[StepResult]
+    at: float  # monotonic seconds
+
+
+class StepLoop:
+    """Plans and commits steps, `executor.depth` of them in flight.
+
+    on_plan    told of each step as it is issued
+    on_commit  told of each step as it is committed, with what it brought
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        on_plan: Callable[[Issued], None],
+        on_commit: Callable[[Issued, list[Outcome]], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._on_plan = on_plan
+        self._on_commit = on_commit
+        self._in_flight: deque[Issued] = deque()
+        self._suspects = Suspects()
+        self._news = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something to plan, or a result to take in."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Run until cancelled. Raises DeviceLost."""
+        committed: list[tuple[Issued, list[Outcome]]] = []
+        while True:
+            self._news.clear()
+            self._fill()
+            for issued, outcomes in committed:
+                self._on_commit(issued, outcomes)
+            committed.clear()
+            await self._news.wait()
+            while self._in_flight and self._in_flight[0].result.done():
+                issued = self._in_flight.popleft()
+                error = issued.result.exception()
+                if error is None:
+                    outcomes = self._scheduler.commit(issued.plan, issued.result.result())
+                elif isinstance(error, DeviceLost):
+                    raise error
+                else:
+                    outcomes = await self._recover(issued, error)
+                committed.append((issued, outcomes))
+
+    def _fill(self) -> None:
+        """Issue steps until enough are in flight; while somebody is suspected, one at a time."""
+        while len(self._in_flight) < self._executor.depth:
+            suspects = self._suspects.on_trial
+            if suspects is not None and self._in_flight:
+                return
+            plan = self._scheduler.plan(suspects)
+            if plan is None and suspects is not None:
+                self._suspects.dismiss()  # they wait for somebody outside their group
+                continue
+            if plan is None:
+                return
+            result = self._executor.forward(plan).sample()
+            result.add_done_callback(lambda _: self._news.set())
+            issued = Issued(plan, result, time.monotonic())
+            self._in_flight.append(issued)
+            self._on_plan(issued)
+
+    async def _recover(self, failed: Issued, error: BaseException) -> list[Outcome]:
+        """Undo the failed step and those behind it; fail the sequence that is to blame once it is known."""
+        log.error("step %d of %d sequences failed", failed.plan.number, len(failed.plan.spans), exc_info=error)
+        behind = list(self._in_flight)
+        await asyncio.gather(*(issued.result for issued in behind), return_exceptions=True)
+        self._in_flight.clear()
+        self._scheduler.rollback([failed.plan, *(issued.plan for issued in behind)])
+        culprit = self._suspects.accuse(failed.plan)
+        if culprit is None:
+            return []
+        self._scheduler.remove(culprit, FinishReason.ERROR, error)
+        return [Outcome(culprit, [], [], FinishReason.ERROR)]

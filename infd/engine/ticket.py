@@ -1,0 +1,89 @@
+"""A reserved place in the queue, and what became of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from infd.request import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Many
+
+    from infd.engine.engine import Engine
+    from infd.engine.stream import Choices, Stream, Watcher
+    from infd.request import Request
+    from infd.scheduler.sequence import Sequence
+
+
+class Flow(Struct, eq=False):
+    """One choice on its way: its sequence, its stream, and when things happened (monotonic seconds)."""
+
+    seq: Sequence
+    stream: Stream
+    ticket: Ticket
+    submitted: float
+    prompt_tokens: int  # 0 for siblings, which share the first one's prompt
+    started: float | None = None  # first planned
+    first: float | None = None  # first token
+    last: float = 0.0  # latest token
+
+
+class Ticket:
+    """Taken before any work is spent on a request; see `Engine.admit`."""
+
+    def __init__(self, engine: Engine, id: str, choices: int, tokens: int, now: float) -> None:
+        self.id = id
+        self.client = ""
+        self.admitted = now
+        self.flows: list[Flow] = []
+        self.reserved_choices = choices  # places in the queue held until submitted
+        self.reserved_tokens = tokens
+        self._engine = engine
+
+    async def submit(
+        self, *requests: Request, watchers: Many[Watcher | None] | None = None, client: str = ""
+    ) -> Choices:
+        """Queue the requests and return their choices: an index per choice, request after request.
+
+        watchers  one per choice, or None
+        client    who asks, for `infdctl ps`
+
+        Raises InvalidRequest, PromptTooLong, Overloaded (more prompt tokens than the queue takes), NotReady.
+        """
+        self.client = client
+        return self._engine.queue(self, requests, watchers)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(flow.prompt_tokens for flow in self.flows)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(flow.seq.prompt_cached or 0 for flow in self.flows if flow.prompt_tokens)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(flow.stream.delivered for flow in self.flows)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the access line tells: tokens, milliseconds, and how the first choice ended."""
+        if not self.flows:
+            return {"prompt": 0, "cached": 0, "generated": 0}
+        started = [flow.started for flow in self.flows if flow.started is not None]
+        first = [flow.first for flow in self.flows if flow.first is not None]
+        finish = self.flows[0].stream.finish
+        return {
+            "prompt": self.prompt_tokens,
+            "cached": self.cached_tokens,
+            "generated": self.generated_tokens,
+            "queue_ms": _milliseconds(self.admitted, min(started, default=None)),
+            "ttft_ms": _milliseconds(self.admitted, min(first, default=None)),
+            "total_ms": _milliseconds(self.admitted, self._engine.now()),
+            "finish": finish.value if isinstance(finish, FinishReason) else "disconnect",
+        }
+
+
+def _milliseconds(start: float, end: float | None) -> float | None:
+    return None if end is None else round((end - start) * 1e3, 1)

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from infd.config import Config, SchedulerConfig
+from infd.engine.engine import Engine
+from infd.engine.state import State
+from infd.errors import DeviceLost, InvalidRequest, NotReady, Overloaded, PromptTooLong, RequestFailed
+from infd.request import FinishReason, Request, SamplingParams
+from infd.telemetry.metrics import Metrics
+from tests.fakes import FakeExecutor, capacity, continuation
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from infd.engine.stream import Choices
+    from infd.scheduler.plan import StepPlan
+
+POISON = 499
+
+
+def request(prompt: list[int], max_tokens: int = 5, *, choices: int = 1, seed: int = 0, logprobs: int | None = None):
+    sampling = SamplingParams(max_tokens=max_tokens, seed=seed, logprobs=logprobs)
+    return Request(id="r", prompt=tuple(prompt), sampling=sampling, choices=choices)
+
+
+@asynccontextmanager
+async def serving(executor: FakeExecutor | None = None, **scheduler: int) -> AsyncIterator[Engine]:
+    engine = Engine(Config(scheduler=SchedulerConfig(**scheduler)), executor or FakeExecutor(), Metrics())
+    await engine.load()
+    running = asyncio.create_task(engine.run())
+    await asyncio.sleep(0)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        await asyncio.gather(running, return_exceptions=True)
+        assert engine._scheduler is not None
+        engine._scheduler.verify()
+        status = engine.status()
+        assert status.pages_referenced == 0, "a page leaked"
+        assert status.tickets == status.waiting == status.waiting_tokens == 0
+        assert status.accepted == sum(status.terminal.values()), "a choice without its one terminal event"
+
+
+async def collect(choices: Choices) -> dict[int, tuple[list[int], FinishReason | None]]:
+    """Read every choice to its end."""
+    tokens: dict[int, list[int]] = {}
+    finish: dict[int, FinishReason | None] = {}
+    async for index, delta in choices:
+        assert index not in finish or finish[index] is None, "something came after the terminal event"
+        tokens.setdefault(index, []).extend(delta.token_ids)
+        finish[index] = delta.finish
+    return {index: (tokens[index], finish[index]) for index in tokens}
+
+
+async def ask(engine: Engine, *requests: Request) -> dict[int, tuple[list[int], FinishReason | None]]:
+    async with engine.admit(sum(r.choices for r in requests), 0) as ticket:
+        return await collect(await ticket.submit(*requests))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_many_streams_at_once_are_each_complete_and_correct(depth: int):
+    async with serving(FakeExecutor(depth=depth)) as engine:
+        prompts = [[i, i + 1, *range(i % 7)] for i in range(64)]
+        answers = await asyncio.gather(*(ask(engine, request(prompt, 3 + prompt[0] % 9)) for prompt in prompts))
+
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer == {0: (continuation(prompt, 3 + prompt[0] % 9), FinishReason.LENGTH)}
+
+
+async def test_each_choice_has_noise_of_its_own_and_an_index_in_order():
+    async with serving() as engine:
+        answer = await ask(engine, request([1] * 40, choices=3, seed=7), request([2, 3], choices=2))
+
+    assert {i: tokens for i, (tokens, _) in answer.items()} == {
+        **{i: continuation([1] * 40, 5, seed=7 + i) for i in range(3)},
+        **{3 + i: continuation([2, 3], 5, seed=i) for i in range(2)},
+    }
+
+
+async def test_leaving_the_block_ends_the_work_and_frees_its_pages():
+    async with serving() as engine:
+        async with engine.admit(1, 0) as ticket:
+            choices = await ticket.submit(request([1, 2, 3], 200))
+            await anext(choices)
+            assert engine.status().pages_referenced > 0
+        assert engine.status().pages_referenced == 0
+        assert engine.status().terminal["disconnect"] == 1
+
+
+async def test_a_reader_that_lags_finds_its_tokens_merged():
+    async with serving() as engine, engine.admit(1, 0) as ticket:
+        choices = await ticket.submit(request([1, 2], 20))
+        while engine.status().terminal["length"] == 0:
+            await asyncio.sleep(0)
+        deltas = [delta async for _, delta in choices]
+
+    assert [(delta.token_ids, delta.finish) for delta in deltas] == [(continuation([1, 2], 20), FinishReason.LENGTH)]
+
+
+async def test_a_watcher_ends_its_choice_at_the_token_it_names():
+    class StopAt:
+        def __init__(self, token: int) -> None:
+            self.token = token
+
+        def feed(self, token_ids: list[int]) -> int | None:
+            return token_ids.index(self.token) + 1 if self.token in token_ids else None
+
+    want = continuation([5], 4)
+    async with serving(FakeExecutor(depth=2)) as engine, engine.admit(1, 0) as ticket:
+        choices = await ticket.submit(request([5], 50), watchers=[StopAt(want[3])])
+        assert await collect(choices) == {0: (want, FinishReason.STOP)}
+
+
+async def test_a_watcher_that_raises_fails_its_own_choice_only():
+    class Broken:
+        def feed(self, token_ids: list[int]) -> int | None:
+            raise ValueError("broken")
+
+    async with serving() as engine, engine.admit(2, 0) as ticket:
+        choices = await ticket.submit(request([5]), request([6]), watchers=[Broken(), None])
+        answer = await collect(choices)
+
+    assert answer == {0: ([], FinishReason.ERROR), 1: (continuation([6], 5), FinishReason.LENGTH)}
+
+
+async def test_abort_ends_a_request_by_its_id():
+    async with serving() as engine, engine.admit(1, 0) as ticket:
+        choices = await ticket.submit(request([1], 200))
+        await anext(choices)
+        assert engine.abort(ticket.id)
+        assert not engine.abort("unknown")
+        rest = [delta async for _, delta in choices]
+
+    assert rest[-1].finish is FinishReason.ABORT
+
+
+async def test_the_queue_is_bounded_in_choices():
+    async with serving(max_waiting=3) as engine, engine.admit(2, 0):
+        with pytest.raises(Overloaded):
+            async with engine.admit(2, 0):
+                pass
+
+
+async def test_the_queue_is_bounded_in_prompt_tokens_but_takes_any_one_prompt():
+    executor = FakeExecutor()
+    async with serving(executor, max_waiting_tokens=10) as engine:
+        executor.gate.clear()
+        async with engine.admit(1, 0) as first, engine.admit(1, 0) as second, engine.admit(1, 0) as third:
+            await first.submit(request([1] * 100, 1))
+            assert engine.status().waiting_tokens == 100
+            with pytest.raises(Overloaded):
+                await second.submit(request([1], 1))
+            with pytest.raises(Overloaded):
+                async with engine.admit(1, 40):
+                    pass
+            await asyncio.sleep(0.01)
+            assert engine.status().waiting_tokens == 0, "planned, so no longer waiting"
+            await third.submit(request([1] * 8, 1))
+        executor.gate.set()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [([], InvalidRequest), ([1] * 256, PromptTooLong), ([512], InvalidRequest), ([-1], InvalidRequest)],
+)
+async def test_what_could_never_be_computed_is_refused(prompt: list[int], error: type[Exception]):
+    async with serving() as engine, engine.admit(1, 0) as ticket:
+        with pytest.raises(error):
+            await ticket.submit(request(prompt))
+
+
+async def test_nobody_is_admitted_before_the_model_is_loaded_or_while_draining():
+    engine = Engine(Config(), FakeExecutor(), Metrics())
+    with pytest.raises(NotReady):
+        async with engine.admit(1, 0):
+            pass
+    async with serving() as engine:
+        async with engine.admit(1, 0) as ticket:
+            draining = asyncio.create_task(engine.drain(60))
+            await asyncio.sleep(0)
+            with pytest.raises(NotReady):
+                async with engine.admit(1, 0):
+                    pass
+            answer = await collect(await ticket.submit(request([1, 2])))
+            assert not draining.done(), "its reader is still here"
+        assert await draining
+        assert answer == {0: (continuation([1, 2], 5), FinishReason.LENGTH)}
+
+
+async def test_draining_gives_up_when_the_time_runs_out():
+    executor = FakeExecutor()
+    async with serving(executor) as engine:
+        executor.gate.clear()
+        async with engine.admit(1, 0) as ticket:
+            choices = await ticket.submit(request([1]))
+            assert not await engine.drain(0.01)
+            engine.fail_all(RequestFailed("shutting down"))
+            (delta,) = [delta async for _, delta in choices]
+            assert (delta.finish, str(delta.error)) == (FinishReason.ERROR, "shutting down")
+        executor.gate.set()
+
+
+def poisoned(plan: StepPlan) -> None:
+    if any(POISON in span.seq.tokens for span in plan.spans):
+        raise RuntimeError("the device cannot compute this")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_the_one_request_that_fails_a_step_is_found_and_fails_alone(depth: int):
+    async with serving(
+        FakeExecutor(capacity(pages=256, rows=16, step_tokens=64), depth=depth, fault=poisoned)
+    ) as engine:
+        prompts = [[i, POISON if i == 11 else 1] for i in range(16)]
+        answers = await asyncio.gather(*(ask(engine, request(prompt)) for prompt in prompts))
+
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        want = ([], FinishReason.ERROR) if i == 11 else (continuation(prompt, 5), FinishReason.LENGTH)
+        assert answer == {0: want}
+
+
+async def test_a_step_that_fails_now_and_then_costs_nobody_anything():
+    chance = random.Random(5)
+
+    def flaky(plan: StepPlan) -> None:
+        if len(plan.spans) > 1 and chance.random() < 0.3:
+            raise RuntimeError("too large")
+
+    async with serving(FakeExecutor(depth=2, fault=flaky)) as engine:
+        answers = await asyncio.gather(*(ask(engine, request([i] * 9, 12)) for i in range(20)))
+
+    assert answers == [{0: (continuation([i] * 9, 12), FinishReason.LENGTH)} for i in range(20)]
+
+
+async def test_a_lost_device_ends_every_stream_with_an_error_and_the_engine_fails():
+    def lost(plan: StepPlan) -> None:
+        if plan.number == 3:
+            raise DeviceLost("poisoned")
+
+    engine = Engine(Config(), FakeExecutor(depth=2, fault=lost), Metrics())
+    await engine.load()
+    running = asyncio.create_task(engine.run())
+    await asyncio.sleep(0)
+    answers = await asyncio.gather(*(ask(engine, request([i], 50)) for i in range(5)))
+    with pytest.raises(DeviceLost):
+        await running
+
+    assert all(answer[0][1] is FinishReason.ERROR for answer in answers)
+    assert engine.lifecycle.state is State.FAILED
+    with pytest.raises(NotReady):
+        async with engine.admit(1, 0):
+            pass
+    await engine.close()
+
+
+async def test_logprobs_arrive_beside_their_tokens():
+    async with serving() as engine, engine.admit(1, 0) as ticket:
+        deltas = [delta async for _, delta in await ticket.submit(request([1], 3, logprobs=2))]
+
+    assert [len(delta.logprobs) for delta in deltas] == [len(delta.token_ids) for delta in deltas]
+    assert deltas[0].logprobs[0].top_ids[0] == deltas[0].token_ids[0]
+
+
+async def test_a_thousand_clients_that_leave_at_any_moment_leak_nothing():
+    chance = random.Random(1)
+
+    async def client(engine: Engine, number: int) -> None:
+        patience = chance.choice([0, 0, 1, 2, 5, 99])
+        async with engine.admit(2, 10) as ticket:
+            if patience == 0 and number % 3 == 0:
+                return
+            choices = await ticket.submit(request([number % 5] * (1 + number % 30), 12, choices=2))
+            async for _ in choices:
+                patience -= 1
+                if patience <= 0:
+                    return
+
+    async with serving(FakeExecutor(depth=2), max_num_seqs=16) as engine:
+        tasks = []
+        for number in range(1000):
+            tasks.append(asyncio.create_task(client(engine, number)))
+            if number % 4 == 0:
+                await asyncio.sleep(0)
+            if chance.random() < 0.1:
+                chance.choice(tasks).cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert {type(result) for result in results} == {type(None), asyncio.CancelledError}
+
+
+async def test_an_idle_engine_does_nothing():
+    async with serving() as engine:
+        await ask(engine, request([1]))
+        await asyncio.sleep(0.01)
+        steps = engine.status().steps
+        plans: list[int] = []
+        engine._scheduler.plan = lambda only=None: plans.append(1)  # type: ignore[union-attr,method-assign,assignment]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert (engine.status().steps, plans) == (steps, [])
