@@ -63,20 +63,20 @@ class HttpServer:
     """The endpoint. It may listen before a model is loaded; set `served` once there is one."""
 
     def __init__(self, engine: Engine, config: Config, metrics: Metrics, keys: Keys, offload: Offload) -> None:
-        self._service = Service(engine, config, metrics, keys, offload)
+        self.service = Service(engine, config, metrics, keys, offload)
         self._runner = web.AppRunner(
-            application(self._service), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, **LIMITS
+            application(self.service), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, **LIMITS
         )
         self._listeners: list[asyncio.Server] = []
         self._heart: asyncio.Task[None] | None = None
 
     @property
     def served(self) -> ServedModel | None:
-        return self._service.served
+        return self.service.served
 
     @served.setter
     def served(self, model: ServedModel) -> None:
-        self._service.served = model
+        self.service.served = model
 
     async def start(self, sockets: Iterable[socket.socket]) -> None:
         """Answer connections to these sockets, which are bound already. They are the server's from now on."""
@@ -92,7 +92,7 @@ class HttpServer:
                     lambda: Connection(server, loop=loop, **LIMITS), sock=listening, backlog=BACKLOG
                 )
             )
-        self._heart = loop.create_task(self._service.streams.keep_alive(), name="http-keep-alive")
+        self._heart = loop.create_task(self.service.streams.keep_alive(), name="http-keep-alive")
 
     def close_listeners(self) -> None:
         """Accept nothing more; what is connected goes on."""

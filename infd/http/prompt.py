@@ -10,7 +10,7 @@ from infd.errors import InvalidRequest, Unsupported
 from infd.http.sampling import refuse_not_built
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from infd.http.schema.chat import Message, TemplateKwargs
     from infd.http.served import ServedModel
@@ -21,11 +21,10 @@ SHORT_CHARACTERS: Final = 4096
 
 
 async def encode(text: str, served: ServedModel, offload: Offload, *, add_special_tokens: bool) -> tuple[int, ...]:
-    """Return the ids of a text; long ones are encoded off the loop."""
-    encode = served.tokenizer.encode
+    """Return the ids of a text."""
     if len(text) <= SHORT_CHARACTERS:
-        return tuple(encode(text, add_special_tokens=add_special_tokens))
-    return tuple(await offload(encode, text, add_special_tokens=add_special_tokens))
+        return _encode(text, served, add_special_tokens=add_special_tokens)
+    return await offload(_encode, text, served, add_special_tokens=add_special_tokens)
 
 
 async def render(
@@ -47,13 +46,20 @@ async def render(
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
-    text = served.template.render(
-        turns,
-        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
-        continue_final_message=bool(continue_final_message),
-        **({} if kwargs is None else msgspec.to_builtins(kwargs)),
-    )
-    return await encode(text, served, offload, add_special_tokens=bool(add_special_tokens))
+
+    def work() -> tuple[int, ...]:
+        text = served.template.render(
+            turns,
+            add_generation_prompt=not continue_final_message
+            if add_generation_prompt is None
+            else add_generation_prompt,
+            continue_final_message=bool(continue_final_message),
+            kwargs=None if kwargs is None else msgspec.to_builtins(kwargs),
+        )
+        special = bool(add_special_tokens) and not served.template.begins_with_bos(text)
+        return _encode(text, served, add_special_tokens=special)
+
+    return work() if _characters(turns) <= SHORT_CHARACTERS else await offload(work)
 
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -86,3 +92,19 @@ def _turn(message: Message, at: str) -> dict[str, Any]:
     if (reasoning := message.reasoning_content or message.reasoning) is not None:
         turn["reasoning_content"] = reasoning
     return turn
+
+
+def _encode(text: str, served: ServedModel, *, add_special_tokens: bool) -> tuple[int, ...]:
+    return tuple(served.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+
+def _characters(turns: list[dict[str, Any]]) -> int:
+    return sum(len(text) for turn in turns for text in _texts(turn))
+
+
+def _texts(turn: dict[str, Any]) -> Iterator[str]:
+    for value in turn.values():
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from (part["text"] for part in value)

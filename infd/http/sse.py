@@ -86,6 +86,11 @@ class EventStream:
     def __exit__(self, *exc: object) -> None:
         self._registry.discard(self)
 
+    @property
+    def buffered_bytes(self) -> int:
+        """What waits on our side of the kernel."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     async def send(self, events: bytes) -> None:
         """Write whole events. Waits for a reader that lags; raises ConnectionError when it is gone."""
         if not self.begun:

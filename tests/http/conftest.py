@@ -10,12 +10,12 @@ import uvloop
 from tests.http.endpoint import Endpoint, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from asyncio import AbstractEventLoop
+    from collections.abc import AsyncIterator, Callable
 
 
-@pytest.fixture
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

@@ -1,0 +1,369 @@
+"""Every row of the table of errors, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from infd.config import Config, LimitsConfig, MetricsConfig, SchedulerConfig, ServerConfig
+from infd.engine.state import State
+from infd.http.auth import Keys
+from tests.fakes import VOCAB, FakeExecutor, capacity
+from tests.http.endpoint import decode_events, serving
+from tests.http.model import MODEL
+
+if TYPE_CHECKING:
+    from infd.scheduler.plan import StepPlan
+    from tests.http.endpoint import Endpoint
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "code"),
+    [
+        (CHAT, b"{", 400, None, "invalid_json"),
+        (CHAT, b'{"messages":' + b"[" * 200 + b"]" * 200 + b"}", 400, None, "json_too_deep"),
+        (CHAT, {"messages": [USER, {"role": "user", "content": 3}]}, 400, "messages[1].content", None),
+        (CHAT, {"messages": [USER], "temperature": 3}, 400, "temperature", None),
+        (CHAT, {"messages": [{**USER, "content": "refuse me"}]}, 400, "messages", None),
+        (CHAT, {"messages": [USER], "tools": []}, 400, "tools", None),
+        (CHAT, {"messages": [USER], "tools": [{}]}, 400, "tools", "unsupported"),
+        (CHAT, {"messages": [USER], "n": 2, "temperature": 0}, 400, "n", None),
+        (CHAT, {"messages": [USER], "stream_options": {}}, 400, "stream_options", None),
+        (CHAT, {"messages": [USER], "top_logprobs": 1}, 400, "top_logprobs", None),
+        (CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
+        (CHAT, {"messages": [USER], "max_tokens": 256}, 400, "max_tokens", "context_length_exceeded"),
+        (CHAT, {"messages": [{**USER, "content": "xyz" * 100}]}, 400, "messages", "context_length_exceeded"),
+        (
+            CHAT,
+            {"messages": [USER], "add_generation_prompt": True, "continue_final_message": True},
+            400,
+            "continue_final_message",
+            None,
+        ),
+        (CHAT, {"messages": [USER], "model": "gpt-4"}, 404, "model", "model_not_found"),
+        (COMPLETIONS, {"prompt": [VOCAB]}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": [-1]}, 400, "prompt[0]", None),
+        (COMPLETIONS, {"prompt": ""}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": ["a", 1]}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 21}, 400, "logprobs", None),
+        (COMPLETIONS, {"prompt": ["a"] * 1000, "n": 2}, 400, "prompt", None),
+        (COMPLETIONS, {"prompt": [5] * 256}, 400, "prompt", "context_length_exceeded"),
+        (COMPLETIONS, {"prompt": "a", "echo": True}, 400, "echo", "unsupported"),
+        ("/tokenize", {}, 400, "prompt", None),
+        ("/tokenize", {"prompt": "a", "messages": [USER]}, 400, "prompt", None),
+        ("/detokenize", {"tokens": [VOCAB]}, 400, "tokens", None),
+        ("/v1/nothing", {}, 404, None, "unknown_path"),
+        ("/livez", {}, 405, None, "method_not_allowed"),
+    ],
+)
+async def test_a_bad_request_gets_its_error(
+    endpoint: Endpoint, path: str, body: Any, status: int, param: str | None, code: str | None
+):
+    answered, error = await endpoint.post(path, body)
+
+    assert answered == status
+    assert error["error"].pop("message")
+    assert error["error"] == {"type": "invalid_request_error", "param": param, "code": code}
+    assert endpoint.engine.status().waiting == 0
+
+
+async def test_a_wrong_method_names_the_right_one(endpoint: Endpoint):
+    async with endpoint.session.get(CHAT) as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "POST"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_too_large_is_refused(declared: bool):
+    config = Config(server=ServerConfig(max_body_bytes=1024))
+    async with serving(config) as endpoint:
+
+        async def chunks() -> Any:
+            yield b" " * 2000
+
+        async with endpoint.session.post(CHAT, data=b" " * 2000 if declared else chunks()) as response:
+            assert response.status == 413
+            assert (await response.json())["error"]["code"] == "body_too_large"
+
+
+async def test_a_compressed_body_is_refused(endpoint: Endpoint):
+    status, error = await endpoint.post(CHAT, b"\x1f\x8b", **{"Content-Encoding": "gzip"})
+
+    assert status == 400
+    assert "compressed" in error["error"]["message"]
+
+
+async def test_a_body_that_never_arrives_is_not_waited_for_for_ever():
+    async with serving(Config(server=ServerConfig(body_timeout_s=0.05))) as endpoint:
+
+        async def chunks() -> Any:
+            yield b"{"
+            await asyncio.Event().wait()
+
+        async with endpoint.session.post(CHAT, data=chunks()) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["code"] == "body_timeout"
+
+
+async def test_what_is_not_http_is_told_so(endpoint: Endpoint):
+    reader, writer = await asyncio.open_connection(*endpoint.url.removeprefix("http://").split(":"))
+    writer.write(b"HELO there\r\n\r\n")
+
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+async def test_before_the_model_is_loaded_all_is_503_with_a_time_to_come_back():
+    async with serving(load=False) as endpoint:
+        for path, body in (
+            (CHAT, {"messages": [USER]}),
+            (COMPLETIONS, {"prompt": "a"}),
+            ("/tokenize", {"prompt": "a"}),
+        ):
+            async with endpoint.session.post(path, json=body) as response:
+                assert response.status == 503
+                assert int(response.headers["Retry-After"]) > 0
+                assert (await response.json())["error"]["code"] == "starting"
+        async with endpoint.session.get("/v1/models") as response:
+            assert response.status == 503
+
+
+async def test_while_draining_new_requests_are_503_and_the_connection_is_closed(endpoint: Endpoint):
+    endpoint.engine.lifecycle.enter(State.DRAINING)
+
+    async with endpoint.session.post(COMPLETIONS, json={"prompt": "a"}) as response:
+        assert response.status == 503
+        assert response.headers["Connection"] == "close"
+        assert "Retry-After" in response.headers
+
+
+async def test_a_full_queue_is_429_and_costs_nobody_anything():
+    config = Config(scheduler=SchedulerConfig(max_waiting=2))
+    executor = FakeExecutor(capacity(rows=1, pages=64, max_model_len=64))
+    async with serving(config, executor=executor) as endpoint:
+        executor.gate.clear()
+        running = [asyncio.create_task(endpoint.complete(n=1)) for _ in range(2)]
+        while len(endpoint.engine.requests()) < 2:  # noqa: ASYNC110 - it has no event for this
+            await asyncio.sleep(0)
+
+        async with endpoint.session.post(COMPLETIONS, json={"prompt": "a", "n": 2}) as response:
+            assert response.status == 429
+            assert "Retry-After" in response.headers
+            assert (await response.json())["error"]["type"] == "overloaded_error"
+
+        executor.gate.set()
+        bodies = await asyncio.gather(*running)
+        assert bodies[0]["choices"] == bodies[1]["choices"]
+
+
+async def test_a_fault_of_ours_is_a_500_that_names_the_request(caplog: pytest.LogCaptureFixture):
+    def fault(plan: StepPlan) -> None:
+        raise RuntimeError("secret detail")
+
+    async with serving(executor=FakeExecutor(fault=fault)) as endpoint:
+        status, error = await endpoint.post(COMPLETIONS, {"prompt": "a"}, **{"X-Request-Id": "mine"})
+
+    assert status == 500
+    assert "mine" in error["error"]["message"]
+    assert "secret" not in error["error"]["message"]
+    assert error["error"]["type"] == "internal_error"
+
+
+async def test_after_a_stream_has_begun_an_error_is_its_last_event():
+    def fault(plan: StepPlan) -> None:
+        if any(span.start > 8 for span in plan.spans):
+            raise RuntimeError("broken")
+
+    async with (
+        serving(executor=FakeExecutor(fault=fault)) as endpoint,
+        endpoint.session.post(COMPLETIONS, json={"prompt": [5, 6, 7], "stream": True, "max_tokens": 20}) as response,
+    ):
+        assert response.status == 200
+        *events, last = decode_events(await response.text())
+
+    assert events
+    assert last["error"]["code"] == "internal_error"
+
+
+async def test_a_stream_that_fails_before_its_first_token_keeps_its_status():
+    def fault(plan: StepPlan) -> None:
+        raise RuntimeError("broken")
+
+    async with serving(executor=FakeExecutor(fault=fault)) as endpoint:
+        status, error = await endpoint.post(COMPLETIONS, {"prompt": "a", "stream": True})
+
+    assert (status, error["error"]["code"]) == (500, "internal_error")
+
+
+OPEN = ["/livez", "/readyz", "/health", "/ping", "/version"]
+CLOSED = [
+    "/v1/models",
+    "/metrics",
+    "/load",
+    "/",
+    "/nothing",
+    "/livez/",
+    "//livez",
+    "/livez%2f..%2fmetrics",
+    "/./livez",
+    "/LIVEZ",
+    "/health;x",
+]
+
+
+async def test_with_keys_only_health_is_open():
+    async with serving(keys=Keys.of("secret")) as endpoint:
+        assert [await status_of(endpoint, path) for path in OPEN] == [200] * len(OPEN)
+        assert [await status_of(endpoint, path) for path in CLOSED] == [401] * len(CLOSED)
+        status, error = await endpoint.post(COMPLETIONS, {"prompt": "a"})
+        assert (status, error["error"]["code"]) == (401, "invalid_api_key")
+        assert (await endpoint.post(COMPLETIONS, {"prompt": "a"}, Authorization="Bearer secret"))[0] == 200
+        assert (await endpoint.post(COMPLETIONS, {"prompt": "a"}, Authorization="Bearer Secret"))[0] == 401
+
+
+async def test_metrics_are_open_where_a_setting_says_so():
+    async with serving(Config(metrics=MetricsConfig(public=True)), keys=Keys.of("secret")) as endpoint:
+        assert await status_of(endpoint, "/metrics") == 200
+        assert await status_of(endpoint, "/load") == 401
+
+
+async def test_an_odd_host_or_target_opens_nothing():
+    async with serving(keys=Keys.of("secret")) as endpoint:
+        host, port = endpoint.url.removeprefix("http://").split(":")
+        for target in (b"http://x/livez", b"/metrics?/livez", b"/metrics#/livez", b"/v1/models?path=/livez"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET " + target + b" HTTP/1.1\r\nHost: /livez\r\nConnection: close\r\n\r\n")
+            assert re.match(rb"HTTP/1.1 (401|400) ", await reader.read()), target
+            writer.close()
+            await writer.wait_closed()
+
+
+async def status_of(endpoint: Endpoint, path: str) -> int:
+    from yarl import URL
+
+    async with endpoint.session.get(URL(endpoint.url + path, encoded=True)) as response:
+        return response.status
+
+
+async def test_request_ids_come_back_and_each_answer_has_one_of_its_own(endpoint: Endpoint):
+    async def ids(**headers: str) -> tuple[str, str]:
+        async with endpoint.session.post(COMPLETIONS, json={"prompt": "a"}, headers=headers) as response:
+            return response.headers["X-Request-Id"], (await response.json())["id"]
+
+    (sent_a, id_a), (sent_b, id_b) = await ids(**{"X-Request-Id": "mine"}), await ids(**{"X-Request-Id": "mine"})
+    internal, id_c = await ids()
+    too_long, _ = await ids(**{"X-Request-Id": "x" * 129})
+
+    assert sent_a == sent_b == "mine"
+    assert id_a != id_b
+    assert id_c == f"cmpl-{internal}"
+    assert too_long != "x" * 129
+
+
+async def test_streams_and_errors_carry_the_request_id_too(endpoint: Endpoint):
+    said = {"prompt": "a", "stream": True, "request_id": "in-the-body"}
+    async with endpoint.session.post(COMPLETIONS, json=said) as response:
+        assert response.headers["X-Request-Id"] == "in-the-body"
+        assert response.headers["X-Accel-Buffering"] == "no"
+        assert response.content_type == "text/event-stream"
+    async with endpoint.session.get("/nothing") as response:
+        assert response.headers["X-Request-Id"]
+
+
+async def test_one_access_line_is_written_for_each_request_and_none_for_probes(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", "infd.access")
+
+    await endpoint.post(COMPLETIONS, {"prompt": "a secret"}, **{"X-Request-Id": "mine"})
+    await status_of(endpoint, "/livez")
+    await status_of(endpoint, "/nothing")
+    await asyncio.sleep(0)
+
+    lines = [vars(record) for record in caplog.records if record.name == "infd.access"]
+    assert [(line["request_id"], line["status"]) for line in lines if line["path"] != "/nothing"] == [("mine", 200)]
+    assert [line["status"] for line in lines] == [200, 404]
+    assert "secret" not in msgspec.json.encode(lines, enc_hook=str).decode()
+
+
+async def test_models_are_listed_under_all_their_names(endpoint: Endpoint):
+    async with endpoint.session.get("/v1/models") as response:
+        listed = await response.json()
+    async with endpoint.session.get(f"/v1/models/{MODEL}") as response:
+        one = await response.json()
+
+    assert [card["id"] for card in listed["data"]] == [MODEL, "alias"]
+    assert one == listed["data"][0]
+    assert one["max_model_len"] == 256
+    assert await status_of(endpoint, "/v1/models/org%2Ffake-model") == 200
+    assert await status_of(endpoint, "/v1/models/org/other") == 404
+
+
+async def test_limits_are_settings():
+    async with serving(Config(limits=LimitsConfig(choices=2, json_depth=8))) as endpoint:
+        assert (await endpoint.post(COMPLETIONS, {"prompt": "a", "n": 3, "temperature": 1}))[0] == 400
+        deep: list[Any] = []
+        for _ in range(8):
+            deep = [deep]
+        assert (await endpoint.post(COMPLETIONS, {"prompt": "a", "fancy": deep}))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("state", "live", "healthy", "ready"),
+    [
+        (State.STARTING, 200, 503, 503),
+        (State.READY, 200, 200, 200),
+        (State.DRAINING, 200, 200, 503),
+        (State.PAUSED, 200, 200, 503),
+        (State.SLEEPING, 200, 200, 503),
+        (State.FAILED, 503, 503, 503),
+    ],
+)
+async def test_health_follows_the_state(endpoint: Endpoint, state: State, live: int, healthy: int, ready: int):
+    endpoint.engine.lifecycle.enter(state, "because")
+
+    assert await status_of(endpoint, "/livez") == live
+    assert await status_of(endpoint, "/health") == healthy
+    assert await status_of(endpoint, "/ping") == healthy
+    assert await status_of(endpoint, "/readyz") == ready
+    async with endpoint.session.get("/readyz?verbose") as response:
+        said = await response.json()
+    assert (said["state"], said["reason"]) == (state.value, "because")
+    assert {"since", "last_step_age_s"} <= said.keys()
+
+
+async def test_load_version_and_metrics_answer(endpoint: Endpoint):
+    async with endpoint.session.get("/load") as response:
+        assert await response.json() == {"server_load": 0, "running": 0, "waiting": 0}
+    async with endpoint.session.get("/version") as response:
+        assert "version" in await response.json()
+    async with endpoint.session.get("/metrics") as response:
+        assert response.content_type == "text/plain"
+        assert "infd_" in await response.text()
+
+
+async def test_a_closed_listener_refuses_and_what_is_connected_goes_on(endpoint: Endpoint):
+    async with endpoint.session.get("/livez") as response:
+        assert response.status == 200
+
+    endpoint.server.close_listeners()
+
+    async with endpoint.session.get("/livez") as response:
+        assert response.status == 200
+    async with aiohttp.ClientSession(endpoint.url) as stranger:
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await stranger.get("/livez")

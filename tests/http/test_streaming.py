@@ -1,0 +1,192 @@
+"""Readers that lag, leave, or wait long for a first token."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from infd.http import sse
+from tests.fakes import FakeExecutor, capacity
+from tests.http.endpoint import Endpoint, decode_events, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+COMPLETIONS = "/v1/completions"
+
+
+async def until(true: Callable[[], Any]) -> None:
+    while not true():  # noqa: ASYNC110 - not everything has an event
+        await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def held(**options: Any) -> AsyncIterator[Endpoint]:
+    """An endpoint none of whose steps completes until its gate is opened."""
+    executor = FakeExecutor(capacity(pages=512, rows=16, step_tokens=64, max_model_len=256))
+    executor.gate.clear()
+    async with serving(executor=executor, **options) as endpoint:
+        yield endpoint
+        executor.gate.set()
+
+
+def raw(endpoint: Endpoint, body: dict[str, Any], path: str = COMPLETIONS) -> socket.socket:
+    """Send a request and read nothing."""
+    host, port = endpoint.url.removeprefix("http://").split(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((host, int(port)))
+    data = msgspec.json.encode(body)
+    client.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(data), data))
+    client.setblocking(False)
+    return client
+
+
+LONG = {"prompt": [5, 6, 7], "seed": 0, "n": 4, "max_tokens": 250, "logprobs": 20, "stream": True}
+
+
+async def test_a_slow_reader_holds_little_and_holds_up_nobody(endpoint: Endpoint):
+    whole = await endpoint.events(COMPLETIONS, LONG)
+    client = raw(endpoint, LONG)
+    streams = endpoint.server.service.streams
+    await until(lambda: any(stream.buffered_bytes for stream in streams))
+
+    most = 0
+    for _ in range(3):
+        assert await endpoint.events(COMPLETIONS, {**LONG, "n": 1})
+        most = max(most, *(stream.buffered_bytes for stream in streams))
+    await endpoint.idle()
+
+    (slow,) = streams
+    assert 0 < slow.buffered_bytes <= most <= 3 * sse.HIGH_WATER
+    received = await read_all(client, lambda data: data.endswith(b"0\r\n\r\n"))
+    assert len(received) > 2**20
+    assert joined_text(dechunk(received)) == joined_text(whole)
+
+
+def joined_text(events: list[Any]) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    for event in events:
+        for choice in event["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    return texts
+
+
+async def read_all(client: socket.socket, complete: Callable[[bytes], bool]) -> bytes:
+    received = bytearray()
+    loop = asyncio.get_running_loop()
+    while not complete(received[-16:]):
+        data = await loop.sock_recv(client, 2**16)
+        assert data
+        received += data
+    client.close()
+    return bytes(received)
+
+
+def dechunk(received: bytes) -> list[Any]:
+    _, _, rest = received.partition(b"\r\n\r\n")
+    text = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        text += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]
+    return decode_events(text.decode())
+
+
+async def test_a_reader_that_stops_reading_is_dropped(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sse, "STALL_S", 0.02)
+    client = raw(endpoint, LONG)
+
+    await until(lambda: list(endpoint.server.service.streams))
+    await until(lambda: not list(endpoint.server.service.streams))
+
+    await endpoint.idle()
+    assert endpoint.engine.status().pages_referenced == 0
+    client.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_before_the_first_token_ends_its_work(stream: bool):
+    async with held() as endpoint:
+        client = raw(endpoint, {"prompt": [5, 6, 7], "max_tokens": 250, "stream": stream})
+        await until(endpoint.engine.requests)
+
+        client.close()
+
+        await until(lambda: not endpoint.engine.requests())
+        endpoint.executor.gate.set()
+        await endpoint.idle()
+        assert endpoint.engine.status().pages_referenced == 0
+
+
+async def test_a_client_that_leaves_mid_stream_ends_its_work():
+    async with serving(executor=FakeExecutor(step_s=0.001)) as endpoint:
+        response = await endpoint.session.post(
+            COMPLETIONS, json={"prompt": [5, 6, 7], "max_tokens": 250, "stream": True}
+        )
+        await response.content.readuntil(b"\n\n")
+        (row,) = endpoint.engine.requests()
+
+        response.close()
+
+        await until(lambda: not endpoint.engine.requests())
+        assert row.generated_tokens < 250
+        await endpoint.idle()
+        assert endpoint.engine.status().pages_referenced == 0
+
+
+async def test_a_stream_quiet_for_long_gets_headers_and_then_comments():
+    async with held() as endpoint:
+        streams = endpoint.server.service.streams
+        asking = asyncio.create_task(endpoint.session.post(COMPLETIONS, json={"prompt": [5, 6, 7], "stream": True}))
+        await until(lambda: list(streams))
+        (stream,) = streams
+
+        await streams.beat()
+        assert not stream.begun
+        await streams.beat()
+        response = await asking
+        assert await response.content.readuntil(b"\n\n") == sse.PING
+        for _ in range(sse.BEATS_TO_PING):
+            await streams.beat()
+        assert await response.content.readuntil(b"\n\n") == sse.PING
+
+        endpoint.executor.gate.set()
+        assert decode_events(await response.text())
+        assert not list(streams)
+
+
+async def test_a_stream_that_is_busy_gets_no_comments(endpoint: Endpoint):
+    async with endpoint.session.post(COMPLETIONS, json={"prompt": [5, 6, 7], "stream": True}) as response:
+        text = await response.text()
+
+    assert ": ping" not in text
+
+
+async def test_an_aborted_request_ends_with_its_reason():
+    async with held() as endpoint:
+        asking = asyncio.create_task(endpoint.complete())
+        await until(endpoint.engine.requests)
+
+        assert endpoint.engine.abort(endpoint.engine.requests()[0].id)
+
+        body = await asking
+        assert body["choices"][0]["finish_reason"] == "abort"
+
+
+async def test_closing_the_server_leaves_no_connection_and_no_task():
+    before = asyncio.all_tasks()
+    async with held() as endpoint:
+        client = raw(endpoint, {"prompt": [5, 6, 7], "stream": True})
+        await until(endpoint.engine.requests)
+        endpoint.engine.fail_all(RuntimeError("stopping"))
+        received = await read_all(client, lambda data: data.endswith(b"}}"))
+
+    assert received.startswith(b"HTTP/1.1 500 ")
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
