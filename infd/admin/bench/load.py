@@ -118,8 +118,8 @@ class _Load:
         async def send(body: bytes, due: float | None) -> None:
             async with room:
                 try:
-                    now = time.perf_counter()
-                    samples.append(await measure(self._session, self._url, body, self._headers, due or now))
+                    start = time.perf_counter() if due is None else due
+                    samples.append(await measure(self._session, self._url, body, self._headers, start))
                 except RequestFailed as failure:
                     if failure.kind not in errors:
                         self._tell(f"first failure of its kind: {failure}")
