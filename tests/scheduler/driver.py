@@ -98,7 +98,7 @@ class Driver:
             if not (self.scheduler.waiting or self.scheduler.running or self.in_flight):
                 break
             self.step()
-        assert not self.scheduler.waiting and not self.scheduler.running, "work is left but nothing moves"
+        assert not self.scheduler.waiting + self.scheduler.running, "work is left but nothing moves"
         assert self.scheduler.pool.referenced == 0
 
     def check_answers(self) -> None:

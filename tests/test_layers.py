@@ -1,0 +1,111 @@
+"""Who may import whom: the plan of the house, held against the code."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import infd
+
+HOUSE = Path(infd.__file__).parent
+LEAVES = {"config", "request", "errors", "telemetry", "offload", "embedded", ""}
+ALL = {path.stem for path in HOUSE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+# Which rooms each room may import, besides itself and the leaves. "scheduler.plan" allows that one module.
+TABLE: dict[str, set[str]] = {
+    **dict.fromkeys(LEAVES - {""}, set()),
+    "cli": ALL,
+    "daemon": ALL,
+    "__main__": {"cli"},
+    "man": {"cli", "admin"},
+    "http": {"engine", "text"},
+    "admin": {"engine", "text"},
+    "text": set(),
+    "engine": {"scheduler"},
+    "scheduler": set(),
+    "runner": {
+        "models",
+        "weights",
+        "kernels",
+        "scheduler.plan",
+        "scheduler.layout",
+        "scheduler.sequence",
+    },
+    "models": {"kernels", "scheduler.layout"},
+    "weights": set(),
+    "kernels": set(),
+}
+# Leaves that import nothing of the house but other leaves, and what each room must do without.
+FORBIDDEN = {
+    "text": {"torch", "aiohttp"},
+    "scheduler": {"torch", "asyncio", "time", "aiohttp", "datetime", "random"},
+    "http": {"torch"},
+    "admin": {"torch"},
+    "engine": {"torch", "aiohttp"},
+    "config": {"torch", "aiohttp", "asyncio"},
+    "request": {"torch"},
+    "telemetry": {"torch", "aiohttp"},
+    "cli": {"torch", "aiohttp", "transformers"},
+}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in HOUSE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(HOUSE).parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Return the dotted names a module imports, typing-only ones included."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def allowed(name: str, here: str) -> bool:
+    parts = name.split(".")[1:]
+    if not parts or parts[0] not in ALL:  # `from infd import __version__`
+        return True
+    return parts[0] in {here, *LEAVES} or any(
+        parts[: entry.count(".") + 1] == entry.split(".") for entry in TABLE[here]
+    )
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(HOUSE)))
+def test_a_module_imports_only_what_its_room_may(path: Path):
+    here = room(path)
+    assert here == "" or here in TABLE, f"{here} is a new room: give it a line in the table"
+    wrong = {name for name in imports(path) if name.split(".")[0] == "infd" and not allowed(name, here or "cli")}
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(HOUSE)))
+def test_a_room_does_without_what_it_must_not_know(path: Path):
+    wrong = {name.split(".")[0] for name in imports(path)} & FORBIDDEN.get(room(path), set())
+    assert not wrong
+
+
+def test_the_check_sees_a_wrong_import(tmp_path: Path):
+    module = tmp_path / "scheduler.py"
+    module.write_text("from infd.engine import loop\nimport infd.http.app\nfrom infd.request import Request\n")
+
+    assert {name for name in imports(module) if not allowed(name, "scheduler")} == {"infd.engine.loop", "infd.http.app"}
+
+
+def test_only_the_settings_read_the_environment():
+    readers = {
+        str(path.relative_to(HOUSE))
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+    }
+    assert {name.split("/")[0] for name in readers} <= {"config", "cli.py", "admin"}, readers
