@@ -42,7 +42,7 @@ class Join(Struct):
     seed: int
 
 
-class Grant(Struct):
+class Grant(Struct, gc=False):
     """Page `page` becomes entry `index` of a row's table in one group."""
 
     row: int
@@ -51,7 +51,7 @@ class Grant(Struct):
     page: int
 
 
-class Span(Struct):
+class Span(Struct, gc=False):
     """Compute `count` tokens of `seq` from `start`."""
 
     seq: Sequence

@@ -39,7 +39,8 @@ def decoding_first(running: list[Sequence]) -> list[Sequence]:
     Those owed one token draw first: a prompt fills what they leave, so it never
     pauses a stream. Within both parts the order of arrival holds.
     """
-    decoding = [seq for seq in running if seq.planned - seq.computed == 1]
-    if len(decoding) == len(running):
-        return decoding
-    return decoding + [seq for seq in running if seq.planned - seq.computed != 1]
+    decoding: list[Sequence] = []
+    others: list[Sequence] = []
+    for seq in running:
+        (decoding if len(seq.tokens) + seq.in_flight - seq.computed == 1 else others).append(seq)
+    return decoding + others

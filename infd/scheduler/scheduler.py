@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from infd.scheduler.sequence import Sequence
 
 
-class Outcome(Struct):
+class Outcome(Struct, gc=False):
     """What a step brought to one sequence, and whether that ended it."""
 
     seq: Sequence
@@ -105,8 +105,9 @@ class Scheduler:
         outcomes: list[Outcome] = []
         at = 0
         for i, span in enumerate(plan.spans):
-            tokens = result.tokens[at : at + result.accepted[i]]
-            at += result.accepted[i]
+            accepted = result.accepted[i]
+            tokens = result.tokens[at : at + accepted]
+            at += accepted
             seq = span.seq
             if span.want is Want.LAST:
                 seq.in_flight -= 1
@@ -170,7 +171,7 @@ class Scheduler:
         plan.spans.append(Span(seq, seq.row, seq.computed, count, want))
         seq.computed = end
         seq.step = plan.number
-        if self._prefix_caching:
+        if end - seq.indexed >= self._page_tokens and self._prefix_caching:
             self._offer(seq, plan.number)
         return count
 
