@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class KeyValuePages(NamedTuple):
-    """The cache of one layer: k and v, each [P + 1, K, page_tokens, D]. Page 0 is scratch."""
+    """The cache of one layer: k and v, each [P + 1, K, page_tokens, D], contiguous. Page 0 is scratch."""
 
     k: Tensor
     v: Tensor

@@ -135,13 +135,10 @@ def test_a_window_reads_only_the_pages_it_reaches():
     assert case.error() < 1e-5
 
 
-def test_a_cache_whose_pages_are_not_contiguous_works():
-    case = Case([(9, 1), (2, 5)])
-    wide = torch.full((*case.pages.k.shape[:1], 3, 2, *case.pages.k.shape[1:]), torch.nan)
-    wide[:, 1, 0], wide[:, 1, 1] = case.pages.k, case.pages.v
-    case.pages = KeyValuePages(wide[:, 1, 0], wide[:, 1, 1])
+def test_many_sequences_are_cut_into_buckets_that_stay_in_the_cache():
+    case = Case([(299, 1)] * 20)
+    assert [len(part._keys.pages) for part in PagedAttention().prepare(case.batch)._parts] == [6, 6, 6, 2]
     assert case.error() < 1e-5
-    assert wide[:, [0, 2]].isnan().all()
 
 
 def test_padding_writes_to_the_scratch_page_only():

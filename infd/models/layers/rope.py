@@ -47,7 +47,7 @@ def _read(settings: Settings) -> tuple[Settings | None, float]:
     """Return the scaling's table, if any, and theta, from transformers 5's spelling or the one before it."""
     if "rope_parameters" in settings:
         table = settings.table("rope_parameters")
-        return table, table.number("rope_theta", DEFAULT_THETA)
+        return table, table.number("rope_theta")
     theta = settings.number("rope_theta", DEFAULT_THETA)
     return (settings.table("rope_scaling") if "rope_scaling" in settings else None), theta
 

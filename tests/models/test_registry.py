@@ -1,0 +1,167 @@
+"""What config.json may say, in either spelling, and how each wrong value is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from infd.errors import CheckpointError
+from infd.kernels.select import select
+from infd.models import registry
+from infd.models.config import architecture, context_length, stored_dtype
+from infd.scheduler.layout import PageGroup
+from tests.models.driving import CPU
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 10,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+QWEN = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 4}
+
+
+def build(config, max_len=64, dtype=torch.float32):
+    return registry.build(config, select(CPU, dtype), dtype=dtype, device=CPU, max_len=max_len)
+
+
+def shapes(model):
+    return {source.name: source.shape for parameter in model.parameters for source in parameter.sources}
+
+
+def test_an_unknown_architecture_is_refused_by_name_with_the_known_ones():
+    with pytest.raises(CheckpointError, match=r"'T5Model' is unknown here; known: LlamaForCausalLM, Mistral.*, Qwen3"):
+        build({**LLAMA, "architectures": ["T5Model"]})
+
+
+def test_the_registry_imports_neither_the_families_nor_torch():
+    script = (
+        "import sys, infd.models.registry; print([name for name in sys.modules if 'llama' in name or name == 'torch'])"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert out.stdout == "[]\n"
+
+
+def test_every_registered_class_exists():
+    for name in registry.ARCHITECTURES:
+        assert build({**LLAMA, "architectures": [name]}).vocab_size == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": []}, "architectures is empty"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures: expected a list of strings"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "8"}, "hidden_size: expected an integer between 1 and .*, found '8'"),
+        ({"hidden_size": True}, "hidden_size: expected an integer"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected an integer between 1 and 4096"),
+        ({"vocab_size": -1}, "vocab_size: expected an integer"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads: expected a divisor"),
+        ({"head_dim": 5}, "head_dim: expected an even number"),
+        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: expected a positive number"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false"),
+        ({"rope_theta": -1.0}, "rope_theta: expected a positive number"),
+        ({"rope_scaling": 2}, "rope_scaling: expected an object"),
+        ({"rope_scaling": {"type": "magic"}}, "rope type 'magic' is not computed yet; known: default, linear, llama3"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters.rope_theta is missing"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            "quantization_config: quantized checkpoints are not read yet",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(change, message):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {message}"):
+        build({**LLAMA, **change})
+
+
+def test_a_parameter_has_no_storage_before_it_is_loaded():
+    with pytest.raises(AttributeError):
+        _ = build(LLAMA).parameters[0].tensor
+
+
+def test_fused_weights_name_what_they_are_made_of():
+    model = build({**LLAMA, "num_key_value_heads": 1})
+    (qkv,) = (p for p in model.parameters if p.sources[0].name == "model.layers.0.self_attn.q_proj.weight")
+    assert qkv.shape == (16, 8)
+    assert [(source.name.split(".")[-2], source.shape, source.row) for source in qkv.sources] == [
+        ("q_proj", (8, 8), 0),
+        ("k_proj", (4, 8), 8),
+        ("v_proj", (4, 8), 12),
+    ]
+
+
+def test_a_tied_head_has_no_parameter_of_its_own():
+    tied, untied = build({**LLAMA, "tie_word_embeddings": True}), build(LLAMA)
+    assert "lm_head.weight" not in shapes(tied)
+    assert tied.unread == {"lm_head.weight"}
+    assert shapes(untied)["lm_head.weight"] == (10, 8)
+    assert untied.unread == frozenset()
+
+
+def test_both_spellings_of_the_type_are_read():
+    assert stored_dtype({"torch_dtype": "bfloat16"}) == "bfloat16"
+    assert stored_dtype({"dtype": "float16", "torch_dtype": "float32"}) == "float16"
+    assert stored_dtype({"torch_dtype": None}) is None
+
+
+def test_what_the_runner_asks_before_it_builds():
+    assert context_length(LLAMA) == 64
+    assert architecture(LLAMA) == "LlamaForCausalLM"
+
+
+def test_a_plain_model_keeps_all_tokens_in_one_group():
+    layout = build(LLAMA).cache_layout(16)
+    assert layout.groups == (PageGroup(layers=(0, 1, 2, 3), page_tokens=16),)
+
+
+def test_a_page_slot_holds_keys_and_values_of_one_layer():
+    k, v = build({**LLAMA, "num_key_value_heads": 1}, dtype=torch.bfloat16).page_tensors(16)
+    assert (k.name, v.name) == ("k", "v")
+    assert k.shape == v.shape == (1, 16, 4)
+    assert k.bytes == 16 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups"),
+    [
+        ({"sliding_window": 8}, [((0, 1, 2, 3), None)]),
+        ({"use_sliding_window": True, "sliding_window": 8}, [((0, 1, 2, 3), None)]),  # from layer 28 on: none
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, [((0, 1, 2), None), ((3,), 8)]),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, [((0, 1, 2, 3), 8)]),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            [((1, 3), None), ((0, 2), 8)],
+        ),
+        ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}, [((0, 1, 2, 3), None)]),
+    ],
+)
+def test_windows_make_groups_of_their_own_where_a_sequence_can_outgrow_them(settings, groups):
+    layout = build({**QWEN, **settings}).cache_layout(4)
+    assert [(group.layers, group.window) for group in layout.groups] == groups
+
+
+@pytest.mark.parametrize("types", [["full_attention"], ["full_attention", "full_attention", "full_attention", "mamba"]])
+def test_layer_types_must_fit_the_model(types):
+    with pytest.raises(CheckpointError, match="layer_types: expected 4 of full_attention, sliding_attention"):
+        build({**QWEN, "use_sliding_window": True, "layer_types": types})
+
+
+def test_mistral_keeps_a_window_in_every_layer():
+    config = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 8}
+    assert build(config).cache_layout(4).groups == (PageGroup(layers=(0, 1, 2, 3), page_tokens=4, window=8),)
+    assert build({**config, "sliding_window": None}).cache_layout(4).groups[0].window is None
