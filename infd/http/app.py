@@ -42,8 +42,8 @@ def application(service: Service) -> web.Application:
         [
             web.post("/v1/chat/completions", chat.complete),
             web.post("/v1/completions", completions.complete),
-            web.get("/v1/models", models.every, allow_head=False),
-            web.get("/v1/models/{id:.+}", models.one, allow_head=False),
+            web.get("/v1/models", models.every),
+            web.get("/v1/models/{id:.+}", models.one),
             web.post("/tokenize", tokens.tokenize),
             web.post("/detokenize", tokens.detokenize),
             web.get("/livez", health.live),

@@ -46,6 +46,8 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what never reached a route: the parser refused it. It closes the connection."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # nobody is left to answer, and there is nothing to log
         if status != InvalidRequest.status or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         response = failure.response(InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))

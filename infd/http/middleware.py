@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from infd.engine.state import State
-from infd.errors import BodyTooLarge, InvalidRequest, MethodNotAllowed, RequestError, UnknownPath
+from infd.errors import BodyTooLarge, Internal, InvalidRequest, MethodNotAllowed, NotReady, RequestError, UnknownPath
 from infd.http import failure
 from infd.http.service import EXCHANGE, SERVICE, Exchange
 from infd.telemetry import log
@@ -71,6 +71,9 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
         error = InvalidRequest(refused.reason)
     except Exception as unexpected:
         error = failure.translate(unexpected, request[EXCHANGE])
+    if error.status < Internal.status or error.status == NotReady.status:
+        rejected, reason = request.app[SERVICE].metrics.rejected, error.code or "invalid_request"
+        rejected[reason] = rejected.get(reason, 0) + 1
     response = failure.response(error)
     if allow is not None:
         response.headers["Allow"] = allow
@@ -89,9 +92,11 @@ async def authorize(request: web.Request, handler: Handler) -> web.StreamRespons
 
 async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Name the request; while draining, ask the client to open its next connection elsewhere."""
+    response.headers["Server"] = "infd"  # no versions: what runs here is in /version
     if (exchange := request.get(EXCHANGE)) is not None:
         response.headers["X-Request-Id"] = exchange.id
     if request.app[SERVICE].engine.lifecycle.state is State.DRAINING:
+        response.headers["Connection"] = "close"
         response.force_close()
 
 

@@ -79,10 +79,12 @@ async def test_chat_with_logprobs(client: openai.AsyncOpenAI):
 
 
 async def test_the_stream_helper(client: openai.AsyncOpenAI):
-    async with client.chat.completions.stream(model=MODEL, messages=USER, seed=0, max_tokens=8) as stream:
+    ids, _ = foretell(chat_prompt("hi"), 8)
+    stop: Any = {"stop_token_ids": [ids[7]]}
+    async with client.chat.completions.stream(model=MODEL, messages=USER, seed=0, extra_body=stop) as stream:
         final = await stream.get_final_completion()
 
-    assert final.choices[0].message.content == foretell(chat_prompt("hi"), 8)[1]
+    assert final.choices[0].message.content == tokenizer().decode(ids[: ids.index(ids[7])])
 
 
 async def test_a_stop_string(client: openai.AsyncOpenAI):

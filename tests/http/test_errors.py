@@ -14,6 +14,7 @@ import pytest
 from infd.config import Config, LimitsConfig, MetricsConfig, SchedulerConfig, ServerConfig
 from infd.engine.state import State
 from infd.http.auth import Keys
+from infd.http.connection import LIMITS
 from tests.fakes import VOCAB, FakeExecutor, capacity
 from tests.http.endpoint import decode_events, serving
 from tests.http.model import MODEL
@@ -115,16 +116,37 @@ async def test_a_body_that_never_arrives_is_not_waited_for_for_ever():
             assert (await response.json())["error"]["code"] == "body_timeout"
 
 
-async def test_what_is_not_http_is_told_so(endpoint: Endpoint):
-    reader, writer = await asyncio.open_connection(*endpoint.url.removeprefix("http://").split(":"))
-    writer.write(b"HELO there\r\n\r\n")
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"HELO there\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\nBad Header\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b"X-More: x\r\n" * 200 + b"\r\n",
+        b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_is_told_so(endpoint: Endpoint, request_bytes: bytes):
+    head, _, body = (await converse(endpoint, request_bytes)).partition(b"\r\n\r\n")
 
-    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 400 ")
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+async def test_headers_that_never_end_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(LIMITS, "keepalive_timeout", 0.02)
+    async with serving() as endpoint:
+        assert await converse(endpoint, b"GET /livez HTTP/1.1\r\nHost: ") == b""
+
+
+async def converse(endpoint: Endpoint, sent: bytes) -> bytes:
+    """Return all that the server says until it closes the connection."""
+    reader, writer = await asyncio.open_connection(*endpoint.url.removeprefix("http://").split(":"))
+    writer.write(sent)
+    received = await reader.read()
     writer.close()
     await writer.wait_closed()
-
-    assert head.startswith(b"HTTP/1.1 400 ")
-    assert json.loads(body)["error"]["code"] == "invalid_http"
+    return received
 
 
 async def test_before_the_model_is_loaded_all_is_503_with_a_time_to_come_back():
@@ -243,13 +265,9 @@ async def test_metrics_are_open_where_a_setting_says_so():
 
 async def test_an_odd_host_or_target_opens_nothing():
     async with serving(keys=Keys.of("secret")) as endpoint:
-        host, port = endpoint.url.removeprefix("http://").split(":")
         for target in (b"http://x/livez", b"/metrics?/livez", b"/metrics#/livez", b"/v1/models?path=/livez"):
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(b"GET " + target + b" HTTP/1.1\r\nHost: /livez\r\nConnection: close\r\n\r\n")
-            assert re.match(rb"HTTP/1.1 (401|400) ", await reader.read()), target
-            writer.close()
-            await writer.wait_closed()
+            request = b"GET " + target + b" HTTP/1.1\r\nHost: /livez\r\nConnection: close\r\n\r\n"
+            assert re.match(rb"HTTP/1.[01] (401|400) ", await converse(endpoint, request)), target
 
 
 async def status_of(endpoint: Endpoint, path: str) -> int:
@@ -354,6 +372,14 @@ async def test_load_version_and_metrics_answer(endpoint: Endpoint):
     async with endpoint.session.get("/metrics") as response:
         assert response.content_type == "text/plain"
         assert "infd_" in await response.text()
+
+
+async def test_refusals_are_counted_by_reason(endpoint: Endpoint):
+    await endpoint.post(COMPLETIONS, {"prompt": "a", "model": "gpt-4"})
+    await endpoint.post(COMPLETIONS, {"prompt": 5})
+    await endpoint.post(COMPLETIONS, {"prompt": "a"})
+
+    assert endpoint.server.service.metrics.rejected == {"model_not_found": 1, "invalid_request": 1}
 
 
 async def test_a_closed_listener_refuses_and_what_is_connected_goes_on(endpoint: Endpoint):

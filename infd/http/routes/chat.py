@@ -57,11 +57,11 @@ async def complete(request: web.Request) -> web.StreamResponse:
 
 
 def _check(said: ChatRequest, limits: LimitsConfig) -> None:
+    if msgspec.json.decode(said.tools) == []:
+        raise InvalidRequest("tools is empty: leave it out", param="tools")
     sampling.check(said, limits)
     if said.top_logprobs is not None:
         if not said.logprobs:
             raise InvalidRequest("top_logprobs is only for requests with logprobs: true", param="top_logprobs")
         if said.top_logprobs > limits.top_logprobs:
             raise InvalidRequest(f"top_logprobs is at most {limits.top_logprobs}", param="top_logprobs")
-    if said.tools == b"[]":
-        raise InvalidRequest("tools is empty: leave it out", param="tools")
