@@ -90,10 +90,11 @@ class ChatTemplate:
             )
         compiled = self._compile(self._choose(tools))
         conversation = [_prepared(message) for message in messages]
-        if not compiled.reads_parts:
+        if any(isinstance(message.get("content"), list) for message in conversation) and not compiled.reads_parts:
             conversation = [_with_joined_parts(message) for message in conversation]
+        final = ""
         if continue_final_message:
-            conversation[-1] = _marked(conversation[-1])
+            conversation[-1], final = _marked(conversation[-1])
         text = compiled.render(
             self._variables
             | compiled.allowed(kwargs or {}, reserved=self._variables)
@@ -104,7 +105,7 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
-        return _cut_at_mark(text) if continue_final_message else text
+        return _cut_at_mark(text, final) if continue_final_message else text
 
     def begins_with_bos(self, text: str) -> bool:
         """Say whether a text writes the BOS token itself, so that encoding must not add another."""
@@ -222,22 +223,25 @@ def _with_joined_parts(message: Message) -> Message:
     return message
 
 
-def _marked(message: Message) -> Message:
-    """Mark the end of the message's text."""
+def _marked(message: Message) -> tuple[Message, str]:
+    """Mark the end of the message's text, and return that text too."""
     content = message.get("content")
     if isinstance(content, str):
-        return {**message, "content": content + _END_MARK}
+        return {**message, "content": content + _END_MARK}, content
     if isinstance(content, list):
         for index in range(len(content) - 1, -1, -1):
             part = content[index]
             if isinstance(part, dict) and isinstance(part.get("text"), str):
                 ending = {**part, "text": part["text"] + _END_MARK}
-                return {**message, "content": [*content[:index], ending, *content[index + 1 :]]}
+                return {**message, "content": [*content[:index], ending, *content[index + 1 :]]}, part["text"]
     raise InvalidRequest("the final message has no text to continue", param="messages")
 
 
-def _cut_at_mark(text: str) -> str:
+def _cut_at_mark(text: str, final: str) -> str:
     end = text.rfind(_END_MARK.rstrip())
-    if end < 0:
-        raise InvalidRequest("this model's chat template leaves out the final message's text", param="messages")
+    if end < 0 or final.strip() not in text:
+        raise InvalidRequest(
+            "this model's chat template leaves out or changes the final message, so it cannot be continued",
+            param="continue_final_message",
+        )
     return text[:end] if text.startswith(_END_MARK, end) else text[:end].rstrip()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from infd.text.detokenize import detokenizer
 from infd.text.pieces import BytePieces, TextPieces
-from infd.text.tokenizer import Tokenizer
 from tests.text.vocabularies import KINDS, TEXT, wrap
+
+if TYPE_CHECKING:
+    from infd.text.tokenizer import Tokenizer
 
 LARGEST = 400  # above every id of these vocabularies: a model's may be padded
 
@@ -25,7 +28,7 @@ def tokenizer(kind: str) -> Tokenizer:
 def in_parts(kind: str, ids: list[int], cuts: list[int], *, skip: bool) -> str:
     text = detokenizer(tokenizer(kind), skip_special_tokens=skip)
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
-    parts = [text.feed(ids[begin:end]) for begin, end in zip(edges, edges[1:], strict=False)]
+    parts = [text.feed(ids[begin:end]) for begin, end in pairwise(edges)]
     return "".join(parts) + text.flush()
 
 
@@ -84,7 +87,7 @@ def byte_ids(data: bytes) -> list[int]:
 
 
 def test_a_bad_run_of_bytes_gives_one_replacement_a_byte_as_the_library_does():
-    ids = byte_ids(b"\xff\xe4\xbd\xa0") + [tokenizer("sentencepiece").encode("dog")[-1]]
+    ids = [*byte_ids(b"\xff\xe4\xbd\xa0"), tokenizer("sentencepiece").encode("dog")[-1]]
 
     text = in_parts("sentencepiece", ids, [], skip=True)
 

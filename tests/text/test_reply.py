@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
-from infd.text.tokenizer import Tokenizer
 from tests.text.vocabularies import byte_level, wrap
+
+if TYPE_CHECKING:
+    from infd.text.tokenizer import Tokenizer
 
 
 @cache

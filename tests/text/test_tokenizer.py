@@ -108,7 +108,9 @@ def test_a_checkpoint_without_end_ids_has_none(tmp_path: Path):
     assert Tokenizer.load(tmp_path).end_ids == frozenset()
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"word_ends"}))  # there a token's space is its follower's to show
+@pytest.mark.parametrize(
+    "kind", sorted(KINDS.keys() - {"word_ends"})
+)  # there a token's space is its follower's to show
 def test_pieces_put_together_spell_the_text(kind: str, tmp_path: Path):
     tokenizer = Tokenizer.load(write(tmp_path, KINDS[kind]()))
     ids = tokenizer.encode("the lazy dog", add_special_tokens=False)

@@ -1,0 +1,100 @@
+"""The embedded checkpoint is one that anybody can load, and its recipe gives the same bytes again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from infd import embedded
+from infd.embedded.make import make
+from infd.text.chat import ChatTemplate
+from infd.text.tokenizer import Tokenizer
+from tests.text.templates import CONVERSATIONS, TOOLS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(embedded.path())
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def test_the_recipe_gives_the_bytes_that_are_shipped(tmp_path: Path):
+    make(tmp_path)
+
+    assert contents(tmp_path) == contents(embedded.path())
+
+
+def test_it_is_small():
+    assert sum(map(len, contents(embedded.path()).values())) < 500_000
+
+
+def test_transformers_loads_every_weight_and_generates():
+    model, found = AutoModelForCausalLM.from_pretrained(embedded.path(), output_loading_info=True)
+    prompt = torch.tensor([[1, 2, 3]])
+
+    ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=5, do_sample=False)
+
+    assert not any(found.values())
+    assert model.dtype is torch.bfloat16
+    assert ids.shape[0] == 1
+    assert 4 <= ids.shape[1] <= 8
+
+
+@pytest.mark.parametrize("text", ["Hello, world!", "你好 🙂", "def f(x):\n    return x", "<|im_start|>user\n<think>"])
+def test_its_tokenizer_is_the_same_for_transformers_and_loses_nothing(tokenizer: Tokenizer, text: str):
+    ids = tokenizer.encode(text)
+
+    assert ids == AutoTokenizer.from_pretrained(embedded.path()).encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert max(ids) < tokenizer.vocab_size == 512
+
+
+def test_control_tokens_are_hidden_and_markup_is_text(tokenizer: Tokenizer):
+    ids = tokenizer.encode("<|im_start|><think>x</think><tool_call></tool_call><|im_end|><|endoftext|>")
+
+    assert len(ids) == 8
+    assert tokenizer.decode(ids) == "<think>x</think><tool_call></tool_call>"
+
+
+def test_a_turn_or_the_text_may_end_an_answer(tokenizer: Tokenizer):
+    assert tokenizer.end_ids == {tokenizer.id_of("<|im_end|>"), tokenizer.id_of("<|endoftext|>")}
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}], ids=str)
+def test_its_template_renders_as_transformers_does(
+    tokenizer: Tokenizer, conversation: str, tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]
+):
+    messages = CONVERSATIONS[conversation]
+    prompt = ChatTemplate.load(tokenizer).render(messages, tools=tools, kwargs=kwargs)
+
+    assert prompt == AutoTokenizer.from_pretrained(embedded.path()).apply_chat_template(
+        messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
+    )
+    assert prompt.endswith("</think>\n\n" if kwargs else "<|im_start|>assistant\n")
+    assert all(message["content"] in prompt for message in messages if isinstance(message.get("content"), str))
+
+
+def test_an_unknown_role_is_refused_by_name(tokenizer: Tokenizer):
+    with pytest.raises(Exception, match="the role judge is not known"):
+        ChatTemplate.load(tokenizer).render([{"role": "judge", "content": "x"}])
+
+
+def test_its_path_is_known_without_torch():
+    program = "import sys; from infd import embedded; assert embedded.path().is_dir(); print('torch' in sys.modules)"
+
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert printed.strip() == "False"

@@ -1,0 +1,259 @@
+"""Prompts equal those of transformers, byte for byte; what goes wrong is told to the client."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from infd.errors import ConfigError, InvalidRequest
+from infd.text.chat import ChatTemplate
+from infd.text.tokenizer import Tokenizer
+from tests.text.templates import CHATML, CONVERSATIONS, PARTS, TEMPLATES, TOOLS
+from tests.text.vocabularies import byte_level, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return AutoTokenizer.from_pretrained(write(tmp_path_factory.mktemp("tokenizer"), byte_level()))
+
+
+@cache
+def ours(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+def rendered(template: ChatTemplate, messages: list[dict[str, Any]], **options: Any) -> str | None:
+    """The prompt, or None if it is refused."""
+    try:
+        return template.render(messages, **options)
+    except InvalidRequest:
+        return None
+
+
+def rendered_by_transformers(
+    theirs: Any, source: str, messages: list[dict[str, Any]], *, kwargs: dict[str, Any], **options: Any
+) -> str | None:
+    try:
+        return theirs.apply_chat_template(messages, chat_template=source, tokenize=False, **options, **kwargs)
+    except Exception:  # jinja's errors, ValueError, TypeError: all are refusals
+        return None
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
+@pytest.mark.parametrize(
+    ("options", "kwargs"),
+    [
+        ({"add_generation_prompt": True}, {}),
+        ({"add_generation_prompt": False}, {"enable_thinking": False, "not_read": 1}),
+        (
+            {"add_generation_prompt": True},
+            {"enable_thinking": False, "date_string": "1 Jan 2030", "custom_tools": TOOLS},
+        ),
+        ({"add_generation_prompt": False, "continue_final_message": True}, {}),
+    ],
+    ids=["ask", "plain", "kwargs", "continue"],
+)
+def test_the_prompt_is_that_of_transformers(
+    theirs: Any,
+    template: str,
+    conversation: str,
+    tools: list[dict[str, Any]] | None,
+    options: dict[str, Any],
+    kwargs: dict[str, Any],
+):
+    source, messages = TEMPLATES[template], CONVERSATIONS[conversation]
+
+    mine = rendered(ours(source), messages, tools=tools, kwargs=kwargs, **options)
+
+    assert mine == rendered_by_transformers(theirs, source, messages, tools=tools, kwargs=kwargs, **options)
+
+
+def test_most_of_that_comparison_is_not_of_refusals():
+    prompts = [rendered(ours(source), messages) for source in TEMPLATES.values() for messages in CONVERSATIONS.values()]
+
+    assert sum(prompt is not None for prompt in prompts) >= 0.8 * len(prompts)
+
+
+@pytest.mark.parametrize("text", ["so far", "so far ", "so far \n", "  so\n far", "x" * 50, "so far so far"])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_continuing_ends_where_the_message_ends(theirs: Any, template: str, text: str):
+    messages = [*HELLO, {"role": "assistant", "content": text}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+
+    mine = rendered(ours(TEMPLATES[template]), messages, **options)
+
+    assert mine == rendered_by_transformers(theirs, TEMPLATES[template], messages, kwargs={}, **options)
+
+
+def test_parts_are_given_to_a_template_that_reads_them(theirs: Any):
+    messages = [{"role": "user", "content": [{"type": "text", "text": " one "}, {"type": "text", "text": "two"}]}]
+
+    assert ours(PARTS).render(messages) == rendered_by_transformers(
+        theirs, PARTS, messages, kwargs={}, add_generation_prompt=True
+    )
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{{ 'say: ' + messages[0].content }}"])
+def test_parts_are_joined_for_a_template_that_reads_only_text(source: str):
+    messages = [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}]
+
+    assert ours(source).render(messages).endswith("one\ntwo")
+
+
+def test_continuing_a_message_of_parts_ends_with_its_last_text(theirs: Any):
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "tw"}, {"type": "image"}]
+    messages = [*HELLO, {"role": "assistant", "content": parts}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+
+    prompt = ours(PARTS).render(messages, **options)  # type: ignore[arg-type]
+
+    assert prompt == rendered_by_transformers(theirs, PARTS, messages, kwargs={}, **options)
+    assert prompt.endswith("tw")
+
+
+def test_arguments_that_are_json_text_are_printed_as_the_object():
+    def conversation(arguments: object) -> list[dict[str, Any]]:
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        return [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+
+    render = ours("{{ messages[1].tool_calls[0].function.arguments | tojson }}").render
+
+    assert render(conversation('{"a": "é"}')) == render(conversation({"a": "é"})) == '{"a": "é"}'
+    assert render(conversation("")) == "{}"
+    assert render(conversation("{not json")) == '"{not json"'
+
+
+def test_the_callers_messages_stay_as_they_were():
+    messages = CONVERSATIONS["tools"]
+    before = json.dumps(messages)
+
+    ours(CHATML).render(messages, tools=TOOLS)
+
+    assert json.dumps(messages) == before
+
+
+def test_strftime_now_is_the_time_of_rendering():
+    moments = iter([datetime(2026, 3, 1, tzinfo=UTC), datetime(2027, 4, 2, tzinfo=UTC)])
+    template = ChatTemplate({"default": "{{ strftime_now('%d %b %Y') }}"}, now=lambda: next(moments))
+
+    assert [template.render(HELLO), template.render(HELLO)] == ["01 Mar 2026", "02 Apr 2027"]
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "add_generation_prompt", "bos_token", "raise_exception", "namespace"]
+)
+def test_a_request_cannot_set_what_is_not_its_own(name: str):
+    with pytest.raises(InvalidRequest, match=f"cannot set {name}") as refusal:
+        ours(CHATML).render(HELLO, kwargs={name: 1})
+
+    assert refusal.value.param == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ raise_exception('no, ' + messages[0].content) }}", "no, Hello"),
+        ("a\n{% if %}", "wrong in line 2"),
+        ("{{ messages | nonsense }}", "nonsense"),
+        ("{{ messages[0].content + 1 }}", "refuses"),
+        ("{{ messages[9].content.strip() }}", "refuses"),
+        ("{% include 'other' %}", "refuses"),
+        ("{{ " + "(" * 50_000, "cannot be compiled"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "refuses"),
+        ("{{ raise_exception('x' * 10000) }}", r"\.\.\.$"),
+    ],
+)
+def test_a_failing_template_is_a_refusal_that_says_why(source: str, said: str):
+    with pytest.raises(InvalidRequest, match=said) as refusal:
+        ours(source).render(HELLO)
+
+    assert refusal.value.status == 400
+    assert len(str(refusal.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "said"),
+    [
+        ([], {}, "empty"),
+        (HELLO, {"continue_final_message": True}, "exclude each other"),
+        (
+            [{"role": "assistant", "tool_calls": []}],
+            {"continue_final_message": True, "add_generation_prompt": False},
+            "no text to continue",
+        ),
+    ],
+)
+def test_contradictions_are_refused(messages: list[dict[str, Any]], options: dict[str, Any], said: str):
+    with pytest.raises(InvalidRequest, match=said):
+        ours(CHATML).render(messages, **options)
+
+
+def test_continuing_what_the_template_leaves_out_is_refused():
+    with pytest.raises(InvalidRequest, match="leaves out"):
+        ours("{{ messages[0].role }}").render(HELLO, continue_final_message=True, add_generation_prompt=False)
+
+
+def test_without_a_template_the_way_out_is_named():
+    template = ChatTemplate({})
+
+    assert not template
+    with pytest.raises(InvalidRequest, match=r"no chat template; use /v1/completions"):
+        template.render(HELLO)
+
+
+def test_a_template_for_tools_is_used_where_tools_are_given(theirs: Any, tmp_path: Path):
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    directory = write(tmp_path, byte_level(), chat_template=named)
+    template = ChatTemplate.load(Tokenizer.load(directory))
+    transformers = AutoTokenizer.from_pretrained(directory)
+
+    for tools in (None, TOOLS):
+        assert template.render(HELLO, tools=tools) == transformers.apply_chat_template(
+            HELLO, tools=tools, tokenize=False
+        )
+
+
+def test_templates_without_a_default_are_listed():
+    with pytest.raises(InvalidRequest, match="named rag, tool_use but no default"):
+        ChatTemplate({"tool_use": "", "rag": ""}).render(HELLO)
+
+
+def test_a_file_of_its_own_comes_before_the_configuration_and_a_given_file_before_both(tmp_path: Path):
+    tokenizer = Tokenizer.load(write(tmp_path, byte_level(), chat_template="configured"))
+    assert ChatTemplate.load(tokenizer).render(HELLO) == "configured"
+
+    (tmp_path / "chat_template.jinja").write_text("own file, é")
+    assert ChatTemplate.load(Tokenizer.load(tmp_path)).render(HELLO) == "own file, é"
+
+    (tmp_path / "given.jinja").write_text("given {{ bos_token }}")
+    assert ChatTemplate.load(tokenizer, tmp_path / "given.jinja").render(HELLO) == "given <s>"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff", b"{% if %}"])
+def test_a_given_file_that_is_no_template_stops_the_start(tmp_path: Path, content: bytes | None):
+    file = tmp_path / "given.jinja"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"given\.jinja"):
+        ChatTemplate.load(Tokenizer.load(write(tmp_path, byte_level())), file)
+
+
+def test_a_prompt_that_begins_with_bos_says_so():
+    template = ours("{{ bos_token }}{{ messages[0].content }}")
+
+    assert template.begins_with_bos(template.render(HELLO))
+    assert not template.begins_with_bos("Hello")
+    assert not ChatTemplate({"default": ""}).begins_with_bos("")

@@ -1,0 +1,128 @@
+"""A hostile template is stopped before it has taken much, and can reach nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import count
+
+import pytest
+
+from infd.errors import InvalidRequest
+from infd.text.chat import MAX_SOURCE_CHARACTERS, ChatTemplate
+from infd.text.sandbox import Limits, Sandbox
+from tests.text.templates import CHATML, CONVERSATIONS
+
+HELLO = [{"role": "user", "content": "Hello " * 100}]
+SMALL = Limits(output_characters=100_000, fuel=1_000_000)
+DOUBLED = "{% set ns = namespace(a='x', l=[1]) %}{% for i in range(60) %}"
+
+HUNGRY = {
+    "a loop in a loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a loop over a text": "{% set t = 'x' * 9000 %}{% for a in t %}{% for b in t %}{% endfor %}{% endfor %}",
+    "a filtered loop": "{% for i in range(99999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
+    "a recursive loop": "{% for i in range(999) recursive %}{% set x = loop(range(999)) %}{% endfor %}",
+    "literal text in a loop": "{% set x %}{% for i in range(9999) %}" + "x" * 2000 + "{% endfor %}{% endset %}",
+    "adding": DOUBLED + "{% set ns.a = ns.a + ns.a %}{% endfor %}",
+    "joining": DOUBLED + "{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+    "a filter's join": DOUBLED + "{% set ns.a = [ns.a, ns.a] | join %}{% endfor %}",
+    "a method's join": DOUBLED + "{% set ns.a = ns.a.join('abc') %}{% endfor %}",
+    "replacing": DOUBLED + "{% set ns.a = ns.a.replace('x', 'xx') %}{% endfor %}",
+    "a filter's replace": DOUBLED + "{% set ns.a = ns.a | replace('x', 'xx') %}{% endfor %}",
+    "formatting": DOUBLED + "{% set ns.a = '%s%s' % (ns.a, ns.a) %}{% endfor %}",
+    "the format method": DOUBLED + "{% set ns.a = '{0}{0}'.format(ns.a) %}{% endfor %}",
+    "a captured block": "{% set a = 'x' %}" + "{% set a %}{{ a }}{{ a }}{% endset %}" * 60 + "done",
+    "a macro": "{% macro m(a) %}{{ a }}{{ a }}{% endmacro %}{% set a = 'x' %}" + "{% set a = m(a) %}" * 60,
+    "growing lists": DOUBLED + "{% set ns.l = ns.l + ns.l %}{% endfor %}",
+    "a structure that holds itself twice": DOUBLED + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+    "the same, as JSON": DOUBLED + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+    "the same, as text": DOUBLED + "{% set ns.l = {'a': ns.l, 'b': ns.l} %}{% endfor %}{% set x = ns.l | string %}",
+    "the same, joined": DOUBLED + "{% set ns.l = (ns.l, ns.l) %}{% endfor %}{% set x = ns.l ~ '' %}",
+    "the same, formatted": DOUBLED + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{% set x = '%s' % ns.l %}",
+    "the same, by its values": DOUBLED + "{% set ns.l = {'a': ns.l, 'b': ns.l}.values() %}{% endfor %}{{ ns.l }}",
+    "repeating": "{{ 'x' * 10**10 }}",
+    "repeating from the left": "{{ 10**10 * 'x' }}",
+    "repeating a list": "{{ [1] * 10**10 }}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "a product": "{% set ns = namespace(a=9**999) %}{% for i in range(60) %}{% set ns.a = ns.a * ns.a %}{% endfor %}",
+    "padding": "{{ 'x' | center(10000000000) }}",
+    "a method's padding": "{{ 'x'.ljust(10000000000) }}{{ 'x'.zfill(10000000000) }}",
+    "indenting": "{{ ('\n' * 9000) | indent(10000) }}",
+    "indented JSON": "{{ {'a': 1} | tojson(indent=1000000000) }}",
+    "a wide field": "{{ '%9999999999d' % 1 }}",
+    "a width from the values": "{{ '%*d' % (9999999999, 1) }}",
+    "the format filter": "{{ '%9999999999d' | format(1) }}",
+    "a wide field of the format method": "{{ '{:9999999999}'.format(1) }}",
+    "a width from the format method's values": "{{ '{:{}}'.format(1, 9999999999) }}",
+    "translating": "{{ ('x' * 9000).translate({120: 'x' * 9000}) }}",
+    "batches": "{{ [1] | batch(10000000000, 'x') | list }}",
+    "much output": "{% for i in range(9999) %}{{ messages[0].content }}{% endfor %}",
+    "a long range": "{{ range(10**9) | list }}",
+    "plain words": "{{ lipsum(n=10000000) }}",
+    "mapped filters": "{{ range(99999) | map('string') | map('center', 9999) | list | length }}",
+}
+
+
+@pytest.mark.parametrize("source", HUNGRY.values(), ids=HUNGRY)
+def test_a_hungry_template_is_refused(source: str):
+    with pytest.raises(InvalidRequest):
+        ChatTemplate({"default": source}, limits=SMALL).render(HELLO)
+
+
+REACHING = [
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__class__ }}",
+    "{{ messages[0]['__class__'] }}{{ raise_exception.__globals__ }}",
+    "{{ ('%s' | attr('__class__')).x }}{{ (messages | attr('__class__')).x }}",
+    "{{ '{0.__class__}'.format(messages) }}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update(role='x') }}",
+    "{{ strftime_now.__closure__[0].cell_contents }}",
+    "{{ self.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os }}",
+    "{% for x in messages | map(attribute='__class__') %}{{ x.x }}{% endfor %}",
+    "{{ namespace.__init__.__globals__ }}",
+]
+
+
+@pytest.mark.parametrize("source", REACHING)
+def test_a_template_reaches_nothing_of_python(source: str):
+    template = ChatTemplate({"default": source})
+
+    with contextlib.suppress(InvalidRequest):
+        assert template.render(HELLO) == ""
+
+
+def test_a_template_that_is_slow_without_doing_much_is_stopped():
+    ticks = count()
+    sandbox = Sandbox(Limits(seconds=100), clock=lambda: float(next(ticks)))
+
+    with pytest.raises(Exception, match="too long"):
+        sandbox.from_string("{% for i in range(1000) %}{% endfor %}").render()
+
+
+def test_an_endless_source_is_not_compiled():
+    with pytest.raises(InvalidRequest, match="longer than"):
+        ChatTemplate({"default": "x" * (MAX_SOURCE_CHARACTERS + 1)}).render(HELLO)
+
+
+def test_each_rendering_has_its_own_fuel():
+    template = ChatTemplate({"default": "{% for i in range(3000) %}{% endfor %}ok"}, limits=SMALL)
+
+    assert [template.render(HELLO) for _ in range(10)] == ["ok"] * 10
+
+
+def test_fuel_is_shared_with_loops_within_calls():
+    source = "{% macro m() %}{% for i in range(9999) %}{% endfor %}{% endmacro %}" + "{{ m() }}" * 9
+
+    with pytest.raises(InvalidRequest, match="too much"):
+        ChatTemplate({"default": source}, limits=SMALL).render(HELLO)
+
+
+def test_a_long_conversation_is_far_from_the_limits():
+    messages = CONVERSATIONS["several turns"] + [
+        {"role": role, "content": "word " * 500} for _ in range(500) for role in ("assistant", "user")
+    ]
+
+    prompt = ChatTemplate({"default": CHATML}, limits=Limits(fuel=Limits().fuel // 8)).render(messages)
+
+    assert len(prompt) > 2_500_000
