@@ -85,8 +85,10 @@ class AdminServer:
             self._listener = None
 
     async def _serve(self, verb: Verb, request: web.Request) -> web.Response:
-        assert request.transport is not None
-        peer = self._identify(request.transport.get_extra_info("socket"))
+        connection = request.get_extra_info("socket")
+        if connection is None:
+            raise Refused(HTTPStatus.BAD_REQUEST, "gone", "the asker left before the kernel could say who it was")
+        peer = self._identify(connection)
         if not verb.mutates:
             self._require_access(peer, verb)
             return _reply(await verb.handler(self._desk, request.match_info))
