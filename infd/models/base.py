@@ -45,8 +45,14 @@ class Model(Protocol):
     """One architecture. Its parameters have no storage until weights are loaded."""
 
     vocab_size: int
-    parameters: Sequence[Parameter]
-    unread: frozenset[str]  # names a checkpoint may hold that this model has no use for
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """All tensors that a checkpoint fills, in order of use; tied ones once."""
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Names of tensors that a checkpoint may hold and that this model has no use for."""
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
         """Return which layers keep which tokens."""

@@ -6,6 +6,7 @@ All problems are found before anything is read, and named together.
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from infd.errors import CheckpointError
@@ -128,7 +129,4 @@ def _problems(model: Loadable, places: dict[str, _Place], checkpoint: Checkpoint
 
 
 def _bytes(parameter: Parameter) -> int:
-    items = 1
-    for size in parameter.shape:
-        items *= size
-    return items * parameter.dtype.itemsize
+    return prod(parameter.shape) * parameter.dtype.itemsize

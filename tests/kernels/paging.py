@@ -8,6 +8,8 @@ import torch
 
 from infd.kernels.ops import AttentionBatch
 
+CPU = torch.device("cpu")
+
 
 class PagedSpan(NamedTuple):
     """`count` tokens from `start` of a sequence whose pages stand in `table`."""
@@ -18,7 +20,13 @@ class PagedSpan(NamedTuple):
 
 
 def attention_batch(
-    spans: list[PagedSpan], *, page_tokens: int, window: int | None = None, padding: int = 0, slack: int = 0
+    spans: list[PagedSpan],
+    *,
+    page_tokens: int,
+    window: int | None = None,
+    padding: int = 0,
+    slack: int = 0,
+    device: torch.device = CPU,
 ) -> AttentionBatch:
     """Describe a step.
 
@@ -37,7 +45,9 @@ def attention_batch(
         starts=[span.start + slack for span in spans],
         counts=[span.count for span in spans],
         offsets=offsets,
-        start=torch.tensor([span.start for span in spans], dtype=torch.int32),
-        table=torch.tensor([span.table + [0] * (width - len(span.table)) for span in spans], dtype=torch.int32),
-        slots=torch.tensor(slots + [0] * padding, dtype=torch.int64),
+        start=torch.tensor([span.start for span in spans], dtype=torch.int32, device=device),
+        table=torch.tensor(
+            [span.table + [0] * (width - len(span.table)) for span in spans], dtype=torch.int32, device=device
+        ),
+        slots=torch.tensor(slots + [0] * padding, dtype=torch.int64, device=device),
     )

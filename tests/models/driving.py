@@ -13,7 +13,7 @@ from infd.models import registry
 from infd.models.base import Batch
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load
-from tests.kernels.paging import PagedSpan, attention_batch
+from tests.kernels.paging import CPU, PagedSpan, attention_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,21 +24,27 @@ if TYPE_CHECKING:
     from infd.kernels.ops import Ops
     from infd.models.base import Model
 
-CPU = torch.device("cpu")
 MAX_LEN = 256
+PAGES = 400
 
 
 class Heap:
     """An arena without bounds."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
 
-def load_model(directory: Path, *, ops: Ops | None = None, dtype: torch.dtype = torch.float32) -> Model:
+def load_model(
+    directory: Path, *, ops: Ops | None = None, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> Model:
     with Checkpoint(directory) as checkpoint:
-        model = registry.build(checkpoint.config, ops or select(CPU, dtype), dtype=dtype, device=CPU, max_len=MAX_LEN)
-        load(model, checkpoint, Heap())
+        ops = ops or select(device, dtype)
+        model = registry.build(checkpoint.config, ops, dtype=dtype, device=device, max_len=MAX_LEN)
+        load(model, checkpoint, Heap(device))
     return model
 
 
@@ -54,17 +60,26 @@ class Told:
 class Driver:
     """What scheduler and runner do, in the plainest way."""
 
-    def __init__(self, model: Model, *, ops: Ops | None = None, page_tokens: int = 4, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        ops: Ops | None = None,
+        page_tokens: int = 4,
+        seed: int = 0,
+        device: torch.device = CPU,
+    ) -> None:
         self.model = model
-        self.ops = ops or select(CPU, torch.float32)
+        self.device = device
+        self.ops = ops or select(device, torch.float32)
         self.page_tokens = page_tokens
         self.layout = model.cache_layout(page_tokens)
-        self._free = list(range(1, 400))
+        self._free = list(range(1, PAGES))
         random.Random(seed).shuffle(self._free)
         slots = [
             KeyValuePages(
                 *(
-                    torch.full((400, *tensor.shape), torch.nan, dtype=tensor.dtype)
+                    torch.full((PAGES, *tensor.shape), torch.nan, dtype=tensor.dtype, device=device)
                     for tensor in model.page_tensors(page_tokens)
                 )
             )
@@ -95,13 +110,14 @@ class Driver:
                     page_tokens=self.page_tokens,
                     window=group.window,
                     padding=padding,
+                    device=self.device,
                 )
             )
             for index, group in enumerate(self.layout.groups)
         ]
         batch = Batch(
-            tokens=torch.tensor(tokens + [0] * padding),
-            positions=torch.tensor(positions + [0] * padding),
+            tokens=torch.tensor(tokens + [0] * padding, device=self.device),
+            positions=torch.tensor(positions + [0] * padding, device=self.device),
             attention=plans,
             cache=self._cache,
         )
@@ -109,7 +125,7 @@ class Driver:
             logits = self.model.logits(self.model.forward(batch))
         for told, count in spans:
             told.computed += count
-        return list(logits[: len(tokens)].split([count for _, count in spans]))
+        return list(logits[: len(tokens)].cpu().split([count for _, count in spans]))
 
     def _provide(self, told: Told, count: int) -> None:
         """Grant the pages that the next tokens need, and take back, spoilt, those that nothing can see any more."""

@@ -7,7 +7,8 @@ import torch
 
 from infd.models.config import Settings
 from infd.models.layers.rope import rope_table
-from tests.models.driving import CPU, Driver, load_model
+from tests.kernels.paging import CPU
+from tests.models.driving import Driver, load_model
 from tests.tiny import FAMILIES, VOCAB, oracle
 
 LLAMA3 = {

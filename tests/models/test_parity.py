@@ -11,7 +11,8 @@ import torch
 from infd.kernels.reference.attention import PagedAttention, Plan
 from infd.kernels.reference.dense import Norm, Rope
 from infd.kernels.select import select
-from tests.models.driving import CPU, Driver, load_model
+from tests.kernels.paging import CPU
+from tests.models.driving import Driver, load_model
 from tests.tiny import CLEAR, FAMILIES, VARIANTS, VOCAB, margins, oracle
 
 if TYPE_CHECKING:
@@ -36,22 +37,30 @@ def off(ours: Tensor, theirs: Tensor) -> float:
 class Pair:
     """One checkpoint, loaded by us and by transformers."""
 
-    def __init__(self, directory, ops=None):
+    def __init__(self, directory, *, ops=None, device=CPU):
         self.theirs = oracle(directory)
-        self.ops = ops or select(CPU, torch.float32)
-        self.model = load_model(directory, ops=self.ops)
+        self.device = device
+        self.ops = ops or select(device, torch.float32)
+        self.model = load_model(directory, ops=self.ops, device=device)
 
     def driver(self, page_tokens: int = 4) -> Driver:
-        return Driver(self.model, ops=self.ops, page_tokens=page_tokens, seed=3)
+        return Driver(self.model, ops=self.ops, page_tokens=page_tokens, seed=3, device=self.device)
 
     def expect(self, tokens: list[int]) -> Tensor:
         with torch.inference_mode():
             return self.theirs(torch.tensor([tokens])).logits[0]
 
 
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return torch.device(request.param)
+
+
 @pytest.fixture(scope="module", params=sorted(VARIANTS))
-def pair(request, tiny):
-    return Pair(tiny(request.param))
+def pair(request, tiny, device):
+    return Pair(tiny(request.param), device=device)
 
 
 def test_a_prompt_computed_at_once(pair):
@@ -172,7 +181,7 @@ class TurnsBackwards(Rope):
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_a_broken_kernel_is_noticed(tiny, variant, family, broken):
     ops = select(CPU, torch.float32)
-    pair = Pair(tiny(variant), msgspec.structs.replace(ops, **{family: broken}))
+    pair = Pair(tiny(variant), ops=msgspec.structs.replace(ops, **{family: broken}))
     driver = pair.driver()
     told = driver.start(text(1))
     logits = torch.cat([driver.step((told, count))[0] for count in (20, 1, 20)])

@@ -13,7 +13,7 @@ from infd.kernels.select import select
 from infd.models import registry
 from infd.models.config import architecture, context_length, stored_dtype
 from infd.scheduler.layout import PageGroup
-from tests.models.driving import CPU
+from tests.kernels.paging import CPU
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
