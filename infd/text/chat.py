@@ -168,10 +168,10 @@ class _Compiled:
             for part in self._template.generate(variables):
                 room -= len(part)
                 if room < 0:
-                    raise Exhausted(f"the prompt is longer than {self._limits.output_characters} characters")
+                    raise Exhausted(f"writes a prompt of more than {self._limits.output_characters} characters")
                 parts.append(part)
         except Exception as error:  # only the template's code runs here, and what it does with the client's values
-            raise InvalidRequest(f"the chat template refuses: {_short(error)}", param="messages") from error
+            raise InvalidRequest(f"chat template: {_short(error)}", param="messages") from error
         return "".join(parts)
 
     @cached_property

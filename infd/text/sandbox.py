@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Exhausted(TemplateError):
-    """The template wants more than it may have."""
+    """The template wants more than it may have; the message follows the template's name."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -84,9 +84,9 @@ class Fuel:
     def burn(self, amount: int) -> None:
         self._left -= amount
         if self._left < 0:
-            raise Exhausted("the chat template does too much")
+            raise Exhausted("does too much")
         if self._clock() > self._deadline:
-            raise Exhausted("the chat template takes too long")
+            raise Exhausted("takes too long")
 
     def burn_for(self, made: object) -> None:
         """Pay for a step and what it made."""
@@ -108,7 +108,7 @@ def _printed_size(value: object, known: dict[int, int]) -> int:
         case list() | tuple() | ValuesView() | KeysView() | ItemsView():
             parts = value
         case Namespace():
-            raise SecurityError("the chat template prints a namespace")
+            raise SecurityError("prints a namespace")
         case _:
             return STEP
     if id(value) not in known:
@@ -128,7 +128,7 @@ def _foreseen(name: str, value: object, arguments: Iterable[object]) -> int:
         case "join", [items, str(between), *_] if not isinstance(items, str):
             return _size(items) * len(between)
         case "format", [str(form), *_] if _WIDE_PERCENT.search(form):
-            raise SecurityError("the chat template formats too wide a field")
+            raise SecurityError("formats too wide a field")
         case _, [_, *rest]:
             widest = max((abs(number) for number in rest if isinstance(number, int)), default=0)
             return widest * _size(value) if isinstance(value, str | bytes | list | tuple) else widest
@@ -246,7 +246,7 @@ def _tojson(
 ) -> str:
     """Plain JSON: jinja's own filter escapes HTML."""
     if (indent if isinstance(indent, int) else len(indent or "")) > MAX_INDENT:
-        raise SecurityError(f"the chat template indents JSON by more than {MAX_INDENT}")
+        raise SecurityError(f"indents JSON by more than {MAX_INDENT}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -284,7 +284,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
         if wrapped is not None and _WIDE_BRACES.search(value.__self__):
-            raise SecurityError("the chat template formats too wide a field")
+            raise SecurityError("formats too wide a field")
         return wrapped
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -292,9 +292,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         fuel = context.fuel
         match operator, left, right:
             case ("*", int(), int()) if left.bit_length() + right.bit_length() > MAX_BITS:
-                raise SecurityError("the chat template computes too large a number")
+                raise SecurityError("computes too large a number")
             case ("**", int(), int()) if left.bit_length() * abs(right) > MAX_BITS:
-                raise SecurityError("the chat template computes too large a number")
+                raise SecurityError("computes too large a number")
             case ("*", int(times), Sized() as repeated) | ("*", Sized() as repeated, int(times)):
                 fuel.burn(max(0, times) * len(repeated))
             case ("%", str(), _):

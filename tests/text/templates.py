@@ -104,7 +104,8 @@ LLAMA = """\
 {{- "<|eot_id|>" }}
 {% for message in messages %}
     {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+        {{- message['content'] | trim + '<|eot_id|>' }}
     {%- elif 'tool_calls' in message %}
         {%- if not message.tool_calls|length == 1 %}
             {{- raise_exception("This model only supports single tool-calls at once!") }}
@@ -228,8 +229,9 @@ CORNERS = """\
     {{ loop.index }}/{{ loop.length }} {{ loop.first }} {{ loop.cycle('odd', 'even') }} {{ loop.changed(message.role) }}
     {% generation %}
     {% set inner = message.content | default('') | string %}
-    {{ turn(message.role, inner | replace('\\n', ' ') | truncate(300)) }}
+    {% set total = 50 %}{{ total }} {{ turn(message.role, inner | replace('\\n', ' ') | truncate(300)) }}
     {% endgeneration %}
+    {{ total }} {{ inner }}
     {% call turn('call') %}{{ '%s-%03d' % (message.role, loop.index) }} {{ '{:>6}'.format('ab') }}{% endcall %}
     {%- if message.children %}{{ loop(message.children) }}{% endif %}
 {% else %}
