@@ -25,7 +25,7 @@ from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
 from infd.daemon.notify import Notifier
 from infd.engine.engine import Engine
 from infd.engine.state import State
-from infd.errors import NotReady, StartError
+from infd.errors import RequestFailed, StartError
 from infd.http.app import HttpServer
 from infd.offload import Offload
 from infd.telemetry.metrics import Metrics
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from infd.config import Config, Environment
+    from infd.engine.executor import Executor
     from infd.scheduler.layout import Capacity
 
 log = logging.getLogger("infd.daemon")
@@ -45,13 +46,17 @@ CLOSING_S = 5.0
 
 
 class Daemon:
-    """Everything that serves one model, and the signals that steer it."""
+    """Everything that serves one model, and the signals that steer it.
 
-    def __init__(self, config: Config, environment: Environment) -> None:
+    executor  what computes; by default what the settings ask for
+    """
+
+    def __init__(self, config: Config, environment: Environment, executor: Executor | None = None) -> None:
         self.config = config
         self.environment = environment
         self._stopping = asyncio.Event()
         self._fast = asyncio.Event()
+        self._guard: threading.Timer | None = None
 
         self.directory = parts.checkpoint(config)
         self.names = parts.served_names(config)
@@ -59,11 +64,11 @@ class Daemon:
         self.notifier = Notifier(environment.notify_socket)
         self.offload = Offload()
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
-        self.executor = parts.executor(config, self.directory)
+        self.executor = executor or parts.executor(config, self.directory)
         self.engine = Engine(config, self.executor, self.metrics)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
-        self.admin = AdminServer(self.engine, config, drain=self._stopping.set)
+        self.admin = AdminServer(self.engine, config, model=self.names[0], drain=self._stopping.set)
 
     async def run(self) -> int:
         """Serve until told to stop. Return the exit code. Raises StartError."""
@@ -78,6 +83,9 @@ class Daemon:
             await self._close(self.engine.close())
             self.offload.close()
             self.notifier.close()
+            self._ignore_signals()
+            if self._guard is not None:
+                self._guard.cancel()
 
     async def _serve(self) -> int:
         listener = parts.listen(self.config)
@@ -86,41 +94,32 @@ class Daemon:
         log.info("listening", extra={"address": parts.url(listener), "admin": str(self.admin_socket)})
         heartbeat = Heartbeat(self.engine, self.executor, self.notifier, self.environment.watchdog_s)
         async with asyncio.TaskGroup() as tasks:
-            engine = tasks.create_task(self._run_engine(parts.url(listener)), name="engine")
-            background = (
+            running = (
+                tasks.create_task(self._load_and_run(parts.url(listener)), name="daemon"),
                 tasks.create_task(heartbeat.run(), name="heartbeat"),
                 tasks.create_task(sample_lag(self.engine, self.metrics), name="loop-lag"),
             )
             await self._stopping.wait()
             code = await self._wind_down()
-            for task in background:
+            for task in running:
                 task.cancel()
-            self.engine.stop()
-            if self.engine.capacity is None:
-                engine.cancel()  # a load that nobody waits for any more
         log.info("stopped", extra={"exit_code": code})
         return code
 
-    async def _run_engine(self, url: str) -> None:
+    async def _load_and_run(self, url: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             # Tokenizer and template are read while the device thread imports torch.
             language = tasks.create_task(self.offload(parts.Language.load, self.directory), name="language")
+            await self.engine.load()
+        capacity = self.engine.capacity
+        assert capacity is not None
+        self.http.served = language.result().serve(self.names, capacity)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.engine.run(), name="engine")
+            # Behind the engine's first turn, which makes it ready.
+            tasks.create_task(self._announce(url, capacity), name="announce")
 
-            async def introduce(capacity: Capacity) -> None:
-                self.http.served = (await language).serve(self.names, capacity)
-                self._announce(url, capacity)
-
-            try:
-                await self.engine.run(introduce)
-            except StartError:
-                raise
-            except Exception as error:
-                log.critical("the engine cannot go on", exc_info=error)
-                self.engine.lifecycle.enter(State.FAILED, str(error))
-                self.engine.fail_all(error)
-                raise
-
-    def _announce(self, url: str, capacity: Capacity) -> None:
+    async def _announce(self, url: str, capacity: Capacity) -> None:
         self.metrics.cache_config = {
             "block_size": str(self.config.cache.page_tokens),
             "num_gpu_blocks": str(capacity.pages),
@@ -149,7 +148,7 @@ class Daemon:
         self.http.close_listeners()
         if not self._fast.is_set() and await self._drain():
             return os.EX_OK
-        self.engine.fail_all(NotReady(State.DRAINING.value, "it stopped before this request was finished"))
+        self.engine.fail_all(RequestFailed("the server stopped before this request was finished"))
         return os.EX_OK if self._fast.is_set() else EX_DRAIN_TIMED_OUT
 
     async def _drain(self) -> bool:
@@ -181,6 +180,11 @@ class Daemon:
         # Threads are dumped at once, even if the loop is stuck; then the loop's own handler gets its turn.
         faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
 
+    def _ignore_signals(self) -> None:
+        faulthandler.unregister(signal.SIGQUIT)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
     def _on_term(self) -> None:
         if self._stopping.is_set():
             self._on_int()
@@ -189,9 +193,11 @@ class Daemon:
     def _on_int(self) -> None:
         self._fast.set()
         self._stopping.set()
-        guard = threading.Timer(FAST_EXIT_S, os._exit, (os.EX_OK,))
-        guard.daemon = True
-        guard.start()
+        if self._guard is None:
+            # Not a callback of the loop: what keeps us from ending may be the loop itself.
+            self._guard = threading.Timer(FAST_EXIT_S, os._exit, (os.EX_OK,))
+            self._guard.daemon = True
+            self._guard.start()
 
     def _on_quit(self) -> None:
         dump.stacks()

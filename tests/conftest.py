@@ -1,0 +1,29 @@
+"""What tests of several rooms share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.process import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Start real `infd start` processes; whatever is left of them at the end is killed."""
+    daemons: list[Daemon] = []
+
+    def start(*arguments: str, **variables: str) -> Daemon:
+        directory = tmp_path / str(len(daemons))
+        directory.mkdir()
+        daemons.append(Daemon(directory, arguments, variables))
+        return daemons[-1]
+
+    yield start
+    for daemon in daemons:
+        daemon.close()

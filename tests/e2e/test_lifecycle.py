@@ -1,0 +1,255 @@
+"""From start to exit, as systemd, an operator and a client see it. Nothing here imports torch, nor does the daemon."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.process import Daemon
+
+    Start = Callable[..., Daemon]
+
+QUICK = ("--set", "device.null_step_ms=5")
+SLOW = ("--set", "device.null_step_ms=100")
+ENDLESS = 2000  # tokens, which at SLOW no test lives to see
+
+
+def test_it_becomes_ready_says_so_and_answers(start_daemon: Start) -> None:
+    daemon = start_daemon().ready()
+
+    assert daemon.get("/readyz") == (200, b'{"state":"ready"}')
+    said = next(said for said in daemon.notified if "READY" in said)
+    assert said["STATUS"] == "ready · 0 running · 0 waiting · KV 0%"
+    record = daemon.log("ready")
+    assert record["device"] == "null"
+    assert record["model"] == "embedded"
+    assert record["ready_s"] > 0
+
+
+def test_more_time_is_asked_for_before_it_is_ready(start_daemon: Start) -> None:
+    daemon = start_daemon().ready()
+
+    assert any("EXTEND_TIMEOUT_USEC" in said for said in daemon.notified)
+
+
+def test_the_null_device_needs_no_torch_and_no_children(start_daemon: Start) -> None:
+    daemon = start_daemon().ready()
+    with daemon.stream(max_tokens=5) as events:
+        list(events)
+
+    proc = Path(f"/proc/{daemon.process.pid}")
+    assert "libtorch" not in (proc / "maps").read_text()
+    assert (proc / f"task/{daemon.process.pid}/children").read_text() == ""
+
+
+def test_term_lets_a_stream_finish(start_daemon: Start) -> None:
+    daemon = start_daemon(*QUICK).ready()
+    with daemon.stream(max_tokens=100, stream_options={"include_usage": True}) as events:
+        address = daemon.address
+        daemon.signal(signal.SIGTERM)
+        daemon.wait_for("STOPPING", "1")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        rest = list(events)
+
+    assert events.done
+    assert not any("error" in event for event in rest)
+    assert [choice["finish_reason"] for event in rest for choice in event["choices"]][-1] == "length"
+    assert rest[-1]["usage"]["completion_tokens"] == 100
+    assert daemon.exit_code() == 0
+
+
+def test_a_drain_that_takes_too_long_ends_in_an_error_event_and_75(start_daemon: Start) -> None:
+    daemon = start_daemon(*SLOW, "--set", "server.drain_timeout_s=0.1").ready()
+    with daemon.stream(max_tokens=ENDLESS) as events:
+        daemon.signal(signal.SIGTERM)
+        *_, last = events
+
+    assert "error" in last
+    assert events.done
+    assert daemon.exit_code() == 75
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_int_or_a_second_term_ends_streams_at_once(start_daemon: Start, first: signal.Signals) -> None:
+    daemon = start_daemon(*SLOW).ready()
+    with daemon.stream(max_tokens=ENDLESS) as events:
+        daemon.signal(first)
+        if first is signal.SIGTERM:
+            daemon.wait_for("STOPPING", "1")
+            daemon.signal(signal.SIGTERM)
+        *_, last = events
+
+    assert "error" in last
+    assert events.done
+    assert daemon.exit_code() == 0
+
+
+def test_readiness_fails_while_draining(start_daemon: Start) -> None:
+    daemon = start_daemon(*SLOW).ready()
+    with daemon.stream(max_tokens=ENDLESS), socket.create_connection(daemon.address, timeout=60) as kept:
+        kept.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert kept.recv(65536).startswith(b"HTTP/1.1 200")
+        daemon.signal(signal.SIGTERM)
+        daemon.wait_for("STOPPING", "1")
+        kept.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = kept.recv(65536)
+        assert kept.recv(1) == b"", "a kept connection is closed after its answer"
+
+    assert answer.startswith(b"HTTP/1.1 503")
+
+
+def test_an_idle_daemon_stops_and_leaves_nothing_behind(start_daemon: Start) -> None:
+    daemon = start_daemon().ready()
+    assert daemon.admin_socket.is_socket()
+    daemon.signal(signal.SIGTERM)
+
+    assert daemon.exit_code() == 0
+    assert not daemon.admin_socket.exists()
+    assert "Traceback" not in daemon.log_text()
+    assert daemon.log("stopped")["exit_code"] == 0
+
+
+def test_term_while_starting_is_a_clean_exit(start_daemon: Start) -> None:
+    daemon = start_daemon()
+    daemon.wait_for("EXTEND_TIMEOUT_USEC", "30000000")
+    daemon.signal(signal.SIGTERM)
+
+    assert daemon.exit_code() == 0
+
+
+def test_a_killed_daemons_socket_is_taken_over(start_daemon: Start) -> None:
+    killed = start_daemon().ready()
+    killed.signal(signal.SIGKILL)
+    assert killed.exit_code() == -signal.SIGKILL
+    assert killed.admin_socket.is_socket()
+
+    start_daemon("--admin-socket", str(killed.admin_socket)).ready()
+
+
+def test_a_living_daemons_socket_is_not_taken(start_daemon: Start) -> None:
+    living = start_daemon().ready()
+    second = start_daemon("--admin-socket", str(living.admin_socket))
+
+    assert second.exit_code() not in (0, 64)
+    assert f"another infd (pid {living.process.pid})" in second.log_text()
+    assert living.admin_socket.is_socket()
+    assert living.get("/readyz")[0] == 200
+
+
+def test_a_port_in_use_is_exit_71_and_says_what_to_do(start_daemon: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        daemon = start_daemon("--port", str(port))
+        code = daemon.exit_code()
+
+    assert code == 71
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose another" in daemon.log_text()
+    assert "Traceback" not in daemon.log_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--nonsense"], 64, "No such option"),
+        (["--set", "server.prot=1"], 78, "the nearest known one is server.port"),
+        (["--model", "/nonexistent"], 78, "/nonexistent is not a directory"),
+        (["--api-key-file", "/nonexistent"], 78, "/nonexistent cannot be read"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_code(
+    start_daemon: Start, arguments: list[str], code: int, says: str
+) -> None:
+    daemon = start_daemon(*arguments)
+
+    assert daemon.exit_code() == code
+    assert says in daemon.log_text()
+    assert "Traceback" not in daemon.log_text()
+
+
+def test_quit_dumps_stacks_and_exits_134(start_daemon: Start) -> None:
+    daemon = start_daemon(*SLOW).ready()
+    with daemon.stream(max_tokens=ENDLESS):
+        daemon.signal(signal.SIGQUIT)
+        assert daemon.exit_code() == 134
+
+    assert "task engine" in daemon.log_text()
+    assert "Current thread" in daemon.log_text()
+
+
+def test_usr1_logs_the_status_and_every_request(start_daemon: Start) -> None:
+    daemon = start_daemon(*SLOW).ready()
+    with daemon.stream(max_tokens=ENDLESS):
+        daemon.signal(signal.SIGUSR1)
+        daemon.signal(signal.SIGINT)
+        daemon.exit_code()
+
+    assert daemon.log("status")["running"] == 1
+    assert daemon.log("status of a request")["state"] == "running"
+
+
+def test_hup_says_that_a_restart_is_needed_and_changes_nothing(start_daemon: Start) -> None:
+    daemon = start_daemon().ready()
+    daemon.signal(signal.SIGHUP)
+
+    assert daemon.get("/readyz")[0] == 200
+    assert daemon.log("settings are read at start only; restart to apply them")["level"] == "warning"
+
+
+def test_an_idle_daemon_feeds_the_watchdog(start_daemon: Start) -> None:
+    daemon = start_daemon(WATCHDOG_USEC="400000").ready()
+    daemon.wait_for("WATCHDOG", "1")
+
+
+def test_systemds_status_follows_the_load(start_daemon: Start) -> None:
+    daemon = start_daemon(*SLOW, WATCHDOG_USEC="400000").ready()
+    with daemon.stream(max_tokens=ENDLESS):
+        while not any(
+            said.get("STATUS", "").startswith("ready · 1 running · 0 waiting · KV ") for said in daemon.notified
+        ):
+            assert daemon.hear()
+
+
+def test_a_key_in_the_environment_is_asked_for(start_daemon: Start) -> None:
+    daemon = start_daemon(INFD_API_KEY="secret").ready()
+
+    assert daemon.get("/readyz")[0] == 200
+    status, body = daemon.get("/v1/models")
+    assert status == 401
+    assert json.loads(body)["error"]["code"] == "invalid_api_key"
+    assert "secret" not in daemon.log_text()
+
+
+def test_metrics_name_the_state_and_the_requests(start_daemon: Start) -> None:
+    daemon = start_daemon().ready()
+    with daemon.stream(max_tokens=5) as events:
+        list(events)
+    text = daemon.get("/metrics")[1].decode()
+
+    assert 'infd_state{state="ready"} 1.0' in text
+    assert 'infd_requests_terminal_total{model_name="embedded",reason="length"} 1.0' in text
+    assert 'vllm:generation_tokens_total{engine="0",model_name="embedded"} 5.0' in text
+
+
+def test_answered_requests_leave_no_descriptor_open(start_daemon: Start) -> None:
+    daemon = start_daemon().ready()
+    descriptors = Path(f"/proc/{daemon.process.pid}/fd")
+
+    def ask() -> int:
+        with daemon.stream(max_tokens=5) as events:
+            list(events)
+        return len(list(descriptors.iterdir()))
+
+    first = ask()
+    for _ in range(5):
+        last = ask()
+
+    assert last <= first + 1  # the connection just closed may not have been noticed yet

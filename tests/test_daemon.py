@@ -1,0 +1,278 @@
+"""The parts of the daemon that a real process cannot be made to show."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from infd.config import AdminConfig, Config, DeviceConfig, Environment, ModelConfig, SchedulerConfig, ServerConfig
+from infd.daemon import parts
+from infd.daemon.banner import Readiness, first_request, process_age_s
+from infd.daemon.daemon import Daemon
+from infd.daemon.heartbeat import Heartbeat, status_line
+from infd.daemon.notify import Notifier
+from infd.engine.engine import Engine
+from infd.engine.state import State
+from infd.errors import AddressUnavailable, CheckpointError, ConfigError, DeviceLost, OutOfMemory
+from infd.request import Request, SamplingParams
+from infd.telemetry.metrics import Metrics
+from tests.fakes import FakeExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from infd.http.auth import Keys
+    from infd.scheduler.plan import StepPlan
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.setblocking(False)
+        yield listening
+
+
+@pytest.fixture
+def notifier(manager: socket.socket) -> Iterator[Notifier]:
+    notifier = Notifier(manager.getsockname())
+    yield notifier
+    notifier.close()
+
+
+@pytest.fixture(autouse=True)
+def _collectable_again() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def heard(manager: socket.socket) -> list[str]:
+    said = []
+    while True:
+        try:
+            said.append(manager.recv(4096).decode())
+        except BlockingIOError:
+            return said
+
+
+def daemon_of(tmp_path: Path, executor: FakeExecutor, notify: str = "") -> Daemon:
+    config = Config(server=ServerConfig(port=0), admin=AdminConfig(socket=str(tmp_path / "admin.sock")))
+    return Daemon(config, Environment(notify_socket=notify), executor)
+
+
+async def test_a_step_that_does_not_move_stops_the_watchdog(manager: socket.socket, notifier: Notifier) -> None:
+    executor = FakeExecutor()
+    executor.gate.clear()
+    engine = Engine(Config(), executor, Metrics())
+    heartbeat = Heartbeat(engine, executor, notifier, watchdog_s=30.0)
+    await engine.load()
+    running = asyncio.ensure_future(engine.run())
+    await asyncio.sleep(0)
+
+    heartbeat.beat()
+    heartbeat.beat()
+    assert heard(manager) == ["STATUS=ready · 0 running · 0 waiting · KV 0%", "WATCHDOG=1", "WATCHDOG=1"]
+
+    async with engine.admit(1, 0) as ticket:
+        choices = await ticket.submit(Request(id=ticket.id, prompt=(1, 2, 3), sampling=SamplingParams(max_tokens=2)))
+        while not engine.status().running:
+            await asyncio.sleep(0)
+        heartbeat.beat()
+        heartbeat.beat()
+        assert not any("WATCHDOG" in said for said in heard(manager)), "a stuck step is not a sign of life"
+
+        executor.gate.set()
+        await anext(choices)
+        heartbeat.beat()
+        assert "WATCHDOG=1" in heard(manager)
+
+    engine.lifecycle.enter(State.FAILED)
+    heartbeat.beat()
+    assert "WATCHDOG=1" not in heard(manager)
+    engine.stop()
+    await running
+    await engine.close()
+
+
+async def test_status_is_sent_only_when_it_changed(manager: socket.socket, notifier: Notifier) -> None:
+    executor = FakeExecutor()
+    engine = Engine(Config(), executor, Metrics())
+    heartbeat = Heartbeat(engine, executor, notifier, watchdog_s=None)
+
+    heartbeat.beat()
+    engine.lifecycle.enter(State.DRAINING)
+    heartbeat.beat()
+    heartbeat.beat()
+
+    assert status_line(engine) == "draining"
+    assert heard(manager) == ["EXTEND_TIMEOUT_USEC=30000000", "STATUS=starting", "STATUS=draining"]
+
+
+async def test_it_listens_before_it_has_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loading, loaded = asyncio.Event(), asyncio.Event()
+
+    class Loading(FakeExecutor):
+        async def load(self):  # type: ignore[no-untyped-def]
+            loading.set()
+            await loaded.wait()
+            return await super().load()
+
+    caplog.set_level(logging.INFO, "infd")
+    daemon = daemon_of(tmp_path, Loading())
+    running = asyncio.ensure_future(daemon.run())
+    await loading.wait()
+    url = next(record.address for record in caplog.records if record.message == "listening")
+    async with aiohttp.ClientSession(url) as client:
+        for path, expected in [("/livez", 200), ("/health", 503), ("/readyz", 503), ("/v1/models", 503)]:
+            async with client.get(path) as answer:
+                assert answer.status == expected, path
+        loaded.set()
+        while daemon.engine.lifecycle.state is not State.READY:
+            await asyncio.sleep(0.01)
+        for path in ("/readyz", "/v1/models"):
+            async with client.get(path) as answer:
+                assert answer.status == 200, path
+    signal.raise_signal(signal.SIGTERM)
+
+    assert await running == 0
+
+
+async def test_term_during_a_load_that_never_ends_is_a_clean_exit(tmp_path: Path) -> None:
+    loading = asyncio.Event()
+
+    class Loading(FakeExecutor):
+        async def load(self):  # type: ignore[no-untyped-def]
+            loading.set()
+            await asyncio.Event().wait()
+
+    executor = Loading()
+    running = asyncio.ensure_future(daemon_of(tmp_path, executor).run())
+    await loading.wait()
+    signal.raise_signal(signal.SIGTERM)
+
+    assert await running == 0
+    assert executor.closed
+
+
+async def test_a_load_that_fails_is_what_the_daemon_fails_with(tmp_path: Path) -> None:
+    executor = FakeExecutor()
+    executor.load_error = OutOfMemory("the weights need 2 GiB; 1 GiB is free")
+
+    with pytest.raises(OutOfMemory, match="the weights need"):
+        await daemon_of(tmp_path, executor).run()
+    assert executor.closed
+    assert not (tmp_path / "admin.sock").exists()
+
+
+async def test_a_lost_device_ends_every_stream_with_an_error_and_the_daemon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(plan: StepPlan) -> None:
+        if plan.number >= 3:
+            raise DeviceLost("an uncorrectable error")
+
+    caplog.set_level(logging.INFO, "infd")
+    daemon = daemon_of(tmp_path, FakeExecutor(fault=lose))
+    running = asyncio.ensure_future(daemon.run())
+    while daemon.engine.lifecycle.state is not State.READY:
+        await asyncio.sleep(0.01)
+    url = next(record.address for record in caplog.records if record.message == "listening")
+    body = {"prompt": [1, 2, 3], "max_tokens": 100, "stream": True, "ignore_eos": True}
+    async with aiohttp.ClientSession(url) as client, client.post("/v1/completions", json=body) as answer:
+        text = await answer.text()
+
+    assert DeviceLost.exit_code == 70
+    with pytest.raises(DeviceLost):
+        await running
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert "error" in json.loads(events[-2])
+    assert events[-1] == "[DONE]"
+
+
+async def test_nothing_is_left_running(tmp_path: Path) -> None:
+    before = asyncio.all_tasks()
+    daemon = daemon_of(tmp_path, FakeExecutor())
+    running = asyncio.ensure_future(daemon.run())
+    while daemon.engine.lifecycle.state is not State.READY:
+        await asyncio.sleep(0.01)
+    signal.raise_signal(signal.SIGINT)
+    assert await running == 0
+    await asyncio.sleep(0)
+
+    assert asyncio.all_tasks() == before
+
+
+def test_a_model_is_a_directory_or_the_embedded_one(tmp_path: Path) -> None:
+    def model(path: str) -> Config:
+        return Config(model=ModelConfig(path=path))
+
+    assert (parts.checkpoint(model("embedded")) / "tokenizer.json").is_file()
+    assert parts.checkpoint(model(str(tmp_path))) == tmp_path
+    with pytest.raises(CheckpointError, match="--model takes a checkpoint directory"):
+        parts.checkpoint(model(str(tmp_path / "missing")))
+
+
+def test_a_model_is_known_by_its_directory_unless_named() -> None:
+    assert parts.served_names(Config()) == ("embedded",)
+    assert parts.served_names(Config(model=ModelConfig(path="/models/tiny/"))) == ("tiny",)
+    assert parts.served_names(Config(model=ModelConfig(path="/models/tiny", served_names=("a", "b")))) == ("a", "b")
+
+
+def test_the_null_device_needs_to_know_sizes(tmp_path: Path) -> None:
+    null = Config(device=DeviceConfig(kind="null"), scheduler=SchedulerConfig(max_num_seqs=1))
+
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        parts.executor(null, tmp_path)
+
+
+def test_keys_come_from_a_file_or_from_the_environment(tmp_path: Path) -> None:
+    def keys(environment: Environment, path: str = "") -> Keys:
+        return parts.keys(Config(server=ServerConfig(api_key_file=path)), environment)
+
+    (tmp_path / "keys").write_text("ann:" + "0" * 64 + "\n")
+    assert len(keys(Environment())) == 0
+    assert len(keys(Environment(api_key="secret"))) == 1
+    assert len(keys(Environment(), str(tmp_path / "keys"))) == 1
+    with pytest.raises(ConfigError, match="cannot be read"):
+        keys(Environment(), str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize(
+    ("host", "begins"), [("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://localhost:"), ("::1", "http://[::1]:")]
+)
+def test_the_address_is_one_that_a_client_can_use(host: str, begins: str) -> None:
+    try:
+        listener = parts.listen(Config(server=ServerConfig(host=host, port=0)))
+    except AddressUnavailable:
+        pytest.skip(f"no {host} on this machine")
+    with listener:
+        assert parts.url(listener).startswith(begins)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(AddressUnavailable, match=r"cannot listen on 192\.0\.2\.1 port 80"):
+        parts.listen(Config(server=ServerConfig(host="192.0.2.1", port=80)))
+
+
+def test_the_banners_command_is_a_valid_request() -> None:
+    ready = Readiness("tiny", "cpu", "float32", "http://127.0.0.1:8000", "/run/a.sock", 1.0, key=True)
+    command = first_request(ready)
+
+    assert command.startswith("curl http://127.0.0.1:8000/v1/chat/completions ")
+    assert "Authorization: Bearer" in command
+    assert json.loads(command.split(" -d '")[1].rstrip("'"))["model"] == "tiny"
+
+
+def test_a_process_knows_its_age() -> None:
+    first = process_age_s()
+
+    assert 0 < first <= process_age_s()
