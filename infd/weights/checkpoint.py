@@ -11,6 +11,7 @@ import os
 import stat
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 HEADER_BYTES = 2**25  # several times the largest real one; the format's own limit would cost gigabytes to parse
 JSON_BYTES = 2**26  # config.json and its like; an index of a large model is a few MiB
 
-BITS = {
+BITS = MappingProxyType({
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
     "U32": 32, "I32": 32, "F32": 32,
     "U64": 64, "I64": 64, "F64": 64,
     "F4": 4,
-}  # fmt: skip
+})  # fmt: skip
 
 
 class _Entry(Struct):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from infd.kernels.ops import AttentionBatch, KeyValuePages
 
 SHORT = 256  # keys; padding up to here costs less than one bucket more
-BUCKET = {"cpu": 2048}  # keys; copies of a few megabytes stay in a CPU's cache, and come from memory already mapped
-BUCKET_ELSEWHERE = 2**17
+BUCKET_CPU = 2048  # keys; copies of a few megabytes stay in the CPU's cache, and come from memory already mapped
+BUCKET_GPU = 2**17
 QUERY_BLOCK = 256  # bounds the mask, and lets early queries of a long span skip the keys of later ones
 
 
@@ -135,7 +135,7 @@ class _Long:
 
 def _buckets(batch: AttentionBatch, spans: list[int]) -> list[list[int]]:
     """Sort spans into buckets of bounded size, whose shortest needs more than half the pages of the longest."""
-    most = BUCKET.get(batch.table.device.type, BUCKET_ELSEWHERE) // batch.page_tokens
+    most = (BUCKET_CPU if batch.table.device.type == "cpu" else BUCKET_GPU) // batch.page_tokens
     buckets: list[list[int]] = []
     longest = fewest = 0
     for pages, span in sorted(((_page_bound(batch, span), span) for span in spans), reverse=True):

@@ -7,6 +7,7 @@ at position 100,000 has few bits to spare.
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from infd.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -79,4 +80,4 @@ def _llama3(frequencies: Tensor, scaling: Settings) -> Tensor:
     return torch.where(between, blended, scaled)
 
 
-_SCALINGS: dict[str, Scaling] = {"default": _unscaled, "linear": _linear, "llama3": _llama3}
+_SCALINGS: Mapping[str, Scaling] = MappingProxyType({"default": _unscaled, "linear": _linear, "llama3": _llama3})
