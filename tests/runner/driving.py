@@ -1,0 +1,90 @@
+"""Put runners together over the fake model, and drive them with the real scheduler."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
+from infd.request import Request, SamplingParams
+from infd.runner.loading import assemble
+from infd.runner.local import LocalExecutor
+from infd.runner.memory import Arena
+from infd.runner.rows import Rows
+from infd.scheduler.plan import Join, Span, StepPlan, Want
+from infd.scheduler.scheduler import Scheduler
+from infd.scheduler.sequence import Sequence
+from tests.runner.fake_model import FakeModel, HistoryAttention
+
+if TYPE_CHECKING:
+    from infd.runner.loading import Loaded
+    from infd.runner.pulse import Pulse
+    from infd.scheduler.layout import Capacity
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
+    """Return settings under which a page of the fake model, 4 tokens of two layers, takes 64 bytes."""
+    return Config(
+        device=DeviceConfig(kind="cpu", threads=1, depth=depth),
+        scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=step_tokens),
+        cache=CacheConfig(bytes=2**16, page_tokens=4),
+    )
+
+
+def load(model: FakeModel, settings: Config, pulse: Pulse) -> Loaded:
+    return assemble(
+        settings, model, HistoryAttention(), Arena(64, CPU, "weights"), device=CPU, max_len=48, pulse=pulse
+    )
+
+
+def executor(model: FakeModel, settings: Config) -> LocalExecutor:
+    return LocalExecutor(settings, lambda settings, pulse: load(model, settings, pulse))
+
+
+def request(prompt: list[int], sampling: SamplingParams = GREEDY, *, name: str = "r", **fields: object) -> Request:
+    return Request(id=name, prompt=tuple(prompt), sampling=sampling, **fields)  # type: ignore[arg-type]
+
+
+def join(
+    row: int,
+    tokens: list[int],
+    tables: list[list[int]],
+    sampling: SamplingParams = GREEDY,
+    *,
+    prompt: int | None = None,
+    end_ids: frozenset[int] = frozenset(),
+    seed: int = 0,
+) -> Join:
+    return Join(row, tokens, len(tokens) if prompt is None else prompt, sampling, end_ids, tables, seed)
+
+
+def span(row: int, start: int, count: int, want: Want = Want.LAST) -> Span:
+    return Span(Sequence(request([0])), row, start, count, want)
+
+
+def make_rows(*, rows: int = 4, max_len: int = 32, page_tokens: tuple[int, ...] = (4,), vocab_size: int = 101) -> Rows:
+    return Rows(rows=rows, max_len=max_len, page_tokens=page_tokens, vocab_size=vocab_size, device=CPU)
+
+
+async def generate(
+    runs: LocalExecutor, capacity: Capacity, requests: list[Request], *, depth: int = 1
+) -> list[list[int]]:
+    """Serve requests with `depth` steps in flight; return what was generated for each."""
+    scheduler = Scheduler(capacity)
+    sequences = [Sequence(each) for each in requests]
+    for seq in sequences:
+        scheduler.add(seq)
+    in_flight: deque[tuple[StepPlan, object]] = deque()
+    while True:
+        while len(in_flight) < depth and (plan := scheduler.plan()) is not None:
+            in_flight.append((plan, runs.forward(plan).sample()))
+        if not in_flight:
+            return [seq.tokens[seq.prompt_tokens :] for seq in sequences]
+        plan, result = in_flight.popleft()
+        scheduler.commit(plan, await result)  # type: ignore[misc]
+        scheduler.verify()

@@ -1,0 +1,104 @@
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infd.runner.batch import gather
+from infd.scheduler.layout import CacheLayout, PageGroup
+from infd.scheduler.plan import Want
+from tests.runner.driving import join, make_rows, span
+from tests.runner.fake_model import HistoryAttention
+
+SIZES = (4, 2)
+LAYOUT = CacheLayout(
+    (PageGroup(layers=(0,), page_tokens=4), PageGroup(layers=(1,), page_tokens=2, window=5)),
+)
+
+
+@st.composite
+def sequences(draw):
+    """Rows with tokens, scattered pages, and a span somewhere in each."""
+    count = draw(st.integers(1, 5))
+    ids = draw(st.permutations(range(1, 200)))
+    told = []
+    for row in draw(st.permutations(range(5)))[:count]:
+        length = draw(st.integers(1, 30))
+        tokens = draw(st.lists(st.integers(0, 100), min_size=length, max_size=length))
+        tables = [[ids.pop() for _ in range(-(-length // size))] for size in SIZES]
+        start = draw(st.integers(0, length - 1))
+        told.append((row, tokens, tables, start, draw(st.integers(1, length - start)), draw(st.sampled_from([0, 1]))))
+    return told
+
+
+def build(told):
+    rows = make_rows(rows=5, page_tokens=SIZES)
+    rows.stage([join(row, tokens, tables) for row, tokens, tables, *_ in told], [])
+    spans = [span(row, start, count, Want(want)) for row, _, _, start, count, want in told]
+    return gather(spans, rows, LAYOUT, [], HistoryAttention())
+
+
+@settings(deadline=None, max_examples=60)
+@given(sequences())
+def test_a_batch_is_what_the_spans_say_token_by_token(told):
+    gathered = build(told)
+    tokens, positions, slots = [], [], ([], [])
+    for _, known, tables, start, count, _ in told:
+        for position in range(start, start + count):
+            tokens.append(known[position])
+            positions.append(position)
+            for i, size in enumerate(SIZES):
+                slots[i].append(tables[i][position // size] * size + position % size)
+    total = len(tokens)
+
+    batch = gathered.batch
+    assert batch.tokens[:total].tolist() == tokens
+    assert batch.positions[:total].tolist() == positions
+    for i, size in enumerate(SIZES):
+        attention = batch.attention[i].batch
+        assert attention.slots[:total].tolist() == slots[i]
+        assert attention.starts == attention.start.tolist() == [start for _, _, _, start, _, _ in told]
+        assert attention.counts == [count for *_, count, _ in told]
+        for row, (_, _, tables, start, count, _) in zip(attention.table.tolist(), told, strict=True):
+            needed = -(-(start + count) // size)
+            assert row[:needed] == tables[i][:needed]
+
+    sampling = [(row, start + count) for row, _, _, start, count, want in told if want]
+    assert list(zip(gathered.rows.tolist(), gathered.ends.tolist(), strict=True)) == sampling
+    assert positions_of(gathered)[: len(sampling)] == [end - 1 for _, end in sampling]
+
+
+def positions_of(gathered):
+    return gathered.batch.positions[gathered.last].tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(sequences())
+def test_a_small_step_is_padded_to_four_rows_that_write_to_the_scratch_page(told):
+    gathered = build(told)
+    total = sum(count for *_, count, _ in told)
+    batch = gathered.batch
+    assert len(batch.tokens) == len(batch.positions) == max(4, total)
+    for i, size in enumerate(SIZES):
+        slots = batch.attention[i].batch.slots
+        assert len(slots) == max(4, total)
+        assert (slots[total:] < size).all()
+    assert not len(gathered.last) or len(gathered.last) >= 4
+
+
+def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
+    rows = make_rows(page_tokens=(4,))
+    rows.stage([join(0, [7, 8, 9], [[1, 2]])], [])
+    layout = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
+
+    gathered = gather([span(0, 5, 1)], rows, layout, [], HistoryAttention())
+    assert gathered.batch.attention[0].batch.starts == [5]  # the bound
+    assert gathered.batch.attention[0].batch.start.tolist() == [2]  # the truth
+    assert gathered.batch.tokens[0] == 9
+    assert gathered.ends.tolist() == [3]
+
+
+def test_a_model_without_a_cache_has_batches_too():
+    rows = make_rows(page_tokens=())
+    rows.stage([join(0, [7, 8, 9], [])], [])
+    batch = gather([span(0, 0, 3)], rows, CacheLayout(()), [], HistoryAttention()).batch
+    assert batch.tokens[:3].tolist() == [7, 8, 9]
+    assert torch.equal(batch.positions[:3], torch.arange(3))

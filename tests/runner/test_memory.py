@@ -1,0 +1,136 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from infd.errors import OutOfMemory
+from infd.models.base import PageTensor
+from infd.runner.cache import allocate, page_bytes, size_cache
+from infd.runner.memory import Arena, available_bytes
+from infd.scheduler.layout import CacheLayout, PageGroup
+
+CPU = torch.device("cpu")
+FULL = CacheLayout((PageGroup(layers=(0, 1), page_tokens=4),))
+TENSORS = [PageTensor("k", (2, 4, 8), torch.float32), PageTensor("v", (2, 4, 8), torch.float32)]
+PAGE = 2 * 2 * (2 * 4 * 8) * 4  # two slots, k and v
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def sized(wanted=None, available=2**30, rows=4, max_model_len=64, layout=FULL):
+    return size_cache(
+        layout,
+        TENSORS,
+        wanted=wanted,
+        available=available,
+        device="cpu",
+        rows=rows,
+        max_model_len=max_model_len,
+        step_tokens=16,
+    )
+
+
+def test_tensors_of_an_arena_are_aligned_and_do_not_overlap():
+    arena = Arena(1024, CPU, "test")
+    odd = arena.take((3,), torch.uint8)
+    wide = arena.take((4, 5), torch.float32)
+    odd.fill_(255)
+    wide.fill_(1.0)
+
+    assert odd.data_ptr() % 64 == wide.data_ptr() % 64 == 0
+    assert odd.tolist() == [255] * 3
+    assert wide.shape == (4, 5)
+
+
+def test_an_arena_holds_exactly_its_size():
+    arena = Arena(128, CPU, "test")
+    arena.take((65,), torch.uint8)
+    with pytest.raises(OutOfMemory, match="test"):
+        arena.take((1,), torch.uint8)
+
+
+def test_an_arena_of_no_bytes_holds_empty_tensors():
+    assert Arena(0, CPU, "nothing").take((0, 3), torch.float32).numel() == 0
+
+
+def test_memory_that_cannot_exist_is_refused():
+    with pytest.raises(OutOfMemory, match="weights"):
+        Arena(2**62, CPU, "weights")
+
+
+def test_an_arena_occupies_nothing_until_it_is_written_and_nothing_after_release():
+    size = 2**26
+    before = resident()
+    arena = Arena(size, CPU, "test")
+    tensor = arena.take((size // 4,), torch.float32)
+    assert resident() - before < size / 8
+
+    tensor.fill_(1.0)
+    address = tensor.data_ptr()
+    assert resident() - before > size * 7 / 8
+
+    arena.release()
+    assert resident() - before < size / 8
+    assert tensor.data_ptr() == address
+    assert not tensor[:: 2**16].any()
+
+    tensor[-1] = 7.0  # and it can be used again, in place
+    assert tensor[-1] == 7.0
+
+
+def test_available_memory_is_within_the_machine():
+    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    assert 0 < available_bytes(CPU) <= total
+
+
+def test_a_page_has_as_many_slots_as_the_largest_group_has_layers():
+    layout = CacheLayout(
+        (PageGroup(layers=(1, 3, 5), page_tokens=4), PageGroup(layers=(0, 2), page_tokens=4, window=8))
+    )
+    assert page_bytes(layout, TENSORS) == 3 * PAGE // 2
+
+    cache = allocate(layout, TENSORS, 5, Arena(2**20, CPU, "cache"))
+    assert len(cache) == 5  # layers 0, 1, 2, 3 and 5
+    assert cache[0].k.shape == (6, 2, 4, 8)
+    assert cache[0].k.data_ptr() == cache[1].k.data_ptr()  # the first layer of either group: slot 0
+    assert cache[2].v.data_ptr() == cache[3].v.data_ptr()  # the second: slot 1
+    assert len({pages.k.data_ptr() for pages in cache}) == 3
+
+
+def test_the_cache_is_as_large_as_asked_for_and_fits_its_arena():
+    size = sized(wanted=10 * PAGE)
+    assert size.pages == 8  # one is scratch, and alignment takes its share
+    assert size.bytes <= 10 * PAGE
+    allocate(FULL, TENSORS, size.pages, Arena(size.bytes, CPU, "cache"))
+
+
+def test_the_cache_is_never_larger_than_all_rows_could_use():
+    assert sized().pages == 4 * 64 // 4
+
+
+def test_the_cache_takes_a_share_of_what_is_free():
+    size = sized(available=100 * PAGE, rows=1000)
+    assert 50 <= size.pages < 60
+    assert "60%" in size.reason
+
+
+def test_max_model_len_is_lowered_until_one_sequence_fits():
+    size = sized(wanted=10 * PAGE)
+    assert size.max_model_len == size.pages * 4
+
+
+def test_a_window_group_needs_pages_for_its_window_only():
+    window = CacheLayout((PageGroup(layers=(0, 1), page_tokens=4, window=8),))
+    assert sized(wanted=10 * PAGE, layout=window).max_model_len == 64
+
+
+def test_a_cache_without_room_for_a_page_is_refused():
+    with pytest.raises(OutOfMemory, match=r"cache\.bytes"):
+        sized(wanted=PAGE)
+
+
+def test_no_groups_need_no_cache():
+    size = sized(layout=CacheLayout(()))
+    assert (size.pages, size.bytes, size.max_model_len) == (0, 0, 64)

@@ -1,0 +1,213 @@
+"""Rows that ask for different things share a step, and each gets what it would have got alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from infd.request import SamplingParams
+from infd.runner import sampler as module
+from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Asking, Sampled, Sampler
+from tests.runner.driving import join, make_rows
+
+VOCAB = 600
+PROMPT = [5, 9, 5, 7]
+ANSWER = [9, 11, 11]
+
+
+def params(**settings) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 9, "temperature": 0.0, **settings})
+
+
+MIXED = [
+    params(),
+    params(temperature=1.0),
+    params(temperature=0.7, top_k=20),
+    params(temperature=1.3, top_p=0.9),
+    params(temperature=1.0, min_p=0.05, logprobs=3),
+    params(repetition_penalty=1.3),
+    params(presence_penalty=0.5, frequency_penalty=0.7),
+    params(temperature=0.9, top_p=0.999, repetition_penalty=0.8, logit_bias={3: 4.0, 7: -100.0}),
+    params(min_tokens=5, logprobs=0),
+    params(temperature=2.0, min_tokens=2, top_k=400, top_p=0.95, min_p=0.001),
+]
+
+
+def ready(asked: list[SamplingParams], *, end_ids: frozenset[int] = frozenset({2, 4})):
+    """Return a sampler over rows that have generated ANSWER after PROMPT, and rows and sampler's Asking for all."""
+    rows = make_rows(rows=len(asked), vocab_size=VOCAB)
+    rows.stage(
+        [
+            join(row, PROMPT + ANSWER, [[1, 2]], each, prompt=len(PROMPT), end_ids=end_ids, seed=100 + row)
+            for row, each in enumerate(asked)
+        ],
+        [],
+    )
+    ids = np.arange(len(asked))
+    ends = np.full(len(asked), len(PROMPT + ANSWER))
+    return rows, Sampler(rows), Asking(torch.from_numpy(ids), torch.from_numpy(ends), ids, ends)
+
+
+def pick(asking: Asking, which: list[int]) -> Asking:
+    index = torch.tensor(which)
+    return Asking(asking.rows[index], asking.ends[index], asking.row_ids[which], asking.positions[which])
+
+
+def logits_of(count: int, *, scale: float = 2.0) -> torch.Tensor:
+    return torch.randn((count, VOCAB), generator=torch.Generator().manual_seed(count)) * scale
+
+
+def sample_one(logits: torch.Tensor, asked: SamplingParams, mask=None, **kwargs) -> Sampled:
+    _, sampler, asking = ready([asked], **kwargs)
+    return sampler(logits[None].clone(), asking, mask)
+
+
+@pytest.mark.parametrize("order", [list(range(len(MIXED))), list(reversed(range(len(MIXED)))), [3, 0, 9, 4]])
+def test_a_row_gets_the_same_token_alone_and_among_strangers(order):
+    logits = logits_of(len(MIXED))
+    _, sampler, asking = ready(MIXED)
+    alone = [int(sampler(logits[i : i + 1].clone(), pick(asking, [i]), None).tokens) for i in range(len(MIXED))]
+    together = sampler(logits[order], pick(asking, order), None)
+    assert together.tokens.tolist() == [alone[i] for i in order]
+    assert together.verdict.tolist() == [SOUND] * len(order)
+
+
+def test_sampled_tokens_are_appended_to_their_rows():
+    rows, sampler, asking = ready(MIXED)
+    sampled = sampler(logits_of(len(MIXED)), asking, None)
+    assert rows.tokens[: len(MIXED), len(PROMPT + ANSWER)].tolist() == sampled.tokens.tolist()
+    assert rows.length[: len(MIXED)].tolist() == [len(PROMPT + ANSWER) + 1] * len(MIXED)
+
+
+def test_greedy_takes_the_largest_logit():
+    logits = logits_of(1)[0]
+    assert sample_one(logits, params()).tokens.item() == logits.argmax()
+
+
+def test_greedy_is_greedy_whatever_the_truncation():
+    logits = logits_of(1)[0]
+    assert sample_one(logits, params(top_k=5, top_p=0.1, min_p=0.9)).tokens.item() == logits.argmax()
+
+
+def test_a_seed_decides_the_token_and_another_seed_another():
+    logits = torch.zeros((1, VOCAB))
+    rows, sampler, asking = ready([params(temperature=1.0)])
+    first = sampler(logits.clone(), asking, None).tokens.item()
+    assert sampler(logits.clone(), asking, None).tokens.item() == first
+    rows.stage([join(0, PROMPT + ANSWER, [[1, 2]], params(temperature=1.0), seed=101)], [])
+    assert sampler(logits.clone(), asking, None).tokens.item() != first
+
+
+@pytest.mark.parametrize("limits", [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.5}])
+def test_no_draw_leaves_what_truncation_kept(limits):
+    logits = torch.full((VOCAB,), -20.0)
+    logits[[10, 20, 30]] = torch.tensor([3.0, 2.9, 2.8])
+    seen = Counter()
+    rows, sampler, asking = ready([params(temperature=1.0, **limits)])
+    for seed in range(60):
+        rows.stage([join(0, PROMPT + ANSWER, [[1, 2]], params(temperature=1.0, **limits), seed=seed)], [])
+        seen[sampler(logits[None].clone(), asking, None).tokens.item()] += 1
+    expected = {10, 20} if "top_p" in limits else {10, 20, 30}
+    assert set(seen) == expected
+
+
+def test_a_distribution_too_flat_for_the_first_look_is_looked_at_further_down(monkeypatch):
+    logits = logits_of(1, scale=0.01)
+    whole = sample_one(logits[0], params(temperature=1.0, top_p=0.9)).tokens.item()
+    monkeypatch.setattr(module, "WIDTH", 4)
+    monkeypatch.setattr(module, "WIDER", 2)
+    assert sample_one(logits[0], params(temperature=1.0, top_p=0.9)).tokens.item() == whole
+
+
+def test_penalties_read_the_history_of_the_row():
+    logits = torch.zeros(VOCAB)
+    logits[[5, 7, 9, 11, 13]] = torch.tensor([4.0, 3.9, 3.8, 3.7, 1.0])
+    # Repetition halves what stands in prompt and answer.
+    logits[20] = 2.5
+    assert sample_one(logits, params(repetition_penalty=2.0)).tokens.item() == 20
+    # Presence and frequency leave the prompt's 5 alone, and count 11 twice.
+    assert sample_one(logits, params(presence_penalty=2.0)).tokens.item() == 5
+    logits[5] = 0.0
+    logits[7] = 0.0
+    assert sample_one(logits, params(frequency_penalty=1.0)).tokens.item() == 9
+
+
+def test_an_answer_below_min_tokens_cannot_end_and_one_that_has_them_can():
+    logits = torch.zeros(VOCAB)
+    logits[4], logits[2], logits[50] = 9.0, 8.0, 7.0
+    assert sample_one(logits, params(min_tokens=len(ANSWER) + 1)).tokens.item() == 50
+    assert sample_one(logits, params(min_tokens=len(ANSWER))).tokens.item() == 4
+
+
+def test_logprobs_are_those_of_the_raw_logits():
+    logits = logits_of(1)[0]
+    asked = params(temperature=0.3, logprobs=4, logit_bias={17: 100.0}, repetition_penalty=1.5)
+    sampled = sample_one(logits, asked)
+    expected = logits.double().log_softmax(-1)
+
+    assert sampled.tokens.item() == 17
+    assert sampled.scored == [(0, 4)]
+    assert math.isclose(sampled.scores.chosen.item(), expected[17], abs_tol=1e-5)
+    assert sampled.scores.top_ids.tolist() == [expected.topk(4).indices.tolist()]
+    torch.testing.assert_close(sampled.scores.top.double(), expected.topk(4).values[None], atol=1e-5, rtol=1e-5)
+
+
+def test_only_rows_that_ask_are_scored():
+    _, sampler, asking = ready(MIXED)
+    sampled = sampler(logits_of(len(MIXED)), asking, None)
+    assert sampled.scored == [(4, 3), (8, 0)]
+    assert len(sampled.scores.chosen) == 2
+
+
+def bits(*allowed: set[int] | None) -> np.ndarray:
+    """Return a mask; None allows everything."""
+    mask = np.zeros((len(allowed), -(-VOCAB // 32)), dtype=np.uint32)
+    for i, tokens in enumerate(allowed):
+        if tokens is None:
+            mask[i] = 0xFFFFFFFF
+        for token in tokens or ():
+            mask[i, token // 32] |= np.uint32(1 << token % 32)
+    return mask.view(np.int32)
+
+
+def test_a_mask_binds_its_own_row():
+    logits = logits_of(3)
+    _, sampler, asking = ready([params(), params(temperature=1.0), params()])
+    tokens = sampler(logits.clone(), asking, bits(None, {31, 599}, {32})).tokens.tolist()
+    assert tokens[0] == logits[0].argmax()
+    assert tokens[1] in {31, 599}
+    assert tokens[2] == 32
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_fails_alone(temperature, bad):
+    logits = logits_of(3)
+    clean = logits[[0, 2]]
+    logits[1, 77] = bad
+    asked = [params(temperature=temperature, top_k=5)] * 3
+    _, sampler, asking = ready(asked)
+    sampled = sampler(logits, asking, None)
+    assert sampled.verdict.tolist() == [SOUND, NOT_FINITE, SOUND]
+    assert sampled.tokens[[0, 2]].tolist() == sampler(clean, pick(asking, [0, 2]), None).tokens.tolist()
+    assert 0 <= sampled.tokens[1] < VOCAB
+
+
+def test_a_logit_of_minus_infinity_is_a_token_that_cannot_be():
+    logits = logits_of(1)[0]
+    best = logits.argmax()
+    logits[best] = -math.inf
+    sampled = sample_one(logits, params())
+    assert sampled.verdict.item() == SOUND
+    assert sampled.tokens.item() != best
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_to_which_nothing_is_allowed_fails(temperature):
+    asked = params(temperature=temperature, min_tokens=8)
+    sampled = sample_one(logits_of(1)[0], asked, bits({2, 4}))  # the grammar allows ends only, min_tokens none
+    assert sampled.verdict.item() == NOTHING_ALLOWED
