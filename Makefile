@@ -1,8 +1,9 @@
 # Two commands for a newcomer: `make run` and `make test`.
-# PIP_FLAGS reaches pip, for instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu".
+# PYTEST_FLAGS reaches pytest, PIP_FLAGS reaches pip: for instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu".
 
 PYTHON ?= python3.11
 PIP_FLAGS ?=
+PYTEST_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
@@ -13,10 +14,10 @@ run: $(VENV)/.installed
 	$(BIN)/infd start
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 test-gpu: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -52,11 +52,12 @@ def greet(ready: Readiness, *, banner: bool) -> None:
 def _paint(ready: Readiness) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("model", f"[bold]{ready.model}[/bold]")
+    table.add_row("model", Text(ready.model, "bold"))  # a Text, because a name may look like markup
     table.add_row("device", f"{ready.device}, {ready.dtype}" if ready.dtype else ready.device)
     table.add_row("address", ready.url)
     table.add_row("admin", ready.admin)

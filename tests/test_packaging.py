@@ -1,0 +1,78 @@
+"""What is promised about installing: versions, files, the unit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from importlib.metadata import version as installed
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from infd import __version__
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def pins() -> dict[str, Version]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    return {canonical(name): Version(version) for name, version in (line.split("==") for line in lines)}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    project = PROJECT["project"]
+    lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    return [Requirement(line) for lines in lists for line in lines]
+
+
+@pytest.mark.parametrize("requirement", requirements("test"), ids=lambda requirement: requirement.name)
+def test_every_dependency_is_pinned_to_a_version_that_its_range_allows(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(pins()[canonical(requirement.name)])
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
+def test_what_runs_here_is_what_is_pinned(requirement: Requirement) -> None:
+    assert Version(installed(requirement.name)).public == str(pins()[canonical(requirement.name)])
+
+
+def test_torch_is_held_to_the_versions_that_were_tried() -> None:
+    assert "torch>=2.11,<2.14" in PROJECT["project"]["dependencies"]
+    assert pins()["torch"] == Version("2.13.0")
+
+
+def test_the_version_is_read_from_the_package() -> None:
+    pattern = PROJECT["tool"]["scikit-build"]["metadata"]["version"]
+
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert f'__version__ = "{__version__}"' in (ROOT / pattern["input"]).read_text()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
+def test_the_unit_is_hardened() -> None:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=15", str(ROOT / "systemd" / "infd.service")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout.splitlines()[-1:]
+
+
+def test_the_unit_gives_a_drain_its_time() -> None:
+    unit = (ROOT / "systemd" / "infd.service").read_text()
+    stop = re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+
+    assert stop is not None
+    assert int(stop[1]) > 60  # the built-in drain_timeout_s
+    assert "\nRestartPreventExitStatus=64 78\n" in unit
+    assert "\nType=notify\n" in unit
