@@ -40,6 +40,7 @@ log = logging.getLogger("infd.runner")
 
 STEP_TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 DEPTH = {"cpu": 1, "cuda": 2}
+CPUINFO = Path("/proc/cpuinfo")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -179,7 +180,7 @@ def choose_dtype(wanted: str, config: Mapping[str, Any], device: torch.device) -
     stored = DTYPES.get(stored_dtype(config) or "float32", torch.float32)
     if device.type == "cuda" or stored is torch.float32:
         return stored
-    return torch.bfloat16 if _has_bfloat16(Path("/proc/cpuinfo").read_text()) else torch.float32
+    return torch.bfloat16 if _has_bfloat16(CPUINFO.read_text()) else torch.float32
 
 
 def _has_bfloat16(cpuinfo: str) -> bool:

@@ -36,9 +36,9 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
     )
 
 
-def load(model: FakeModel, settings: Config, pulse: Pulse) -> Loaded:
+def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48) -> Loaded:
     return assemble(
-        settings, model, HistoryAttention(), Arena(64, CPU, "weights"), device=CPU, max_len=48, pulse=pulse
+        settings, model, HistoryAttention(), Arena(64, CPU, "weights"), device=CPU, max_len=max_len, pulse=pulse
     )
 
 

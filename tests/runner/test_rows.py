@@ -12,7 +12,8 @@ def test_a_join_writes_everything_and_a_grant_adds_to_it():
     rows = make_rows()
     sampling = SamplingParams(max_tokens=9, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, repetition_penalty=1.5)
     rows.stage(
-        [join(2, [5, 6, 7, 8, 9], [[4, 7]], sampling, prompt=3, seed=2**40 + 5)], [Grant(row=2, group=0, index=2, page=9)]
+        [join(2, [5, 6, 7, 8, 9], [[4, 7]], sampling, prompt=3, seed=2**40 + 5)],
+        [Grant(row=2, group=0, index=2, page=9)],
     )
 
     assert rows.tokens[2, :5].tolist() == [5, 6, 7, 8, 9]

@@ -118,7 +118,5 @@ def test_a_narrow_look_is_settled_only_where_it_sees_all_that_stays(logits, k, p
 
 def test_a_flat_row_is_not_settled_by_a_narrow_look():
     row = torch.zeros((1, VOCAB))
-    found = truncate(
-        row, 16, top_k=torch.tensor([0]), top_p=torch.tensor([0.9]), min_p=torch.tensor([0.0])
-    )
+    found = truncate(row, 16, top_k=torch.tensor([0]), top_p=torch.tensor([0.9]), min_p=torch.tensor([0.0]))
     assert not found.settled.any()

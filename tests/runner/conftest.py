@@ -1,0 +1,3 @@
+from tests.tiny import tiny
+
+__all__ = ["tiny"]

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.errors import ConfigError, DeviceMissing
+from infd.runner import loading, stepsize
+from infd.runner.loading import build, choose_device, choose_dtype
+from infd.runner.pulse import Pulse
+from infd.scheduler.layout import CacheLayout, PageGroup
+from tests.runner.driving import config, load
+from tests.runner.fake_model import FakeModel
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("stored", "flags", "expected"),
+    [
+        ("bfloat16", "avx2 avx512_bf16", torch.bfloat16),
+        ("float16", "amx_bf16", torch.bfloat16),
+        ("bfloat16", "avx2 avx512f", torch.float32),
+        ("float32", "avx512_bf16", torch.float32),
+    ],
+)
+def test_half_types_stay_half_on_a_cpu_that_is_fast_at_them(monkeypatch, tmp_path, stored, flags, expected):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nflags\t\t: fpu {flags} sse\n")
+    monkeypatch.setattr(loading, "CPUINFO", cpuinfo)
+    assert choose_dtype("auto", {"torch_dtype": stored}, CPU) is expected
+
+
+def test_a_gpu_takes_the_type_of_the_checkpoint():
+    assert choose_dtype("auto", {"dtype": "float16"}, CUDA) is torch.float16
+    assert choose_dtype("auto", {}, CUDA) is torch.float32
+
+
+def test_a_type_that_is_asked_for_is_taken():
+    assert choose_dtype("float16", {"dtype": "bfloat16"}, CPU) is torch.float16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_missed_by_name():
+    assert choose_device("auto") == CPU
+    with pytest.raises(DeviceMissing, match="cuda"):
+        choose_device("cuda")
+
+
+def settings(path, **model) -> Config:
+    return Config(
+        model=ModelConfig(path=str(path), dtype="float32", **model),
+        device=DeviceConfig(kind="cpu", threads=1),
+        scheduler=SchedulerConfig(max_num_seqs=2, step_tokens=32),
+        cache=CacheConfig(bytes=2**20, page_tokens=4),
+    )
+
+
+def test_a_context_beyond_the_models_own_is_refused(tiny):
+    with pytest.raises(ConfigError, match="512"):
+        build(settings(tiny("qwen3"), max_model_len=513), Pulse())
+
+
+def test_a_shorter_context_can_be_asked_for(tiny):
+    loaded = build(settings(tiny("qwen3"), max_model_len=100), Pulse())
+    assert loaded.capacity.max_model_len == 100
+    assert loaded.facts["arch"] == "Qwen3ForCausalLM"
+    assert loaded.facts["weights_bytes"] > 0
+    assert loaded.facts["ops"][0]["family"] == "attention"
+
+
+def test_lowering_the_context_to_what_the_cache_holds_is_said_aloud(caplog):
+    caplog.set_level(logging.WARNING)
+    loaded = load(FakeModel(), config(), Pulse(), max_len=5000)  # 2**16 bytes in pages of 64
+    assert loaded.capacity.max_model_len == 4 * loaded.capacity.pages < 5000
+    assert "lowered from 5000" in caplog.text
+
+
+def test_step_tokens_are_measured_within_bounds_and_the_trial_leaves_no_trace():
+    measured = Config(
+        device=DeviceConfig(kind="cpu", threads=1),
+        scheduler=SchedulerConfig(max_num_seqs=40, step_target_ms=0.001),
+        cache=CacheConfig(bytes=2**18, page_tokens=4),
+    )
+    loaded = load(FakeModel(), measured, Pulse())
+    assert loaded.capacity.step_tokens == 128  # for 40 decoding sequences and prompts beside them
+
+
+def test_step_tokens_as_configured_are_not_measured():
+    assert load(FakeModel(), config(step_tokens=8), Pulse()).capacity.step_tokens == 8
+
+
+LAYOUTS = [
+    CacheLayout(()),
+    CacheLayout((PageGroup(layers=(0,), page_tokens=4),)),
+    CacheLayout((PageGroup(layers=(0,), page_tokens=4), PageGroup(layers=(1,), page_tokens=8, window=5))),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pages", [3, 17, 100])
+def test_a_trial_plan_is_one_that_a_scheduler_could_have_made(layout, pages):
+    trial = stepsize.Trial(layout, pages=pages, rows=3, max_model_len=20)
+    for tokens in {1, 4, trial.room // 2, trial.room}:
+        plan = trial.plan(tokens)
+        assert plan.tokens == tokens
+        held = [page for join in plan.joins for table in join.tables for page in table]
+        assert len(set(held)) == len(held)
+        assert all(1 <= page <= pages for page in held)
+        assert [join.row for join in plan.joins] == list(range(len(plan.joins)))
+        assert len(plan.joins) <= 3
+        for join, span in zip(plan.joins, plan.spans, strict=True):
+            assert span.start + span.count < 20
+            for group, table in zip(layout.groups, join.tables, strict=True):
+                assert len(table) * group.page_tokens >= span.count

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from infd.errors import CheckpointError, DeviceLost, OutOfMemory
+from infd.request import SamplingParams
+from infd.runner.local import LocalExecutor
+from infd.scheduler.plan import StepPlan
+from tests.runner.driving import config, executor, generate, join, request, span
+from tests.runner.fake_model import FakeModel, continuation
+
+if TYPE_CHECKING:
+    from infd.models.base import Batch
+
+
+def device_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "infd-device"]
+
+
+def start(row: int, tokens: list[int], page: int) -> StepPlan:
+    """Return a plan that seats a sequence and samples its first token."""
+    return StepPlan(0, [join(row, tokens, [[page]])], [], [span(row, 0, len(tokens))])
+
+
+class Fault:
+    """Raises at chosen batches, counted from when it is armed."""
+
+    def __init__(self) -> None:
+        self.error = RuntimeError("the kernel said no")
+        self.countdown: int | None = None
+
+    def __call__(self, batch: Batch) -> None:
+        if self.countdown is not None:
+            self.countdown -= 1
+            if self.countdown < 0:
+                self.countdown = None
+                raise self.error
+
+
+class Gate:
+    """Stops forward passes until it is opened; says when one has arrived."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.arrived = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, batch: Batch) -> None:
+        if self.armed:
+            self.arrived.set()
+            self.open.wait()
+
+
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [2], [7, 1, 8, 2, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6], [6, 9]]
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_any_number_of_steps_in_flight_gives_the_same_tokens(depth: int, window: int | None):
+    runs = executor(FakeModel(window=window), config(rows=3, depth=depth))
+    capacity = await runs.load()
+    assert runs.depth == depth
+    requests = [
+        request(prompt, SamplingParams(max_tokens=4 + 3 * i, temperature=0.0), name=str(i))
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    try:
+        answers = await generate(runs, capacity, requests, depth=depth)
+    finally:
+        await runs.close()
+    assert answers == [continuation(prompt, 4 + 3 * i, window=window) for i, prompt in enumerate(PROMPTS)]
+
+
+async def test_random_sampling_does_not_depend_on_depth_or_neighbours():
+    def requests() -> list:
+        return [
+            request(prompt, SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=i), name=str(i))
+            for i, prompt in enumerate(PROMPTS)
+        ]
+
+    answers = []
+    for depth, rows in ((1, 1), (2, 4)):
+        runs = executor(FakeModel(), config(rows=rows, depth=depth))
+        capacity = await runs.load()
+        answers.append(await generate(runs, capacity, requests(), depth=depth))
+        await runs.close()
+    assert answers[0] == answers[1]
+
+
+async def test_forward_runs_while_sampling_waits_for_its_mask():
+    gate = Gate()
+    runs = executor(FakeModel(fault=gate), config())
+    await runs.load()
+    gate.armed = True
+    step = runs.forward(start(0, [3, 4], 1))
+    behind = runs.forward(start(1, [5], 2))
+    behind_answer = behind.sample()
+    await asyncio.to_thread(gate.arrived.wait)  # the device has begun, though nobody has called sample
+    gate.open.set()
+    assert not step.future.done()
+    assert not behind.future.done()  # steps stay in order
+
+    mask = np.zeros((1, 4), dtype=np.int32)
+    mask[0, 1] = 1 << 5
+    assert (await step.sample(mask)).tokens == [37]
+    assert (await behind_answer).tokens == continuation([5], 1)
+    await runs.close()
+
+
+async def test_a_failed_step_takes_those_behind_it_along_and_the_next_plan_works():
+    fault = Fault()
+    model = FakeModel(fault=fault)
+    runs = executor(model, config(depth=3))
+    await runs.load()
+    fault.countdown = 1
+    before = model.batches
+    steps = [runs.forward(start(row, [row + 3], row + 1)).sample() for row in range(3)]
+
+    assert (await steps[0]).tokens == continuation([3], 1)
+    # Planned by somebody who has not heard of the failure yet.
+    late = runs.forward(start(3, [9], 9)).sample()
+    for step in (steps[1], steps[2], late):
+        with pytest.raises(RuntimeError) as raised:
+            await step
+        assert raised.value is fault.error
+    assert model.batches == before + 1  # what stood behind the failure never ran
+
+    assert (await runs.forward(start(1, [8], 2)).sample()).tokens == continuation([8], 1)
+    await runs.close()
+
+
+async def test_a_step_that_fails_in_sampling_fails_like_any_other():
+    class Unsound(FakeModel):
+        def logits(self, hidden):
+            return super().logits(hidden)[:, :50] if self.fault else super().logits(hidden)
+
+    model = Unsound()
+    runs = executor(model, config())
+    await runs.load()
+    asked = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={90: 1.0})
+    model.fault = lambda batch: None
+    with pytest.raises(IndexError):
+        await runs.forward(StepPlan(0, [join(0, [3], [[1]], asked)], [], [span(0, 0, 1)])).sample()
+    model.fault = None
+    assert (await runs.forward(start(0, [3], 1)).sample()).tokens == continuation([3], 1)
+    await runs.close()
+
+
+async def test_a_second_failure_is_told_apart_from_the_first():
+    fault = Fault()
+    runs = executor(FakeModel(fault=fault), config())
+    await runs.load()
+    for message in ("first", "second"):
+        fault.error, fault.countdown = RuntimeError(message), 0
+        with pytest.raises(RuntimeError, match=message):
+            await runs.forward(start(0, [3], 1)).sample()
+    await runs.close()
+
+
+async def test_steps_dropped_without_being_awaited_leave_no_complaint(caplog: pytest.LogCaptureFixture):
+    fault = Fault()
+    runs = executor(FakeModel(fault=fault), config())
+    await runs.load()
+    fault.countdown = 0
+    first = runs.forward(start(0, [3], 1)).sample()
+    runs.forward(start(1, [4], 2)).sample()
+    with pytest.raises(RuntimeError):
+        await first
+    await runs.close()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_the_device_thread_ends_on_close_and_close_may_be_repeated():
+    runs = executor(FakeModel(), config())
+    await runs.load()
+    assert device_threads()
+    await runs.close()
+    await runs.close()
+    assert not device_threads()
+
+
+async def test_close_does_not_wait_for_a_word_to_sample():
+    gate = Gate()
+    gate.open.set()
+    runs = executor(FakeModel(fault=gate), config())
+    await runs.load()
+    gate.armed = True
+    step = runs.forward(start(0, [3], 1))
+    await asyncio.to_thread(gate.arrived.wait)
+    await runs.close()
+    with pytest.raises(DeviceLost):
+        await step.sample()
+    assert not device_threads()
+
+
+async def test_close_stops_a_step_between_two_layers():
+    gate = Gate()
+    runs = executor(FakeModel(fault=gate), config())
+    await runs.load()
+    gate.armed = True
+    answer = runs.forward(start(0, [3], 1)).sample()
+    await asyncio.to_thread(gate.arrived.wait)
+    closing = asyncio.ensure_future(runs.close())
+    await asyncio.sleep(0)
+    gate.open.set()
+    await closing
+    with pytest.raises(DeviceLost):
+        await answer
+
+
+async def test_a_closed_executor_answers_plans_with_an_error():
+    runs = executor(FakeModel(), config())
+    await runs.load()
+    await runs.close()
+    with pytest.raises(DeviceLost):
+        await runs.forward(start(0, [3], 1)).sample()
+
+
+async def test_close_before_load_is_nothing():
+    await executor(FakeModel(), config()).close()
+
+
+async def test_what_fails_while_loading_is_raised_by_load_and_ends_the_thread():
+    def refuse(settings, pulse):
+        raise OutOfMemory("no room")
+
+    runs = LocalExecutor(config(), refuse)
+    with pytest.raises(OutOfMemory, match="no room"):
+        await runs.load()
+    await runs.close()
+    assert not device_threads()
+
+
+async def test_closing_while_loading_stops_at_the_next_piece():
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slow(settings, pulse):
+        reached.set()
+        go_on.wait()
+        pulse.beat(1, 2)
+        raise AssertionError("went on after close")
+
+    runs = LocalExecutor(config(), slow)
+    loading = asyncio.ensure_future(runs.load())
+    await asyncio.to_thread(reached.wait)
+    closing = asyncio.ensure_future(runs.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    with pytest.raises(DeviceLost):
+        await loading
+
+
+async def test_a_checkpoint_that_is_not_there_is_a_start_error(tmp_path):
+    from infd.config import Config, DeviceConfig, ModelConfig
+
+    runs = LocalExecutor(Config(model=ModelConfig(path=str(tmp_path)), device=DeviceConfig(kind="cpu")))
+    with pytest.raises(CheckpointError):
+        await runs.load()
+    await runs.close()
+
+
+async def test_a_cancelled_wait_does_not_disturb_the_step_behind():
+    gate = Gate()
+    runs = executor(FakeModel(fault=gate), config())
+    await runs.load()
+    gate.armed = True
+    first = asyncio.ensure_future(runs.forward(start(0, [3], 1)).sample())
+    second = runs.forward(start(1, [4], 2)).sample()
+    await asyncio.to_thread(gate.arrived.wait)
+    first.cancel()
+    gate.open.set()
+    assert (await second).tokens == continuation([4], 1)
+    await runs.close()
+
+
+async def test_the_executor_describes_what_it_loaded():
+    runs = executor(FakeModel(), config())
+    assert runs.describe()["device"] == "cpu"
+    before = runs.pulse()
+    await runs.load()
+    facts = runs.describe()
+    assert facts["cache_bytes"] > 0
+    assert facts["torch"]
+    assert runs.pulse() > before
+    await runs.close()

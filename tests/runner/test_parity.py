@@ -1,0 +1,51 @@
+"""The whole runner on real checkpoints: greedy answers are those of transformers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.request import SamplingParams
+from infd.runner.local import LocalExecutor
+from tests.runner.driving import generate, request
+from tests.tiny import FAMILIES, oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NEW = 16
+PROMPTS = [[5, 17, 30, 99], list(range(20, 63)), [7], [(i * 37) % 190 + 3 for i in range(25)]]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("variant", FAMILIES)
+async def test_greedy_answers_are_those_of_transformers(tiny: Callable[[str], Path], variant: str, depth: int):
+    directory = tiny(variant)
+    runs = LocalExecutor(
+        Config(
+            model=ModelConfig(path=str(directory), dtype="float32"),
+            device=DeviceConfig(kind="cpu", threads=1, depth=depth),
+            scheduler=SchedulerConfig(max_num_seqs=3, step_tokens=16),  # chunks, and a queue
+            cache=CacheConfig(bytes=2**19, page_tokens=4),
+        )
+    )
+    try:
+        capacity = await runs.load()
+        requests = [
+            request(prompt, SamplingParams(max_tokens=NEW, temperature=0.0), name=str(i))
+            for i, prompt in enumerate(PROMPTS)
+        ]
+        answers = await generate(runs, capacity, requests, depth=depth)
+    finally:
+        await runs.close()
+
+    model = oracle(directory)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        theirs = model.generate(
+            torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert answer == theirs[0, len(prompt) :].tolist()
