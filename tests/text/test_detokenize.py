@@ -101,6 +101,16 @@ def test_characters_that_were_complete_before_a_bad_byte_stay():
     assert in_parts("sentencepiece", ids, [], skip=True) == "你\ufffd\ufffd"
 
 
+def test_a_run_after_a_bad_one_is_read_afresh():
+    word = tokenizer("sentencepiece").encode("dog")[-1]
+    ids = [*byte_ids(b"\xff"), word, *byte_ids("你".encode())]
+
+    text = in_parts("sentencepiece", ids, [], skip=True)
+
+    assert text == tokenizer("sentencepiece").decode(ids)
+    assert text.endswith("你")
+
+
 def test_a_newline_that_is_a_byte_token_is_not_held_back():
     text = detokenizer(tokenizer("sentencepiece"))
 

@@ -134,6 +134,14 @@ def test_text_that_only_looked_like_a_stop_string_is_sent():
     assert stream(byte_ids("\n\nUsual"), ["\n\nUser:"]) == Said("\n\nUsual", None, None)
 
 
+def test_a_stop_string_that_does_not_count_yet_is_not_held_back():
+    reply = Reply(tokenizer(), StopStrings(["ab", "bx"]), min_tokens=9)
+    reply.feed(byte_ids("ab"))
+
+    assert reply.take() == "a"  # the b may still begin the other string
+    assert Reply(tokenizer(), StopStrings(["ab"]), min_tokens=9).feed(byte_ids("ab")) is None
+
+
 def test_what_was_held_back_is_sent_at_the_end():
     reply = Reply(tokenizer(), StopStrings(["END"]))
     reply.feed(byte_ids("THE EN"))

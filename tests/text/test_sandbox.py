@@ -22,6 +22,8 @@ HUNGRY = {
     "a filtered loop": "{% for i in range(99999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
     "a recursive loop": "{% for i in range(999) recursive %}"
     "{% if loop.depth < 4 %}{% set x = loop(range(999)) %}{% endif %}{% endfor %}",
+    "a block in a loop": "{% for i in range(99) %}{% block b scoped %}"
+    "{% for j in range(9999) %}{% endfor %}{% endblock %}{% endfor %}",
     "literal text in a loop": "{% set x %}{% for i in range(9999) %}" + "x" * 2000 + "{% endfor %}{% endset %}",
     "adding": DOUBLED + "{% set ns.a = ns.a + ns.a %}{% endfor %}",
     "joining": DOUBLED + "{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
