@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,6 +92,18 @@ def test_int_or_a_second_term_ends_streams_at_once(start_daemon: Start, first: s
 
     assert "error" in last
     assert events.done
+    assert daemon.exit_code() == 0
+
+
+def test_infdctl_drain_is_what_term_does(start_daemon: Start) -> None:
+    daemon = start_daemon(*QUICK).ready()
+    command = [sys.executable, "-c", "from infd.admin.ctl import main; main()", "--socket", str(daemon.admin_socket)]
+    with daemon.stream(max_tokens=50) as events:
+        done = subprocess.run([*command, "drain"], capture_output=True, text=True, timeout=60, check=False)
+        rest = list(events)
+
+    assert done.returncode == 0, done.stderr
+    assert [choice["finish_reason"] for event in rest for choice in event["choices"]][-1] == "length"
     assert daemon.exit_code() == 0
 
 
