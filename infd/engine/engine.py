@@ -10,11 +10,10 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from infd.engine.fanout import FanOut
 from infd.engine.loop import StepLoop
 from infd.engine.state import Lifecycle, State
+from infd.engine.status import RequestRow, Status
 from infd.engine.stream import Choices
 from infd.engine.ticket import Flow, Ticket
 from infd.errors import InvalidRequest, NotReady, Overloaded, PromptTooLong, RequestFailed
@@ -39,45 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("infd.engine")
 
 BYTES_PER_TOKEN = 4  # of a body that is not tokenized yet; its place in the queue is corrected when it is
-
-
-class Status(Struct, kw_only=True):
-    """What an operator sees at a glance."""
-
-    state: str
-    reason: str
-    since: float  # Unix time
-    running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    tickets: int = 0
-    pages: int = 0
-    pages_referenced: int = 0
-    pages_cached: int = 0
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    steps: int = 0
-    last_step_age_s: float | None = None
-    accepted: int = 0  # choices
-    terminal: dict[str, int] = {}
-    max_model_len: int = 0
-    step_tokens: int = 0
-    rows: int = 0
-
-
-class RequestRow(Struct, kw_only=True):
-    """One line of `infdctl ps`."""
-
-    id: str
-    state: str  # admitted, waiting, running, done (its reader has not left yet)
-    client: str
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    choices: int
-    age_s: float
-    priority: int
 
 
 class Engine:
