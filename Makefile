@@ -1,5 +1,5 @@
 # Two commands for a newcomer: `make run` and `make test`.
-# PYTEST_FLAGS reaches pytest, PIP_FLAGS reaches pip: for instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu".
+# PYTEST_FLAGS reaches pytest, PIP_FLAGS reaches pip: another index, a folder of wheels.
 
 PYTHON ?= python3.11
 PIP_FLAGS ?=
