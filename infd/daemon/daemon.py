@@ -143,9 +143,10 @@ class Daemon:
 
     async def _wind_down(self) -> int:
         self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
+        self.http.close_listeners()
+        # Whoever hears this finds the door closed.
         self.notifier.stopping(status_line(self.engine))
         log.info("draining", extra={"timeout_s": self.config.server.drain_timeout_s, "fast": self._fast.is_set()})
-        self.http.close_listeners()
         if not self._fast.is_set() and await self._drain():
             return os.EX_OK
         self.engine.fail_all(RequestFailed("the server stopped before this request was finished"))

@@ -119,6 +119,7 @@ def test_readiness_fails_while_draining(start_daemon: Start) -> None:
         assert kept.recv(1) == b"", "a kept connection is closed after its answer"
 
     assert answer.startswith(b"HTTP/1.1 503")
+    assert b"connection: close" in answer.lower()
 
 
 def test_an_idle_daemon_stops_and_leaves_nothing_behind(start_daemon: Start) -> None:
