@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # The kernel doubles it; with what may wait on our side, a slow reader holds less than 256 KiB.
 SEND_BUFFER_BYTES: Final = 64 * 2**10
 BACKLOG: Final = 1024
-# Handlers write their last event within this once the engine has ended their work.
-SHUTDOWN_S: Final = 2.0
+# Once the engine has ended their work, handlers write a last event and are done, unless their reader lags.
+SHUTDOWN_S: Final = 0.5
 
 
 def application(service: Service) -> web.Application:
@@ -101,7 +101,7 @@ class HttpServer:
         self._listeners.clear()
 
     async def close(self) -> None:
-        """End everything. Requests should have ended before; what has not is cancelled after SHUTDOWN_S."""
+        """End everything. Requests should have ended before; what has not after SHUTDOWN_S is cancelled."""
         self.close_listeners()
         if self._heart is not None:
             self._heart.cancel()

@@ -13,7 +13,8 @@ from infd.http.sse import Streams
 
 if TYPE_CHECKING:
     from infd.config import Config
-    from infd.engine.engine import Engine, Ticket
+    from infd.engine.engine import Engine
+    from infd.engine.ticket import Ticket
     from infd.http.auth import Key, Keys
     from infd.http.served import ServedModel
     from infd.offload import Offload

@@ -14,7 +14,7 @@ from infd.text.stops import StopStrings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infd.engine.engine import Ticket
+    from infd.engine.ticket import Ticket
     from infd.http.schema.sampling import GenerationRequest
     from infd.http.served import ServedModel
     from infd.http.service import Exchange

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from infd.engine.engine import Engine
 
 from infd.config import Config
+from infd.engine.engine import Engine
 from infd.engine.state import State
 from infd.http.app import HttpServer
 from infd.http.auth import Keys
@@ -60,7 +60,7 @@ class Endpoint:
 
     async def idle(self) -> None:
         """Wait until the engine has nothing left to do."""
-        while (status := self.engine.status()).running or status.waiting:  # noqa: ASYNC110 - it has no event for this
+        while (status := self.engine.status()).running or status.waiting:
             await asyncio.sleep(0)
 
 
@@ -91,7 +91,7 @@ async def serving(
     url = "http://{}:{}".format(*listening.getsockname())
     await server.start([listening])
     running = asyncio.create_task(engine.run()) if load else None
-    while load and engine.lifecycle.state is State.STARTING:  # noqa: ASYNC110 - nor for this
+    while load and engine.lifecycle.state is State.STARTING:
         await asyncio.sleep(0)
     if engine.capacity is not None:
         server.served = served(engine.capacity.max_model_len, **defaults)

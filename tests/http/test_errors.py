@@ -179,7 +179,7 @@ async def test_a_full_queue_is_429_and_costs_nobody_anything():
     async with serving(config, executor=executor) as endpoint:
         executor.gate.clear()
         running = [asyncio.create_task(endpoint.complete(n=1)) for _ in range(2)]
-        while len(endpoint.engine.requests()) < 2:  # noqa: ASYNC110 - it has no event for this
+        while len(endpoint.engine.requests()) < 2:
             await asyncio.sleep(0)
 
         async with endpoint.session.post(COMPLETIONS, json={"prompt": "a", "n": 2}) as response:

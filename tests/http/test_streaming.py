@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from infd.http import sse
+from infd.http import app, sse
 from tests.fakes import FakeExecutor, capacity
 from tests.http.endpoint import Endpoint, decode_events, serving
 
@@ -21,8 +21,9 @@ COMPLETIONS = "/v1/completions"
 
 
 async def until(true: Callable[[], Any]) -> None:
-    while not true():  # noqa: ASYNC110 - not everything has an event
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(20):  # only ever reached by a failure
+        while not true():
+            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -61,6 +62,8 @@ async def test_a_slow_reader_holds_little_and_holds_up_nobody(endpoint: Endpoint
     for _ in range(3):
         assert await endpoint.events(COMPLETIONS, {**LONG, "n": 1})
         most = max(most, *(stream.buffered_bytes for stream in streams))
+        for _ in range(sse.BEATS_TO_PING):
+            await streams.beat()  # must not put a comment inside an event
     await endpoint.idle()
 
     (slow,) = streams
@@ -191,3 +194,13 @@ async def test_closing_the_server_leaves_no_connection_and_no_task():
     assert received.startswith(b"HTTP/1.1 500 ")
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
+
+
+async def test_a_reader_that_does_not_read_does_not_hold_up_closing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(app, "SHUTDOWN_S", 0.01)
+    async with serving() as endpoint:
+        client = raw(endpoint, LONG)
+        streams = endpoint.server.service.streams
+        await until(lambda: any(stream.buffered_bytes for stream in streams))
+        await endpoint.idle()
+    client.close()

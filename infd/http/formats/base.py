@@ -12,7 +12,7 @@ from infd.http.sse import event
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from infd.engine.engine import Ticket
+    from infd.engine.ticket import Ticket
     from infd.http.answer import Part
 
 # Stands for the text in a chunk that is cut in two around it. Encoded, it is b'"\\u0000"', which nothing else contains.

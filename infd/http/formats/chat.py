@@ -25,7 +25,7 @@ from infd.http.sse import event
 if TYPE_CHECKING:
     from msgspec import UnsetType
 
-    from infd.engine.engine import Ticket
+    from infd.engine.ticket import Ticket
     from infd.http.answer import Part
     from infd.http.schema.chat import ChatRequest
     from infd.http.schema.usage import Usage

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
-    from infd.engine.engine import Ticket
+    from infd.engine.ticket import Ticket
     from infd.http.answer import Part
     from infd.http.schema.completions import CompletionRequest
     from infd.http.schema.usage import Usage
