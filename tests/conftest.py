@@ -5,12 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.e2e.process import Daemon
+from tests.tiny import tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+__all__ = ["tiny"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Keep torch to one thread: tiny products gain nothing from more, and on a busy machine the others only spin."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import zlib
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from infd.errors import InfdError
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult, Want
@@ -21,6 +20,7 @@ from infd.scheduler.plan import StepPlan, StepResult, Want
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from infd.errors import InfdError
     from infd.scheduler.plan import Join, Span
 
 VOCAB = 512
@@ -183,7 +183,7 @@ class FakeExecutor:
                 if self.fault is not None:
                     self.fault(step.plan)
                 result = self.device.run(step.plan)
-            except Exception as error:  # noqa: BLE001 - whatever a step raises belongs to its caller
+            except Exception as error:
                 for dropped in [step, *self._queue]:
                     dropped.result.set_exception(error)
                 self._queue.clear()

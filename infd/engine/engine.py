@@ -16,7 +16,7 @@ from infd.engine.state import Lifecycle, State
 from infd.engine.status import RequestRow, Status
 from infd.engine.stream import Choices
 from infd.engine.ticket import Flow, Ticket
-from infd.errors import InvalidRequest, NotReady, Overloaded, PromptTooLong, RequestFailed
+from infd.errors import InfdError, InvalidRequest, NotReady, Overloaded, PromptTooLong, RequestFailed
 from infd.request import FinishReason
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
@@ -65,6 +65,7 @@ class Engine:
         self._flows: dict[Sequence, Flow] = {}
         self._reserved_choices = 0  # of tickets not yet submitted
         self._queued_tokens = 0  # prompt tokens reserved, or submitted and not yet planned
+        self._failed = False
         self._empty = asyncio.Event()
         self._empty.set()
         self._last_step: float | None = None
@@ -110,7 +111,8 @@ class Engine:
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work and wait until every reader has left; False if the time ran out."""
-        self.lifecycle.enter(State.DRAINING)
+        if self.lifecycle.state is not State.DRAINING:
+            self.lifecycle.enter(State.DRAINING)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
@@ -119,7 +121,8 @@ class Engine:
         return True
 
     def fail_all(self, error: Exception) -> None:
-        """End every stream with one error event."""
+        """End every stream with one error event, and refuse whatever is still being prepared."""
+        self._failed = True
         for flow in list(self._flows.values()):
             self._end(flow, FinishReason.ERROR, error)
 
@@ -145,7 +148,8 @@ class Engine:
     def queue(self, ticket: Ticket, requests: Many[Request], watchers: Many[Watcher | None] | None) -> Choices:
         """Turn a ticket's requests into sequences. Called by `Ticket.submit`."""
         scheduler, capacity = self._scheduler, self.capacity
-        if scheduler is None or capacity is None or self.lifecycle.state not in (State.READY, State.DRAINING):
+        admitted_in = (State.READY, State.DRAINING)
+        if scheduler is None or capacity is None or self._failed or self.lifecycle.state not in admitted_in:
             raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
         for request in requests:
             _check(request, capacity)
@@ -285,7 +289,7 @@ class Engine:
             self._scheduler.remove(flow.seq, finish or FinishReason.ABORT, error)
             self._wake()
         if finish is not None:
-            failure = error if isinstance(error, RequestFailed) else RequestFailed("this request failed")
+            failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
         metrics, now = self._metrics, self.now()
         metrics.terminal[finish.value if finish else "disconnect"] += 1

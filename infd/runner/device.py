@@ -5,13 +5,12 @@ answer. On a GPU the next step's forward is issued before an answer is waited
 for, if its plan is there already.
 
 A step that fails takes with it every step of its line: those issued before
-anybody awaited the failure. Their plans stand on tokens and pages that never
+the loop heard of the failure. Their plans stand on tokens and pages that never
 came to be, so they must not run.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import StepPlan, StepResult
 
     Mask = npt.NDArray[Any]
-
-log = logging.getLogger("infd.runner")
-
 
 class Order:
     """A step as the device thread sees it: the plan, its line, and, once told, the mask to sample under."""
@@ -116,7 +112,6 @@ class Device:
         try:
             yield True
         except Exception as error:  # whatever a step raises belongs to those who wait for it
-            log.exception("step %d failed", order.plan.number)
             self._failed_line, self._failure = order.line, runner.diagnose(error)
             self._answer(order, self._failure)
 

@@ -16,7 +16,7 @@ from infd.runner.device import Device, Go, Order
 from infd.runner.pulse import Pulse, Stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from infd.config import Config
     from infd.runner.loading import Loaded
@@ -35,7 +35,7 @@ def build_runner(config: Config, pulse: Pulse) -> Loaded:
 
 
 class LocalStep(Order):
-    """A step in flight. Awaiting what `sample` returns gives its result."""
+    """A step in flight."""
 
     __slots__ = ("_executor", "future")
 
@@ -44,16 +44,9 @@ class LocalStep(Order):
         self.future = future
         self._executor = executor
 
-    def sample(self, mask: Any | None = None) -> LocalStep:
+    def sample(self, mask: Any | None = None) -> asyncio.Future[StepResult]:
         self._executor.go(self, mask)
-        return self
-
-    def __await__(self) -> Generator[Any, None, StepResult]:
-        try:
-            return (yield from self.future.__await__())
-        except Exception:
-            self._executor.failure_heard(self.line)
-            raise
+        return self.future
 
 
 class LocalExecutor:
@@ -97,10 +90,6 @@ class LocalExecutor:
     def go(self, step: LocalStep, mask: Any | None) -> None:
         """Let a step sample."""
         self._device.inbox.put(Go(step, mask))
-
-    def failure_heard(self, line: int) -> None:
-        """Begin a new line: whoever plans from now on knows that the old one has failed."""
-        self._line = max(self._line, line + 1)
 
     def describe(self) -> dict[str, Any]:
         return dict(self._facts)
@@ -151,6 +140,7 @@ class LocalExecutor:
     def _settle(self, step: LocalStep, outcome: StepResult | Exception) -> None:
         self._in_flight.discard(step)
         if isinstance(outcome, Exception):
+            self._line = max(self._line, step.line + 1)  # whoever plans from now on knows that the old line has failed
             _fail(step.future, outcome)
         elif not step.future.done():
             step.future.set_result(outcome)

@@ -97,7 +97,7 @@ async def test_leaving_the_block_ends_the_work_and_frees_its_pages():
 async def test_a_reader_that_lags_finds_its_tokens_merged():
     async with serving() as engine, engine.admit(1, 0) as ticket:
         choices = await ticket.submit(request([1, 2], 20))
-        while engine.status().terminal["length"] == 0:  # noqa: ASYNC110 - what happens is the engine's own work
+        while engine.status().terminal["length"] == 0:
             await asyncio.sleep(0)
         deltas = [delta async for _, delta in choices]
 
@@ -192,6 +192,13 @@ async def test_nobody_is_admitted_before_the_model_is_loaded_or_while_draining()
             assert not draining.done(), "its reader is still here"
         assert await draining
         assert answer == {0: (continuation([1, 2], 5), FinishReason.LENGTH)}
+
+
+async def test_what_is_still_being_prepared_when_all_fails_is_refused():
+    async with serving() as engine, engine.admit(1, 0) as ticket:
+        engine.fail_all(RequestFailed("shutting down"))
+        with pytest.raises(NotReady):
+            await ticket.submit(request([1]))
 
 
 async def test_draining_gives_up_when_the_time_runs_out():

@@ -1,0 +1,146 @@
+"""Greedy answers through the whole engine equal transformers' `generate`, however requests share the device."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.engine.engine import Engine
+from infd.request import Request, SamplingParams
+from infd.runner.local import LocalExecutor
+from infd.telemetry.metrics import Metrics
+from tests.tiny import CLEAR, FAMILIES, VOCAB, margins, oracle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+NEW = 24
+
+
+class Expected:
+    """Prompts, and what transformers generates after each; clear[i] counts the leading answers beyond doubt."""
+
+    def __init__(self, directory: Path) -> None:
+        model = oracle(directory)
+        generator = torch.Generator().manual_seed(9)
+        lengths = [3, 40, 17, 1, 64, 33, 8, 25, 50, 12, 5, 29]
+        self.prompts = [torch.randint(3, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+        self.answers: list[list[int]] = []
+        self.clear: list[int] = []
+        for prompt in self.prompts:
+            whole = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                max_new_tokens=NEW,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=None,
+            )
+            with torch.inference_mode():
+                sure = margins(model(whole).logits[0, len(prompt) - 1 : -1]) > CLEAR
+            self.answers.append(whole[0, len(prompt) :].tolist())
+            self.clear.append(NEW if sure.all() else int(sure.int().argmin()))
+
+    def compare(self, got: list[list[int]]) -> None:
+        """Every answer agrees as far as it is clear; skipped positions must be few."""
+        skipped = sum(NEW - clear for clear in self.clear)
+        assert skipped <= 0.15 * NEW * len(self.prompts), f"{skipped} positions of {NEW * len(self.prompts)} skipped"
+        for ours, theirs, clear in zip(got, self.answers, self.clear, strict=True):
+            assert len(ours) == NEW
+            assert ours[:clear] == theirs[:clear]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tiny: Callable[[str], Path]) -> tuple[Path, Expected]:
+    directory = tiny(request.param)
+    return directory, Expected(directory)
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path, *, step_tokens: int = 256, rows: int = 16, cache_bytes: int = 2**20, depth: int = 1
+) -> AsyncIterator[Engine]:
+    config = Config(
+        model=ModelConfig(path=str(directory), dtype="float32", max_model_len=128),
+        device=DeviceConfig(kind="cpu", threads=1, depth=depth),
+        scheduler=SchedulerConfig(step_tokens=step_tokens, max_num_seqs=rows),
+        cache=CacheConfig(bytes=cache_bytes, page_tokens=4),
+    )
+    engine = Engine(config, LocalExecutor(config), Metrics())
+    await engine.load()
+    running = asyncio.create_task(engine.run())
+    try:
+        await asyncio.sleep(0)
+        yield engine
+    finally:
+        await engine.close()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def generate(engine: Engine, prompt: list[int]) -> list[int]:
+    request = Request(
+        id="r", prompt=tuple(prompt), sampling=SamplingParams(max_tokens=NEW, temperature=0.0), end_ids=frozenset()
+    )
+    async with engine.admit(1, 0) as ticket:
+        return [token async for _, delta in await ticket.submit(request) for token in delta.token_ids]
+
+
+async def test_alone(checkpoint: tuple[Path, Expected]) -> None:
+    directory, expected = checkpoint
+    async with serving(directory) as engine:
+        expected.compare([await generate(engine, prompt) for prompt in expected.prompts])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_batched_with_strangers(checkpoint: tuple[Path, Expected], depth: int) -> None:
+    directory, expected = checkpoint
+    async with serving(directory, depth=depth) as engine:
+        expected.compare(await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts)))
+
+
+async def test_in_chunks(checkpoint: tuple[Path, Expected]) -> None:
+    directory, expected = checkpoint
+    async with serving(directory, step_tokens=13, rows=7) as engine:
+        expected.compare(await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts)))
+        assert engine.status().steps > sum(map(len, expected.prompts)) // 13
+
+
+async def test_after_preemption_for_want_of_pages(tiny: Callable[[str], Path]) -> None:
+    directory = tiny("qwen3")
+    expected = Expected(directory)
+    page_bytes = 3 * 2 * 2 * 4 * 16 * 4  # layers, k and v, heads, page_tokens, head_dim, float32
+    async with serving(directory, cache_bytes=44 * page_bytes) as engine:
+        expected.compare(await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts)))
+        assert engine.status().preemptions > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_after_preemption_at_any_moment(checkpoint: tuple[Path, Expected], depth: int) -> None:
+    directory, expected = checkpoint
+    async with serving(directory, depth=depth) as engine:
+        answers = [asyncio.create_task(generate(engine, prompt)) for prompt in expected.prompts]
+        scheduler, seen = engine._scheduler, 0
+        assert scheduler is not None
+        while not all(answer.done() for answer in answers):
+            await asyncio.sleep(0)
+            if engine.status().steps // 5 > seen:
+                seen += 1
+                for seq in scheduler.running[::2]:
+                    scheduler._preempt(seq)
+        expected.compare([answer.result() for answer in answers])
+        assert engine.status().preemptions > 10
+
+
+async def test_with_a_warm_prefix_cache(checkpoint: tuple[Path, Expected]) -> None:
+    directory, expected = checkpoint
+    async with serving(directory) as engine:
+        for _ in range(2):
+            expected.compare(await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts)))
+        status = engine.status()
+        assert status.prefix_hits > 0.3 * status.prefix_queries
