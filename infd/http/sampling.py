@@ -80,7 +80,7 @@ def max_tokens(
     """
     room = served.max_model_len - prompt_tokens
     if room < 1:
-        raise PromptTooLong(prompt_tokens, served.max_model_len, param=prompt_param)
+        raise PromptTooLong(prompt_tokens, served.max_model_len - 1, param=prompt_param)
     if asked is None:
         return room if default is None else min(default, room)
     if asked > room:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from msgspec import Struct, field
 
+from infd.engine.state import State
 from infd.errors import NotReady
 from infd.http.sse import Streams
 
@@ -37,7 +38,9 @@ class Service:
         """Return what is served. Raises NotReady while nothing is."""
         if self.served is None:
             lifecycle = self.engine.lifecycle
-            raise NotReady(lifecycle.state.value, lifecycle.reason)
+            # The engine may be ready a moment before its tokenizer is.
+            state = State.STARTING if lifecycle.state is State.READY else lifecycle.state
+            raise NotReady(state.value, lifecycle.reason)
         return self.served
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import msgspec
 import pytest
+from yarl import URL
 
 from infd.config import Config, LimitsConfig, MetricsConfig, SchedulerConfig, ServerConfig
 from infd.engine.state import State
@@ -271,8 +272,6 @@ async def test_an_odd_host_or_target_opens_nothing():
 
 
 async def status_of(endpoint: Endpoint, path: str) -> int:
-    from yarl import URL
-
     async with endpoint.session.get(URL(endpoint.url + path, encoded=True)) as response:
         return response.status
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from infd.http.auth import Keys
+from tests.http.endpoint import serving
 from tests.http.model import MODEL, chat_prompt, foretell, letters, tokenizer
 
 if TYPE_CHECKING:
@@ -189,6 +192,29 @@ async def test_a_prompt_seen_before_is_cached(endpoint: Endpoint):
     body = await endpoint.complete(prompt=prompt)
 
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_cached_prompts_are_shared_within_a_tenant_and_a_salt():
+    keys = Keys.parse(
+        "\n".join(
+            f"{name}:{sha256(name.encode()).hexdigest()}:{tenant}" for name, tenant in [("ann", "a"), ("bob", "b")]
+        ),
+        "keys",
+    )
+
+    async def cached(key: str, **fields: Any) -> int:
+        said = {"prompt": list(range(10, 50)), **fields}
+        status, body = await endpoint.post("/v1/completions", said, Authorization=f"Bearer {key}")
+        assert status == 200
+        tokens: int = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return tokens
+
+    async with serving(keys=keys) as endpoint:
+        assert await cached("ann") == 0
+        assert await cached("bob") == 0
+        assert await cached("ann") > 0
+        assert await cached("ann", cache_salt="mine") == 0
+        assert await cached("ann", cache_salt="mine") > 0
 
 
 async def test_a_long_prompt_is_encoded_off_the_loop_with_the_same_answer(endpoint: Endpoint):

@@ -13,6 +13,7 @@ import pytest
 from infd.http import app, sse
 from tests.fakes import FakeExecutor, capacity
 from tests.http.endpoint import Endpoint, decode_events, serving
+from tests.http.model import foretell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -142,6 +143,24 @@ async def test_a_client_that_leaves_mid_stream_ends_its_work():
         assert row.generated_tokens < 250
         await endpoint.idle()
         assert endpoint.engine.status().pages_referenced == 0
+
+
+async def test_clients_that_leave_cost_those_who_stay_no_token(endpoint: Endpoint):
+    async def leave(number: int) -> None:
+        said = {"prompt": [5, 6, number], "max_tokens": 200, "stream": True}
+        response = await endpoint.session.post(COMPLETIONS, json=said)
+        await response.content.readuntil(b"\n\n")
+        response.close()
+
+    prompts = [[10 + number, 90 + number] for number in range(16)]
+    answers, *_ = await asyncio.gather(
+        asyncio.gather(*(endpoint.complete(prompt=prompt, max_tokens=60) for prompt in prompts)),
+        *(leave(20 + number) for number in range(16)),
+    )
+
+    assert [body["choices"][0]["text"] for body in answers] == [foretell(prompt, 60)[1] for prompt in prompts]
+    await endpoint.idle()
+    assert endpoint.engine.status().pages_referenced == 0
 
 
 async def test_a_stream_quiet_for_long_gets_headers_and_then_comments():
