@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[Any]
 
+
 class Order:
     """A step as the device thread sees it: the plan, its line, and, once told, the mask to sample under."""
 
