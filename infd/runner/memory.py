@@ -18,6 +18,7 @@ from infd.errors import OutOfMemory
 if TYPE_CHECKING:
     from torch import Tensor
 
+CGROUPS = Path("/sys/fs/cgroup")
 ALIGNMENT = 64  # a cache line, and the widest vector load
 
 
@@ -57,17 +58,30 @@ class Arena:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Return how much memory could be taken now, on a CPU within the limit of this process's control group."""
+    """Return how much memory could be taken now, on a CPU within the limits of this process's control groups."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(meminfo["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
+    free = _numbers(Path("/proc/meminfo").read_text())["MemAvailable:"] * 1024
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    group = CGROUPS / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    limits = [_headroom(each) for each in (group, *group.parents) if each.is_relative_to(CGROUPS)]
+    return int(max(0, min(free, *limits)))
+
+
+def _headroom(group: Path) -> float:
+    """Return how far a control group is from its limit. Files that it caches count as free."""
     try:
         limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            free = min(free, int(limit) - int((group / "memory.current").read_text()))
+        if limit == "max":
+            return float("inf")
+        used = int((group / "memory.current").read_text())
+        held = _numbers((group / "memory.stat").read_text())
     except FileNotFoundError:
-        pass  # no control group limits us
-    return max(free, 0)
+        return float("inf")  # the root, or another version of control groups
+    return int(limit) - used + held["inactive_file"] + held["active_file"]
+
+
+def _numbers(table: str) -> dict[str, int]:
+    """Read lines of `name number`."""
+    return {words[0]: int(words[1]) for words in map(str.split, table.splitlines())}

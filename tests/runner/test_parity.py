@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
@@ -21,14 +21,19 @@ NEW = 16
 PROMPTS = [[5, 17, 30, 99], list(range(20, 63)), [7], [(i * 37) % 190 + 3 for i in range(25)]]
 
 
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("variant", FAMILIES)
-async def test_greedy_answers_are_those_of_transformers(tiny: Callable[[str], Path], variant: str, depth: int):
+async def test_greedy_answers_are_those_of_transformers(
+    tiny: Callable[[str], Path], variant: str, depth: int, kind: Literal["cpu", "cuda"]
+):
+    if kind == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU here")
     directory = tiny(variant)
     runs = LocalExecutor(
         Config(
             model=ModelConfig(path=str(directory), dtype="float32"),
-            device=DeviceConfig(kind="cpu", threads=1, depth=depth),
+            device=DeviceConfig(kind=kind, threads=1, depth=depth),
             scheduler=SchedulerConfig(max_num_seqs=3, step_tokens=16),  # chunks, and a queue
             cache=CacheConfig(bytes=2**19, page_tokens=4),
         )

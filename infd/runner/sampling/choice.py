@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
     from infd.runner.sampling.truncation import Candidates
 
-BLOCK = 4  # rows at a time: their noise stays in a CPU's cache
+BLOCK = 4  # rows at a time on a CPU: their noise stays in its cache
 
 
 def among_all(logits: Tensor, keys: Tensor, hashed: Tensor) -> Tensor:
     """Return a token [n] int64 of logits [n, vocab], given row keys [n, 2] and the hashes of all tokens [vocab]."""
     chosen = keys.new_empty(len(logits), dtype=torch.int64)
-    for first in range(0, len(logits), BLOCK):
-        rows = slice(first, first + BLOCK)
+    block = len(logits) if logits.is_cuda else BLOCK
+    for first in range(0, len(logits), block):
+        rows = slice(first, first + block)
         chosen[rows] = gumbel(keys[rows], hashed).add_(logits[rows]).argmax(-1)
     return chosen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from infd.runner.sampling import choice, noise
@@ -121,3 +122,13 @@ def test_what_was_truncated_is_never_chosen():
     assert set(tokens.tolist()) == set(five.tolist())
     observed = tokens.bincount(minlength=VOCAB)[five]
     assert chi_square(observed, logits[five].softmax(-1)) < 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_meets_the_same_noise():
+    keys = keys_of(torch.arange(100), torch.arange(100) * 7)
+    on_gpu = noise.gumbel(
+        keys_of(torch.arange(100).cuda(), torch.arange(100).cuda() * 7), noise.token_hash(torch.arange(VOCAB).cuda())
+    )
+    torch.testing.assert_close(on_gpu.cpu(), noise.gumbel(keys, hashed()))
