@@ -137,6 +137,10 @@ class Choices:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.take()
+
+    def take(self) -> tuple[int, Delta]:
+        """Return a delta that is `ready`, as the iteration does."""
         stream = self._news.popleft()
         delta = stream.take()
         if delta.finish is not None:

@@ -56,7 +56,7 @@ class Answer:
         choices = self._choices
         parts = [self._part(*await choices.__anext__())]
         while choices.ready:
-            parts.append(self._part(*await choices.__anext__()))
+            parts.append(self._part(*choices.take()))
         return parts
 
     async def gather(self) -> list[Part]:

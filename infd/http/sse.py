@@ -79,6 +79,7 @@ class EventStream:
         self._quiet_beats = 0
         self._lagging = False
         self._transport: asyncio.Transport | None = None
+        self._direct = False  # headers and a first chunk have left, and more chunks may follow
 
     def __enter__(self) -> EventStream:
         return self
@@ -93,15 +94,18 @@ class EventStream:
 
     async def send(self, events: bytes) -> None:
         """Write whole events. Waits for a reader that lags; raises ConnectionError when it is gone."""
-        if not self.begun:
-            await self._begin()
         self._quiet_beats = 0
-        transport = self._transport
-        assert transport is not None
+        transport = self._transport or await self._begin()
         if len(events) > HIGH_WATER or transport.get_write_buffer_size():
             await self._send_slowly(events, transport)
+        elif not self._direct:
+            await self.response.write(events)  # with the headers, which wait for it
+            self._direct = self.response.headers.get("Transfer-Encoding") == "chunked"
+        elif transport.is_closing():
+            raise ConnectionResetError("the client has gone")
         else:
-            await self.response.write(events)
+            # What response.write comes to, without its four calls: this runs once per token of every stream.
+            transport.write(b"%x\r\n%b\r\n" % (len(events), events))
 
     async def close(self) -> None:
         """End the response properly."""
@@ -116,15 +120,16 @@ class EventStream:
         if not self._lagging:  # else a comment could land inside an event that is sent in slices
             await self.send(PING)
 
-    async def _begin(self) -> None:
+    async def _begin(self) -> asyncio.Transport:
         async with self._beginning:
-            if self.begun:
-                return
-            if self._request.transport is None:
+            transport = self._request.transport
+            if transport is None:
                 raise ConnectionResetError("the client has gone")
-            self._transport = self._request.transport
-            await self.response.prepare(self._request)
-            self.begun = True
+            if not self.begun:
+                await self.response.prepare(self._request)
+                self.begun = True
+                self._transport = transport
+            return transport
 
     async def _send_slowly(self, events: bytes, transport: asyncio.Transport) -> None:
         self._lagging = True
