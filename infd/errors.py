@@ -14,6 +14,7 @@ InfdError
 │   ├── NotReady           503, with Retry-After
 │   └── Internal           500, our bug; the message names the request id
 ├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
+├── StepTooLarge           a step did not fit the device's memory; smaller ones may
 ├── DeviceLost             the device cannot be used any more; the daemon exits 70
 └── StartError             the daemon cannot start; carries a sysexits code
     ├── UsageError         64
@@ -117,6 +118,10 @@ class Internal(RequestError):
 
 class RequestFailed(InfdError):
     """An accepted request that infd could not finish; its stream ends with this."""
+
+
+class StepTooLarge(InfdError):
+    """The device had no memory for a step. Its sequences are tried again in smaller steps."""
 
 
 class DeviceLost(InfdError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from infd.admin.stacks import task_stacks
+from infd.admin.stacks import task_stacks, thread_stacks
 
 if TYPE_CHECKING:
     from infd.engine.engine import Engine
@@ -24,6 +24,7 @@ def status(engine: Engine) -> None:
 
 
 def stacks() -> None:
-    """Log where every task waits."""
-    for stack in task_stacks():
-        log.critical("task %s\n%s", stack.name, "\n".join(stack.frames))
+    """Log where every task waits and every thread runs."""
+    for kind, found in (("task", task_stacks()), ("thread", thread_stacks())):
+        for stack in found:
+            log.critical("%s %s\n%s", kind, stack.name, "\n".join(stack.frames))

@@ -6,8 +6,10 @@ A daemon without work wakes up once a second and does next to nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
+from infd.daemon import dump
 from infd.engine.state import State
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from infd.engine.engine import Engine
     from infd.engine.executor import Executor
     from infd.telemetry.metrics import Metrics
+
+log = logging.getLogger("infd.daemon")
 
 BEAT_S = 1.0
 SAMPLE_S = 0.05
@@ -41,6 +45,9 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Say what changed."""
+        if self._engine.watch():
+            log.critical("a step is stuck: the device has made no progress for too long")
+            dump.stacks()
         if self._engine.lifecycle.state is State.STARTING:
             self._notifier.more_time(LOADING_GRACE_S)
         line = status_line(self._engine)
@@ -55,7 +62,7 @@ class Heartbeat:
         last, self._pulse = self._pulse, self._executor.pulse()
         if self._engine.lifecycle.state is State.FAILED:
             return False
-        return self._pulse != last or not self._engine.status().running
+        return not self._engine.stuck and (self._pulse != last or not self._engine.status().running)
 
 
 def status_line(engine: Engine) -> str:

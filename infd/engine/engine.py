@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infd.engine.fanout import FanOut
 from infd.engine.loop import StepLoop
+from infd.engine.progress import Progress
 from infd.engine.state import Lifecycle, State
 from infd.engine.status import RequestRow, Status
 from infd.engine.stream import Choices
@@ -66,6 +67,7 @@ class Engine:
         self._reserved_choices = 0  # of tickets not yet submitted
         self._queued_tokens = 0  # prompt tokens reserved, or submitted and not yet planned
         self._failed = False
+        self._progress = Progress(executor.pulse)
         self._empty = asyncio.Event()
         self._empty.set()
         self._last_step: float | None = None
@@ -247,6 +249,7 @@ class Engine:
         metrics, scheduler = self._metrics, self._scheduler
         assert scheduler is not None
         metrics.step.observe(self._last_step - issued.at)
+        self._progress.took(self._last_step - issued.at)
         metrics.iteration_tokens.observe(issued.plan.tokens)
         metrics.preemptions = scheduler.preemptions
         metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
@@ -308,6 +311,17 @@ class Engine:
             log.critical("%d pages are held by nobody; please report this", scheduler.pool.referenced)
 
     # What operators ask
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a step was stuck when `watch` last looked."""
+        return self._progress.stuck
+
+    def watch(self) -> bool:
+        """Look whether steps move, about once a second. True when one is found stuck, once for each time."""
+        known = self.stuck
+        busy = self._loop is not None and self._loop.in_flight > 0
+        return self._progress.look(self.now(), busy=busy) and not known
 
     def status(self) -> Status:
         """Return the state and the load."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from infd.engine.suspects import Suspects
-from infd.errors import DeviceLost
+from infd.errors import DeviceLost, StepTooLarge
 from infd.request import FinishReason
 from infd.scheduler.scheduler import Outcome
 
@@ -63,6 +63,11 @@ class StepLoop:
         """There is something to plan, or a result to take in."""
         self._news.set()
 
+    @property
+    def in_flight(self) -> int:
+        """Steps issued and not yet committed."""
+        return len(self._in_flight)
+
     async def run(self) -> None:
         """Run until cancelled. Raises DeviceLost."""
         committed: list[tuple[Issued, list[Outcome]]] = []
@@ -109,6 +114,8 @@ class StepLoop:
         await asyncio.gather(*(issued.result for issued in behind), return_exceptions=True)
         self._in_flight.clear()
         self._scheduler.rollback([failed.plan, *(issued.plan for issued in behind)])
+        if isinstance(error, StepTooLarge) and self._scheduler.shrink(failed.plan):
+            return []
         culprit = self._suspects.accuse(failed.plan)
         if culprit is None:
             return []

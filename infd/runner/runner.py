@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.errors import DeviceLost, RequestFailed
+from infd.errors import DeviceLost, RequestFailed, StepTooLarge
 from infd.request import TokenLogprobs
 from infd.runner.batch import gather
 from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Asking, Sampler
@@ -160,8 +160,11 @@ class Runner:
         return result
 
     def diagnose(self, error: Exception) -> Exception:
-        """Return what a step's error means: itself, or DeviceLost if it has left the device unusable."""
-        if self.overlaps and not isinstance(error, torch.OutOfMemoryError):
+        """Return what a step's error means: itself, StepTooLarge, or DeviceLost if it has left the device unusable."""
+        # On a CPU torch's allocator raises a RuntimeError that only its words tell apart.
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+            return StepTooLarge(str(error))
+        if self.overlaps:
             try:
                 torch.cuda.synchronize(self._rows.device)
             except RuntimeError as lost:

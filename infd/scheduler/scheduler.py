@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from infd.scheduler.sequence import Sequence
 
 
+CALM_STEPS = 64  # that must fit before larger ones are tried again
+
+
 class Outcome(Struct, gc=False):
     """What a step brought to one sequence, and whether that ended it."""
 
@@ -49,6 +52,7 @@ class Scheduler:
 
     def __init__(self, capacity: Capacity, *, priority_patience: int = 64, prefix_caching: bool = True) -> None:
         self.capacity = capacity
+        self.step_tokens = capacity.step_tokens  # less after a step that did not fit the device's memory
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.index = PrefixIndex()
@@ -63,6 +67,7 @@ class Scheduler:
         self._rows = list(range(capacity.rows - 1, -1, -1))
         self._number = 0
         self._unsettled: dict[int, list[int]] = {}  # pages indexed by each step in flight
+        self._calm = 0  # steps committed since one did not fit
 
     # The caller's side
 
@@ -86,7 +91,7 @@ class Scheduler:
     def plan(self, only: Container[Sequence] | None = None) -> StepPlan | None:
         """Fill the next step, of these sequences `only` if given; return None if nothing can be computed now."""
         plan = StepPlan(self._number, [], [], [])
-        left = self.capacity.step_tokens
+        left = self.step_tokens
         for seq in decoding_first(self.running):
             if not left:
                 break
@@ -102,6 +107,8 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
         """Take in what a step produced, in the order planned. Sequences removed meanwhile are passed over."""
         self._unsettled.pop(plan.number, None)
+        if self.step_tokens < self.capacity.step_tokens:
+            self._grow_back()
         outcomes: list[Outcome] = []
         at = 0
         for i, span in enumerate(plan.spans):
@@ -138,6 +145,15 @@ class Scheduler:
                 if span.seq.row is not None:
                     self._preempt(span.seq)
 
+    def shrink(self, plan: StepPlan) -> bool:
+        """Plan steps of half the size of this one from now on, for a while; False if it cannot be halved."""
+        tokens = plan.tokens
+        if tokens < 2 or not self.capacity.layout.divisible:
+            return False
+        self.step_tokens = tokens // 2
+        self._calm = 0
+        return True
+
     def verify(self) -> None:
         """Assert every invariant of pages and rows."""
         everybody = self.waiting + self.running
@@ -150,6 +166,13 @@ class Scheduler:
             assert queue == sorted(queue, key=by_order), "a queue is out of order"
 
     # One sequence, one step
+
+    def _grow_back(self) -> None:
+        """Double the size of steps after a number of them have fitted."""
+        self._calm += 1
+        if self._calm >= CALM_STEPS:
+            self.step_tokens = min(2 * self.step_tokens, self.capacity.step_tokens)
+            self._calm = 0
 
     def _grant(self, plan: StepPlan, seq: Sequence, left: int) -> int:
         """Add a span of at most `left` tokens to the plan; return its length, 0 if it cannot go on now."""

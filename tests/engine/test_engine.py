@@ -9,8 +9,17 @@ import pytest
 
 from infd.config import Config, SchedulerConfig
 from infd.engine.engine import Engine
+from infd.engine.progress import PATIENCE_S
 from infd.engine.state import State
-from infd.errors import DeviceLost, InvalidRequest, NotReady, Overloaded, PromptTooLong, RequestFailed
+from infd.errors import (
+    DeviceLost,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    PromptTooLong,
+    RequestFailed,
+    StepTooLarge,
+)
 from infd.request import FinishReason, Request, SamplingParams
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor, capacity, continuation
@@ -243,6 +252,46 @@ async def test_a_step_that_fails_now_and_then_costs_nobody_anything():
         answers = await asyncio.gather(*(ask(engine, request([i] * 9, 12)) for i in range(20)))
 
     assert answers == [{0: (continuation([i] * 9, 12), FinishReason.LENGTH)} for i in range(20)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_a_step_that_does_not_fit_is_tried_again_in_smaller_ones_and_costs_nobody_anything(depth: int):
+    def small(plan: StepPlan) -> None:
+        if plan.tokens > 9:
+            raise StepTooLarge("no memory")
+
+    async with serving(FakeExecutor(depth=depth, fault=small)) as engine:
+        answers = await asyncio.gather(*(ask(engine, request([i] * 20, 6)) for i in range(12)))
+
+    assert answers == [{0: (continuation([i] * 20, 6), FinishReason.LENGTH)} for i in range(12)]
+
+
+async def test_a_single_token_that_does_not_fit_fails_its_request():
+    def full(plan: StepPlan) -> None:
+        raise StepTooLarge("no memory")
+
+    async with serving(FakeExecutor(fault=full)) as engine:
+        assert await ask(engine, request([1] * 20)) == {0: ([], FinishReason.ERROR)}
+
+
+async def test_a_stuck_step_is_told_once_and_forgotten_when_it_moves_again():
+    now = 0.0
+    executor = FakeExecutor()
+    engine = Engine(Config(), executor, Metrics(), clock=lambda: now)
+    await engine.load()
+    running = asyncio.create_task(engine.run())
+    await asyncio.sleep(0)
+    executor.gate.clear()
+    asking = asyncio.create_task(ask(engine, request([1])))
+    await asyncio.sleep(0.01)
+    assert not engine.watch()
+    now = PATIENCE_S + 1
+    assert [engine.watch(), engine.watch(), engine.stuck] == [True, False, True]
+    executor.gate.set()
+    await asking
+    assert [engine.watch(), engine.stuck] == [False, False]
+    await engine.close()
+    await running
 
 
 async def test_a_lost_device_ends_every_stream_with_an_error_and_the_engine_fails():

@@ -291,3 +291,26 @@ def test_a_preempted_sequence_runs_again_only_when_its_last_step_is_committed():
     assert driver.issue() is None
     driver.finish()
     driver.check_answers()
+
+
+def test_after_a_step_that_did_not_fit_steps_are_halved_and_grow_back():
+    driver = Driver(capacity(step_tokens=16, pages=512, max_model_len=2000))
+    driver.add(sequence([1] * 1500, max_tokens=1))
+    plan = driver.issue()
+    assert plan is not None
+    driver.fail()
+    assert driver.scheduler.shrink(plan)
+    for _ in range(70):
+        driver.step()
+
+    assert {p.tokens for p in driver.plans[1:60]} == {8}
+    assert driver.plans[70].tokens == 16
+
+
+def test_a_step_of_one_token_cannot_be_halved():
+    driver = Driver()
+    driver.add(sequence(1))
+    plan = driver.issue()
+    assert plan is not None
+
+    assert not driver.scheduler.shrink(plan)

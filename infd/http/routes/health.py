@@ -5,7 +5,7 @@
 | starting | 200    | 503            | 503     |
 | ready    | 200    | 200            | 200     |
 | draining, paused, sleeping | 200 | 200 | 503 |
-| failed   | 503    | 503            | 503     |
+| failed, or a step is stuck | 503 | 503 | 503 |
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _state(request: web.Request, bad: frozenset[State], *, verbose: bool = False
     said: dict[str, object] = {"state": lifecycle.state.value}
     if verbose:
         said |= {
-            "reason": lifecycle.reason,
+            "reason": "a step is stuck" if engine.stuck else lifecycle.reason,
             "since": lifecycle.since,
             "last_step_age_s": engine.status().last_step_age_s,
         }
-    return send.json(msgspec.json.encode(said), status=503 if lifecycle.state in bad else 200)
+    return send.json(msgspec.json.encode(said), status=503 if engine.stuck or lifecycle.state in bad else 200)
