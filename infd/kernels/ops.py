@@ -52,12 +52,13 @@ class AttentionPlan(Protocol):
     def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
         """Put k and v, each [T, K, D], into the cache."""
 
-    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float) -> Tensor:
+    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float, softcap: float | None = None) -> Tensor:
         """Attend every query token to the cached keys of its own sequence, at its own position and before.
 
-        q      [T, H, D]
-        scale  multiplies q·k before softmax, usually D ** -0.5
-        ->     [T, H, D] in q's dtype, accumulated in float32; rows of padding hold anything finite
+        q        [T, H, D]
+        scale    multiplies q·k before softmax, usually D ** -0.5
+        softcap  bounds the scaled scores: softcap * tanh(score / softcap)
+        ->       [T, H, D] in q's dtype, accumulated in float32; rows of padding hold anything finite
         """
 
 
@@ -78,26 +79,34 @@ class Embedding(Protocol):
 
 
 class Norm(Protocol):
-    """RMSNorm over the last axis: x / sqrt(mean(x²) + eps) * weight, in float32, given back in x's dtype."""
+    """RMSNorm over the last axis: x / sqrt(mean(x²) + eps) * (weight + offset), in float32, given back in x's dtype."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor: ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """Return (rms_norm(x + residual), x + residual)."""
 
 
 class Rope(Protocol):
-    def __call__(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate q [T, H, D] and k [T, K, D] in halves (GPT-NeoX style).
+    def __call__(
+        self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Rotate the first R numbers of every head of q [T, H, D] and k [T, K, D]; leave the others as they are.
 
-        positions  [T] int64
-        table      [max_len, 2, D / 2] float32: cosines, then sines
+        positions    [T] int64
+        table        [max_len, 2, R / 2] float32: cosines, then sines
+        interleaved  pairs are neighbours (GPT-J style), not i and i + R / 2 (GPT-NeoX style)
         """
 
 
 class Activation(Protocol):
     def silu_mul(self, x: Tensor) -> Tensor:
         """Return silu(x[..., :n]) * x[..., n:] for x [T, 2n]."""
+
+    def gelu_tanh_mul(self, x: Tensor) -> Tensor:
+        """Return gelu(x[..., :n]) * x[..., n:] for x [T, 2n], with the tanh approximation of gelu."""
 
 
 class Selected(Struct, frozen=True):

@@ -55,6 +55,6 @@ class BeatingPlan(Struct, frozen=True):
     def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
         self.plan.write(k, v, pages)
 
-    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float) -> Tensor:
+    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float, softcap: float | None = None) -> Tensor:
         self.pulse.beat()
-        return self.plan.run(q, pages, scale=scale)
+        return self.plan.run(q, pages, scale=scale, softcap=softcap)

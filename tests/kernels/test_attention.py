@@ -21,7 +21,7 @@ KV_HEADS, HEAD = 2, 8
 SCALE = 0.4
 
 
-def naive(q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None) -> Tensor:
+def naive(q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None, softcap: float | None) -> Tensor:
     """Attend q [Q, H, D], at positions from `start`, to one sequence's k and v [L, K, D], head by head, in float64."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     shared = q.shape[1] // k.shape[1]
@@ -30,7 +30,10 @@ def naive(q: Tensor, k: Tensor, v: Tensor, start: int, window: int | None) -> Te
         first = 0 if window is None else max(0, position - window + 1)
         for head in range(q.shape[1]):
             keys = k[first : position + 1, head // shared].double()
-            weights = (keys @ q[i, head].double() * SCALE).softmax(0)
+            scores = keys @ q[i, head].double() * SCALE
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            weights = scores.softmax(0)
             out[i, head] = weights @ v[first : position + 1, head // shared].double()
     return out
 
@@ -45,6 +48,7 @@ class Case:
         shared: int = 2,
         page_tokens: int = 4,
         window: int | None = None,
+        softcap: float | None = None,
         padding: int = 0,
         slack: int = 0,
         dtype: torch.dtype = torch.float32,
@@ -52,7 +56,7 @@ class Case:
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         shuffle = random.Random(seed)
-        self.lengths, self.window = lengths, window
+        self.lengths, self.window, self.softcap = lengths, window, softcap
         needed = [-(-(start + count) // page_tokens) for start, count in lengths]
         ids = list(range(1, sum(needed) + 3))
         shuffle.shuffle(ids)
@@ -80,12 +84,12 @@ class Case:
             for at in range(2)
         )
         plan.write(k, v, self.pages)
-        return plan.run(self.q, self.pages, scale=SCALE)
+        return plan.run(self.q, self.pages, scale=SCALE, softcap=self.softcap)
 
     def expected(self) -> Tensor:
         parts, offset = [], 0
         for (k, v), (start, count) in zip(self.kv, self.lengths, strict=True):
-            parts.append(naive(self.q[offset : offset + count], k, v, start, self.window))
+            parts.append(naive(self.q[offset : offset + count], k, v, start, self.window, self.softcap))
             offset += count
         return torch.cat(parts)
 
@@ -100,25 +104,27 @@ class Case:
     shared=st.integers(1, 3),
     page_tokens=st.sampled_from([1, 3, 4, 16]),
     window=st.none() | st.integers(1, 20),
+    softcap=st.none() | st.sampled_from([0.5, 3.0]),
     padding=st.integers(0, 3),
     slack=st.integers(0, 5),
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=60)
-def test_any_mix_of_spans_gives_what_the_naive_loop_gives(lengths, shared, page_tokens, window, padding, slack, seed):
-    case = Case(lengths, shared=shared, page_tokens=page_tokens, window=window, padding=padding, slack=slack, seed=seed)
-    assert case.error() < 1e-5
+def test_any_mix_of_spans_gives_what_the_naive_loop_gives(lengths, **case):
+    assert Case(lengths, **case).error() < 1e-5
 
 
 @pytest.mark.parametrize("window", [None, 100])
-def test_a_span_longer_than_a_block_of_queries_is_exact_in_every_block(window):
-    assert Case([(37, 530)], window=window, shared=1, page_tokens=16).error() < 1e-5
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_span_longer_than_a_block_of_queries_is_exact_in_every_block(window, softcap):
+    assert Case([(37, 530)], window=window, softcap=softcap, shared=2, page_tokens=16).error() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_accumulates_in_float32(dtype):
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_half_precision_accumulates_in_float32(dtype, softcap):
     # 600 keys summed in bfloat16 would be off by far more than one rounding of the result.
-    case = Case([(600, 1), (590, 2)], dtype=dtype)
+    case = Case([(600, 1), (590, 2)], dtype=dtype, softcap=softcap)
     assert case.error() < 0.01
 
 

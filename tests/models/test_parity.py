@@ -160,13 +160,13 @@ class WritesOneSlotLate(PagedAttention):
 
 
 class ForgetsEps(Norm):
-    def rms_norm(self, x, weight, eps):
-        return super().rms_norm(x, weight, 1e-3)
+    def rms_norm(self, x, weight, eps, offset=0.0):
+        return super().rms_norm(x, weight, 1e-3, offset)
 
 
 class TurnsBackwards(Rope):
-    def _rotate(self, x, cos, sin):
-        return super()._rotate(x, cos, -sin * 1.001)
+    def _rotate(self, x, cos, sin, interleaved):
+        return super()._rotate(x, cos, -sin * 1.001, interleaved)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class HistoryPlan:
         for kept, new in ((pages.k, k), (pages.v, v)):
             kept[self.batch.slots // size, :, self.batch.slots % size] = new
 
-    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float) -> Tensor:
+    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float, softcap: float | None = None) -> Tensor:
         out = torch.zeros_like(q)
         b = self.batch
         for i, offset in enumerate(b.offsets[:-1]):

@@ -56,11 +56,29 @@ class Plan:
         pages.k[self._page, head, self._offset] = k
         pages.v[self._page, head, self._offset] = v
 
-    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float) -> Tensor:
+    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float, softcap: float | None = None) -> Tensor:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         for part in self._parts:
-            part.run(q, pages, out, scale)
+            part.run(q, pages, out, _Scores(scale, softcap))
         return out
+
+
+class _Scores(NamedTuple):
+    """What becomes of q·k before softmax."""
+
+    scale: float
+    softcap: float | None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        """Attend q [B, H, Q, D] to k and v, each [B, H or 1, L, D], where the mask `seen` [..., Q, L] is set."""
+        if self.softcap is None:
+            every = (-1, q.shape[1], -1, -1)  # where one head of keys serves all, a stride of 0: no copy
+            return F.scaled_dot_product_attention(q, k.expand(every), v.expand(every), attn_mask=seen, scale=self.scale)
+        # torch's fused attention has no cap. Here all queries of a head of keys stand as rows of one product.
+        rows = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3).float()
+        scores = (rows @ k.float().mT).view(*q.shape[:-1], -1)
+        scores.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap).masked_fill_(~seen, -torch.inf)
+        return (scores.softmax(-1).view(*rows.shape[:-1], -1) @ v.float()).view_as(q).to(q.dtype)
 
 
 class _Keys(NamedTuple):
@@ -94,11 +112,10 @@ class _Singles:
         self._keys = keys
         self._seen = seen[:, None, None]  # [S, 1, 1, L]
 
-    def run(self, q: Tensor, pages: KeyValuePages, out: Tensor, scale: float) -> None:
+    def run(self, q: Tensor, pages: KeyValuePages, out: Tensor, scores: _Scores) -> None:
         k, v = self._keys.gather(pages.k), self._keys.gather(pages.v)
         queries = q[self._tokens].unflatten(1, (k.shape[1], -1))  # [S, K, G, D]
-        result = F.scaled_dot_product_attention(queries, k, v, attn_mask=self._seen, scale=scale)
-        out[self._tokens] = result.flatten(1, 2)
+        out[self._tokens] = scores.attend(queries, k, v, self._seen).flatten(1, 2)
 
 
 class _Block(NamedTuple):
@@ -117,19 +134,14 @@ class _Long:
         self._keys = keys
         self._blocks = blocks
 
-    def run(self, q: Tensor, pages: KeyValuePages, out: Tensor, scale: float) -> None:
+    def run(self, q: Tensor, pages: KeyValuePages, out: Tensor, scores: _Scores) -> None:
         k, v = (self._keys.gather(cache).transpose(0, 1) for cache in (pages.k, pages.v))  # [K, 1, L, D]
         grouped = (k.shape[0], -1)
         queries = q[self._tokens].unflatten(1, grouped).permute(1, 2, 0, 3)  # [K, G, Q, D]
         result = out[self._tokens].unflatten(1, grouped).permute(1, 2, 0, 3)
-        shared = (-1, queries.shape[1], -1, -1)  # a stride of 0: no copy
         for block in self._blocks:
-            result[:, :, block.queries] = F.scaled_dot_product_attention(
-                queries[:, :, block.queries],
-                k[:, :, block.keys].expand(shared),
-                v[:, :, block.keys].expand(shared),
-                attn_mask=block.seen,
-                scale=scale,
+            result[:, :, block.queries] = scores.attend(
+                queries[:, :, block.queries], k[:, :, block.keys], v[:, :, block.keys], block.seen
             )
 
 

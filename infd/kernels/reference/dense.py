@@ -22,25 +22,39 @@ class Embedding:
 
 
 class Norm:
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        if offset:  # in float32 like the rest: near 1, bfloat16 would keep little of a small weight
+            return F.rms_norm(x.float(), weight.shape, weight.float() + offset, eps).to(x.dtype)
         return F.rms_norm(x, weight.shape, weight, eps)  # computes in float32 whatever x is
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         stream = x + residual
-        return self.rms_norm(stream, weight, eps), stream
+        return self.rms_norm(stream, weight, eps, offset), stream
 
 
 class Rope:
-    def __call__(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = table[positions, None].unbind(2)  # each [T, 1, D / 2]
-        return self._rotate(q, cos, sin), self._rotate(k, cos, sin)
+    def __call__(
+        self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        cos, sin = table[positions, None].unbind(2)  # each [T, 1, R / 2]
+        return self._rotate(q, cos, sin, interleaved), self._rotate(k, cos, sin, interleaved)
 
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        low, high = x.float().chunk(2, dim=-1)
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+        turned, rest = x.tensor_split([2 * cos.shape[-1]], dim=-1)
+        pairs = turned.float().unflatten(-1, (-1, 2) if interleaved else (2, -1))
+        axis = -1 if interleaved else -2
+        first, second = pairs.unbind(axis)
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), axis).flatten(-2).to(x.dtype)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
 class Activation:
     def silu_mul(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+    def gelu_tanh_mul(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
