@@ -21,6 +21,7 @@ InfdError
     ├── DeviceMissing      69
     ├── OutOfMemory        71
     ├── AddressUnavailable 71
+    ├── FetchFailed        74, a model that a hub does not hand over now; later it may
     ├── CheckpointError    78, names file, tensor, expected and found
     └── ConfigError        78
 """
@@ -154,6 +155,10 @@ class AddressUnavailable(StartError):
     def __init__(self, host: str, port: int, error: OSError) -> None:
         reason = error.strerror or str(error)
         super().__init__(f"cannot listen on {host} port {port}: {reason}; choose another with --host or --port")
+
+
+class FetchFailed(StartError):
+    exit_code = os.EX_IOERR
 
 
 class CheckpointError(StartError):

@@ -53,6 +53,9 @@ Internal error, or the device was lost.
 .B 71
 Out of memory, or the address is taken.
 .TP
+.B 74
+A hub did not hand over the model; it may later.
+.TP
 .B 75
 Told to stop, and requests were cut off when the drain timed out.
 .TP
@@ -65,6 +68,9 @@ Any setting, for instance INFD_SERVER__PORT=9000. Stronger than files, weaker th
 .TP
 .B INFD_API_KEY
 One key for all clients, where no key file is given.
+.TP
+.BR HF_HOME ", " HF_HUB_CACHE ", " HF_TOKEN ", " HF_ENDPOINT ", " HF_HUB_OFFLINE
+Where models of the Hugging Face hub are kept, whose access is used, where the hub is, and whether it may be asked at all.
 .TP
 .BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " JOURNAL_STREAM ", " CREDENTIALS_DIRECTORY ", " RUNTIME_DIRECTORY
 As set by systemd. The credential api-keys is the key file where no other is set.

@@ -8,6 +8,7 @@ import json
 import logging
 import signal
 import socket
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -227,11 +228,14 @@ def test_a_model_is_known_by_its_directory_unless_named() -> None:
     assert parts.served_names(Config(model=ModelConfig(path="/models/tiny", served_names=("a", "b")))) == ("a", "b")
 
 
-def test_the_null_device_needs_to_know_sizes(tmp_path: Path) -> None:
+async def test_the_null_device_needs_to_know_sizes(tmp_path: Path) -> None:
     null = Config(device=DeviceConfig(kind="null"), scheduler=SchedulerConfig(max_num_seqs=1))
+    directory: Future[Path] = Future()
+    executor = parts.executor(null, directory, lambda done, total: None)
+    directory.set_result(tmp_path)
 
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        parts.executor(null, tmp_path)
+        await executor.load()
 
 
 def test_keys_come_from_a_file_or_from_the_environment(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ TABLE: dict[str, set[str]] = {
     },
     "models": {"kernels", "scheduler.layout"},
     "weights": set(),
+    "hub": {"weights.checkpoint"},
     "kernels": set(),
 }
 # Leaves that import nothing of the house but other leaves, and what each room must do without.
@@ -45,6 +46,7 @@ FORBIDDEN = {
     "engine": {"torch", "aiohttp"},
     "config": {"torch", "aiohttp", "asyncio"},
     "request": {"torch"},
+    "hub": {"torch", "aiohttp", "asyncio"},
     "telemetry": {"torch", "aiohttp"},
     "cli": {"torch", "aiohttp", "transformers"},
 }

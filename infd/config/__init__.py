@@ -4,7 +4,7 @@ tree.py declares them, settings.py lists them flat, loading.py gathers them,
 environment.py reads what else the world told this process.
 """
 
-from infd.config.environment import Environment
+from infd.config.environment import Environment, HubAccess
 from infd.config.loading import Assignment, Loaded, load
 from infd.config.settings import SETTINGS, Setting
 from infd.config.tree import (
@@ -28,6 +28,7 @@ __all__ = [
     "Config",
     "DeviceConfig",
     "Environment",
+    "HubAccess",
     "LimitsConfig",
     "Loaded",
     "LogConfig",

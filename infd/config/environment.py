@@ -13,6 +13,32 @@ if TYPE_CHECKING:
     from infd.config.tree import Config
 
 
+class HubAccess(Struct, frozen=True, kw_only=True):
+    """How the Hugging Face hub is reached. None: as its own library finds out.
+
+    endpoint  another address for it
+    token     whose access is used
+    cache     where fetched files are kept
+    offline   only what is kept there already may be used
+    """
+
+    endpoint: str | None = None
+    token: str | None = None
+    cache: Path | None = None
+    offline: bool = False
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> HubAccess:
+        home = environ.get("HF_HOME")
+        cache = environ.get("HF_HUB_CACHE") or (Path(home).expanduser() / "hub" if home else None)
+        return cls(
+            endpoint=(environ.get("HF_ENDPOINT") or "").rstrip("/") or None,
+            token=environ.get("HF_TOKEN") or None,
+            cache=None if cache is None else Path(cache),
+            offline=environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
+        )
+
+
 class Environment(Struct, frozen=True, kw_only=True):
     """What the world told this process, beside settings.
 
@@ -22,6 +48,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     api_key          one key for all clients
     credentials      directory of secrets that systemd decrypted
     runtime          directories for sockets, the best one first
+    hub              how the Hugging Face hub is reached
     """
 
     notify_socket: str = ""
@@ -30,6 +57,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     api_key: str = ""
     credentials: Path | None = None
     runtime: tuple[Path, ...] = (Path("/run/infd"),)
+    hub: HubAccess = HubAccess()
 
     @classmethod
     def read(cls, environ: Mapping[str, str], pid: int) -> Environment:
@@ -50,6 +78,7 @@ class Environment(Struct, frozen=True, kw_only=True):
             api_key=environ.get("INFD_API_KEY", ""),
             credentials=Path(credentials) if credentials else None,
             runtime=(*runtime, Path("/run/infd")),
+            hub=HubAccess.read(environ),
         )
 
     def admin_socket(self, config: Config) -> Path:

@@ -29,7 +29,18 @@ class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class ModelConfig(Section, frozen=True, kw_only=True):
     """What is served."""
 
-    path: Annotated[str, about("checkpoint directory, or 'embedded'", flag="--model")] = "embedded"
+    path: Annotated[str, about("checkpoint directory, hub id such as org/name, or 'embedded'", flag="--model")] = (
+        "embedded"
+    )
+    hub: Annotated[Literal["huggingface", "modelscope"], about("where a hub id is fetched from", flag="--hub")] = (
+        "huggingface"
+    )
+    revision: Annotated[
+        str, about("branch, tag or commit of a hub id (default: the hub's main branch)", flag="--revision")
+    ] = ""
+    chat_template: Annotated[
+        str, about("file with the chat template (default: the checkpoint's)", flag="--chat-template")
+    ] = ""
     served_names: Annotated[
         tuple[str, ...],
         about("names that clients use; the first is reported (default: from the path)", flag="--served-name"),

@@ -15,7 +15,9 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from infd.admin.server import AdminServer
@@ -23,15 +25,18 @@ from infd.daemon import dump, parts
 from infd.daemon.banner import Readiness, greet, process_age_s
 from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
 from infd.daemon.notify import Notifier
+from infd.daemon.progress import Stage
 from infd.engine.engine import Engine
 from infd.engine.state import State
 from infd.errors import RequestFailed, StartError
 from infd.http.app import HttpServer
+from infd.hub.fetch import fetch
 from infd.offload import Offload
 from infd.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
+    from pathlib import Path
 
     from infd.config import Config, Environment
     from infd.engine.executor import Executor
@@ -58,13 +63,16 @@ class Daemon:
         self._fast = asyncio.Event()
         self._guard: threading.Timer | None = None
 
-        self.directory = parts.checkpoint(config)
+        self.directory: Future[Path] = Future()
+        if (directory := parts.checkpoint(config)) is not None:
+            self.directory.set_result(directory)
         self.names = parts.served_names(config)
         self.keys = parts.keys(config, environment)
         self.notifier = Notifier(environment.notify_socket)
         self.offload = Offload()
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
-        self.executor = executor or parts.executor(config, self.directory)
+        self.loading = self._stage(f"loading {self.names[0]}")
+        self.executor = executor or parts.executor(config, self.directory, self.loading)
         self.engine = Engine(config, self.executor, self.metrics)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
@@ -107,10 +115,16 @@ class Daemon:
         return code
 
     async def _load_and_run(self, url: str) -> None:
+        if not self.directory.done():
+            self.directory.set_result(await self._fetch())
         async with asyncio.TaskGroup() as tasks:
             # Tokenizer and template are read while the device thread imports torch.
-            language = tasks.create_task(self.offload(parts.Language.load, self.directory), name="language")
-            await self.engine.load()
+            language = tasks.create_task(
+                self.offload(parts.Language.load, self.directory.result(), self.config.model.chat_template),
+                name="language",
+            )
+            with self.loading:
+                await self.engine.load()
         capacity = self.engine.capacity
         assert capacity is not None
         self.http.served = language.result().serve(self.names, capacity)
@@ -118,6 +132,23 @@ class Daemon:
             tasks.create_task(self.engine.run(), name="engine")
             # Behind the engine's first turn, which makes it ready.
             tasks.create_task(self._announce(url, capacity), name="announce")
+
+    async def _fetch(self) -> Path:
+        name = self.config.model.path
+        self.engine.lifecycle.enter(State.STARTING, f"fetching {name}")
+        with self._stage(f"fetching {name}") as progress:
+            hub = await self.offload(parts.hub, self.config, self.environment.hub)
+            directory = await self.offload(fetch, name, hub, progress)
+        self.engine.lifecycle.enter(State.STARTING)
+        log.info("fetched", extra={"model": name, "directory": str(directory)})
+        return directory
+
+    def _stage(self, name: str) -> Stage:
+        if not (self.config.log.banner and sys.stderr.isatty()):
+            return Stage(name, None)
+        from rich.console import Console
+
+        return Stage(name, Console(stderr=True, highlight=False))
 
     async def _announce(self, url: str, capacity: Capacity) -> None:
         self.metrics.cache_config = {

@@ -14,12 +14,19 @@ from infd import embedded
 from infd.errors import AddressUnavailable, CheckpointError, ConfigError
 from infd.http.auth import Keys
 from infd.http.served import SamplingDefaults, ServedModel
+from infd.hub.fetch import is_id
 from infd.text.chat import ChatTemplate
 from infd.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from infd.config import Config, Environment
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from infd.config import Config, Environment, HubAccess
     from infd.engine.executor import Executor
+    from infd.hub.fetch import Hub
+    from infd.runner.loading import Loaded
+    from infd.runner.pulse import Pulse
     from infd.scheduler.layout import Capacity
 
 EMBEDDED = "embedded"
@@ -33,10 +40,16 @@ class Language(Struct, frozen=True):
     defaults: SamplingDefaults
 
     @classmethod
-    def load(cls, directory: Path) -> Language:
-        """Read it. Takes a fraction of a second. Raises CheckpointError."""
+    def load(cls, directory: Path, chat_template: str = "") -> Language:
+        """Read it. Takes a fraction of a second.
+
+        chat_template  file of a template to use instead of the checkpoint's
+
+        Raises CheckpointError, ConfigError.
+        """
         tokenizer = Tokenizer.load(directory)
-        return cls(tokenizer, ChatTemplate.load(tokenizer), SamplingDefaults.read(tokenizer.files.generation_config))
+        template = ChatTemplate.load(tokenizer, chat_template or None)
+        return cls(tokenizer, template, SamplingDefaults.read(tokenizer.files.generation_config))
 
     def serve(self, names: tuple[str, ...], capacity: Capacity) -> ServedModel:
         """Return what the HTTP side needs to know of the model."""
@@ -51,32 +64,64 @@ class Language(Struct, frozen=True):
         )
 
 
-def checkpoint(config: Config) -> Path:
-    """Return the directory of the model. Raises CheckpointError."""
-    if config.model.path == EMBEDDED:
-        return embedded.path()
-    directory = Path(config.model.path)
+def checkpoint(config: Config) -> Path | None:
+    """Return the directory of the model, None if it is to be fetched first. Raises CheckpointError, ConfigError."""
+    model = config.model
+    if _on_hub(config):
+        return None
+    directory = embedded.path() if model.path == EMBEDDED else Path(model.path)
     if not directory.is_dir():
-        raise CheckpointError(f"{directory} is not a directory; --model takes a checkpoint directory, or 'embedded'")
+        raise CheckpointError(
+            f"{directory} is not a directory; --model takes a checkpoint directory, a hub id such as org/name,"
+            " or 'embedded'"
+        )
+    if model.revision:
+        raise ConfigError(f"model.revision is for models of a hub; {model.path} is none")
     return directory
+
+
+def _on_hub(config: Config) -> bool:
+    return is_id(config.model.path) and not Path(config.model.path).is_dir()
+
+
+def hub(config: Config, access: HubAccess) -> Hub:
+    """Return where the model is fetched from. Raises ConfigError."""
+    name, revision = config.model.path, config.model.revision or None
+    if config.model.hub == "modelscope":
+        from infd.hub.modelscope import ModelScope
+
+        return ModelScope(name, revision)
+    from infd.hub.huggingface import HuggingFace
+
+    return HuggingFace(name, revision, access)
 
 
 def served_names(config: Config) -> tuple[str, ...]:
     """Return what clients may call the model; the first name is reported."""
-    return config.model.served_names or (Path(config.model.path).resolve().name,)
+    if config.model.served_names:
+        return config.model.served_names
+    return (config.model.path if _on_hub(config) else Path(config.model.path).resolve().name,)
 
 
-def executor(config: Config, directory: Path) -> Executor:
-    """Return what computes the model in `directory`. Raises StartError."""
+def executor(config: Config, directory: Future[Path], progress: Callable[[int, int], None]) -> Executor:
+    """Return what computes the model.
+
+    directory  where the model is, known by the time it is loaded
+    progress   called with (bytes read, bytes to read) while it is loaded
+    """
     if config.device.kind == "null":
         from infd.runner.null import NullExecutor
 
-        sizes = Sizes.read(directory)
-        return NullExecutor(config, sizes.vocab_size, sizes.max_position_embeddings)
+        return NullExecutor(config, lambda: Sizes.read(directory.result()))
     from infd.runner.local import LocalExecutor
 
-    located = msgspec.structs.replace(config.model, path=str(directory))
-    return LocalExecutor(msgspec.structs.replace(config, model=located))
+    def build(config: Config, pulse: Pulse) -> Loaded:
+        from infd.runner.loading import build  # torch comes with it
+
+        located = msgspec.structs.replace(config.model, path=str(directory.result()))
+        return build(msgspec.structs.replace(config, model=located), pulse, progress)
+
+    return LocalExecutor(config, build)
 
 
 class Sizes(Struct, frozen=True):

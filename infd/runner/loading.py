@@ -29,7 +29,7 @@ from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from infd.config import Config
     from infd.kernels.ops import Attention
@@ -58,22 +58,33 @@ class Loaded(Struct, frozen=True):
     facts: dict[str, Any]
 
 
-def build(config: Config, pulse: Pulse) -> Loaded:
-    """Load the checkpoint in directory config.model.path and make everything ready. Raises StartError."""
+def build(config: Config, pulse: Pulse, progress: Callable[[int, int], None] | None = None) -> Loaded:
+    """Load the checkpoint in directory config.model.path and make everything ready.
+
+    progress  called with (bytes of weights read, bytes to read)
+
+    Raises StartError.
+    """
     started = time.monotonic()
     device = choose_device(config.device.kind)
     threads = config.device.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     try:
         with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
-            loaded = _build(config, checkpoint, device, pulse)
+            loaded = _build(config, checkpoint, device, pulse, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise OutOfMemory(f"out of memory while loading {config.model.path} on {device}: {error}") from error
     loaded.facts.update(threads=threads, load_s=round(time.monotonic() - started, 3))
     return loaded
 
 
-def _build(config: Config, checkpoint: Checkpoint, device: torch.device, pulse: Pulse) -> Loaded:
+def _build(
+    config: Config,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    pulse: Pulse,
+    progress: Callable[[int, int], None] | None,
+) -> Loaded:
     dtype = choose_dtype(config.model.dtype, checkpoint.config, device)
     ops = select(device, dtype)
     max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
@@ -83,7 +94,13 @@ def _build(config: Config, checkpoint: Checkpoint, device: torch.device, pulse: 
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
         raise OutOfMemory(f"{needed}, {free / 2**20:,.0f} MiB are free")
     weights = Arena(required, device, "weights")
-    load(model, checkpoint, weights, pulse.beat)
+
+    def report(done: int, total: int) -> None:
+        pulse.beat()
+        if progress is not None:
+            progress(done, total)
+
+    load(model, checkpoint, weights, report)
     loaded = assemble(config, model, ops.attention, weights, device=device, max_len=max_len, pulse=pulse)
     loaded.facts.update(
         dtype=str(dtype).removeprefix("torch."), arch=architecture(checkpoint.config), ops=ops.describe()

@@ -8,18 +8,29 @@ and whose single bytes stand in the lower half.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepResult, Want
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infd.config import Config
     from infd.scheduler.plan import StepPlan
 
 STEP_TOKENS = 2048
 SEED_FACTOR, POSITION_FACTOR = 0x9E3779B1, 0x85EBCA77  # odd and large: neighbours come out far apart
+
+
+class Sizes(Protocol):
+    """The two numbers of a model that matter even where none is computed."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
 
 
 class NullStep:
@@ -40,28 +51,33 @@ class NullStep:
 class NullExecutor:
     """Runs one step after another, each `device.null_step_ms` long; at 0 a step is done on the loop's next turn."""
 
-    def __init__(self, config: Config, vocab_size: int, max_model_len: int) -> None:
+    def __init__(self, config: Config, sizes: Callable[[], Sizes]) -> None:
+        """Ask for `sizes` when loading. It may raise StartError."""
         self.depth = config.device.depth or 1
+        self._config = config
+        self._sizes = sizes
         self._step_s = config.device.null_step_ms / 1000
-        self._first = vocab_size // 2
-        self._ordinary = max(1, vocab_size // 4)
+        self._first = 0
+        self._ordinary = 1
         self._seeds: dict[int, int] = {}
         self._logprobs: dict[int, int] = {}
         self._steps = 0
         self._free_at = 0.0
-        layout = CacheLayout((PageGroup(layers=(0,), page_tokens=config.cache.page_tokens),))
-        step_tokens = config.scheduler.step_tokens or STEP_TOKENS
-        self._capacity = Capacity(
-            layout=layout,
-            pages=config.scheduler.max_num_seqs * layout.peak_pages(max_model_len, step_tokens),
-            rows=config.scheduler.max_num_seqs,
-            step_tokens=step_tokens,
-            max_model_len=max_model_len,
-            vocab_size=vocab_size,
-        )
 
     async def load(self) -> Capacity:
-        return self._capacity
+        config, sizes = self._config, self._sizes()
+        self._first = sizes.vocab_size // 2
+        self._ordinary = max(1, sizes.vocab_size // 4)
+        layout = CacheLayout((PageGroup(layers=(0,), page_tokens=config.cache.page_tokens),))
+        step_tokens = config.scheduler.step_tokens or STEP_TOKENS
+        return Capacity(
+            layout=layout,
+            pages=config.scheduler.max_num_seqs * layout.peak_pages(sizes.max_position_embeddings, step_tokens),
+            rows=config.scheduler.max_num_seqs,
+            step_tokens=step_tokens,
+            max_model_len=sizes.max_position_embeddings,
+            vocab_size=sizes.vocab_size,
+        )
 
     def forward(self, plan: StepPlan) -> NullStep:
         return NullStep(self, plan, asyncio.get_running_loop().create_future())

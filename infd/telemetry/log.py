@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
@@ -34,7 +34,7 @@ def configure(config: LogConfig, journal_stream: str = "") -> None:
     if chosen == "journal":
         handler = JournalHandler()
     else:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = StandardError()
         handler.setFormatter(Json() if chosen == "json" else Plain())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("infd").setLevel(config.level.upper())
@@ -44,6 +44,14 @@ def configure(config: LogConfig, journal_stream: str = "") -> None:
 def access(**fields: Any) -> None:
     """Write the line of one answered request."""
     _ACCESS.info("request", extra=fields)
+
+
+class StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is at that moment: a progress bar takes its place, so that lines go above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class Plain(logging.Formatter):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # says which file holds each tensor, where there are several
 HEADER_BYTES = 2**25  # several times the largest real one; the format's own limit would cost gigabytes to parse
 JSON_BYTES = 2**26  # config.json and its like; an index of a large model is a few MiB
 
@@ -170,8 +172,8 @@ class Checkpoint:
             yield from file.tensors
 
     def _open(self) -> dict[str, StoredTensor]:
-        single, index = self.directory / "model.safetensors", self.directory / "model.safetensors.index.json"
-        promised = _read_index(index) if index.exists() and not single.exists() else {}
+        single, index = self.directory / SINGLE, self.directory / INDEX
+        promised = indexed_files(index) if index.exists() and not single.exists() else {}
         for path in sorted({self.directory / file for file in promised.values()}) or [single]:
             self._files.append(TensorFile(path))
         tensors: dict[str, StoredTensor] = {}
@@ -197,8 +199,11 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
     return _read_object(path) if path.exists() else {}
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """Return which file holds each tensor. File names stay within the checkpoint's own directory."""
+def indexed_files(path: Path) -> dict[str, str]:
+    """Return which file holds each tensor, by name; files stay within the checkpoint's own directory.
+
+    Raises CheckpointError.
+    """
     files = _read_object(path).get("weight_map")
     if not isinstance(files, dict) or not files:
         raise CheckpointError(f"{path}: expected a weight_map")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 from infd.config import Config, DeviceConfig, SchedulerConfig
+from infd.daemon.parts import Sizes
 from infd.request import SamplingParams
 from infd.runner.null import NullExecutor
 from infd.scheduler.plan import StepPlan, Want
@@ -15,8 +16,7 @@ VOCAB = 512
 def make(**device: object) -> NullExecutor:
     return NullExecutor(
         Config(device=DeviceConfig(kind="null", **device), scheduler=SchedulerConfig(max_num_seqs=3)),  # type: ignore[arg-type]
-        VOCAB,
-        256,
+        lambda: Sizes(vocab_size=VOCAB, max_position_embeddings=256),
     )
 
 

@@ -1,0 +1,95 @@
+"""How far a long part of the start has come: a bar on a terminal, a log line now and then elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from threading import Lock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+log = logging.getLogger("infd.daemon")
+
+LINE_EVERY_S = 5.0
+DRAW_EVERY_S = 0.1
+
+
+class Stage:
+    """One part of the start, while its block is open. Calling it says how far it is; any thread may."""
+
+    def __init__(self, name: str, console: Console | None, now: Callable[[], float] = time.monotonic) -> None:
+        """Show it on `console`, or log it where there is none."""
+        self._name = name
+        self._now = now
+        self._every_s = LINE_EVERY_S if console is None else DRAW_EVERY_S
+        self._bar = None if console is None else _Bar(name, console)
+        self._lock = Lock()
+        self._open = False
+        self._told = 0.0
+
+    def __enter__(self) -> Stage:
+        self._open, self._told = True, self._now()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._lock:  # a thread that nobody waits for any more may still have something to say
+            self._open = False
+            if self._bar is not None:
+                self._bar.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take note that `done` of `total` bytes are done. What is over soon is never shown."""
+        with self._lock:
+            now = self._now()
+            if not self._open or now - self._told < self._every_s:
+                return
+            self._told = now
+            if self._bar is not None:
+                self._bar.draw(done, total)
+            else:
+                log.info(self._name, extra={"percent": 100 * done // max(1, total), "mib": done >> 20})
+
+
+class _Bar:
+    """A line on a terminal that is gone when it is over."""
+
+    def __init__(self, name: str, console: Console) -> None:
+        self._name = name
+        self._console = console
+        self._shown: tuple[Progress, TaskID] | None = None
+
+    def draw(self, done: int, total: int) -> None:
+        if self._shown is None:
+            self._shown = self._start()
+        progress, task = self._shown
+        progress.update(task, completed=done, total=total, refresh=True)
+
+    def close(self) -> None:
+        if self._shown is not None:
+            self._shown[0].stop()
+
+    def _start(self) -> tuple[Progress, TaskID]:
+        from rich import progress
+        from rich.markup import escape
+
+        shown = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.DownloadColumn(),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=self._console,
+            auto_refresh=False,  # no thread for it
+            transient=True,
+        )
+        task = shown.add_task(escape(self._name), total=None)
+        shown.start()
+        return shown, task

@@ -1,0 +1,28 @@
+"""Listen to the progress bars of a library instead of letting it draw them."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub.utils.tqdm import tqdm
+
+if TYPE_CHECKING:
+    from infd.hub.fetch import Progress
+
+
+def reporting(progress: Progress | None) -> type[tqdm]:
+    """Return a class of bars that tell `progress` how many bytes are done, of how many."""
+
+    class Bar(tqdm):
+        monitor_interval = 0  # no thread that redraws: nothing is drawn
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})  # type: ignore[no-untyped-call]
+
+        def display(self, *_: Any, **__: Any) -> None:
+            # Some bars count files. A library may show the same bytes twice: as they arrive, and as they are written.
+            if progress is not None and self.unit == "B" and self.n and self.total:
+                progress(int(self.n), int(self.total))
+
+    return Bar

@@ -1,0 +1,245 @@
+"""A model that is named by an id is fetched once, and only what is needed of it; what goes wrong says what to do."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import huggingface_hub
+import pytest
+
+from infd.config import HubAccess
+from infd.errors import CheckpointError, ConfigError, FetchFailed, StartError
+from infd.hub.fetch import TEXTS, fetch, is_id
+from infd.hub.huggingface import HuggingFace
+from infd.hub.modelscope import ModelScope
+from tests.hub.stand_in import COMMIT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.hub.stand_in import StandIn
+
+
+@pytest.fixture
+def get(hub: StandIn, tmp_path: Path) -> Any:
+    """Fetch into a cache of the test's own."""
+
+    def get(name: str = "org/tiny", revision: str | None = None, **access: Any) -> Path:
+        access = {"endpoint": hub.url, "cache": tmp_path / "cache", **access}
+        return fetch(name, HuggingFace(name, revision, HubAccess(**access)), lambda done, total: None)
+
+    return get
+
+
+def refusal(get: Any, kind: type[StartError], *args: Any, **options: Any) -> str:
+    with pytest.raises(kind) as refused:
+        get(*args, **options)
+    return str(refused.value)
+
+
+def test_only_safetensors_and_what_belongs_to_them_is_fetched(hub: StandIn, get: Any):
+    directory = get()
+
+    assert hub.fetched() == {
+        *("config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    }
+    assert (directory / "model.safetensors").read_bytes() == hub.files["org/tiny"]["model.safetensors"]
+
+
+def test_the_hub_is_asked_for_nothing_but_the_model(hub: StandIn, get: Any):
+    get()
+
+    assert all("org/tiny" in path for _, path in hub.asked), "no telemetry, and no question about anything else"
+
+
+def test_the_index_names_the_weights(hub: StandIn, get: Any):
+    model = dict(hub.files["org/tiny"])
+    shards = ["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"]
+    index = {"weight_map": {"a": shards[0], "b": shards[1], "c": shards[0]}}
+    model["model.safetensors.index.json"] = json.dumps(index).encode()
+    hub.files["org/sharded"] = model | {shard: shard.encode() for shard in shards}
+
+    directory = get("org/sharded")
+
+    assert {*shards} <= hub.fetched()
+    assert "model.safetensors" not in hub.fetched(), "the same weights twice"
+    assert all((directory / shard).exists() for shard in shards)
+
+
+def test_an_index_cannot_name_files_outside_the_model(hub: StandIn, get: Any):
+    index = {"weight_map": {"a": "../../x.safetensors"}}
+    hub.files["org/evil"] = {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode()}
+
+    assert "expected the name of a file" in refusal(get, CheckpointError, "org/evil")
+
+
+def test_what_is_here_is_not_fetched_again_and_serves_offline(hub: StandIn, get: Any):
+    first = get()
+    hub.asked.clear()
+
+    assert get() == first
+    assert hub.fetched() == set()
+    hub.asked.clear()
+    assert get(offline=True) == first
+    assert hub.asked == []
+    hub.broken = True
+    assert get() == first, "a hub that is down is no reason not to start"
+
+
+def test_bytes_are_counted_while_they_come(hub: StandIn, tmp_path: Path):
+    told: list[tuple[int, int]] = []
+    access = HubAccess(endpoint=hub.url, cache=tmp_path)
+
+    fetch("org/tiny", HuggingFace("org/tiny", None, access), lambda done, total: told.append((done, total)))
+
+    size = len(hub.files["org/tiny"]["model.safetensors"])
+    assert told[-1] == (size, size)
+
+
+def test_a_revision_can_be_named(get: Any):
+    assert get(revision=COMMIT).name == COMMIT
+    assert refusal(get, CheckpointError, revision="v9").startswith("org/tiny has no revision 'v9'")
+
+
+def test_a_token_is_sent(hub: StandIn, get: Any):
+    hub.tokens = {"hf_secret"}
+
+    assert "give a token in HF_TOKEN" in refusal(get, CheckpointError, token="hf_wrong")
+    assert get(token="hf_secret").is_dir()
+
+
+def test_a_gated_model_says_where_to_accept_its_terms(hub: StandIn, get: Any):
+    hub.gated = {"org/tiny"}
+
+    said = refusal(get, CheckpointError)
+
+    assert f"Accept the model's terms at {hub.url}/org/tiny" in said
+    assert "HF_TOKEN" in said
+
+
+def test_a_name_that_is_nowhere_is_said_to_be_neither_directory_nor_model(get: Any):
+    assert refusal(get, CheckpointError, "org/none").startswith("org/none is neither a directory here nor a model at")
+
+
+def test_offline_and_not_here_names_the_variable(get: Any):
+    said = refusal(get, CheckpointError, offline=True)
+
+    assert "HF_HUB_OFFLINE forbids to fetch it" in said
+
+
+def test_offline_with_the_weights_missing_names_the_variable_too(hub: StandIn, get: Any, tmp_path: Path):
+    HuggingFace("org/tiny", None, HubAccess(endpoint=hub.url, cache=tmp_path / "cache")).snapshot(TEXTS)
+
+    assert "not complete" in refusal(get, CheckpointError, offline=True)
+
+
+def test_a_model_without_safetensors_says_what_it_has(hub: StandIn, get: Any):
+    hub.files["org/old"] = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
+
+    said = refusal(get, CheckpointError, "org/old")
+
+    assert "org/old has no model.safetensors; infd reads safetensors only" in said
+    assert "It has pytorch_model.bin" in said
+    assert "pytorch_model.bin" not in hub.fetched()
+
+
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:9"], ids=["broken", "not there"])
+def test_a_hub_that_cannot_be_asked_may_be_tried_again(hub: StandIn, get: Any, endpoint: str | None):
+    hub.broken = True
+
+    said = refusal(get, FetchFailed, endpoint=endpoint or hub.url)
+
+    assert "cannot be asked for it" in said
+    assert "Check the network" in said
+    assert FetchFailed.exit_code == 74, "not one that keeps systemd from trying again"
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [(errno.ENOSPC, FetchFailed, "no space left"), (errno.EACCES, CheckpointError, "not writable; set HF_HOME")],
+)
+def test_a_disk_that_takes_no_more_is_named(
+    get: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StartError], said: str
+):
+    def refuse(*args: Any, **options: Any) -> str:
+        raise RuntimeError("cannot write") from OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+
+    message = refusal(get, kind)
+
+    assert said in message
+    assert str(tmp_path / "cache") in message
+
+
+@pytest.mark.parametrize("name", ["org/name", "Org-1/na.me_2-b", "a/b"])
+def test_ids_have_two_parts(name: str):
+    assert is_id(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["name", "./name", "../name", "/org/name", "org/name/", "a/b/c", "~/name", "org/", "", "o rg/n", "org/..", "é/b"],
+)
+def test_other_names_are_no_ids(name: str):
+    assert not is_id(name)
+
+
+def test_modelscope_without_its_package_names_the_package(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+
+    with pytest.raises(ConfigError, match="pip install modelscope"):
+        ModelScope("org/tiny", None)
+
+
+class Library(ModuleType):
+    """The one function that is used of ModelScope's package."""
+
+    def __init__(self, directory: Path, error: Exception | None = None) -> None:
+        super().__init__("modelscope")
+        self.directory, self.error = directory, error
+        self.asked: list[SimpleNamespace] = []
+
+    def snapshot_download(self, model_id: str, **options: Any) -> str:
+        self.asked.append(SimpleNamespace(model_id=model_id, **options))
+        if self.error is not None:
+            raise self.error
+        for pattern in options["allow_patterns"]:
+            if "*" not in pattern and not pattern.endswith("index.json"):
+                (self.directory / pattern).write_bytes(b"12345")
+        for kind in options["progress_callbacks"]:
+            counting = kind("model.safetensors", 5)
+            counting.update(5)
+            counting.end()
+        return str(self.directory)
+
+
+def test_modelscope_fetches_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    library = Library(tmp_path)
+    monkeypatch.setitem(sys.modules, "modelscope", library)
+    told: list[tuple[int, int]] = []
+
+    directory = fetch("org/tiny", ModelScope("org/tiny", "v1"), lambda *at: told.append(at))
+
+    assert directory == tmp_path
+    assert [(asked.model_id, asked.revision) for asked in library.asked] == [("org/tiny", "v1")] * 2
+    assert [asked.allow_patterns for asked in library.asked] == [list(TEXTS), ["model.safetensors"]]
+    assert told == [(5, 5)]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(ConnectionError("no route"), FetchFailed), (ValueError("no such model"), CheckpointError)]
+)
+def test_what_modelscope_says_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[StartError]
+):
+    monkeypatch.setitem(sys.modules, "modelscope", Library(tmp_path, error))
+
+    with pytest.raises(kind, match=str(error)):
+        fetch("org/tiny", ModelScope("org/tiny", None), lambda *at: None)
