@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.config import SETTINGS, Assignment, Config, Environment, Loaded, load
+from infd.config import SETTINGS, Assignment, Config, Environment, HubAccess, Loaded, load
 from infd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -220,3 +220,18 @@ def test_keys_come_from_the_setting_or_else_from_systemds_credentials(tmp_path: 
     (tmp_path / "api-keys").touch()
     assert environment.api_key_file(Config()) == tmp_path / "api-keys"
     assert environment.api_key_file(configured) == Path("/keys")
+
+
+@pytest.mark.parametrize(
+    ("variables", "hub"),
+    [
+        ({}, HubAccess()),
+        ({"HF_HOME": "/data/hf"}, HubAccess(cache=Path("/data/hf/hub"))),
+        ({"HF_HOME": "/data/hf", "HF_HUB_CACHE": "/fast"}, HubAccess(cache=Path("/fast"))),
+        ({"HF_ENDPOINT": "https://hub.example/"}, HubAccess(endpoint="https://hub.example")),
+        ({"HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "1"}, HubAccess(token="hf_secret", offline=True)),
+        ({"HF_TOKEN": "", "HF_HUB_OFFLINE": "0", "HF_HOME": "", "HF_ENDPOINT": ""}, HubAccess()),
+    ],
+)
+def test_the_hub_is_reached_as_its_own_variables_say(variables: dict[str, str], hub: HubAccess) -> None:
+    assert Environment.read(variables, pid=1).hub == hub

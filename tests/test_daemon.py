@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -29,7 +30,6 @@ from tests.fakes import FakeExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from infd.http.auth import Keys
     from infd.scheduler.plan import StepPlan
@@ -226,6 +226,19 @@ def test_a_model_is_known_by_its_directory_unless_named() -> None:
     assert parts.served_names(Config()) == ("embedded",)
     assert parts.served_names(Config(model=ModelConfig(path="/models/tiny/"))) == ("tiny",)
     assert parts.served_names(Config(model=ModelConfig(path="/models/tiny", served_names=("a", "b")))) == ("a", "b")
+    assert parts.served_names(Config(model=ModelConfig(path="org/tiny"))) == ("org/tiny",)
+
+
+def test_a_directory_comes_before_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = Config(model=ModelConfig(path="org/tiny"))
+    assert parts.checkpoint(config) is None
+
+    (tmp_path / "org" / "tiny").mkdir(parents=True)
+    assert parts.checkpoint(config) == Path("org/tiny")
+    assert parts.served_names(config) == ("tiny",)
+    with pytest.raises(ConfigError, match=r"model\.revision is for models of a hub"):
+        parts.checkpoint(Config(model=ModelConfig(path="org/tiny", revision="v1")))
 
 
 async def test_the_null_device_needs_to_know_sizes(tmp_path: Path) -> None:

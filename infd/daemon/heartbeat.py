@@ -66,10 +66,10 @@ class Heartbeat:
 
 
 def status_line(engine: Engine) -> str:
-    """Return `ready · 12 running · 3 waiting · KV 61%`."""
+    """Return `ready · 12 running · 3 waiting · KV 61%`, before that `starting · fetching org/name`."""
     now = engine.status()
     if engine.capacity is None:
-        return engine.lifecycle.state.value
+        return " · ".join(filter(None, (engine.lifecycle.state.value, engine.lifecycle.reason)))
     used = now.pages_referenced / now.pages if now.pages else 0.0
     return f"{engine.lifecycle.state.value} · {now.running} running · {now.waiting} waiting · KV {used:.0%}"
 

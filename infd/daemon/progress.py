@@ -68,7 +68,7 @@ class _Bar:
 
     def draw(self, done: int, total: int) -> None:
         if self._shown is None:
-            self._shown = self._start()
+            self._shown = self._start(total)
         progress, task = self._shown
         progress.update(task, completed=done, total=total, refresh=True)
 
@@ -76,7 +76,7 @@ class _Bar:
         if self._shown is not None:
             self._shown[0].stop()
 
-    def _start(self) -> tuple[Progress, TaskID]:
+    def _start(self, total: int) -> tuple[Progress, TaskID]:
         from rich import progress
         from rich.markup import escape
 
@@ -90,6 +90,6 @@ class _Bar:
             auto_refresh=False,  # no thread for it
             transient=True,
         )
-        task = shown.add_task(escape(self._name), total=None)
+        task = shown.add_task(escape(self._name), total=total)
         shown.start()
         return shown, task

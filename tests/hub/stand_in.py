@@ -25,6 +25,7 @@ class StandIn(ThreadingHTTPServer):
     broken   every answer is a 500
     asked    what was asked for: (method, path)
     held     files are not handed over until this is set
+    waiting  set once somebody waits for one
     """
 
     daemon_threads = True
@@ -38,6 +39,7 @@ class StandIn(ThreadingHTTPServer):
         self.asked: list[tuple[str, str]] = []
         self.held = threading.Event()
         self.held.set()
+        self.waiting = threading.Event()
 
     @property
     def url(self) -> str:
@@ -81,6 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         file = "/".join(rest[2:])
         if file not in files:
             return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"})
+        self.server.waiting.set()
         self.server.held.wait()
         self._send(200, files[file], {"ETag": f'"{_id(files[file])}"', "X-Repo-Commit": COMMIT})
         return None
