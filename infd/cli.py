@@ -79,8 +79,8 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
     if setting.switch:
         return click.option(setting.flag, name, is_flag=True, help=f"Do not {setting.help}.")
     text = setting.help[0].upper() + setting.help[1:] + "." + (" Repeatable." if setting.repeatable else "")
-    if setting.default not in (None, "", ()):
-        text += f"  [{setting.default}]"
+    if setting.default_text:
+        text += f"  [{setting.default_text}]"
     return click.option(setting.flag, name, metavar=setting.values, multiple=setting.repeatable, help=text)
 
 

@@ -158,10 +158,9 @@ def settings_page() -> str:
             struct = Config.__annotations__[table]
             lines += [f".SH [{table}]", _text(_struct(struct).__doc__ or "")]
         lines += [".TP", rf".BI {_text(name)} \~=\~ {_text(setting.values)}"]
-        known = setting.default not in (None, "", ())
-        default = f" Default: {str(setting.default).lower() if isinstance(setting.default, bool) else setting.default}."
+        default = f" Default: {setting.default_text}." if setting.default_text else ""
         flag = f" Flag: {setting.flag}." if setting.flag else ""
-        lines.append(_text(_sentence(setting.help) + (default if known else "") + flag))
+        lines.append(_text(_sentence(setting.help) + default + flag))
     return "\n".join(lines) + "\n.SH SEE ALSO\n.BR infd (1)\n"
 
 

@@ -11,6 +11,7 @@ from tests.e2e.process import Daemon
 from tests.tiny import tiny
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -28,10 +29,10 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Start real `infd start` processes; whatever is left of them at the end is killed."""
     daemons: list[Daemon] = []
 
-    def start(*arguments: str, **variables: str) -> Daemon:
+    def start(*arguments: str, listening: socket.socket | None = None, **variables: str) -> Daemon:
         directory = tmp_path / str(len(daemons))
         directory.mkdir()
-        daemons.append(Daemon(directory, arguments, variables))
+        daemons.append(Daemon(directory, arguments, variables, listening))
         return daemons[-1]
 
     yield start

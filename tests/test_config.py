@@ -59,7 +59,7 @@ def test_each_place_is_stronger_than_the_one_before(tmp_path: Path, write: Write
         command_line=[Assignment("server.port", "5", "flag --port")],
     )
 
-    assert loaded.config.server.host == "::1"
+    assert loaded.config.server.host == ("::1",)
     assert loaded.config.limits.choices == 2
     assert loaded.config.limits.logit_bias == 3
     assert loaded.config.limits.stop_strings == 4
@@ -79,7 +79,7 @@ def test_a_named_file_is_read_instead_of_the_directory(tmp_path: Path, write: Wr
 
     loaded = load(file=other, directory=tmp_path)
 
-    assert (loaded.config.server.host, loaded.config.server.port) == ("::1", 8000)
+    assert (loaded.config.server.host, loaded.config.server.port) == (("::1",), 8000)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,11 @@ def test_text_becomes_what_the_setting_is() -> None:
     assert config.model.served_names == ("a", "b")
     assert config.server.drain_timeout_s == 1.5
     assert config.device.depth is None
+
+
+@pytest.mark.parametrize("text", ['host = "::1"', 'host = ["::1"]'])
+def test_one_value_of_several_needs_no_brackets(text: str, write: Write) -> None:
+    assert load(file=write("a.toml", f"[server]\n{text}")).config.server.host == ("::1",)
 
 
 def test_toml_values_keep_their_type(write: Write) -> None:
@@ -201,6 +206,16 @@ def test_the_admin_socket_is_where_the_runtime_directory_is() -> None:
     assert socket() == "/run/infd/admin.sock"
     assert socket(XDG_RUNTIME_DIR="/run/user/7") == "/run/user/7/infd/admin.sock"
     assert socket(XDG_RUNTIME_DIR="/run/user/7", RUNTIME_DIRECTORY="/run/infd-a:/run/b") == "/run/infd-a/admin.sock"
+
+
+def test_inherited_sockets_count_only_for_the_process_they_are_named_for() -> None:
+    def inherited(pid: str, count: str = "2") -> int:
+        return Environment.read({"LISTEN_FDS": count, "LISTEN_PID": pid}, pid=7).inherited
+
+    assert inherited("7") == 2
+    assert inherited("8") == 0
+    assert inherited("7", "two") == 0
+    assert Environment.read({"LISTEN_FDS": "2"}, pid=7).inherited == 0
 
 
 def test_the_watchdog_counts_only_for_the_process_it_names() -> None:

@@ -23,7 +23,7 @@ from infd.daemon.heartbeat import Heartbeat, status_line
 from infd.daemon.notify import Notifier
 from infd.engine.engine import Engine
 from infd.engine.state import State
-from infd.errors import AddressUnavailable, CheckpointError, ConfigError, DeviceLost, OutOfMemory
+from infd.errors import CheckpointError, ConfigError, DeviceLost, OutOfMemory
 from infd.request import Request, SamplingParams
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor
@@ -263,23 +263,6 @@ def test_keys_come_from_a_file_or_from_the_environment(tmp_path: Path) -> None:
         keys(Environment(), str(tmp_path / "missing"))
 
 
-@pytest.mark.parametrize(
-    ("host", "begins"), [("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://localhost:"), ("::1", "http://[::1]:")]
-)
-def test_the_address_is_one_that_a_client_can_use(host: str, begins: str) -> None:
-    try:
-        listener = parts.listen(Config(server=ServerConfig(host=host, port=0)))
-    except AddressUnavailable:
-        pytest.skip(f"no {host} on this machine")
-    with listener:
-        assert parts.url(listener).startswith(begins)
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(AddressUnavailable, match=r"cannot listen on 192\.0\.2\.1 port 80"):
-        parts.listen(Config(server=ServerConfig(host="192.0.2.1", port=80)))
-
-
 def test_the_banners_command_is_a_valid_request() -> None:
     ready = Readiness("tiny", "cpu", "float32", "http://127.0.0.1:8000", "/run/a.sock", 1.0, key=True)
     command = first_request(ready)
@@ -287,6 +270,12 @@ def test_the_banners_command_is_a_valid_request() -> None:
     assert command.startswith("curl http://127.0.0.1:8000/v1/chat/completions ")
     assert "Authorization: Bearer" in command
     assert json.loads(command.split(" -d '")[1].rstrip("'"))["model"] == "tiny"
+
+
+def test_the_banners_command_finds_a_unix_socket() -> None:
+    ready = Readiness("tiny", "cpu", "float32", "unix:/run/a.http", "/run/a.sock", 1.0, key=False)
+
+    assert first_request(ready).startswith("curl --unix-socket /run/a.http http://localhost/v1/chat/completions ")
 
 
 def test_a_process_knows_its_age() -> None:

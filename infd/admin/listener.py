@@ -1,4 +1,4 @@
-"""The admin socket's file: who holds it, and that none is left behind.
+"""A Unix socket's file: who holds it, and that none is left behind.
 
 A socket file outlives its process, so its presence says nothing. A lock beside
 it does: whoever holds the lock owns the socket, and a file without a lock
@@ -21,14 +21,26 @@ from infd.errors import ConfigError, StartError
 class Listener:
     """A bound Unix socket that only this process serves. It does not listen yet."""
 
-    def __init__(self, path: str | Path, *, group: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        group: int | None = None,
+        mode: int = 0o660,
+        purpose: str = "admin socket",
+        setting: str = "admin.socket (--admin-socket)",
+    ) -> None:
         """Take `path`, replacing a stale socket.
 
-        group  who may connect besides the owner; None: the owner's own group
+        group    who may connect besides the owner; None: the owner's own group
+        purpose  what it is to operators
+        setting  where they choose another path
 
         Raises StartError if a live daemon holds the path, ConfigError if it cannot be a socket.
         """
         self.path = Path(path)
+        self._purpose = purpose
+        self._setting = setting
         try:
             self._make_directory(group)
             self._lock = self._take_lock()
@@ -39,7 +51,7 @@ class Listener:
             self._remove_stale()
             self.socket.bind(str(self.path))
             # Nobody can connect before listen(), so the mode need not be right earlier (umask is every thread's).
-            os.chmod(self.path, 0o660)
+            os.chmod(self.path, mode)
             if group is not None:
                 os.chown(self.path, -1, group)
         except OSError as error:
@@ -73,8 +85,8 @@ class Listener:
             holder = os.read(lock, 32).decode(errors="replace").strip()
             os.close(lock)
             raise StartError(
-                f"another infd (pid {holder or 'unknown'}) serves the admin socket {self.path};"
-                " stop it, or give this one a socket of its own with --admin-socket"
+                f"another infd (pid {holder or 'unknown'}) serves the {self._purpose} {self.path};"
+                f" stop it, or set {self._setting} to another path"
             ) from None
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
@@ -87,13 +99,13 @@ class Listener:
             return
         if not stat.S_ISSOCK(mode):
             raise ConfigError(
-                f"{self.path} exists and is not a socket; move it away, or set admin.socket to another path"
+                f"{self.path} exists and is not a socket; move it away, or set {self._setting} to another path"
             )
         self.path.unlink()
 
     def _unusable(self, error: OSError) -> ConfigError:
         if error.errno == errno.EACCES:
-            advice = "run as a user who may write there, or set admin.socket to another path"
+            advice = f"run as a user who may write there, or set {self._setting} to another path"
         else:
-            advice = "set admin.socket to another path"
-        return ConfigError(f"cannot make the admin socket {self.path}: {error.strerror or error}; {advice}")
+            advice = f"set {self._setting} to another path"
+        return ConfigError(f"cannot make the {self._purpose} {self.path}: {error.strerror or error}; {advice}")

@@ -49,6 +49,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     credentials      directory of secrets that systemd decrypted
     runtime          directories for sockets, the best one first
     hub              how the Hugging Face hub is reached
+    inherited        sockets to listen on that systemd passed, descriptors from 3 on
     """
 
     notify_socket: str = ""
@@ -58,11 +59,13 @@ class Environment(Struct, frozen=True, kw_only=True):
     credentials: Path | None = None
     runtime: tuple[Path, ...] = (Path("/run/infd"),)
     hub: HubAccess = HubAccess()
+    inherited: int = 0
 
     @classmethod
     def read(cls, environ: Mapping[str, str], pid: int) -> Environment:
         """Interpret environment variables for process `pid`."""
-        # WATCHDOG_PID guards against a parent's variable: only the process it names has to give signs of life.
+        # LISTEN_PID and WATCHDOG_PID guard against a parent's variables: they are for the process named alone.
+        listen_fds = environ.get("LISTEN_FDS", "") if environ.get("LISTEN_PID") == str(pid) else ""
         watched = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
         watchdog_us = environ.get("WATCHDOG_USEC", "") if watched else ""
         credentials = environ.get("CREDENTIALS_DIRECTORY")
@@ -79,6 +82,7 @@ class Environment(Struct, frozen=True, kw_only=True):
             credentials=Path(credentials) if credentials else None,
             runtime=(*runtime, Path("/run/infd")),
             hub=HubAccess.read(environ),
+            inherited=int(listen_fds) if listen_fds.isdecimal() else 0,
         )
 
     def admin_socket(self, config: Config) -> Path:

@@ -135,8 +135,8 @@ def _typed(setting: Setting, assignment: Assignment) -> object:
     if isinstance(value, str):
         if setting.sized:
             value = _size(value)
-        elif setting.repeatable and assignment.text:
-            value = [part.strip() for part in value.split(",")]
+        elif setting.repeatable:
+            value = [part.strip() for part in value.split(",")] if assignment.text else [value]
     return msgspec.convert(value, setting.type, strict=not assignment.text)
 
 

@@ -44,6 +44,15 @@ class Setting(Struct, frozen=True):
         return self.key.endswith("bytes")
 
     @property
+    def default_text(self) -> str:
+        """The built-in value as one would write it; empty where there is none."""
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        if isinstance(self.default, tuple):
+            return ", ".join(map(str, self.default))
+        return "" if self.default is None else str(self.default)
+
+    @property
     def values(self) -> str:
         """What may be given, in a word: `auto|cpu|cuda|null`, `NUMBER`, `SIZE`, `TEXT`."""
         kind = _bare(self.type)

@@ -57,10 +57,18 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 class ServerConfig(Section, frozen=True, kw_only=True):
     """The HTTP endpoint."""
 
-    host: Annotated[str, about("address to listen on", flag="--host")] = "127.0.0.1"
+    host: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(min_length=1),
+        about("where to listen: names, IPv4 and IPv6 addresses, `unix:/path`", flag="--host"),
+    ] = ("127.0.0.1",)
     port: Annotated[int, Meta(ge=0, le=65535), about("0 picks a free one", flag="--port")] = 8000
+    unix_mode: Annotated[
+        str, Meta(pattern="^0?[0-7]{3}$"), about("who may connect to `unix:` hosts, as chmod's octal digits")
+    ] = "0660"
     api_key_file: Annotated[
-        str, about("file with lines `name:sha256-of-key[:tenant]`; empty: no keys", flag="--api-key-file")
+        str,
+        about("file with lines `name:sha256-of-key[:tenant]`; empty: no keys", flag="--api-key-file"),
     ] = ""
     max_body_bytes: Annotated[int, Meta(ge=1024), about("largest request body")] = 16 * 2**20
     body_timeout_s: Annotated[Positive, about("longest time a request body may take to arrive")] = 30.0

@@ -74,7 +74,9 @@ def first_request(ready: Readiness) -> str:
     """Return a command to paste into another terminal."""
     key = " -H 'Authorization: Bearer YOUR_KEY'" if ready.key else ""
     body = f'{{"model": "{ready.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    return f"curl {ready.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    path = ready.url.removeprefix("unix:")
+    where = ready.url if path == ready.url else f"--unix-socket {path} http://localhost"
+    return f"curl {where}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
 def process_age_s() -> float:

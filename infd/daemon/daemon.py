@@ -24,6 +24,7 @@ from infd.admin.server import AdminServer
 from infd.daemon import dump, parts
 from infd.daemon.banner import Readiness, greet, process_age_s
 from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
+from infd.daemon.listening import Listening
 from infd.daemon.notify import Notifier
 from infd.daemon.progress import Stage
 from infd.engine.engine import Engine
@@ -62,6 +63,7 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._fast = asyncio.Event()
         self._guard: threading.Timer | None = None
+        self._listening: Listening | None = None
 
         self.directory: Future[Path] = Future()
         if (directory := parts.checkpoint(config)) is not None:
@@ -87,6 +89,8 @@ class Daemon:
             raise _cause(group) from None
         finally:
             await self._close(self.http.close())
+            if self._listening is not None:
+                self._listening.close()
             await self._close(self.admin.close())
             await self._close(self.engine.close())
             self.offload.close()
@@ -96,14 +100,14 @@ class Daemon:
                 self._guard.cancel()
 
     async def _serve(self) -> int:
-        listener = parts.listen(self.config)
-        await self.http.start([listener])
+        listening = self._listening = self._listen()
+        await self.http.start(listening.sockets)
         await self.admin.start(self.admin_socket)
-        log.info("listening", extra={"address": parts.url(listener), "admin": str(self.admin_socket)})
+        log.info("listening", extra={"address": " ".join(listening.urls), "admin": str(self.admin_socket)})
         heartbeat = Heartbeat(self.engine, self.executor, self.notifier, self.environment.watchdog_s)
         async with asyncio.TaskGroup() as tasks:
             running = (
-                tasks.create_task(self._load_and_run(parts.url(listener)), name="daemon"),
+                tasks.create_task(self._load_and_run(listening.urls[0]), name="daemon"),
                 tasks.create_task(heartbeat.run(), name="heartbeat"),
                 tasks.create_task(sample_lag(self.engine, self.metrics), name="loop-lag"),
             )
@@ -113,6 +117,11 @@ class Daemon:
                 task.cancel()
         log.info("stopped", extra={"exit_code": code})
         return code
+
+    def _listen(self) -> Listening:
+        if self.environment.inherited:
+            return Listening.inherit(self.environment.inherited)
+        return Listening.bind(self.config.server)
 
     async def _load_and_run(self, url: str) -> None:
         if not self.directory.done():

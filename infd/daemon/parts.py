@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from infd import embedded
-from infd.errors import AddressUnavailable, CheckpointError, ConfigError
+from infd.errors import CheckpointError, ConfigError
 from infd.http.auth import Keys
 from infd.http.served import SamplingDefaults, ServedModel
 from infd.hub.fetch import is_id
@@ -148,32 +147,3 @@ def keys(config: Config, environment: Environment) -> Keys:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"server.api_key_file: {path} cannot be read: {error}") from error
     return Keys.of(environment.api_key) if environment.api_key else Keys()
-
-
-def listen(config: Config) -> socket.socket:
-    """Bind the HTTP endpoint's address. Raises AddressUnavailable."""
-    host, port = config.server.host, config.server.port
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise AddressUnavailable(host, port, error) from error
-    try:
-        # A restart must not wait for the last connections' TIME_WAIT to pass.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise AddressUnavailable(host, port, error) from error
-    return listener
-
-
-def url(listener: socket.socket) -> str:
-    """Return where a client on this machine finds the endpoint."""
-    host, port = listener.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
-        host = "localhost"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -87,10 +87,9 @@ class HttpServer:
         for listening in sockets:
             # Accepted sockets inherit it.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
             self._listeners.append(
-                await loop.create_server(
-                    lambda: Connection(server, loop=loop, **LIMITS), sock=listening, backlog=BACKLOG
-                )
+                await create(lambda: Connection(server, loop=loop, **LIMITS), sock=listening, backlog=BACKLOG)
             )
         self._heart = loop.create_task(self.service.streams.keep_alive(), name="http-keep-alive")
 

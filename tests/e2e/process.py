@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 60.0  # only a test that fails waits this long
+# Become another program, with a socket at the place and under the names of sd_listen_fds(3).
+PASS_ON = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Daemon:
@@ -27,9 +34,16 @@ class Daemon:
 
     arguments  for `infd start`, after those that keep it to itself: a free port, its own admin socket, no files of /etc
     variables  of its environment
+    listening  a socket to pass to it as systemd does
     """
 
-    def __init__(self, directory: Path, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        listening: socket.socket | None = None,
+    ) -> None:
         self.directory = directory
         self.admin_socket = directory / "admin.sock"
         self.log_file = directory / "log"
@@ -39,6 +53,8 @@ class Daemon:
         self.notified: list[dict[str, str]] = []
         command = [sys.executable, "-m", "infd", "start", "--config", str(directory / "infd.toml"), "--device", "null"]
         command += ["--port", "0", "--admin-socket", str(self.admin_socket), "--set", "log.format=json", *arguments]
+        if listening is not None:
+            command = [sys.executable, "-c", PASS_ON, str(listening.fileno()), *command]
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -47,6 +63,7 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=() if listening is None else (listening.fileno(),),
             )
         self._pidfd = os.pidfd_open(self.process.pid)
 
@@ -81,7 +98,7 @@ class Daemon:
 
     @property
     def address(self) -> tuple[str, int]:
-        parts = urlsplit(self.log("listening")["address"])
+        parts = urlsplit(self.log("listening")["address"].split()[0])
         assert parts.hostname is not None
         assert parts.port is not None
         return parts.hostname, parts.port

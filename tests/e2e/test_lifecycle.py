@@ -233,6 +233,45 @@ def test_systemds_status_follows_the_load(start_daemon: Start) -> None:
             assert daemon.hear()
 
 
+def test_it_answers_on_every_host_and_removes_its_socket(start_daemon: Start, tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    daemon = start_daemon("--host", "127.0.0.1", "--host", f"unix:{path}").ready()
+
+    assert daemon.get("/readyz")[0] == 200
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+    daemon.signal(signal.SIGTERM)
+
+    assert daemon.exit_code() == 0
+    assert not path.exists()
+
+
+def test_with_an_inherited_socket_connections_wait_for_the_successor(start_daemon: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as kept:
+        first = start_daemon(*SLOW, listening=kept).ready()
+        assert first.address == kept.getsockname()
+        with first.stream(max_tokens=ENDLESS):
+            first.signal(signal.SIGTERM)
+            first.wait_for("STOPPING", "1")
+            early = ask_for_readiness(kept)
+        assert first.exit_code() == 0
+        late = ask_for_readiness(kept)
+
+        start_daemon(listening=kept).ready()
+
+        for client in (early, late):
+            with client:
+                assert client.recv(65536).startswith(b"HTTP/1.1 ")
+
+
+def ask_for_readiness(listening: socket.socket) -> socket.socket:
+    client = socket.create_connection(listening.getsockname(), timeout=60)
+    client.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+    return client
+
+
 def test_a_key_in_the_environment_is_asked_for(start_daemon: Start) -> None:
     daemon = start_daemon(INFD_API_KEY="secret").ready()
 

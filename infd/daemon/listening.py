@@ -1,0 +1,129 @@
+"""Where the HTTP endpoint listens: addresses, Unix sockets, or what systemd has bound already."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from infd.admin.listener import Listener
+from infd.errors import AddressUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infd.config import ServerConfig
+
+UNIX: Final = "unix:"
+FIRST_INHERITED: Final = 3  # sd_listen_fds(3)
+
+# A name may have an address of a family that this machine does not have; the others do.
+_ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+
+
+class Listening:
+    """The endpoint's sockets, bound and not listening yet. They pass to the server; the files of Unix sockets stay."""
+
+    def __init__(self, sockets: list[socket.socket], files: list[Listener]) -> None:
+        self.sockets = sockets
+        self.urls = [url(listener) for listener in sockets]
+        self._files = files
+
+    @classmethod
+    def bind(cls, server: ServerConfig) -> Listening:
+        """Take every host of the settings, or none. Raises AddressUnavailable, StartError."""
+        sockets: list[socket.socket] = []
+        files: list[Listener] = []
+        port = server.port
+        with ExitStack() as undo:
+            for host in server.host:
+                if host.startswith(UNIX):
+                    file = Listener(
+                        host.removeprefix(UNIX),
+                        mode=int(server.unix_mode, 8),
+                        purpose="socket",
+                        setting="server.host (--host)",
+                    )
+                    undo.callback(file.close)
+                    files.append(file)
+                    sockets.append(file.socket)
+                    continue
+                for listener in _bind_all(host.removeprefix("[").removesuffix("]"), port, server.host):
+                    undo.callback(listener.close)
+                    sockets.append(listener)
+                    port = listener.getsockname()[1]  # one port for all, where the first is to pick it
+            undo.pop_all()
+        return cls(sockets, files)
+
+    @classmethod
+    def inherit(cls, count: int) -> Listening:
+        """Take the sockets that systemd passed. It keeps them too: connections wait in them for our successor."""
+        sockets = []
+        for fd in range(FIRST_INHERITED, FIRST_INHERITED + count):
+            os.set_inheritable(fd, False)
+            listener = socket.socket(fileno=fd)
+            listener.setblocking(False)
+            sockets.append(listener)
+        return cls(sockets, [])
+
+    def close(self) -> None:
+        """Remove the files."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+def url(listener: socket.socket) -> str:
+    """Return where a client on this machine finds the endpoint."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"{UNIX}{name}"
+    host, port = name[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _bind_all(host: str, port: int, hosts: tuple[str, ...]) -> list[socket.socket]:
+    """Bind every address of a host that this machine has."""
+    bound: list[socket.socket] = []
+    refused: OSError | None = None
+    try:
+        for family, address in _addresses(host, port):
+            place = (address[0], bound[0].getsockname()[1], *address[2:]) if bound else address
+            try:
+                bound.append(_bind(family, place, only_ipv6="0.0.0.0" in hosts))
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                refused = error
+        if not bound:
+            raise refused or OSError(f"{host} has no address")
+    except OSError as error:
+        for listener in bound:
+            listener.close()
+        raise AddressUnavailable(host, port, error) from error
+    return bound
+
+
+def _addresses(host: str, port: int) -> Iterator[tuple[int, Any]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    yield from dict.fromkeys((family, address) for family, _, _, _, address in found)
+
+
+def _bind(family: int, address: Any, *, only_ipv6: bool) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A restart must not wait for the last connections' TIME_WAIT to pass.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # `::` alone takes IPv4 as well; beside 0.0.0.0 it cannot.
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
+        listener.bind(address)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
