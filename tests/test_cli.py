@@ -42,7 +42,7 @@ def test_flags_are_stronger_than_the_file_and_every_setting_is_reached_by_set(
     shown = tomllib.loads(capsys.readouterr().out)
     assert code == 0
     assert shown["server"]["port"] == 2
-    assert shown["server"]["host"] == "::1"
+    assert shown["server"]["host"] == ["::1"]
     assert shown["limits"]["choices"] == 3
     assert shown["log"]["banner"] is False
     assert shown["model"]["served_names"] == ["a", "b"]
@@ -65,7 +65,7 @@ def test_origin_names_the_place_of_each_value(capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
 
     assert any(line.startswith("port = 2 ") and line.endswith("# flag --port") for line in lines)
-    assert any(line.startswith('host = "127.0.0.1" ') and line.endswith("# built-in") for line in lines)
+    assert any(line.startswith('host = ["127.0.0.1"] ') and line.endswith("# built-in") for line in lines)
 
 
 def test_check_accepts_what_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
