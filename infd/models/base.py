@@ -9,7 +9,7 @@ from msgspec import Struct
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from infd.kernels.ops import AttentionPlan, KeyValuePages
     from infd.models.parameter import Parameter
@@ -51,7 +51,7 @@ class Model(Protocol):
         """All tensors that a checkpoint fills, in order of use; tied ones once."""
 
     @property
-    def unread(self) -> frozenset[str]:
+    def unread(self) -> Container[str]:
         """Names of tensors that a checkpoint may hold and that this model has no use for."""
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:

@@ -28,6 +28,7 @@ ARCHITECTURES = MappingProxyType(
         "Qwen3ForCausalLM": "infd.models.qwen3:Qwen3",
     }
 )
+OTHERS = "infd.models.transformers.model:TransformersModel"  # whatever else transformers has code for
 
 
 def build(config: Mapping[str, Any], ops: Ops, *, dtype: torch.dtype, device: torch.device, max_len: int) -> Model:
@@ -38,14 +39,22 @@ def build(config: Mapping[str, Any], ops: Ops, *, dtype: torch.dtype, device: to
     Raises CheckpointError for an unknown architecture and for settings that infd does not know how to compute.
     """
     name = architecture(config)
-    place = ARCHITECTURES.get(name)
-    if place is None:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise CheckpointError(f"config.json: architecture {name!r} is unknown here; known: {known}")
     if "quantization_config" in Settings(config):
         raise CheckpointError("config.json: quantization_config: quantized checkpoints are not read yet")
+    blueprint = Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len)
+    if name in ARCHITECTURES:
+        return _make(ARCHITECTURES[name], config, blueprint)
+    try:
+        return _make(OTHERS, config, blueprint)
+    except CheckpointError as error:
+        known = ", ".join(sorted(ARCHITECTURES))
+        unknown = f"config.json: architecture {name!r} is unknown here"
+        raise CheckpointError(
+            f"{unknown}, and transformers' code for it cannot be used: {error}; known: {known}"
+        ) from error
+
+
+def _make(place: str, config: Mapping[str, Any], blueprint: Blueprint) -> Model:
     module, _, attribute = place.partition(":")
-    model: Model = getattr(import_module(module), attribute)(
-        config, Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len)
-    )
+    model: Model = getattr(import_module(module), attribute)(config, blueprint)
     return model

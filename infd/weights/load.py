@@ -13,7 +13,7 @@ from infd.errors import CheckpointError
 from infd.weights.formats.plain import DTYPES, PlainReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     import torch
     from torch import Tensor
@@ -63,7 +63,7 @@ class Loadable(Protocol):
     @property
     def parameters(self) -> Sequence[Parameter]: ...
     @property
-    def unread(self) -> frozenset[str]: ...
+    def unread(self) -> Container[str]: ...
 
 
 class _Place(NamedTuple):

@@ -1,0 +1,120 @@
+"""Run transformers' code for a decoder as a `Model`: its layers, infd's attention, cache and weights.
+
+A step is one sequence to the modelling code: all tokens packed in a batch of
+one, each with its position, and no mask. Only attention knows better.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from infd.errors import CheckpointError
+from infd.models.base import PageTensor
+from infd.models.layers.attention import page_groups
+from infd.models.transformers import attention
+from infd.models.transformers.admission import admit
+from infd.models.transformers.survey import NAME, survey
+from infd.models.transformers.weights import declare
+from infd.scheduler.layout import CacheLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from infd.models.base import Batch
+    from infd.models.parameter import Blueprint
+
+
+class TransformersModel:
+    """Implements `base.Model`."""
+
+    def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
+        """Build what config.json describes, and survey it. Raises CheckpointError where it cannot be served."""
+        self._head = _build(*admit(config), blueprint.dtype)
+        self._decoder = self._head.get_decoder()
+        surveyed = survey(self._head, self._decoder)
+        self._head.config._attn_implementation = attention.NAME
+        _compute_tables(self._head, blueprint.device)
+        self.unread = declare(self._head, blueprint)
+        self.parameters = blueprint.parameters
+        _stand_in(self._head, self._decoder)
+
+        self.vocab_size: int = self._head(inputs_embeds=surveyed.hidden, use_cache=False).logits.shape[-1]
+        windows = [asked.window for asked in surveyed.layers]
+        self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
+        self._kv_heads, self._key_size = surveyed.layers[0].kv_heads, surveyed.layers[0].key_size
+        self._dtype = blueprint.dtype
+        groups = enumerate(page_groups(self._windows, 1))
+        group_of = {layer: index for index, group in groups for layer in group.layers}
+        self._group_of = tuple(group_of[layer] for layer in range(len(windows)))
+
+    def cache_layout(self, page_tokens: int) -> CacheLayout:
+        return CacheLayout(page_groups(self._windows, page_tokens))
+
+    def page_tensors(self, page_tokens: int) -> tuple[PageTensor, ...]:
+        shape = (self._kv_heads, page_tokens, self._key_size)
+        return PageTensor("k", shape, self._dtype), PageTensor("v", shape, self._dtype)
+
+    def forward(self, batch: Batch) -> Tensor:
+        step = attention.Step(batch, self._group_of)
+        out = self._decoder(
+            input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False, infd_step=step
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return logits.float()
+
+
+class _Given(nn.Module):
+    """Stands where the decoder was, so that the head's own code (scales, caps) runs on hidden states given to it."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Hidden:
+        return _Hidden(inputs_embeds)
+
+
+class _Hidden:
+    """What a decoder returns: hidden states, and nothing else that a head may ask for."""
+
+    def __init__(self, last_hidden_state: Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def _build(model: Any, config: Any, dtype: torch.dtype) -> Any:
+    """Return the model without storage."""
+    try:
+        with torch.device("meta"):
+            return model._from_config(config, dtype=dtype, attn_implementation=NAME).eval()
+    except Exception as error:  # whatever foreign code may raise
+        if error.args == (NAME,):  # looked up in a table of the model's own
+            raise CheckpointError("its attention does not go through transformers' attention interface") from error
+        raise CheckpointError(f"transformers cannot build it: {type(error).__name__}: {error}") from error
+
+
+def _compute_tables(head: Any, device: torch.device) -> None:
+    """Give storage to what is computed and not loaded, such as the frequencies of positions."""
+    for tensor in head.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    for name, table in list(head.named_non_persistent_buffers()):
+        owner, _, attribute = name.rpartition(".")
+        # What initialize_weights should forget is NaN, which the first step would show.
+        fill = torch.nan if table.is_floating_point() else 0
+        setattr(head.get_submodule(owner), attribute, torch.full_like(table, fill, device=device))
+    head.initialize_weights()
+
+
+def _stand_in(head: Any, decoder: nn.Module) -> None:
+    name = next(name for name, module in head.named_modules() if module is decoder)
+    head.set_submodule(name, _Given())

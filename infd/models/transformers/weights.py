@@ -1,0 +1,155 @@
+"""Declare the tensors of a model of transformers, so that infd's loading fills them in infd's arena.
+
+Checkpoints do not always hold what the modules hold: names have changed since
+they were written, and the weights of experts lie one by one. transformers keeps
+a table of such changes; it is read backwards here, so that each stored tensor
+goes straight to its rows and no second copy is ever made.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
+
+from infd.errors import CheckpointError
+from infd.models.parameter import Parameter, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Iterator
+
+    from infd.models.parameter import Blueprint
+
+
+class Place(NamedTuple):
+    """Where a tensor stands in a model."""
+
+    module: nn.Module
+    attribute: str
+
+    def put(self, tensor: torch.Tensor) -> None:
+        kept = nn.Parameter(tensor, requires_grad=False) if self.attribute in self.module._parameters else tensor
+        setattr(self.module, self.attribute, kept)
+
+
+class Borrowed(Parameter):
+    """A parameter that, once it has storage, also stands in the modules that compute with it.
+
+    Its rows may be a flat view of the module's tensor, as experts' weights are.
+    """
+
+    __slots__ = ("_form", "_places", "_tensor")
+
+    def __init__(
+        self, places: list[Place], form: torch.Tensor, shape: tuple[int, ...], sources: tuple[Source, ...]
+    ) -> None:
+        super().__init__(shape, form.dtype, sources)
+        self._places = places
+        self._form = form.shape
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return self._tensor
+
+    @tensor.setter
+    def tensor(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        for place in self._places:
+            place.put(tensor.view(self._form))
+
+
+class Unread:
+    """Names that a checkpoint may hold in vain: of tied tensors, and those that transformers ignores as well."""
+
+    def __init__(self, tied: Iterable[str], patterns: Iterable[str]) -> None:
+        self._tied = frozenset(tied)
+        self._patterns = [re.compile(pattern) for pattern in patterns]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tied or any(pattern.search(str(name)) for pattern in self._patterns)
+
+
+def declare(model: Any, blueprint: Blueprint) -> Container[str]:
+    """Declare every tensor of `model` that checkpoints hold; return the names that they may hold beside these.
+
+    Raises CheckpointError where they hold them in a form that cannot be read row by row.
+    """
+    stored = _Stored(model)
+    tied: set[str] = set()
+    for (first, *others), places in _places(model):
+        form = getattr(*places[0])
+        shape, sources = stored.find(first, tuple(form.shape))
+        tied.update(source.name for other in others for source in stored.find(other, tuple(form.shape))[1])
+        kept = _kept_type(first, model, blueprint.dtype)
+        blueprint.parameters.append(Borrowed(places, form.to(kept) if kept else form, shape, sources))
+    return Unread(tied, model._keys_to_ignore_on_load_unexpected or ())
+
+
+def _places(model: nn.Module) -> Iterator[tuple[list[str], list[Place]]]:
+    """Yield each tensor's names and places. Tied ones have several; the first is the one that checkpoints keep."""
+    names: dict[int, list[str]] = {}
+    places: dict[int, list[Place]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        owner, _, attribute = name.rpartition(".")
+        names.setdefault(id(tensor), []).append(name)
+        places.setdefault(id(tensor), []).append(Place(model.get_submodule(owner), attribute))
+    yield from zip(names.values(), places.values(), strict=True)
+
+
+def _kept_type(name: str, model: Any, dtype: torch.dtype) -> torch.dtype | None:
+    """Return float32 for what a model computes in float32 whatever its type, as transformers does."""
+    kept = set(model._keep_in_fp32_modules_strict or ()) if dtype.itemsize < 4 else set()
+    if dtype == torch.float16:
+        kept |= set(model._keep_in_fp32_modules or ())
+    return torch.float32 if any(f".{part}." in f".{name}." for part in kept) else None
+
+
+class _Stored:
+    """Under which names, and in which pieces, a checkpoint holds a model's tensors."""
+
+    def __init__(self, model: Any) -> None:
+        changes = get_model_conversion_mapping(model, add_legacy=False)
+        self._joined = [change.reverse_transform() for change in changes if isinstance(change, WeightConverter)]
+        self._renamed = [change.reverse_transform() for change in changes if not isinstance(change, WeightConverter)]
+        self._renamed.reverse()
+
+    def find(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Source, ...]]:
+        """Return the shape in which a tensor is loaded, and what it is loaded from."""
+        for change in self._joined:
+            pieces, matched = change.rename_source_key(name)
+            if matched is not None:
+                return self._experts(pieces, change, shape)
+        return shape, (Source(self._rename(name), shape),)
+
+    def _experts(self, pieces: str, change: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Source, ...]]:
+        """Take [experts, rows, ...] apart. `pieces` names the first piece, with * for the expert."""
+        patterns = change.target_patterns
+        if not _stacks_experts(change.reverse_transform().operations) or len(shape) < 2 or shape[1] % len(patterns):
+            raise CheckpointError(f"its checkpoints hold {pieces} in a form that infd does not read")
+        experts, rows, *rest = shape
+        height = rows // len(patterns)
+        sources = [
+            Source(
+                self._rename(pieces.replace(patterns[0], pattern).replace("*", str(expert))),
+                (height, *rest),
+                expert * rows + index * height,
+            )
+            for expert in range(experts)
+            for index, pattern in enumerate(patterns)
+        ]
+        return (experts * rows, *rest), tuple(sources)
+
+    def _rename(self, name: str) -> str:
+        for change in self._renamed:
+            name = change.rename_source_key(name)[0]
+        return name
+
+
+def _stacks_experts(operations: Iterable[Any]) -> bool:
+    """Say whether tensors were stacked expert by expert, each of them the rows of its pieces."""
+    kinds = [(type(operation), operation.dim) for operation in operations if hasattr(operation, "dim")]
+    return kinds in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])

@@ -1,0 +1,76 @@
+"""Tiny checkpoints of architectures that infd has no file for, made by transformers with random weights."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tests.tiny import VOCAB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_GROUPED = {"num_key_value_heads": 2}
+_WINDOWS = {"sliding_window": 10, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_EXPERTS = {"intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2}
+_LATENT = {"kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+
+# Name of the variant: (model_type, what differs from _SIZES).
+FOREIGN = MappingProxyType(
+    {
+        "gpt-neox": ("gpt_neox", {}),  # rotates a quarter of each head, computes both halves of a block side by side
+        "olmo": ("olmo", {**_GROUPED, "clip_qkv": 1.5}),  # norms without weights
+        "cohere": ("cohere", {**_GROUPED, "use_qk_norm": True, "logit_scale": 0.5}),  # scales its logits
+        "cohere2-windows": ("cohere2", {**_GROUPED, **_WINDOWS, "tie_word_embeddings": True, "logit_scale": 1.5}),
+        "phi": ("phi", {**_GROUPED, "partial_rotary_factor": 0.5}),  # a bias on the head
+        "smollm3": ("smollm3", {**_GROUPED, "no_rope_layers": [1, 0, 1]}),  # one layer without positions
+        "starcoder2-window": ("starcoder2", {**_GROUPED, "sliding_window": 9}),
+        "gpt-bigcode": ("gpt_bigcode", {"multi_query": True}),  # positions are learned
+        "opt": ("opt", {"word_embed_proj_dim": 24, "ffn_dim": 80}),  # the decoder sits deeper than the base model
+        "vaultgemma": ("vaultgemma", {**_GROUPED, **_WINDOWS, "head_dim": 16, "attn_logit_softcapping": 5.0}),
+        "minicpm3": ("minicpm3", {**_LATENT, "num_key_value_heads": 4}),  # values narrower than keys
+        "olmoe": ("olmoe", {**_GROUPED, **_EXPERTS}),
+    }
+)
+
+
+def make(variant: str, directory: Path, **overrides: Any) -> Path:
+    """Save a variant's checkpoint into `directory` and return it. The same name gives the same weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind, settings = FOREIGN[variant]
+    config = AutoConfig.for_model(kind, **{**_SIZES, **settings, **overrides})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    generator = torch.Generator().manual_seed(sum(variant.encode()))
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            _draw(name, tensor, generator)
+    model.save_pretrained(directory)
+    return directory
+
+
+def _draw(name: str, tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Draw weights under which every part matters: norms and biases far from neutral, attention far from uniform."""
+    if "norm" in name or ".ln_" in name:
+        tensor.normal_(0.0 if name.endswith("bias") else 1.0, 0.3, generator=generator)
+    elif name.endswith("bias"):
+        tensor.normal_(0.0, 0.3, generator=generator)
+    elif "embed" in name or ".wte." in name or ".wpe." in name:
+        tensor.normal_(0.0, 1.0, generator=generator)
+    else:
+        gain = 12.0 if name.startswith("lm_head") else 1.4
+        tensor.normal_(0.0, gain * tensor.shape[-1] ** -0.5, generator=generator)

@@ -1,0 +1,312 @@
+"""The way around infd's own models: transformers' code over infd's attention, cache and weights."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from infd.errors import CheckpointError
+from infd.kernels.select import select
+from infd.models import registry
+from infd.models.parameter import Blueprint
+from infd.runner.memory import Arena
+from infd.weights.checkpoint import Checkpoint
+from infd.weights.load import load, required_bytes
+from tests.e2e.test_parity import Expected, generate, serving
+from tests.kernels.paging import CPU
+from tests.models.driving import MAX_LEN, Driver, load_model
+from tests.models.foreign import FOREIGN, make
+from tests.models.test_parity import (
+    CLOSE,
+    LENGTH,
+    ForgetsTheOldestKey,
+    Pair,
+    WritesOneSlotLate,
+    device,
+    off,
+    test_a_prompt_computed_at_once,
+    test_a_prompt_computed_in_chunks,
+    test_greedy_generation_equals_generate,
+    test_one_token_at_a_time,
+    test_strangers_in_the_batch_change_nothing,
+    text,
+)
+from tests.weights.checkpoints import write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# The suite of infd's own models, run here over the `pair` below.
+__all__ = [
+    "device",
+    "test_a_prompt_computed_at_once",
+    "test_a_prompt_computed_in_chunks",
+    "test_greedy_generation_equals_generate",
+    "test_one_token_at_a_time",
+    "test_strangers_in_the_batch_change_nothing",
+]
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory) -> Callable[[str], Path]:
+    """Return a function from a variant's name to its checkpoint's directory, made once."""
+    made: dict[str, Path] = {}
+
+    def directory(variant: str) -> Path:
+        if variant not in made:
+            made[variant] = make(variant, tmp_path_factory.mktemp(variant))
+        return made[variant]
+
+    return directory
+
+
+@pytest.fixture(scope="module", params=sorted(FOREIGN))
+def pair(request, foreign, device):
+    return Pair(foreign(request.param), device=device)
+
+
+def blueprint(dtype=torch.float32, max_len=MAX_LEN):
+    return Blueprint(ops=select(CPU, dtype), dtype=dtype, device=CPU, max_len=max_len)
+
+
+def tiny_config(kind, **settings):
+    """Return a config.json that transformers writes for a small model of some type."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    small = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 50, **settings}
+    config = AutoConfig.for_model(kind, **small).to_dict()
+    return {**config, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]}
+
+
+def build(config, dtype=torch.float32, max_len=MAX_LEN):
+    return registry.build(config, select(CPU, dtype), dtype=dtype, device=CPU, max_len=max_len)
+
+
+@pytest.mark.parametrize("variant", sorted(FOREIGN))
+def test_infd_has_no_file_of_its_own_for_what_is_tested_here(foreign, variant):
+    with Checkpoint(foreign(variant)) as checkpoint:
+        assert checkpoint.config["architectures"][0] not in registry.ARCHITECTURES
+
+
+def test_infds_own_models_do_without_transformers():
+    script = """
+import sys
+from importlib import import_module
+from infd.models import registry
+for place in registry.ARCHITECTURES.values():
+    import_module(place.partition(":")[0])
+print("transformers" in sys.modules)
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert out.stdout == "False\n"
+
+
+def test_llama_computed_by_transformers_code_equals_infds_own(tiny):
+    from infd.models.transformers.model import TransformersModel
+
+    own = load_model(tiny("llama"))
+    with Checkpoint(tiny("llama")) as checkpoint:
+        borrowed = TransformersModel(checkpoint.config, blueprint())
+        load(borrowed, checkpoint, Arena(required_bytes(borrowed), CPU, "weights"))
+    assert borrowed.cache_layout(4) == own.cache_layout(4)
+    assert borrowed.page_tensors(4) == own.page_tensors(4)
+    assert borrowed.vocab_size == own.vocab_size
+    results = []
+    for model in (own, borrowed):
+        driver = Driver(model)
+        first, second = driver.start(text(1)), driver.start(text(2))
+        driver.step((first, 20))
+        results.append(torch.cat(driver.step((first, 21), (second, 7))))
+    assert off(*results) < CLOSE
+
+
+async def test_greedy_answers_through_the_engine_equal_generate(foreign):
+    directory = foreign("vaultgemma")
+    expected = Expected(directory)
+    async with serving(directory, step_tokens=13, rows=7) as engine:
+        expected.compare(await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts)))
+        assert engine.status().steps > sum(map(len, expected.prompts)) // 13
+
+
+@pytest.mark.parametrize("broken", [ForgetsTheOldestKey(), WritesOneSlotLate()])
+def test_attention_is_infds(foreign, broken):
+    import msgspec
+
+    pair = Pair(foreign("gpt-neox"), ops=msgspec.structs.replace(select(CPU, torch.float32), attention=broken))
+    driver = pair.driver()
+    told = driver.start(text(1))
+    logits = torch.cat([driver.step((told, count))[0] for count in (20, 1, 20)])
+    assert off(logits, pair.expect(text(1))) > CLOSE
+
+
+# What is found out by running the code
+
+
+@pytest.mark.parametrize(
+    ("variant", "groups"),
+    [
+        ("cohere2-windows", [((1,), None), ((0, 2), 10)]),
+        ("starcoder2-window", [((0, 1, 2), 9)]),
+        ("smollm3", [((0, 1, 2), None)]),
+    ],
+)
+def test_the_windows_that_layers_ask_for_become_page_groups(foreign, variant, groups):
+    layout = load_model(foreign(variant)).cache_layout(4)
+    assert [(group.layers, group.window) for group in layout.groups] == groups
+
+
+def test_a_window_that_no_sequence_outgrows_is_none():
+    config = tiny_config("starcoder2", sliding_window=32)
+    assert build(config, max_len=33).cache_layout(4).groups[0].window == 32
+    assert build(config, max_len=32).cache_layout(4).groups[0].window is None
+
+
+def test_pages_have_the_shape_of_the_keys(foreign):
+    k, v = load_model(foreign("minicpm3")).page_tensors(16)
+    assert (k.name, k.shape) == ("k", (4, 16, 12))
+    assert (v.name, v.shape) == ("v", (4, 16, 12))  # values of 6, padded
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        ("mpt", {}, "position biases"),
+        ("bloom", {}, "position biases"),
+        ("falcon", {"alibi": True}, "position biases"),
+        ("falcon", {"new_decoder_architecture": True}, "does not go through transformers' attention interface"),
+        ("gptj", {"rotary_dim": 4}, "does not go through transformers' attention interface"),
+        ("mamba", {}, "layers of type linear_attention"),
+        ("rwkv", {}, "no decoder that takes the position of each token"),
+        ("openai-gpt", {}, "2 of its 2 layers do not attend through"),
+        ("stablelm", {}, "does not hand the keywords"),
+        ("bart", {"d_model": 16}, "encoder with a decoder"),
+        ("bert", {}, "sees other tokens than all its own"),
+        ("diffllama", {}, "attends 4 times in 2 layers"),
+        ("granite_swa", {"head_dim": 8, "num_key_value_heads": 1}, "'s_aux', which infd's does not know"),
+        ("llama4_text", {"head_dim": 8, "num_key_value_heads": 1}, "layers of type chunked_attention"),
+        ("gemma4_text", {"head_dim": 8, "global_head_dim": 16, "num_key_value_heads": 1}, "keys of different shapes"),
+        ("phi4_multimodal", {}, r"reads more than text \(vision_config\)"),
+        ("olmo", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(kind, settings, reason):
+    with pytest.raises(CheckpointError, match=rf"is unknown here, and transformers' code.*{reason}.*; known: .*Llama"):
+        build(tiny_config(kind, **settings))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"architectures": ["OursForCausalLM"]}, "has no decoder of this name"),
+        ({"architectures": ["OursForCausalLM"], "auto_map": {"AutoModelForCausalLM": "ours.Ours"}}, "never runs"),
+        ({"architectures": ["os"]}, "has no decoder of this name"),
+        ({"model_type": "ours"}, "does not know model_type 'ours'"),
+        ({"model_type": None}, "model_type is missing"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected an integer between 1 and 4096"),
+        ({"hidden_size": "many"}, "transformers cannot read config.json"),
+        ({"num_attention_heads": 0}, "transformers cannot build it"),
+    ],
+)
+def test_a_config_that_fits_no_class_is_refused(change, reason):
+    with pytest.raises(CheckpointError, match=reason):
+        build({**tiny_config("olmo"), **change})
+
+
+def test_code_in_the_repository_is_ignored_where_transformers_has_its_own():
+    build({**tiny_config("olmo"), "auto_map": {"AutoModelForCausalLM": "ours.Ours"}})
+
+
+def test_quantized_checkpoints_are_refused_before_anything_is_built():
+    with pytest.raises(CheckpointError, match="quantized checkpoints are not read yet"):
+        build({**tiny_config("olmo"), "quantization_config": {"quant_method": "gptq"}})
+
+
+def test_a_config_that_asks_for_more_outputs_gets_the_same_model(foreign):
+    with Checkpoint(foreign("gpt-neox")) as checkpoint:
+        config = {**checkpoint.config, "return_dict": False, "output_hidden_states": True, "use_cache": True}
+        model = build(config)
+        load(model, checkpoint, Arena(required_bytes(model), CPU, "weights"))
+    driver, usual = Driver(model), Driver(load_model(foreign("gpt-neox")))
+    results = [each.step((each.start(text(1)), LENGTH))[0] for each in (driver, usual)]
+    assert off(*results) == 0
+
+
+# Weights
+
+
+@pytest.mark.parametrize("variant", ["cohere2-windows", "olmoe"])
+def test_every_weight_lies_in_the_arena_once(foreign, variant):
+    with Checkpoint(foreign(variant)) as checkpoint:
+        model = build(checkpoint.config)
+        arena = Arena(required_bytes(model), CPU, "weights")
+        load(model, checkpoint, arena)
+        stored = sum(tensor.bytes for tensor in checkpoint.tensors.values())
+    first = arena._memory.data_ptr()
+    held = {tensor.data_ptr(): tensor for part in (model._decoder, model._head) for tensor in part.parameters()}
+    assert all(first <= address < first + arena.size for address in held)
+    assert sum(tensor.nbytes for tensor in held.values()) == stored
+
+
+def test_experts_are_read_one_by_one_into_one_tensor(foreign):
+    model = load_model(foreign("olmoe"))
+    joined = next(p for p in model.parameters if "experts.0.gate_proj" in p.sources[0].name)
+    assert [source.name.split(".")[-3:-1] for source in joined.sources[:3]] == [
+        ["0", "gate_proj"],
+        ["0", "up_proj"],
+        ["1", "gate_proj"],
+    ]
+    assert joined.shape == (5 * 2 * 24, 48)
+    assert joined.sources[2].row == 2 * 24
+
+
+def test_a_tensor_is_known_by_the_name_that_checkpoints_keep(foreign):
+    model = load_model(foreign("gpt-neox"))
+    names = {source.name for parameter in model.parameters for source in parameter.sources}
+    assert "embed_out.weight" in names
+    assert "lm_head.weight" not in names
+
+
+def test_tied_weights_are_loaded_once_and_may_be_stored_twice(foreign, tmp_path):
+    with Checkpoint(foreign("cohere2-windows")) as checkpoint:
+        model = build(checkpoint.config)
+        assert "lm_head.weight" not in checkpoint.tensors
+    assert "lm_head.weight" in model.unread
+    assert "model.embed_tokens.weight" not in model.unread
+
+
+def test_what_transformers_ignores_is_ignored_and_what_is_left_over_is_not(foreign, tmp_path):
+    model = build(tiny_config("gpt_neox"))
+    assert "gpt_neox.layers.0.attention.masked_bias" in model.unread
+    assert "gpt_neox.layers.2.attention.dense.weight" not in model.unread
+
+
+def test_a_missing_tensor_is_named(tmp_path):
+    model = build(tiny_config("olmo", intermediate_size=24))
+    with (
+        Checkpoint(write(tmp_path, {"lm_head.weight": torch.zeros(50, 16)})) as checkpoint,
+        pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight: missing, expected \[50, 16\]"),
+    ):
+        load(model, checkpoint, Arena(required_bytes(model), CPU, "weights"))
+
+
+def test_bfloat16_stays_near_float32(foreign):
+    model = load_model(foreign("olmo"), dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters} == {torch.bfloat16}
+    driver = Driver(model)
+    (ours,) = driver.step((driver.start(text(1)), LENGTH))
+    theirs = Pair(foreign("olmo")).expect(text(1))
+    assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.8
+
+
+def test_what_a_model_computes_in_float32_keeps_it():
+    model = build(tiny_config("ernie4_5_moe", moe_num_experts=8, num_key_value_heads=1), dtype=torch.bfloat16)
+    kept = {source.name for p in model.parameters if p.dtype == torch.float32 for source in p.sources}
+    assert kept
+    assert all("gate.weight" in name or "moe_statics" in name for name in kept)
