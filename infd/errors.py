@@ -58,8 +58,9 @@ class InvalidRequest(RequestError):
 class PromptTooLong(RequestError):
     code, param = "context_length_exceeded", "messages"
 
-    def __init__(self, tokens: int, limit: int, *, param: str | None = None) -> None:
-        super().__init__(f"the prompt is {tokens} tokens; this model reads at most {limit}", param=param)
+    def __init__(self, tokens: int, limit: int, *, at_least: bool = False, param: str | None = None) -> None:
+        size = f"at least {tokens}" if at_least else tokens
+        super().__init__(f"the prompt is {size} tokens; this model reads at most {limit}", param=param)
 
 
 class Unsupported(RequestError):

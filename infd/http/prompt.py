@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from infd.errors import InvalidRequest, Unsupported
+from infd.errors import InvalidRequest, PromptTooLong, Unsupported
 from infd.http.sampling import refuse_not_built
+from infd.text.chat import TooCostly
+from infd.text.sandbox import BRIEF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,9 +18,20 @@ if TYPE_CHECKING:
     from infd.http.schema.chat import Message, TemplateKwargs
     from infd.http.served import ServedModel
     from infd.offload import Offload
+    from infd.text.sandbox import Limits
 
 # About 4 ms of encoding: longer texts would hold up every stream's tokens.
 SHORT_CHARACTERS: Final = 4096
+
+
+def check_length(text: str, served: ServedModel, *, param: str) -> None:
+    """Refuse, before it is encoded, a text that is certainly too long: encoding 16 MiB takes seconds.
+
+    Raises PromptTooLong.
+    """
+    least, limit = served.tokenizer.least_tokens(text), served.max_model_len - 1
+    if least > limit:
+        raise PromptTooLong(least, limit, at_least=True, param=param)
 
 
 async def encode(text: str, served: ServedModel, offload: Offload, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -36,18 +50,19 @@ async def render(
     continue_final_message: bool | None,
     kwargs: TemplateKwargs | None,
     add_special_tokens: bool | None,
+    must_fit: bool,
 ) -> tuple[int, ...]:
     """Return the ids of a conversation, as the model's chat template writes it.
 
     A template writes its own special tokens, so none are added unless asked for.
-    Raises InvalidRequest.
+    Raises InvalidRequest; where it must fit, PromptTooLong for a text that is certainly too long.
     """
     if add_generation_prompt and continue_final_message:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
 
-    def work() -> tuple[int, ...]:
+    def work(limits: Limits | None = None) -> tuple[int, ...]:
         text = served.template.render(
             turns,
             add_generation_prompt=not continue_final_message
@@ -55,11 +70,18 @@ async def render(
             else add_generation_prompt,
             continue_final_message=bool(continue_final_message),
             kwargs=None if kwargs is None else msgspec.to_builtins(kwargs),
+            limits=limits,
         )
+        if must_fit:
+            check_length(text, served, param="messages")
         special = bool(add_special_tokens) and not served.template.begins_with_bos(text)
         return _encode(text, served, add_special_tokens=special)
 
-    return work() if _characters(turns) <= SHORT_CHARACTERS else await offload(work)
+    if _characters(turns) <= SHORT_CHARACTERS:
+        # The template is a stranger's: it gets a few milliseconds of the loop, and its full time on a thread.
+        with suppress(TooCostly):
+            return work(BRIEF)
+    return await offload(work)
 
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:

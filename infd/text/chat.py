@@ -7,8 +7,8 @@ importing it. The template is a stranger's program: it runs in `sandbox.py`.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +26,7 @@ MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest known are some 30,000
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _END_MARK = "\ufdd0 "  # a noncharacter shows where the final message ends, the space whether it was trimmed
 _PROBE = "\ufdd1"
+PROBING: Final = Limits(fuel=2**20, seconds=1.0)  # for one word
 
 Message = dict[str, Any]
 
@@ -50,10 +51,18 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, file: str | Path | None = None) -> ChatTemplate:
-        """Take the checkpoint's templates, or the one in `file` instead. Raises ConfigError if that is wrong."""
+        """Take the checkpoint's templates, or the one in `file` instead, and compile them.
+
+        A checkpoint's template that is wrong is told to whoever asks for a chat; the model can do without.
+        Raises ConfigError if the file is wrong.
+        """
         files = tokenizer.files
         if file is None:
-            return cls(files.templates, files.special_tokens)
+            template = cls(files.templates, files.special_tokens)
+            for name in files.templates:
+                with suppress(InvalidRequest):
+                    template._compile(name)
+            return template
         try:
             template = cls({"default": Path(file).read_text(encoding="utf-8")}, files.special_tokens)
             template._compile("default")
@@ -74,13 +83,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
     ) -> str:
         """Return the prompt's text, special tokens written out: encode it without adding any.
 
         messages  plain JSON values; content is text or a list of parts
         kwargs    variables that the template reads beyond these; those it does not read are ignored
+        limits    tighter ones than the template's own
 
-        Raises InvalidRequest where the template is missing, refuses the conversation, fails, or takes too much.
+        Raises InvalidRequest where the template is missing, refuses the conversation or fails, TooCostly at a limit.
         """
         if not messages:
             raise InvalidRequest("the conversation is empty", param="messages")
@@ -103,7 +114,8 @@ class ChatTemplate:
                 "tools": tools,
                 "documents": documents,
                 "add_generation_prompt": add_generation_prompt,
-            }
+            },
+            limits or self._limits,
         )
         return _cut_at_mark(text, final) if continue_final_message else text
 
@@ -132,18 +144,24 @@ class ChatTemplate:
         # Two threads may both compile; either result serves.
         compiled = self._compiled.get(name)
         if compiled is None:
-            compiled = self._compiled[name] = _Compiled(self._sources[name], self._limits, self._now)
+            compiled = self._compiled[name] = _Compiled(self._sources[name], self._now)
         return compiled
 
 
-class _Compiled:
-    """One template."""
+class TooCostly(InvalidRequest):
+    """A template reached a limit of its rendering."""
 
-    def __init__(self, source: str, limits: Limits, now: Callable[[], datetime]) -> None:
+
+class _Compiled:
+    """One template.
+
+    reads_parts  whether content may be a list of parts; where not, such a list would be printed as Python writes it
+    """
+
+    def __init__(self, source: str, now: Callable[[], datetime]) -> None:
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise InvalidRequest(f"the chat template is longer than {MAX_SOURCE_CHARACTERS} characters")
-        self._limits = limits
-        self._sandbox = Sandbox(limits)
+        self._sandbox = Sandbox()
         self._sandbox.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
             self._reads = meta.find_undeclared_variables(self._sandbox.parse(source))
@@ -152,6 +170,7 @@ class _Compiled:
             raise InvalidRequest(f"the chat template is wrong in line {error.lineno}: {error.message}") from error
         except Exception as error:  # whatever else a stranger's source makes the compiler do
             raise InvalidRequest(f"the chat template cannot be compiled: {_short(error)}") from error
+        self.reads_parts = self._find_out_about_parts()
 
     def allowed(self, kwargs: Mapping[str, Any], reserved: Mapping[str, str]) -> dict[str, Any]:
         """Return those that the template reads. Raises InvalidRequest for one that is not the caller's to set."""
@@ -161,26 +180,19 @@ class _Compiled:
                 raise InvalidRequest(f"a request cannot set {name}", param=f"chat_template_kwargs.{name}")
         return {name: value for name, value in kwargs.items() if name in self._reads}
 
-    def render(self, variables: Mapping[str, Any]) -> str:
-        parts: list[str] = []
-        room = self._limits.output_characters
+    def render(self, variables: Mapping[str, Any], limits: Limits) -> str:
         try:
-            for part in self._template.generate(variables):
-                room -= len(part)
-                if room < 0:
-                    raise Exhausted(f"writes a prompt of more than {self._limits.output_characters} characters")
-                parts.append(part)
+            return "".join(self._sandbox.run(self._template, variables, limits))
+        except Exhausted as error:
+            raise TooCostly(f"chat template: {error}", param="messages") from error
         except Exception as error:  # only the template's code runs here, and what it does with the client's values
             raise InvalidRequest(f"chat template: {_short(error)}", param="messages") from error
-        return "".join(parts)
 
-    @cached_property
-    def reads_parts(self) -> bool:
-        """Whether content may be a list of parts; where not, such a list would be printed as Python writes it."""
+    def _find_out_about_parts(self) -> bool:
         content = [{"type": "text", "text": _PROBE}]
         variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": False}
         try:
-            text = self.render(variables)
+            text = self.render(variables, PROBING)
         except InvalidRequest:
             return False
         return _PROBE in text and "'type'" not in text and '"type"' not in text

@@ -33,6 +33,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from jinja2 import Template
     from jinja2.parser import Parser
 
 
@@ -51,6 +52,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     fuel: int = 192 * 2**20
     seconds: float = 5.0
 
+
+# What the event loop can spare: many times what a short chat takes, and less than a step.
+BRIEF = Limits(output_characters=2**16, fuel=2**17, seconds=0.005)
 
 STEP = 64  # fuel of one turn, call, filter or operator; a character costs 1
 MAX_BITS = 2**12  # of an integer
@@ -140,7 +144,7 @@ class _Context(Context):
 
     def __init__(self, environment: Sandbox, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
-        self.fuel = environment.new_fuel()
+        self.fuel = environment.fuel()
 
     def derived(self, locals: dict[str, Any] | None = None) -> Context:
         context = super().derived(locals)
@@ -260,7 +264,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     context_class = _Context
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Limits = Limits(), clock: Callable[[], float] = time.monotonic) -> None:  # noqa: B008 (immutable)
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_output)
         self._limits = limits
         self._clock = clock
@@ -270,8 +274,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters |= {_TURNS: _turns, _JOINED: _joined}
         self.globals["raise_exception"] = _raise_exception
 
-    def new_fuel(self) -> Fuel:
-        return Fuel(self._limits, self._clock)
+    def fuel(self, limits: Limits | None = None) -> Fuel:
+        return Fuel(limits or self._limits, self._clock)
+
+    def run(self, template: Template, variables: Mapping[str, Any], limits: Limits) -> Iterator[str]:
+        """Yield what a template writes. Raises whatever its code raises; Exhausted at a limit."""
+        context = template.new_context(dict(variables))
+        assert isinstance(context, _Context)
+        context.fuel = self.fuel(limits)
+        room = limits.output_characters
+        for part in template.root_render_func(context):
+            room -= len(part)
+            if room < 0:
+                raise Exhausted(f"writes a prompt of more than {limits.output_characters} characters")
+            yield part
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Meter().visit(source), *args, **kwargs)

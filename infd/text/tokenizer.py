@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from infd.errors import CheckpointError, InvalidRequest
+from infd.text.bound import bound
 from infd.text.checkpoint import NAMED_TOKENS, TextFiles
 from infd.text.pieces import BytePieces, TextPieces, recognise
 
@@ -43,6 +44,7 @@ class Tokenizer:
         self._backend = backend
         self._files = files
         self._pieces = recognise(backend)
+        self._bound = bound(backend, self._pieces)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(
             token_id for token_id, token in added.items() if token.special or token.content in special
@@ -88,6 +90,10 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:
             raise InvalidRequest(f"the text is not valid Unicode{_where(text)}") from error
+
+    def least_tokens(self, text: str) -> int:
+        """Return how many tokens a text has at least, without reading it; 0 if nothing is known."""
+        return 0 if self._bound is None else self._bound.least_tokens(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; those without a token add nothing."""

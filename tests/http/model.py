@@ -41,6 +41,11 @@ def tokenizer() -> Tokenizer:
         return Tokenizer.load(directory)
 
 
+@cache
+def template() -> ChatTemplate:
+    return ChatTemplate.load(tokenizer())
+
+
 def foretell(prompt: list[int], count: int, *, seed: int = 0) -> tuple[list[int], str]:
     """Return the ids and the text that the fake model answers."""
     ids = continuation(prompt, count, seed=seed)
@@ -55,7 +60,7 @@ def letters(ids: list[int]) -> list[int]:
 def chat_prompt(*texts: str) -> list[int]:
     """Return the ids of user messages under TEMPLATE."""
     turns = [{"role": "user", "content": text} for text in texts]
-    text = ChatTemplate.load(tokenizer()).render(turns)
+    text = template().render(turns)
     return tokenizer().encode(text, add_special_tokens=False)
 
 
@@ -66,6 +71,6 @@ def served(max_model_len: int, **defaults: float) -> ServedModel:
         max_model_len=max_model_len,
         vocab_size=VOCAB,
         tokenizer=tokenizer(),
-        template=ChatTemplate.load(tokenizer()),
+        template=template(),
         defaults=SamplingDefaults(**defaults),
     )

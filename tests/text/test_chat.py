@@ -145,10 +145,28 @@ def test_the_callers_messages_stay_as_they_were():
 
 
 def test_strftime_now_is_the_time_of_rendering():
-    moments = iter([datetime(2026, 3, 1, tzinfo=UTC), datetime(2027, 4, 2, tzinfo=UTC)])
-    template = ChatTemplate({"default": "{{ strftime_now('%d %b %Y') }}"}, now=lambda: next(moments))
+    moment = datetime(2026, 3, 1, tzinfo=UTC)
+    template = ChatTemplate({"default": "{{ strftime_now('%d %b %Y') }}"}, now=lambda: moment)
 
-    assert [template.render(HELLO), template.render(HELLO)] == ["01 Mar 2026", "02 Apr 2027"]
+    assert template.render(HELLO) == "01 Mar 2026"
+    moment = datetime(2027, 4, 2, tzinfo=UTC)
+    assert template.render(HELLO) == "02 Apr 2027"
+
+
+def test_templates_are_compiled_when_they_are_loaded(tmp_path: Path):
+    template = ChatTemplate.load(Tokenizer.load(write(tmp_path, byte_level(), chat_template=CHATML)))
+    loaded = dict(template._compiled)
+
+    template.render(HELLO)
+    assert template._compiled == loaded
+    assert loaded
+
+
+def test_a_checkpoint_whose_template_is_wrong_can_be_loaded(tmp_path: Path):
+    template = ChatTemplate.load(Tokenizer.load(write(tmp_path, byte_level(), chat_template="{% if %}")))
+
+    with pytest.raises(InvalidRequest, match="wrong in line 1"):
+        template.render(HELLO)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from itertools import count
 import pytest
 
 from infd.errors import InvalidRequest
-from infd.text.chat import MAX_SOURCE_CHARACTERS, ChatTemplate
-from infd.text.sandbox import Limits, Sandbox
-from tests.text.templates import CHATML, CONVERSATIONS
+from infd.text.chat import MAX_SOURCE_CHARACTERS, ChatTemplate, TooCostly
+from infd.text.sandbox import BRIEF, Limits, Sandbox
+from tests.text.templates import CHATML, CONVERSATIONS, TEMPLATES
 
 HELLO = [{"role": "user", "content": "Hello " * 100}]
 SMALL = Limits(output_characters=100_000, fuel=1_000_000)
@@ -112,6 +112,23 @@ def test_each_rendering_has_its_own_fuel():
     template = ChatTemplate({"default": "{% for i in range(3000) %}{% endfor %}ok"}, limits=SMALL)
 
     assert [template.render(HELLO) for _ in range(10)] == ["ok"] * 10
+
+
+def test_a_rendering_can_have_tighter_limits_than_its_template():
+    template = ChatTemplate({"default": "{% for i in range(9999) %}{% endfor %}ok"})
+
+    with pytest.raises(TooCostly):
+        template.render(HELLO, limits=BRIEF)
+    assert template.render(HELLO) == "ok"
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {"corners"}))
+def test_short_chats_are_within_what_the_event_loop_spares(name: str):
+    unhurried = Limits(fuel=BRIEF.fuel, output_characters=BRIEF.output_characters)  # a busy machine is another matter
+    template = ChatTemplate({"default": TEMPLATES[name]}, {"bos_token": "<s>", "eos_token": "</s>"})
+    turns = [{"role": role, "content": "word " * 80} for _ in range(5) for role in ("user", "assistant")]
+
+    assert template.render([*turns, *HELLO], limits=unhurried)
 
 
 def test_fuel_is_shared_with_loops_within_calls():

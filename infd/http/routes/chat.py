@@ -40,6 +40,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
             continue_final_message=said.continue_final_message,
             kwargs=said.chat_template_kwargs,
             add_special_tokens=said.add_special_tokens,
+            must_fit=True,
         )
         answer = await submit(
             said,

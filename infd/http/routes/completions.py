@@ -10,7 +10,7 @@ from infd.errors import InvalidRequest
 from infd.http import sampling, send
 from infd.http.body import read
 from infd.http.formats.completions import CompletionFormat
-from infd.http.prompt import encode
+from infd.http.prompt import check_length, encode
 from infd.http.schema.completions import CompletionRequest
 from infd.http.service import EXCHANGE, SERVICE
 from infd.http.submit import submit
@@ -39,6 +39,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
         encoded: list[tuple[int, ...]] = []
         for prompt in prompts:
             if isinstance(prompt, str):
+                check_length(prompt, served, param="prompt")
                 special = said.add_special_tokens is not False
                 encoded.append(await encode(prompt, served, service.offload, add_special_tokens=special))
             else:

@@ -39,6 +39,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
             continue_final_message=said.continue_final_message,
             kwargs=said.chat_template_kwargs,
             add_special_tokens=said.add_special_tokens,
+            must_fit=False,
         )
     else:
         special = said.add_special_tokens is not False

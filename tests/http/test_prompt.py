@@ -1,0 +1,108 @@
+"""What a prompt may cost: the event loop a few milliseconds, and nobody more than it can be worth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from infd.errors import InvalidRequest, PromptTooLong
+from infd.http.prompt import SHORT_CHARACTERS, render
+from infd.offload import Offload
+from infd.text.chat import ChatTemplate
+from infd.text.sandbox import Limits
+from tests.http.model import TEMPLATE, served, tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.http.endpoint import Endpoint
+
+TURN = {"role": "user", "content": "hi"}
+COSTLY = "{% for i in range(30000) %}{% endfor %}{{ messages[0].content }}"
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+class Counting(Offload):
+    """Threads that say how often they were asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    async def __call__(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.asked += 1
+        return await super().__call__(work, *args, **kwargs)
+
+
+@pytest.fixture
+def offload() -> Iterator[Counting]:
+    offload = Counting()
+    yield offload
+    offload.close()
+
+
+async def rendered(source: str, offload: Counting, content: str = "hi", *, must_fit: bool = True) -> tuple[int, ...]:
+    template = ChatTemplate({"default": source}, limits=Limits(fuel=2**23))
+    return await render(
+        [{"role": "user", "content": content}],
+        msgspec.structs.replace(served(256), template=template),
+        offload,
+        add_generation_prompt=None,
+        continue_final_message=None,
+        kwargs=None,
+        add_special_tokens=None,
+        must_fit=must_fit,
+    )
+
+
+async def test_a_short_chat_is_rendered_at_once(offload: Counting):
+    ids = await rendered(TEMPLATE, offload)
+
+    assert tokenizer().decode(ids, skip_special_tokens=False).startswith("<|im_start|>user\nhi")
+    assert offload.asked == 0
+
+
+async def test_a_long_chat_is_rendered_on_a_thread(offload: Counting):
+    await rendered(TEMPLATE, offload, "x" * (SHORT_CHARACTERS + 1), must_fit=False)
+
+    assert offload.asked == 1
+
+
+async def test_a_template_that_takes_long_for_a_short_chat_gets_its_time_on_a_thread(offload: Counting):
+    ids = await rendered(COSTLY, offload)
+
+    assert tokenizer().decode(ids) == "hi"
+    assert offload.asked == 1
+
+
+async def test_a_template_without_end_is_stopped_there(offload: Counting):
+    with pytest.raises(InvalidRequest, match="does too much"):
+        await rendered(ENDLESS, offload)
+    assert offload.asked == 1
+
+
+async def test_a_chat_that_is_certainly_too_long_is_not_encoded(offload: Counting):
+    with pytest.raises(PromptTooLong, match="at least"):
+        await rendered(TEMPLATE, offload, "x" * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x" * 10_000}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{**TURN, "content": "x" * 10_000}]}, "messages"),
+    ],
+)
+async def test_a_text_far_too_long_is_refused_by_its_length(endpoint: Endpoint, path: str, body: Any, param: str):
+    status, answer = await endpoint.post(path, body)
+
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "context_length_exceeded", param)
+    assert "the prompt is at least" in answer["error"]["message"]
+
+
+async def test_any_text_can_be_counted(endpoint: Endpoint):
+    status, answer = await endpoint.post("/tokenize", {"prompt": "x" * 10_000})
+
+    assert (status, answer["count"]) == (200, 10_000)
