@@ -7,7 +7,7 @@ import time
 
 from infd.request import Request, SamplingParams
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
-from infd.scheduler.plan import StepPlan, StepResult, Want
+from infd.scheduler.plan import StepPlan, StepResult
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
 
@@ -53,7 +53,7 @@ def _once(sequences: int, steps: int) -> float:
 
 
 def _result(plan: StepPlan) -> StepResult:
-    accepted = [int(span.want is Want.LAST) for span in plan.spans]
+    accepted = [int(span.samples) for span in plan.spans]
     return StepResult(accepted, [plan.number + 7] * sum(accepted))
 
 

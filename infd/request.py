@@ -23,7 +23,7 @@ class FinishReason(Enum):
 class SamplingParams(Struct, frozen=True, kw_only=True):
     """How the next token is chosen from the logits. Every value is already checked."""
 
-    max_tokens: int
+    max_tokens: int  # 0: only look at the prompt
     min_tokens: int = 0  # end ids and stop strings are ignored until this many tokens are generated
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: no limit
@@ -35,6 +35,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     logit_bias: Mapping[int, float] = {}
     seed: int = 0  # of the noise; a choice adds its index
     logprobs: int | None = None  # None: not asked; 0: of the chosen token; k: also of the k most likely
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens, all but the first
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -51,8 +52,9 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(Struct, frozen=True):
-    """Log-probabilities at one generated position, from the raw logits (before temperature, penalties and bias)."""
+    """Log-probabilities at one position, from the raw logits (before temperature, penalties and bias)."""
 
-    chosen: float
+    chosen: float  # of the token that stands there
     top_ids: tuple[int, ...] = ()  # most likely first
     top: tuple[float, ...] = ()
+    rank: int | None = None  # 1: no other is likelier; told of prompt tokens only

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
-from infd.scheduler.plan import StepPlan, StepResult, Want
+from infd.scheduler.plan import StepPlan, StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +52,26 @@ def continuation(prompt: list[int], count: int, *, seed: int = 0, layout: CacheL
     return tokens[len(prompt) :]
 
 
+def likelihood(histories: list[list[int]], token: int, most: int) -> TokenLogprobs:
+    """Return how likely `token` is said to be, given what each group sees of the tokens before it."""
+    guess = choose(histories, token)
+    ids = tuple((guess + i) % VOCAB for i in range(most))
+    return TokenLogprobs(-guess / 8, ids, tuple(-0.5 - i for i in range(most)), 1 + guess % 7)
+
+
+def prompt_likelihoods(prompt: list[int], most: int = 0, *, layout: CacheLayout = FULL) -> list[TokenLogprobs]:
+    """Return what the fake model says of the tokens of `prompt`, all but the first."""
+    return [
+        likelihood(
+            [prompt[:p] if group.window is None else prompt[:p][-group.window :] for group in layout.groups]
+            or [prompt[:p]],
+            prompt[p],
+            most,
+        )
+        for p in range(1, len(prompt))
+    ]
+
+
 class FakeDevice:
     """Runs plans in order. `forward` and `sample` are separate, as on a real device."""
 
@@ -63,6 +83,7 @@ class FakeDevice:
         self.tokens: list[list[int]] = [[] for _ in range(capacity.rows)]
         self.tables: list[list[dict[int, int]]] = [[{} for _ in groups] for _ in range(capacity.rows)]
         self.seeds = [0] * capacity.rows
+        self.most = [0] * capacity.rows
         self.steps = 0
 
     def forward(self, plan: StepPlan) -> None:
@@ -77,19 +98,25 @@ class FakeDevice:
         self.steps += 1
 
     def sample(self, plan: StepPlan) -> StepResult:
-        accepted, tokens, logprobs = [], [], {}
+        accepted, tokens, logprobs, prompt_logprobs = [], [], {}, {}
         for number, span in enumerate(plan.spans):
-            accepted.append(int(span.want is Want.LAST))
-            if span.want is Want.LAST:
-                history = self.tokens[span.row]
-                assert len(history) == span.start + span.count, "sampled from the middle of a sequence"
-                token = choose(self._read(span), self.seeds[span.row])
+            history, end = self.tokens[span.row], span.start + span.count
+            if span.scores:
+                assert span.scores <= span.count
+                prompt_logprobs[number] = [
+                    likelihood(self._read(span, position + 1), history[position + 1], self.most[span.row])
+                    for position in range(span.start, span.start + span.scores)
+                ]
+            accepted.append(int(span.samples))
+            if span.samples:
+                assert len(history) == end, "sampled from the middle of a sequence"
+                token = choose(self._read(span, end), self.seeds[span.row])
                 history.append(token)
                 tokens.append(token)
                 if (asked := span.seq.request.sampling.logprobs) is not None:
                     ids = tuple((token + i) % VOCAB for i in range(asked))
                     logprobs[number] = [TokenLogprobs(-0.5, ids, tuple(-0.5 - i for i in range(asked)))]
-        return StepResult(accepted, tokens, logprobs)
+        return StepResult(accepted, tokens, logprobs, prompt_logprobs)
 
     def run(self, plan: StepPlan) -> StepResult:
         self.forward(plan)
@@ -99,6 +126,7 @@ class FakeDevice:
         self.tokens[join.row] = list(join.tokens)
         self.tables[join.row] = [{i: page for i, page in enumerate(table) if page} for table in join.tables]
         self.seeds[join.row] = join.seed
+        self.most[join.row] = join.sampling.prompt_logprobs or 0
 
     def _write(self, span: Span) -> None:
         for group, table in zip(self.capacity.layout.groups, self.tables[span.row], strict=True):
@@ -107,8 +135,8 @@ class FakeDevice:
                 assert 0 < page <= self.capacity.pages
                 self.memory[page][position % group.page_tokens] = self.tokens[span.row][position]
 
-    def _read(self, span: Span) -> list[list[int]]:
-        end = span.start + span.count
+    def _read(self, span: Span, end: int) -> list[list[int]]:
+        """Return what each group sees of the tokens before `end`."""
         groups = self.capacity.layout.groups
         if not groups:
             assert span.start == 0, "nothing was kept of the earlier tokens"

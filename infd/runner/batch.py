@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from infd.kernels.ops import AttentionBatch
 from infd.models.base import Batch
-from infd.scheduler.plan import Want
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,17 +30,21 @@ PADDED = 4  # below four rows a matrix product takes another path and differs in
 
 
 class Gathered(Struct):
-    """A forward pass, and where the sampling spans stand in it.
+    """A forward pass, and where in it stands what is wanted of it.
 
-    last  [max(N, 4)] int64: each sampling span's last token in the step; repeated up to four
-    rows  [N] int64: their rows
-    ends  [N] int64: the position of the token to sample, after all that is known
+    last     [max(N, 4)] int64: each sampling span's last token in the step; repeated up to four
+    rows     [N] int64: their rows
+    ends     [N] int64: the position of the token to sample, after all that is known
+    scoring  [M] int64: the tokens whose successors are scored, span after span
+    targets  [M] int64: these successors
     """
 
     batch: Batch
     last: Tensor
     rows: Tensor
     ends: Tensor
+    scoring: Tensor
+    targets: Tensor
 
 
 def gather(
@@ -61,13 +64,14 @@ def gather(
     span_of = np.repeat(np.arange(count + 1), [*counts, padding])
     within = np.arange(tokens + padding) - np.repeat([*offsets[:-1], tokens], [*counts, padding])
     within[tokens:] = 0
-    last = [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.want is Want.LAST]
+    last = [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.samples]
     sampling = len(last)
     last += last[:1] * (PADDED - sampling)
+    scoring = [token for i, span in enumerate(spans) for token in range(offsets[i], offsets[i] + span.scores)]
     row_ids = [*(span.row for span in spans), rows.scratch]
-    sent = rows.upload(np.concatenate([row_ids, [*starts, 0], span_of, within, last]).astype(np.int64))
-    row, bound, span_index, offset, last_index = torch.split(
-        sent, [count + 1, count + 1, tokens + padding, tokens + padding, len(last)]
+    sent = rows.upload(np.concatenate([row_ids, [*starts, 0], span_of, within, last, scoring]).astype(np.int64))
+    row, bound, span_index, offset, last_index, scoring_index = torch.split(
+        sent, [count + 1, count + 1, tokens + padding, tokens + padding, len(last), len(scoring)]
     )
 
     start = torch.minimum(bound, rows.length[row] - 1)  # a span never begins behind the last token that is known
@@ -99,4 +103,6 @@ def gather(
         last=last_index,
         rows=token_row[wanted],
         ends=position[wanted] + 1,
+        scoring=scoring_index,
+        targets=rows.tokens[token_row[scoring_index], position[scoring_index] + 1].to(torch.int64),
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
-from infd.scheduler.plan import StepResult, Want
+from infd.scheduler.plan import StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +61,7 @@ class NullExecutor:
         self._ordinary = 1
         self._seeds: dict[int, int] = {}
         self._logprobs: dict[int, int] = {}
+        self._prompt_logprobs: dict[int, int] = {}
         self._steps = 0
         self._free_at = 0.0
 
@@ -118,6 +119,7 @@ class NullExecutor:
         seeds, first, ordinary = self._seeds, self._first, self._ordinary
         for join in plan.joins:
             seeds[join.row] = join.seed * SEED_FACTOR
+            self._prompt_logprobs[join.row] = join.sampling.prompt_logprobs or 0
             if join.sampling.logprobs is None:
                 self._logprobs.pop(join.row, None)
             else:
@@ -125,8 +127,11 @@ class NullExecutor:
         accepted: list[int] = []
         tokens: list[int] = []
         logprobs: dict[int, list[TokenLogprobs]] = {}
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         for i, span in enumerate(plan.spans):
-            if span.want is not Want.LAST:
+            if span.scores:
+                prompt_logprobs[i] = [self._likely(first, self._prompt_logprobs[span.row], rank=1)] * span.scores
+            if not span.samples:
                 accepted.append(0)
                 continue
             mixed = (seeds[span.row] + (span.start + span.count) * POSITION_FACTOR) & 0xFFFFFFFF
@@ -134,6 +139,10 @@ class NullExecutor:
             accepted.append(1)
             tokens.append(token)
             if span.row in self._logprobs:
-                top = tuple(first + (token - first + k) % ordinary for k in range(self._logprobs[span.row]))
-                logprobs[i] = [TokenLogprobs(-1.0, top, tuple(-1.0 - k for k in range(len(top))))]
-        return StepResult(accepted, tokens, logprobs)
+                logprobs[i] = [self._likely(token, self._logprobs[span.row])]
+        return StepResult(accepted, tokens, logprobs, prompt_logprobs)
+
+    def _likely(self, token: int, most: int, rank: int | None = None) -> TokenLogprobs:
+        """Make up `most` tokens, the likeliest of them `token`."""
+        top = tuple(self._first + (token - self._first + k) % self._ordinary for k in range(most))
+        return TokenLogprobs(-1.0, top, tuple(-1.0 - k for k in range(most)), rank)

@@ -48,6 +48,7 @@ class Asked(Struct, frozen=True):
     stages: int
     floor: int  # tokens, prompt included, that must be known before an end id may be chosen
     logprobs: int
+    prompt_logprobs: int
     bias_ids: Array  # [B] int64
     bias: Array  # [B] float32
     end_ids: Array  # [E] int64
@@ -73,7 +74,7 @@ class Integer(IntEnum):
     PROMPT = 3
 
 
-_NOTHING = Asked(0, 0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
+_NOTHING = Asked(0, 0, 0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
 
 
 class Rows:
@@ -193,6 +194,7 @@ def _ask(join: Join, vocab_size: int) -> Asked:
         stages=int(stages),
         floor=join.prompt_tokens + s.min_tokens,
         logprobs=s.logprobs or 0,
+        prompt_logprobs=s.prompt_logprobs or 0,
         bias_ids=bias_ids,
         bias=np.fromiter(s.logit_bias.values(), dtype=np.float32, count=len(s.logit_bias)),
         end_ids=np.array([i for i in join.end_ids if 0 <= i < vocab_size], dtype=np.int64),

@@ -16,7 +16,8 @@ from infd.errors import DeviceLost, RequestFailed, StepTooLarge
 from infd.request import TokenLogprobs
 from infd.runner.batch import gather
 from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Asking, Sampler
-from infd.scheduler.plan import StepResult, Want
+from infd.runner.scoring import Asked, score
+from infd.scheduler.plan import StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from infd.runner.pulse import Pulse
     from infd.runner.rows import Rows
     from infd.runner.sampler import Sampled
+    from infd.runner.scoring import Scored
     from infd.scheduler.layout import CacheLayout
     from infd.scheduler.plan import StepPlan
 
@@ -42,7 +44,7 @@ _REASONS = {
 
 
 class Forwarded(Struct):
-    """A step whose logits are on their way.
+    """A step whose logits are on their way, and whose prompts are scored.
 
     sampling  indices of the spans that sample, into the plan's spans
     mask_row  [N] which row of a mask belongs to each of them: masks count broken spans too
@@ -55,6 +57,7 @@ class Forwarded(Struct):
     failed: dict[int, Exception]
     logits: Tensor | None = None
     asking: Asking | None = None
+    scored: Scored | None = None
 
 
 class Landing(Struct):
@@ -62,6 +65,7 @@ class Landing(Struct):
 
     forwarded: Forwarded
     sampled: Sampled | None = None
+    scored: Scored | None = None
     arrived: torch.cuda.Event | None = None
 
 
@@ -99,36 +103,44 @@ class Runner:
         self._rows.stage(plan.joins, plan.grants)
         broken = self._rows.broken
         failed = {i: broken[span.row] for i, span in enumerate(plan.spans) if span.row in broken}
-        wanting = [i for i, span in enumerate(plan.spans) if span.want is Want.LAST]
-        mask_row = np.array([row for row, i in enumerate(wanting) if i not in failed], dtype=np.int64)
-        forwarded = Forwarded(plan, [i for i in wanting if i not in failed], mask_row, failed)
+        sampling = [i for i, span in enumerate(plan.spans) if span.samples]
+        mask_row = np.array([row for row, i in enumerate(sampling) if i not in failed], dtype=np.int64)
+        forwarded = Forwarded(plan, [i for i in sampling if i not in failed], mask_row, failed)
         spans = [span for i, span in enumerate(plan.spans) if i not in failed]
         if not spans:
             return forwarded
         gathered = gather(spans, self._rows, self._layout, self._cache, self._attention)
         hidden = self._model.forward(gathered.batch)
         if forwarded.sampling:
-            sampling = [plan.spans[i] for i in forwarded.sampling]
-            forwarded.logits = self._model.logits(hidden[gathered.last])[: len(sampling)]
+            wanting = [plan.spans[i] for i in forwarded.sampling]
+            forwarded.logits = self._model.logits(hidden[gathered.last])[: len(wanting)]
             forwarded.asking = Asking(
                 gathered.rows,
                 gathered.ends,
-                np.array([span.row for span in sampling]),
-                np.array([span.start + span.count for span in sampling]),
+                np.array([span.row for span in wanting]),
+                np.array([span.start + span.count for span in wanting]),
             )
+        asked = [
+            Asked(i, span.scores, self._rows.asked[span.row].prompt_logprobs)
+            for i, span in enumerate(plan.spans)
+            if span.scores and i not in failed
+        ]
+        if asked:
+            forwarded.scored = score(self._model, hidden[gathered.scoring], gathered.targets, asked, self._pulse)
         self._pulse.beat()
         return forwarded
 
     def sample(self, forwarded: Forwarded, mask: Array | None = None) -> Landing:
-        """Issue the sampling. mask: int32 [spans of the plan that want LAST, ceil(vocab / 32)]."""
-        logits, asking = forwarded.logits, forwarded.asking
-        if logits is None or asking is None:
-            return Landing(forwarded)
-        forwarded.logits = None
-        sampled = self._sampler(logits, asking, None if mask is None else mask[forwarded.mask_row])
-        landing = Landing(forwarded, sampled)
-        if self.overlaps:
-            landing.sampled = sampled.to_host()
+        """Issue the sampling. mask: int32 [spans of the plan that sample, ceil(vocab / 32)]."""
+        logits, asking, scored = forwarded.logits, forwarded.asking, forwarded.scored
+        sampled = None
+        if logits is not None and asking is not None:
+            sampled = self._sampler(logits, asking, None if mask is None else mask[forwarded.mask_row])
+        forwarded.logits = forwarded.scored = None
+        landing = Landing(forwarded, sampled, scored)
+        if self.overlaps and not (sampled is None and scored is None):
+            landing.sampled = None if sampled is None else sampled.to_host()
+            landing.scored = None if scored is None else scored.to_host()
             landing.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             landing.arrived.record()
         self._pulse.beat()
@@ -140,12 +152,20 @@ class Runner:
             landing.arrived.synchronize()
         forwarded, sampled = landing.forwarded, landing.sampled
         accepted = [0] * len(forwarded.plan.spans)
-        result = StepResult(accepted, [], {}, dict(forwarded.failed))
+        result = StepResult(accepted, [], failed=dict(forwarded.failed))
+        if landing.scored is not None:
+            for i, logprobs in landing.scored.read():
+                if logprobs is None:
+                    result.failed[i] = RequestFailed(_REASONS[NOT_FINITE])
+                else:
+                    result.prompt_logprobs[i] = logprobs
         if sampled is None:
             return result
         for i, token, verdict in zip(
             forwarded.sampling, sampled.tokens.tolist(), sampled.verdict.tolist(), strict=True
         ):
+            if i in result.failed:
+                continue
             if verdict == SOUND:
                 accepted[i] = 1
                 result.tokens.append(token)

@@ -60,8 +60,8 @@ class Sampled(Struct):
 
     def to_host(self) -> Sampled:
         """Start copies to pinned memory, which are complete once the stream gets past them."""
-        values = None if self.scores is None else scores.Scores(*map(_to_host, self.scores))
-        return Sampled(_to_host(self.tokens), _to_host(self.verdict), self.scored, values)
+        values = None if self.scores is None else scores.Scores(*map(to_host, self.scores))
+        return Sampled(to_host(self.tokens), to_host(self.verdict), self.scored, values)
 
 
 class Sampler:
@@ -193,5 +193,6 @@ def _put(logits: Tensor, part: Tensor, index: Tensor) -> None:
         logits.index_copy_(0, index, part)
 
 
-def _to_host(values: Tensor) -> Tensor:
+def to_host(values: Tensor) -> Tensor:
+    """Start a copy to pinned memory."""
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from infd.request import Request, SamplingParams
-from infd.scheduler.plan import Join, Span, StepPlan, Want
+from infd.scheduler.plan import Join, Span, StepPlan
 from infd.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Trial:
                 tables.append(list(range(page, page + held)))
                 page += held
             plan.joins.append(Join(row, [0] * count, count, request.sampling, frozenset(), tables, 0))
-            plan.spans.append(Span(Sequence(request), row, 0, count, Want.LAST))
+            plan.spans.append(Span(Sequence(request), row, 0, count, samples=True))
             tokens -= count
         return plan
 

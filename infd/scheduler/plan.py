@@ -7,7 +7,6 @@ only the scheduler looks into.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -15,15 +14,6 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from infd.request import SamplingParams, TokenLogprobs
     from infd.scheduler.sequence import Sequence
-
-
-class Want(IntEnum):
-    """What a span's tokens are computed for."""
-
-    NONE = 0  # only their cache
-    LAST = 1  # the token that follows the last one
-    ALL = 2  # logits of every token
-    POOL = 3  # a pooled hidden state
 
 
 class Join(Struct):
@@ -52,13 +42,18 @@ class Grant(Struct, gc=False):
 
 
 class Span(Struct, gc=False):
-    """Compute `count` tokens of `seq` from `start`."""
+    """Compute `count` tokens of `seq` from `start`: for their cache, and for what is said besides.
+
+    samples  whether the token after the last one is to be sampled
+    scores   of how many tokens, from the first on, the log-probability of the prompt token that follows is wanted
+    """
 
     seq: Sequence
     row: int
     start: int
     count: int
-    want: Want
+    samples: bool
+    scores: int = 0
 
 
 class StepPlan(Struct):
@@ -82,13 +77,15 @@ class StepPlan(Struct):
 class StepResult(Struct):
     """What a step's spans produced, in the plan's order.
 
-    accepted  tokens each span yielded: 1 where it wanted LAST, else 0 (more under speculation)
-    tokens    the yielded ids, span after span
-    logprobs  by span index, one per yielded token, where asked
-    failed    by span index: the error of a sequence that failed alone (staging, non-finite logits, sampling)
+    accepted         tokens each span yielded: 1 where it samples, else 0 (more under speculation)
+    tokens           the yielded ids, span after span
+    logprobs         by span index, one per yielded token, where asked
+    prompt_logprobs  by span index, one per token that it scores
+    failed           by span index: the error of a sequence that failed alone (staging, non-finite logits, sampling)
     """
 
     accepted: list[int]
     tokens: list[int]
     logprobs: dict[int, list[TokenLogprobs]] = {}
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     failed: dict[int, Exception] = {}

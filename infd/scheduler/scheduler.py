@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from infd.request import FinishReason
 from infd.scheduler.pages import PagePool
-from infd.scheduler.plan import Grant, Join, Span, StepPlan, Want
+from infd.scheduler.plan import Grant, Join, Span, StepPlan
 from infd.scheduler.policy import Policy, by_order, decoding_first
 from infd.scheduler.prefix import PrefixIndex, longest_hit, page_keys
 
@@ -34,12 +34,16 @@ CALM_STEPS = 64  # that must fit before larger ones are tried again
 
 
 class Outcome(Struct, gc=False):
-    """What a step brought to one sequence, and whether that ended it."""
+    """What a step brought to one sequence, and whether that ended it.
+
+    prompt_logprobs  of the whole prompt, with its first outcome, where asked
+    """
 
     seq: Sequence
     tokens: list[int]
     logprobs: list[TokenLogprobs]
     finish: FinishReason | None
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 class Scheduler:
@@ -116,7 +120,7 @@ class Scheduler:
             tokens = result.tokens[at : at + accepted]
             at += accepted
             seq = span.seq
-            if span.want is Want.LAST:
+            if span.samples:
                 seq.in_flight -= 1
             if seq.finish is not None:
                 continue
@@ -124,10 +128,20 @@ class Scheduler:
                 self._unindex(seq)
                 self.remove(seq, FinishReason.ERROR, result.failed[i])
                 outcomes.append(Outcome(seq, [], [], seq.finish))
-            elif tokens:
+                continue
+            if span.scores and seq.scoring:
+                self._score(seq, span.start, result.prompt_logprobs[i])
+            if tokens:
                 logprobs = result.logprobs.get(i, [])
                 kept = self._append(seq, tokens, plan.number)
                 outcomes.append(Outcome(seq, tokens[:kept], logprobs[:kept], seq.finish))
+            elif seq.idle:
+                self.remove(seq, FinishReason.LENGTH)
+                outcomes.append(Outcome(seq, [], [], seq.finish))
+            else:
+                continue
+            if seq.prompt_logprobs:
+                outcomes[-1].prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, []
         return outcomes
 
     def rollback(self, plans: Iterable[StepPlan]) -> None:
@@ -140,7 +154,7 @@ class Scheduler:
             for page in self._unsettled.pop(plan.number, ()):
                 self.pool.forget(page)
             for span in plan.spans:
-                if span.want is Want.LAST:
+                if span.samples:
                     span.seq.in_flight -= 1
                 if span.seq.row is not None:
                     self._preempt(span.seq)
@@ -177,8 +191,8 @@ class Scheduler:
     def _grant(self, plan: StepPlan, seq: Sequence, left: int) -> int:
         """Add a span of at most `left` tokens to the plan; return its length, 0 if it cannot go on now."""
         planned = len(seq.tokens) + seq.in_flight
-        count = planned - seq.computed
-        if planned >= seq.limit or not count or seq.row is None:
+        count = (planned if planned < seq.limit else seq.limit - 1) - seq.computed
+        if not count or seq.row is None:
             return 0  # its last token is in flight, or it was preempted a moment ago
         if count > left:
             if not self.capacity.layout.divisible:
@@ -187,11 +201,11 @@ class Scheduler:
         end = seq.computed + count
         if end > seq.covered and not self._cover(plan, seq, end):
             return 0
-        want = Want.NONE
-        if end == planned:
-            want = Want.LAST
+        samples = end == planned
+        if samples:
             seq.in_flight += 1
-        plan.spans.append(Span(seq, seq.row, seq.computed, count, want))
+        scores = max(0, min(end, seq.prompt_tokens - 1) - seq.computed) if seq.scoring else 0
+        plan.spans.append(Span(seq, seq.row, seq.computed, count, samples, scores))
         seq.computed = end
         seq.step = plan.number
         if end - seq.indexed >= self._page_tokens and self._prefix_caching:
@@ -229,6 +243,8 @@ class Scheduler:
 
     def _find(self, seq: Sequence) -> int:
         """Fill the tables with cached pages, not yet held; return the tokens they cover."""
+        if seq.scoring:
+            return 0  # a page holds no logits
         hit = longest_hit(seq, self.capacity.layout, self.index)
         for number, group in enumerate(self._groups):
             keys = page_keys(seq, group.page_tokens)
@@ -318,6 +334,17 @@ class Scheduler:
         if seq.step > step and self._prefix_caching:
             self._offer(seq, seq.step)  # a step in flight computes tokens that were not known when it was planned
         return len(tokens)
+
+    @staticmethod
+    def _score(seq: Sequence, start: int, logprobs: list[TokenLogprobs]) -> None:
+        """Add those of the prompt's log-probabilities that are not known yet.
+
+        A sequence preempted in its prompt begins again while its last step is still in flight, so two steps may
+        score the same tokens.
+        """
+        assert start <= len(seq.prompt_logprobs), "a part of the prompt was not scored"
+        seq.prompt_logprobs += logprobs[len(seq.prompt_logprobs) - start :]
+        seq.scoring = len(seq.prompt_logprobs) < seq.prompt_tokens - 1
 
     def _offer(self, seq: Sequence, step: int) -> None:
         """Index the full pages whose tokens are known and computed; `step`, in flight, computes the last of them."""

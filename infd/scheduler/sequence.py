@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from infd.request import FinishReason, Request
+    from infd.request import FinishReason, Request, TokenLogprobs
     from infd.scheduler.policy import Order
 
 
 class Sequence:
     """Tokens known, tokens planned, pages held per group, and why it ended.
 
-    A sequence is owed the tokens in [computed, planned). `computed` counts what
-    is in the cache or will be once the steps in flight have run; `planned`
-    counts the known tokens and the ones those steps will sample.
+    A sequence is owed the tokens in [computed, planned), but for the one at its
+    limit, which nothing follows. `computed` counts what is in the cache or will
+    be once the steps in flight have run; `planned` counts the known tokens and
+    the ones those steps will sample.
     """
 
     __slots__ = (
@@ -32,9 +33,11 @@ class Sequence:
         "order",
         "prefix_root",
         "prompt_cached",
+        "prompt_logprobs",
         "prompt_tokens",
         "request",
         "row",
+        "scoring",
         "seed",
         "step",
         "tables",
@@ -53,6 +56,9 @@ class Sequence:
         self.prefix_root = prefix_root
         self.leader = leader  # wait until its prompt is planned, then share its pages
         self.constrained = False  # sampling needs a mask that depends on the last token
+        # Log-probabilities of its prompt are owed; those of the first choice are those of all.
+        self.scoring = request.sampling.prompt_logprobs is not None and choice == 0 and self.prompt_tokens > 1
+        self.prompt_logprobs: list[TokenLogprobs] = []  # known, and not yet handed on
 
         self.order: Order = (0, 0)  # place in the queue; kept through preemption
         self.computed = 0
@@ -70,6 +76,11 @@ class Sequence:
     @property
     def planned(self) -> int:
         return len(self.tokens) + self.in_flight
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to compute for it at all."""
+        return self.limit == self.prompt_tokens and not self.scoring
 
     @property
     def generated(self) -> int:

@@ -13,7 +13,7 @@ from infd.runner.loading import assemble
 from infd.runner.local import LocalExecutor
 from infd.runner.memory import Arena
 from infd.runner.rows import Rows
-from infd.scheduler.plan import Join, Span, StepPlan, Want
+from infd.scheduler.plan import Join, Span, StepPlan
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
 from tests.runner.fake_model import FakeModel, HistoryAttention
@@ -63,8 +63,8 @@ def join(
     return Join(row, tokens, len(tokens) if prompt is None else prompt, sampling, end_ids, tables, seed)
 
 
-def span(row: int, start: int, count: int, want: Want = Want.LAST) -> Span:
-    return Span(Sequence(request([0])), row, start, count, want)
+def span(row: int, start: int, count: int, *, samples: bool = True, scores: int = 0) -> Span:
+    return Span(Sequence(request([0])), row, start, count, samples, scores)
 
 
 def make_rows(*, rows: int = 4, max_len: int = 32, page_tokens: tuple[int, ...] = (4,), vocab_size: int = 101) -> Rows:

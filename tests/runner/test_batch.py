@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from infd.runner.batch import gather
 from infd.scheduler.layout import CacheLayout, PageGroup
-from infd.scheduler.plan import Want
 from tests.runner.driving import join, make_rows, span
 from tests.runner.fake_model import HistoryAttention
 
@@ -25,14 +24,18 @@ def sequences(draw):
         tokens = draw(st.lists(st.integers(0, 100), min_size=length, max_size=length))
         tables = [[ids.pop() for _ in range(-(-length // size))] for size in SIZES]
         start = draw(st.integers(0, length - 1))
-        told.append((row, tokens, tables, start, draw(st.integers(1, length - start)), draw(st.sampled_from([0, 1]))))
+        count = draw(st.integers(1, length - start))
+        scores = draw(st.integers(0, min(count, length - start - 1)))
+        told.append((row, tokens, tables, start, count, draw(st.booleans()), scores))
     return told
 
 
 def build(told):
     rows = make_rows(rows=5, page_tokens=SIZES)
     rows.stage([join(row, tokens, tables) for row, tokens, tables, *_ in told], [])
-    spans = [span(row, start, count, Want(want)) for row, _, _, start, count, want in told]
+    spans = [
+        span(row, start, count, samples=samples, scores=scores) for row, _, _, start, count, samples, scores in told
+    ]
     return gather(spans, rows, LAYOUT, [], HistoryAttention())
 
 
@@ -41,7 +44,7 @@ def build(told):
 def test_a_batch_is_what_the_spans_say_token_by_token(told):
     gathered = build(told)
     tokens, positions, slots = [], [], ([], [])
-    for _, known, tables, start, count, _ in told:
+    for _, known, tables, start, count, *_ in told:
         for position in range(start, start + count):
             tokens.append(known[position])
             positions.append(position)
@@ -55,15 +58,20 @@ def test_a_batch_is_what_the_spans_say_token_by_token(told):
     for i, size in enumerate(SIZES):
         attention = batch.attention[i].batch
         assert attention.slots[:total].tolist() == slots[i]
-        assert attention.starts == attention.start.tolist() == [start for _, _, _, start, _, _ in told]
-        assert attention.counts == [count for *_, count, _ in told]
-        for row, (_, _, tables, start, count, _) in zip(attention.table.tolist(), told, strict=True):
+        assert attention.starts == attention.start.tolist() == [start for _, _, _, start, *_ in told]
+        assert attention.counts == [count for *_, count, _, _ in told]
+        for row, (_, _, tables, start, count, *_) in zip(attention.table.tolist(), told, strict=True):
             needed = -(-(start + count) // size)
             assert row[:needed] == tables[i][:needed]
 
-    sampling = [(row, start + count) for row, _, _, start, count, want in told if want]
+    sampling = [(row, start + count) for row, _, _, start, count, samples, _ in told if samples]
     assert list(zip(gathered.rows.tolist(), gathered.ends.tolist(), strict=True)) == sampling
     assert positions_of(gathered)[: len(sampling)] == [end - 1 for _, end in sampling]
+
+    scored = [(known, p) for _, known, _, start, _, _, scores in told for p in range(start, start + scores)]
+    assert batch.positions[gathered.scoring].tolist() == [p for _, p in scored]
+    assert batch.tokens[gathered.scoring].tolist() == [known[p] for known, p in scored]
+    assert gathered.targets.tolist() == [known[p + 1] for known, p in scored]
 
 
 def positions_of(gathered):
@@ -74,7 +82,7 @@ def positions_of(gathered):
 @given(sequences())
 def test_a_small_step_is_padded_to_four_rows_that_write_to_the_scratch_page(told):
     gathered = build(told)
-    total = sum(count for *_, count, _ in told)
+    total = sum(count for *_, count, _, _ in told)
     batch = gathered.batch
     assert len(batch.tokens) == len(batch.positions) == max(4, total)
     for i, size in enumerate(SIZES):

@@ -7,7 +7,7 @@ from infd.config import Config, DeviceConfig, SchedulerConfig
 from infd.daemon.parts import Sizes
 from infd.request import SamplingParams
 from infd.runner.null import NullExecutor
-from infd.scheduler.plan import StepPlan, Want
+from infd.scheduler.plan import StepPlan
 from tests.runner.driving import generate, join, request, span
 
 VOCAB = 512
@@ -60,7 +60,7 @@ async def test_logprobs_are_there_for_those_who_ask():
         0,
         [join(0, [1], [[1]]), join(1, [1], [[2]], asked), join(2, [1, 2], [[3]])],
         [],
-        [span(0, 0, 1), span(1, 0, 1), span(2, 0, 1, Want.NONE)],
+        [span(0, 0, 1), span(1, 0, 1), span(2, 0, 1, samples=False)],
     )
     result = await runs.forward(plan).sample()
     assert result.accepted == [1, 1, 0]

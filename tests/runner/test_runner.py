@@ -7,7 +7,7 @@ import torch
 from infd.errors import RequestFailed
 from infd.request import SamplingParams
 from infd.runner.pulse import Pulse, Stopped
-from infd.scheduler.plan import Grant, StepPlan, Want
+from infd.scheduler.plan import Grant, StepPlan
 from tests.runner.driving import config, join, load, span
 from tests.runner.fake_model import FakeModel, continuation
 
@@ -21,7 +21,7 @@ def run(runner, plan, mask=None):
         return runner.read(runner.sample(runner.forward(plan), mask))
 
 
-def test_a_step_yields_one_token_for_each_span_that_wants_its_last():
+def test_a_step_yields_one_token_for_each_span_that_samples():
     runner = make()
     result = run(
         runner,
@@ -29,7 +29,7 @@ def test_a_step_yields_one_token_for_each_span_that_wants_its_last():
             0,
             [join(0, [3, 4, 5], [[1]]), join(1, list(range(9)), [[2, 3, 4]]), join(2, [8], [[5]])],
             [],
-            [span(0, 0, 3), span(1, 0, 4, Want.NONE), span(2, 0, 1)],
+            [span(0, 0, 3), span(1, 0, 4, samples=False), span(2, 0, 1)],
         ),
     )
     assert result.accepted == [1, 0, 1]
@@ -39,7 +39,7 @@ def test_a_step_yields_one_token_for_each_span_that_wants_its_last():
 
 def test_a_step_that_samples_nothing_has_an_empty_result():
     runner = make()
-    result = run(runner, StepPlan(0, [join(0, [3, 4, 5], [[1]])], [], [span(0, 0, 2, Want.NONE)]))
+    result = run(runner, StepPlan(0, [join(0, [3, 4, 5], [[1]])], [], [span(0, 0, 2, samples=False)]))
     assert (result.accepted, result.tokens, result.failed) == ([0], [], {})
 
 
@@ -110,7 +110,7 @@ def test_logits_that_are_not_finite_fail_their_own_span():
     assert "finite" in str(result.failed[1])
 
 
-def test_a_mask_has_a_row_for_every_span_that_wants_its_last_even_a_broken_one():
+def test_a_mask_has_a_row_for_every_span_that_samples_even_a_broken_one():
     runner = make()
     mask = np.zeros((3, 4), dtype=np.int32)
     for row, token in enumerate((40, 50, 60)):
@@ -119,7 +119,7 @@ def test_a_mask_has_a_row_for_every_span_that_wants_its_last_even_a_broken_one()
         0,
         [join(0, [1], [[1]]), join(1, [999], [[2]]), join(2, [2, 3], [[3]]), join(3, [4], [[4]])],
         [],
-        [span(0, 0, 1), span(1, 0, 1), span(2, 0, 1, Want.NONE), span(3, 0, 1)],
+        [span(0, 0, 1), span(1, 0, 1), span(2, 0, 1, samples=False), span(3, 0, 1)],
     )
     result = run(runner, plan, mask)
     assert result.tokens == [40, 60]

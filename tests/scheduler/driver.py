@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from infd.request import FinishReason, Request, SamplingParams
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
-from tests.fakes import FULL, FakeDevice, capacity, continuation
+from tests.fakes import FULL, FakeDevice, capacity, continuation, prompt_likelihoods
 
 if TYPE_CHECKING:
+    from infd.request import TokenLogprobs
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan
 
@@ -22,6 +23,7 @@ def sequence(
     priority: int = 0,
     seed: int = 0,
     root: bytes = b"",
+    scored: int | None = None,
     end_ids: frozenset[int] = frozenset(),
     leader: Sequence | None = None,
 ) -> Sequence:
@@ -29,7 +31,7 @@ def sequence(
     request = Request(
         id="r",
         prompt=tuple(tokens),
-        sampling=SamplingParams(max_tokens=max_tokens, seed=seed),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=seed, prompt_logprobs=scored),
         end_ids=end_ids,
         priority=priority,
     )
@@ -48,6 +50,7 @@ class Driver:
         self.depth = depth
         self.in_flight: deque[StepPlan] = deque()
         self.everybody: list[Sequence] = []
+        self.scored: dict[Sequence, list[TokenLogprobs]] = {}
         self.plans: list[StepPlan] = []
 
     def add(self, seq: Sequence) -> Sequence:
@@ -66,7 +69,10 @@ class Driver:
     def complete(self) -> None:
         """The device runs the oldest step only now, so that what a dropped step was to write is missing."""
         plan = self.in_flight.popleft()
-        self.scheduler.commit(plan, self.device.run(plan))
+        for outcome in self.scheduler.commit(plan, self.device.run(plan)):
+            if outcome.prompt_logprobs:
+                assert outcome.seq not in self.scored, "a prompt was scored twice"
+                self.scored[outcome.seq] = outcome.prompt_logprobs
         self.check()
 
     def fail(self) -> None:
@@ -107,10 +113,19 @@ class Driver:
             got = seq.tokens[seq.prompt_tokens :]
             want = continuation(list(seq.request.prompt), len(got), seed=seq.seed, layout=self.capacity.layout)
             assert got == want, f"{seq}: {got} != {want}"
+            self._check_scores(seq)
             if seq.finish is FinishReason.LENGTH:
                 assert len(seq.tokens) == seq.limit
             if seq.finish is FinishReason.STOP:
                 assert got[-1] in seq.request.end_ids
+
+    def _check_scores(self, seq: Sequence) -> None:
+        asked = seq.request.sampling.prompt_logprobs
+        if asked is None:
+            assert seq not in self.scored
+        elif seq in self.scored or seq.finish in (FinishReason.LENGTH, FinishReason.STOP):
+            want = prompt_likelihoods(list(seq.request.prompt), asked, layout=self.capacity.layout)
+            assert self.scored.get(seq, []) == want
 
 
 def granted(plan: StepPlan | None) -> dict[Sequence, int]:

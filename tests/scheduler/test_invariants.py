@@ -54,20 +54,38 @@ class Histories(RuleBasedStateMachine):
         seed=st.integers(0, 2),
         choices=st.integers(1, 3),
         stop_after=st.none() | st.integers(1, 6),
+        scored=st.none() | st.integers(0, 2),
+        only_scored=st.booleans(),
     )
     def arrive(
-        self, prompt: list[int], max_tokens: int, priority: int, seed: int, choices: int, stop_after: int | None
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int,
+        seed: int,
+        choices: int,
+        stop_after: int | None,
+        scored: int | None,
+        only_scored: bool,
     ) -> None:
         layout = self.driver.capacity.layout
         if self.encoder:
             max_tokens = 1
+        if scored is not None and only_scored and len(prompt) > 1:
+            max_tokens, choices = 0, 1
         end_ids = frozenset(
             () if stop_after is None else continuation(prompt, stop_after, seed=seed, layout=layout)[-1:]
         )
         leader = None
         for choice in range(choices):
             seq = sequence(
-                prompt, max_tokens=max_tokens, priority=priority, seed=seed + choice, end_ids=end_ids, leader=leader
+                prompt,
+                max_tokens=max_tokens,
+                priority=priority,
+                seed=seed + choice,
+                scored=scored if leader is None else None,
+                end_ids=end_ids,
+                leader=leader,
             )
             self.driver.add(seq)
             leader = leader or seq

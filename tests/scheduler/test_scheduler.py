@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from infd.request import FinishReason
 from infd.scheduler.layout import CacheLayout, PageGroup
-from infd.scheduler.plan import StepResult, Want
+from infd.scheduler.plan import StepResult
 from tests.fakes import capacity, continuation
 from tests.scheduler.driver import Driver, granted, sequence
 
@@ -27,10 +27,10 @@ def test_a_prompt_longer_than_a_step_is_computed_in_chunks_and_sampled_once():
     driver.add(sequence(20, max_tokens=1))
     driver.finish()
 
-    assert [(s.start, s.count, s.want) for plan in driver.plans for s in plan.spans] == [
-        (0, 8, Want.NONE),
-        (8, 8, Want.NONE),
-        (16, 4, Want.LAST),
+    assert [(s.start, s.count, s.samples) for plan in driver.plans for s in plan.spans] == [
+        (0, 8, False),
+        (8, 8, False),
+        (16, 4, True),
     ]
 
 

@@ -21,3 +21,8 @@ def score(logits: Tensor, token: Tensor, most: int) -> Scores:
     total = logits.logsumexp(-1, keepdim=True)
     top, top_ids = logits.topk(most, -1)
     return Scores((logits.gather(1, token[:, None]) - total)[:, 0], top - total, top_ids)
+
+
+def rank(logits: Tensor, token: Tensor) -> Tensor:
+    """Return the place [n] int64 of the tokens [n] among all of logits [n, vocab], 1 for the most likely."""
+    return 1 + (logits > logits.gather(1, token[:, None])).sum(-1)

@@ -1,0 +1,209 @@
+"""What a prompt's tokens are worth: by the fake model exactly, by real checkpoints as transformers says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.errors import RequestFailed
+from infd.request import SamplingParams, TokenLogprobs
+from infd.runner import scoring
+from infd.runner.local import LocalExecutor
+from infd.runner.pulse import Pulse
+from infd.scheduler.plan import StepPlan
+from infd.scheduler.scheduler import Scheduler
+from infd.scheduler.sequence import Sequence
+from tests.runner.driving import config, join, load, request, span
+from tests.runner.fake_model import VOCAB, FakeModel, peak
+from tests.tiny import oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from infd.scheduler.plan import StepResult
+
+PROMPT = [7, 1, 4, 4, 9, 30, 2]
+
+
+def asking(most: int, **fields: object) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": most, **fields})  # type: ignore[arg-type]
+
+
+def run(plan: StepPlan, model: FakeModel | None = None) -> StepResult:
+    runner = load(model or FakeModel(), config(step_tokens=64), Pulse()).runner
+    with runner.active():
+        return runner.read(runner.sample(runner.forward(plan)))
+
+
+def logits(prompt: list[int]) -> torch.Tensor:
+    """Return the fake model's logits after each token of a prompt."""
+    totals = [
+        p + sum((token + layer) * (q + 1) for layer in range(2) for q, token in enumerate(prompt[: p + 1]))
+        for p in range(len(prompt))
+    ]
+    return peak(torch.tensor(totals, dtype=torch.float32))
+
+
+def check(
+    told: list[TokenLogprobs], reference: torch.Tensor, targets: list[int], most: int, *, tolerance: float = 1e-5
+) -> None:
+    """Compare with the log-softmax of logits [M, vocab] that the targets [M] follow."""
+    expected = reference.double().log_softmax(-1)
+    assert len(told) == len(targets)
+    for one, target, row in zip(told, targets, expected, strict=True):
+        assert abs(one.chosen - row[target].item()) < tolerance
+        assert one.rank == 1 + int((row > row[target]).sum())
+        assert len(one.top_ids) == len(one.top) == most
+        torch.testing.assert_close(
+            torch.tensor(one.top).double(), row.topk(most).values, atol=tolerance, rtol=tolerance, check_dtype=False
+        )
+        torch.testing.assert_close(row[list(one.top_ids)], row.topk(most).values, atol=tolerance, rtol=tolerance)
+
+
+def test_every_token_of_a_prompt_but_the_first_is_scored_beside_strangers():
+    plan = StepPlan(
+        0,
+        [
+            join(0, [5, 5], [[1]]),
+            join(1, PROMPT, [[2, 3]], asking(2)),
+            join(2, [8, 3, 1], [[4]], asking(0)),
+        ],
+        [],
+        [span(0, 0, 2), span(1, 0, 7, scores=6), span(2, 0, 2, samples=False, scores=2)],
+    )
+    result = run(plan)
+
+    assert result.accepted == [1, 1, 0]
+    assert list(result.prompt_logprobs) == [1, 2]
+    check(result.prompt_logprobs[1], logits(PROMPT)[:-1], PROMPT[1:], 2)
+    check(result.prompt_logprobs[2], logits([8, 3, 1])[:-1], [3, 1], 0)
+
+
+def test_a_chunk_is_scored_up_to_the_token_after_it():
+    result = run(StepPlan(0, [join(0, PROMPT, [[1, 2]], asking(1))], [], [span(0, 0, 3, samples=False, scores=3)]))
+    check(result.prompt_logprobs[0], logits(PROMPT)[:3], PROMPT[1:4], 1)
+
+
+class Watched(FakeModel):
+    """Remembers of how many rows logits were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.rows.append(len(hidden))
+        return super().logits(hidden)
+
+
+def test_logits_are_made_a_block_at_a_time_and_never_of_fewer_than_four_rows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scoring, "BLOCK", 5)
+    model = Watched()
+    runner = load(model, config(step_tokens=64), Pulse()).runner
+    model.rows.clear()
+    plan = StepPlan(0, [join(0, PROMPT, [[1, 2]], asking(1))], [], [span(0, 0, 6, samples=False, scores=6)])
+    with runner.active():
+        result = runner.read(runner.sample(runner.forward(plan)))
+
+    assert model.rows == [5, 4]
+    check(result.prompt_logprobs[0], logits(PROMPT)[:6], PROMPT[1:], 1)
+
+
+class Poisoned(FakeModel):
+    """Its logits are not a number after the token 13 in the first place."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = super().logits(hidden)
+        logits[hidden[:, 0] == 13 + 14] = torch.nan
+        return logits
+
+
+def test_a_prompt_whose_logits_are_not_finite_fails_alone():
+    plan = StepPlan(
+        0,
+        [join(0, [13, 4], [[1]], asking(1)), join(1, [12, 4], [[2]], asking(1))],
+        [],
+        [span(0, 0, 2, scores=1), span(1, 0, 2, scores=1)],
+    )
+    result = run(plan, Poisoned())
+
+    assert isinstance(result.failed[0], RequestFailed)
+    assert result.accepted == [0, 1]
+    assert list(result.prompt_logprobs) == [1]
+
+
+def test_a_row_that_was_broken_is_not_scored():
+    plan = StepPlan(
+        0,
+        [join(0, [1, 999], [[1]], asking(1)), join(1, [12, 4], [[2]], asking(1))],
+        [],
+        [span(0, 0, 2, scores=1), span(1, 0, 2, scores=1)],
+    )
+    result = run(plan)
+
+    assert list(result.failed) == [0]
+    check(result.prompt_logprobs[1], logits([12, 4])[:1], [4], 1)
+
+
+def test_more_alternatives_than_there_are_tokens_are_all_of_them():
+    plan = StepPlan(0, [join(0, [1, 2], [[1]], asking(500))], [], [span(0, 0, 2, scores=1)])
+    check(run(plan).prompt_logprobs[0], logits([1, 2])[:1], [2], VOCAB)
+
+
+LONG = [(i * 37) % 190 + 3 for i in range(45)]
+SHORT = [5, 17, 30, 99, 150]
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_scores_are_transformers_log_softmax_in_chunks_after_preemption_and_among_strangers(
+    tiny: Callable[[str], Path], kind: str, depth: int
+):
+    if kind == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    directory = tiny("qwen3")
+    settings = Config(
+        model=ModelConfig(path=str(directory), dtype="float32"),
+        device=DeviceConfig(kind=kind, threads=1, depth=depth),  # type: ignore[arg-type]
+        scheduler=SchedulerConfig(max_num_seqs=4, step_tokens=16),
+        cache=CacheConfig(bytes=2**19, page_tokens=4),
+    )
+    runs = LocalExecutor(settings)
+    try:
+        capacity = await runs.load()
+        scheduler = Scheduler(capacity)
+        told = [(LONG, 3, 4), (SHORT, 0, 0), (LONG, None, 2), (LONG[:20], 5, 3)]
+        sequences = [
+            Sequence(
+                request(prompt, SamplingParams(max_tokens=new, temperature=0.0, prompt_logprobs=most), name=str(i))
+            )
+            for i, (prompt, most, new) in enumerate(told)
+        ]
+        for seq in sequences:
+            scheduler.add(seq)
+        scored: dict[Sequence, list[TokenLogprobs]] = {}
+        while scheduler.running or scheduler.waiting:
+            plans = [plan for _ in range(depth) if (plan := scheduler.plan()) is not None]
+            results = [runs.forward(plan).sample() for plan in plans]
+            if not scheduler.preemptions and 16 < sequences[0].computed < len(LONG):
+                scheduler._preempt(sequences[0])  # in the middle of its prompt, with a step in flight
+            for plan, result in zip(plans, results, strict=True):
+                for outcome in scheduler.commit(plan, await result):
+                    if outcome.prompt_logprobs:
+                        scored[outcome.seq] = outcome.prompt_logprobs
+    finally:
+        await runs.close()
+
+    assert scheduler.preemptions == 1
+    assert [seq in scored for seq in sequences] == [True, True, False, True]
+    assert [seq.generated for seq in sequences] == [4, 0, 2, 3]
+    model = oracle(directory)
+    for seq, (prompt, most, _) in zip(sequences, told, strict=True):
+        if most is not None:
+            with torch.inference_mode():
+                reference = model(torch.tensor([prompt])).logits[0, :-1]
+            check(scored[seq], reference, prompt[1:], most, tolerance=1e-4)
