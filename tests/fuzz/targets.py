@@ -1,0 +1,244 @@
+"""What is fuzzed. A target takes bytes and raises only if infd does something it must never do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from infd import embedded
+from infd.admin.server import AdminServer
+from infd.config import Config, LimitsConfig
+from infd.errors import CheckpointError, RequestError
+from infd.http import body, sampling
+from infd.http.prompt import conversation
+from infd.http.schema.chat import ChatRequest, Message
+from infd.http.schema.completions import CompletionRequest
+from infd.http.schema.tokens import DetokenizeRequest, TokenizeRequest
+from infd.text.reply import Reply
+from infd.text.stops import StopStrings
+from infd.text.tokenizer import Tokenizer
+from infd.weights.checkpoint import TensorFile
+from tests.fuzz.grammar import Chooser, mapping
+from tests.http.endpoint import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Target:
+    """Called with each input."""
+
+    def __call__(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of files and sockets."""
+
+
+class RequestTarget(Target):
+    """JSON to checked request: a refusal is a RequestError, whatever the body.
+
+    The first byte says which request, and whether the rest is a body or makes one.
+    """
+
+    def __init__(self) -> None:
+        kinds = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+        self._kinds = [
+            (msgspec.json.Decoder(kind), (*kind.__struct_fields__, *Message.__struct_fields__, "5", "-3", "x"))
+            for kind in kinds
+        ]
+        self._limits = LimitsConfig()
+
+    def __call__(self, data: bytes) -> None:
+        choose = Chooser(data[1:])
+        decoder: msgspec.json.Decoder[Any]
+        decoder, names = self._kinds[data[0] % len(self._kinds)] if data else self._kinds[0]
+        text = data[1:] if data and data[0] & 0x80 else mapping(choose, names).encode("utf-8", "surrogatepass")
+        try:
+            request = body.decode(text, decoder, self._limits.json_depth)
+            if isinstance(request, ChatRequest | CompletionRequest):
+                sampling.check(request, self._limits)
+            if isinstance(request, ChatRequest):
+                conversation(request.messages)
+        except RequestError:
+            pass
+
+
+class HeaderTarget(Target):
+    """A safetensors file: refused with a CheckpointError, or every tensor can be read.
+
+    The first byte says whether the rest is the file, or its header and data, or makes a header.
+    """
+
+    NAMES = ("w", "v", "dtype", "shape", "data_offsets", "__metadata__", "F32", "BF16", "F4", "U8")
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="infd-fuzz-")
+        self._path = Path(self._directory.name, "model.safetensors")
+
+    def __call__(self, data: bytes) -> None:
+        kind, data = (data[0] % 4, data[1:]) if data else (0, data)
+        if kind:
+            header, _, rest = data.partition(b"\0")
+            if kind > 1:
+                header = self._header(Chooser(data), kind).encode("utf-8", "surrogatepass")
+            data = struct.pack("<Q", len(header)) + header + rest
+        self._path.write_bytes(data)
+        try:
+            file = TensorFile(self._path)
+        except CheckpointError:
+            return
+        for tensor in file.tensors:
+            assert tensor.offset + tensor.bytes <= len(data)
+            tensor.read(memoryview(bytearray(tensor.bytes)))
+        file.close()
+
+    def _header(self, choose: Chooser, kind: int) -> str:
+        if kind == 2:
+            return mapping(choose, self.NAMES)
+        entries, at = [], 0
+        for number in range(choose.below(4)):
+            shape = [choose.below(4) for _ in range(choose.below(4))]
+            end = at + choose.below(40)
+            dtype = choose.pick(("F32", "BF16", "U8", "F4", "X"))
+            entry = {"dtype": dtype, "shape": shape, "data_offsets": [at - choose.below(2), end]}
+            entries.append(f'"t{number}":{json.dumps(entry)}')
+            at = end
+        return f"{{{','.join(entries)}}}"
+
+    def close(self) -> None:
+        self._directory.cleanup()
+
+
+class StopTarget(Target):
+    """Ids to text under stop strings: the same as a search of the whole text, and never a byte too much."""
+
+    def __init__(self) -> None:
+        self._tokenizer = Tokenizer.load(embedded.path())
+
+    def __call__(self, data: bytes) -> None:
+        head, _, tail = data.partition(b"\xff")
+        stops = [part.decode("utf-8", "ignore") for part in head.split(b"\xfe")[:8]]
+        stops = [stop for stop in stops if stop]
+        vocabulary = self._tokenizer.vocab_size
+        ids = [(tail[i] << 8 | tail[i + 1]) % vocabulary for i in range(0, len(tail) - 1, 2)]
+        whole = self._tokenizer.decode(ids)
+        reply, text = Reply(self._tokenizer, StopStrings(stops)), ""
+        for token in ids:
+            used = reply.feed([token])
+            text += reply.take()
+            assert whole.startswith(text)
+            assert not any(stop in text for stop in stops)
+            if used is not None:
+                break
+        text += reply.finish()
+        ends = [(whole.find(stop) + len(stop), -len(stop)) for stop in stops if stop in whole]
+        if ends:
+            end, minus = min(ends)
+            whole = whole[: end + minus]
+        assert text == whole, (stops, ids)
+
+
+class SocketTarget(Target):
+    """Raw bytes on a connection: whatever comes back is no 5xx but a documented 503, and the server goes on."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._stack = AsyncExitStack()
+        self._address = self._runner.run(self._start())
+
+    async def _start(self) -> str | tuple[str, int]:
+        raise NotImplementedError
+
+    def __call__(self, data: bytes) -> None:
+        answer = self._runner.run(self._ask(data))
+        for line in answer.split(b"\r\n"):
+            if line.startswith(b"HTTP/1.1 5"):
+                assert line.startswith(b"HTTP/1.1 503"), answer
+
+    def close(self) -> None:
+        self._runner.run(self._stack.aclose())
+        self._runner.close()
+
+    async def _ask(self, data: bytes) -> bytes:
+        family = socket.AF_UNIX if isinstance(self._address, str) else socket.AF_INET
+        loop = asyncio.get_running_loop()
+        with socket.socket(family) as client:
+            client.setblocking(False)
+            await loop.sock_connect(client, self._address)
+            answer = bytearray()
+            try:
+                await loop.sock_sendall(client, data)
+                client.shutdown(socket.SHUT_WR)
+                async with asyncio.timeout(20):
+                    while piece := await loop.sock_recv(client, 65536):
+                        answer += piece
+            except ConnectionError:
+                pass  # refused in the middle of what was sent
+            return bytes(answer)
+
+
+class HttpTarget(SocketTarget):
+    async def _start(self) -> tuple[str, int]:
+        endpoint = await self._stack.enter_async_context(serving())
+        host, port = endpoint.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+
+class AdminTarget(SocketTarget):
+    async def _start(self) -> str:
+        endpoint = await self._stack.enter_async_context(serving())
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="infd-fuzz-"))
+        admin = AdminServer(endpoint.engine, Config(), drain=lambda: None)
+        await admin.start(Path(directory, "admin.sock"))
+        self._stack.push_async_callback(admin.close)
+        return str(Path(directory, "admin.sock"))
+
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    "request": RequestTarget,
+    "header": HeaderTarget,
+    "stops": StopTarget,
+    "http": HttpTarget,
+    "admin": AdminTarget,
+}
+
+
+def examples(target: str) -> list[bytes]:
+    """Return inputs to begin with."""
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "stop": ["a"], "logit_bias": {"3": 1}}
+    match target:
+        case "request":
+            prompt = {"prompt": [[1, 2], [3]], "n": 2, "logprobs": 1, "temperature": 0.5, "seed": 1}
+            bodies = [chat, prompt, {"prompt": "text"}, {"tokens": [1, 2]}]
+            made = [bytes([i, 5, *range(40)]) for i in range(4)]
+            return made + [bytes([0x80 + i]) + json.dumps(body).encode() for i, body in enumerate(bodies)]
+        case "header":
+            header = {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "__metadata__": {"format": "pt"}}
+            return [
+                b"\x01" + json.dumps(header).encode() + b"\0" + bytes(8),
+                b"\x02\x05012345",
+                b"\x03\x03\x01\x02\x08\0",
+            ]
+        case "stops":
+            return [b"the\xfeth\xff" + bytes(range(1, 60)), b"\xc3\xa9\xff\x00\xc3\x00\xa9"]
+        case "http":
+            data = json.dumps(chat).encode()
+            post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(data)
+            return [
+                post + data,
+                b"GET /v1/models/a/b HTTP/1.1\r\nHost: a\r\n\r\nGET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+            ]
+        case _:
+            return [
+                b"GET /v1/status HTTP/1.1\r\nHost: a\r\n\r\n",
+                b"POST /v1/requests/abc/abort HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
+            ]
