@@ -48,23 +48,79 @@ _LLAMA3 = {
 }
 _LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0}
 
-# Name of the variant: (architecture, what differs from _SIZES).
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.2, 1.4],
+    "long_factor": [1.1, 2.0, 5.0],
+    "partial_rotary_factor": 0.5,
+}
+_PHI = {"head_dim": 12, "pad_token_id": 0}
+_GEMMA = {"tie_word_embeddings": True, "query_pre_attn_scalar": 24, "sliding_window": 9}
+_LAYERS = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+}
+_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 2.5,
+}
+_VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
+
+# Name of the variant: (model_type, what differs from _SIZES).
 VARIANTS = MappingProxyType(
     {
-        "llama": ("Llama", {}),
-        "llama-tied": ("Llama", {"tie_word_embeddings": True}),
-        "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-        "llama-one-head-each": ("Llama", {"num_key_value_heads": 4, "head_dim": 12}),
-        "llama-rope3": ("Llama", {"rope_parameters": _LLAMA3}),
-        "llama-rope-linear": ("Llama", {"rope_parameters": _LINEAR}),
-        "mistral-window": ("Mistral", {"sliding_window": 9}),
-        "qwen3": ("Qwen3", {}),
-        "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True}),
-        "qwen3-biases": ("Qwen3", {"attention_bias": True}),
-        "qwen3-windows": ("Qwen3", {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1}),
+        "llama": ("llama", {}),
+        "llama-tied": ("llama", {"tie_word_embeddings": True}),
+        "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+        "llama-one-head-each": ("llama", {"num_key_value_heads": 4, "head_dim": 12}),
+        "llama-rope3": ("llama", {"rope_parameters": _LLAMA3}),
+        "llama-rope-linear": ("llama", {"rope_parameters": _LINEAR}),
+        "llama-rope-dynamic": ("llama", {"rope_parameters": _DYNAMIC}),
+        "mistral-window": ("mistral", {"sliding_window": 9}),
+        "qwen2": ("qwen2", {"rope_parameters": _YARN}),
+        "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 2}),
+        "qwen3": ("qwen3", {}),
+        "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+        "qwen3-biases": ("qwen3", {"attention_bias": True}),
+        "qwen3-windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1}),
+        "phi3-window": ("phi3", {**_PHI, "sliding_window": 9}),
+        # The tests compute at most 256 tokens, and never fewer than 9: short factors, then long ones, in every step.
+        "phi3-short": ("phi3", {**_PHI, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 256}),
+        "phi3-long": ("phi3", {**_PHI, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 8}),
+        "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0}),
+        "gemma2-no-caps": (
+            "gemma2",
+            {**_GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+        ),
+        "gemma3": (
+            "gemma3_text",
+            {**_GEMMA, "sliding_window_pattern": 3, "rope_parameters": _LAYERS, "final_logit_softcapping": 25.0},
+        ),
+        "gemma3-seeing": ("gemma3", {**_GEMMA, "sliding_window_pattern": 2}),
+        "olmo2": ("olmo2", {}),
+        "glm4": ("glm4", {"pad_token_id": 0}),
+        "glm4-no-biases": ("glm4", {"pad_token_id": 0, "attention_bias": False, "tie_word_embeddings": True}),
+        "granite": ("granite", _MULTIPLIERS),
+        "granite-biases": (
+            "granite",
+            {"attention_multiplier": 0.3, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        ),
     }
 )
-FAMILIES = ("llama", "mistral-window", "qwen3")
+FAMILIES = ("llama", "mistral-window", "qwen3")  # where a test is too long for all
 
 
 def make(variant: str, directory: Path, **overrides: Any) -> Path:
@@ -74,16 +130,23 @@ def make(variant: str, directory: Path, **overrides: Any) -> Path:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    family, settings = VARIANTS[variant]
-    config = AutoConfig.for_model(family.lower(), **{**_SIZES, **settings, **overrides})
+    kind, settings = VARIANTS[variant]
+    settings = {**_SIZES, **settings, **overrides}
+    if kind == "gemma3":  # also sees
+        settings = {"text_config": settings, "vision_config": _VISION, "mm_tokens_per_image": 4}
+    config = AutoConfig.for_model(kind, **settings)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     generator = torch.Generator().manual_seed(sum(variant.encode()))
+    offset = 1.0 if kind.startswith("gemma") else 0.0  # what the model adds to the weights of norms
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             _draw(name, tensor, generator)
-        probe = torch.randint(VOCAB, (1, 64), generator=generator) % config.vocab_size
+            if "norm" in name:
+                tensor.sub_(offset)
+        probe = torch.randint(VOCAB, (1, 64), generator=generator) % config.get_text_config().vocab_size
         # The last norm scales the logits, whether or not the head is tied to the embedding.
-        model.model.norm.weight *= SPREAD / model(probe).logits.std()
+        norm = model.get_decoder().norm.weight
+        norm.copy_((norm + offset) * (SPREAD / model(probe).logits.std()) - offset)
     model.save_pretrained(directory)
     return directory
 

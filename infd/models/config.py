@@ -1,19 +1,52 @@
 """Read config.json with care: every value is checked for type and range, and a bad one is named.
 
 Files on the hub and files written by transformers 5 spell some settings
-differently; both spellings are understood here and nowhere else.
+differently, and leave out what transformers' own classes supply; both are
+understood here and nowhere else.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MOST = 2**24  # above every real dimension, below what would exhaust memory before a tensor is looked at
+ROPE_THETA = 10_000.0
+
+_GEMMA = {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_GEMMA3 = {
+    **_GEMMA,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "rope_local_base_freq": 10_000.0,
+    "rope_theta": 1_000_000.0,
+    "vocab_size": 262_208,
+}
+# By architecture, what a file need not say. A null in the file is a value of its own and stands.
+UNSAID: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "Gemma2ForCausalLM": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        "Gemma3ForCausalLM": _GEMMA3,
+        "Gemma3ForConditionalGeneration": _GEMMA3,
+        "Glm4ForCausalLM": {"attention_bias": True, "head_dim": 128, "partial_rotary_factor": 0.5},
+        "MistralForCausalLM": {"sliding_window": 4096},
+        "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
+        "Phi3ForCausalLM": {"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        "Qwen3ForCausalLM": {"head_dim": 128},
+    }
+)
 
 
 class Settings:
@@ -36,9 +69,19 @@ class Settings:
     def number(self, key: str, default: float | None = None) -> float:
         """Return a positive, finite number."""
         value = self._get(key, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
+        if not _positive(value):
             raise self.error(key, "a positive number", value)
         return float(value)
+
+    def number_or_none(self, key: str) -> float | None:
+        return self.number(key) if key in self else None
+
+    def numbers(self, key: str, count: int) -> list[float]:
+        """Return `count` positive, finite numbers."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or len(value) != count or not all(map(_positive, value)):
+            raise self.error(key, f"a list of {count} positive numbers", value)
+        return value
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
         value = self._get(key, default)
@@ -58,11 +101,26 @@ class Settings:
             raise self.error(key, "a list of strings", value)
         return value
 
+    def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
+        value = self.string(key, default)
+        if value not in choices:
+            raise self.error(key, " or ".join(map(repr, choices)), value)
+        return value
+
     def table(self, key: str) -> Settings:
         value = self._get(key, None)
         if not isinstance(value, dict):
             raise self.error(key, "an object", value)
         return Settings(value, f"{self._path}{key}.")
+
+    def over(self, values: Mapping[str, Any]) -> Settings:
+        """Return the same table with values for the keys that it does not mention, not even with a null."""
+        return Settings({**values, **self._table}, self._path)
+
+    def completed(self, absent: Mapping[str, Any], replaced: Mapping[str, Any]) -> Settings:
+        """Return the same table with values for what is absent, and values that replace what it says."""
+        stated = {key: value for key, value in self._table.items() if value is not None}
+        return Settings({**absent, **stated, **replaced}, self._path)
 
     def error(self, key: str, expected: str, found: object) -> CheckpointError:
         return CheckpointError(f"config.json: {self._path}{key}: expected {expected}, found {found!r}")
@@ -76,12 +134,26 @@ class Settings:
         return value
 
 
+def _positive(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value < float("inf")  # type: ignore[operator]
+
+
 def architecture(config: Mapping[str, Any]) -> str:
     """Return the name of the model's class, as transformers calls it."""
     names = Settings(config).strings("architectures")
     if not names:
         raise CheckpointError("config.json: architectures is empty")
     return names[0]
+
+
+def decoder(config: Mapping[str, Any]) -> Settings:
+    """Return the settings of the decoder alone, with what its architecture leaves unsaid.
+
+    A model that also sees or hears keeps its decoder's settings in a table of their own.
+    """
+    settings = Settings(config)
+    own = settings.table("text_config") if "text_config" in settings else settings
+    return own.over(UNSAID.get(architecture(config), {}))
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
@@ -95,4 +167,40 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
 
 def context_length(config: Mapping[str, Any]) -> int:
     """Return the longest sequence, in tokens, that the model was made for."""
-    return Settings(config).integer("max_position_embeddings")
+    settings = decoder(config)
+    length = settings.integer("max_position_embeddings")
+    rope = rope_parameters(settings)
+    if rope.string("rope_type") == "yarn":  # models are published with the length before yarn stretches it
+        original = rope.integer("original_max_position_embeddings")
+        length = max(length, int(original * rope.number("factor", 1.0)))
+    return length
+
+
+def rope_parameters(settings: Settings, layers: str = "full_attention") -> Settings:
+    """Return the settings of rotary positions in transformers 5's spelling, complete, whichever one the file uses.
+
+    layers  the entry to read where each type of layer has one
+    """
+    local = layers == "sliding_attention" and "rope_local_base_freq" in settings  # Gemma 3, never scaled
+    outside: dict[str, Any] = {
+        "rope_theta": settings.number("rope_local_base_freq" if local else "rope_theta", ROPE_THETA),
+        "partial_rotary_factor": settings.number("partial_rotary_factor", 1.0),
+    }
+    if "max_position_embeddings" in settings:
+        trained = settings.integer("max_position_embeddings")
+        outside |= {"max_position_embeddings": trained, "original_max_position_embeddings": trained}
+
+    rope = Settings({})
+    if "rope_parameters" in settings:
+        rope = settings.table("rope_parameters")
+        rope = rope.table(layers) if layers in rope else rope
+    elif "rope_scaling" in settings and not local:
+        rope = settings.table("rope_scaling")
+
+    kind = rope.string("rope_type", rope.string("type", "default"))
+    if kind == "su" or (kind == "yarn" and "short_factor" in rope):  # what the first Phi-3 files call it
+        kind = "longrope"
+    replaced: dict[str, Any] = {"rope_type": kind}
+    if "original_max_position_embeddings" in settings:  # Phi-3; in transformers too this goes before the table's
+        replaced["original_max_position_embeddings"] = settings.integer("original_max_position_embeddings")
+    return rope.completed(outside, replaced)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from infd.models.config import Settings
 from infd.models.llama import Llama
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from infd.models.config import Settings
     from infd.models.parameter import Blueprint
 
 
 class Mistral(Llama):
-    def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
-        settings = Settings(config)
-        super().__init__(
-            config, blueprint, window=settings.integer("sliding_window") if "sliding_window" in settings else None
-        )
+    def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
+        window = settings.integer("sliding_window") if "sliding_window" in settings else None
+        super().__init__(settings, blueprint, window=window)

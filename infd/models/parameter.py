@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     import torch
 
@@ -44,6 +44,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     """What layers need while they are built.
 
     max_len     the longest sequence, for tables by position
+    stored      the names in the checkpoint, which tell how it was saved
     parameters  those declared so far, in order of use
     """
 
@@ -51,6 +52,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     dtype: torch.dtype
     device: torch.device
     max_len: int
+    stored: Collection[str] = frozenset()
     parameters: list[Parameter] = field(default_factory=list)
 
     def declare(self, rows: Mapping[str, int], columns: tuple[int, ...] = ()) -> Parameter:

@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import CheckpointError
-from infd.models.config import Settings, architecture
+from infd.models.config import Settings, architecture, decoder
 from infd.models.parameter import Blueprint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     import torch
 
@@ -23,27 +23,44 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = MappingProxyType(
     {
+        "Gemma2ForCausalLM": "infd.models.gemma2:Gemma2",
+        "Gemma3ForCausalLM": "infd.models.gemma3:Gemma3",
+        "Gemma3ForConditionalGeneration": "infd.models.gemma3:Gemma3",
+        "Glm4ForCausalLM": "infd.models.glm4:Glm4",
+        "GraniteForCausalLM": "infd.models.granite:Granite",
         "LlamaForCausalLM": "infd.models.llama:Llama",
         "MistralForCausalLM": "infd.models.mistral:Mistral",
+        "Olmo2ForCausalLM": "infd.models.olmo2:Olmo2",
+        "Phi3ForCausalLM": "infd.models.phi3:Phi3",
+        "Qwen2ForCausalLM": "infd.models.qwen2:Qwen2",
         "Qwen3ForCausalLM": "infd.models.qwen3:Qwen3",
     }
 )
 OTHERS = "infd.models.transformers.model:TransformersModel"  # whatever else transformers has code for
 
 
-def build(config: Mapping[str, Any], ops: Ops, *, dtype: torch.dtype, device: torch.device, max_len: int) -> Model:
+def build(
+    config: Mapping[str, Any],
+    ops: Ops,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_len: int,
+    stored: Collection[str] = frozenset(),
+) -> Model:
     """Return the model that config.json describes; its parameters have no storage yet.
 
     max_len  the longest sequence that will be computed, in tokens
+    stored   the names of the checkpoint's tensors; without them the usual ones are expected
 
     Raises CheckpointError for an unknown architecture and for settings that infd does not know how to compute.
     """
     name = architecture(config)
     if "quantization_config" in Settings(config):
         raise CheckpointError("config.json: quantization_config: quantized checkpoints are not read yet")
-    blueprint = Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len)
+    blueprint = Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored)
     if name in ARCHITECTURES:
-        return _make(ARCHITECTURES[name], config, blueprint)
+        return _make(ARCHITECTURES[name], decoder(config), blueprint)
     try:
         return _make(OTHERS, config, blueprint)
     except CheckpointError as error:
@@ -54,7 +71,7 @@ def build(config: Mapping[str, Any], ops: Ops, *, dtype: torch.dtype, device: to
         ) from error
 
 
-def _make(place: str, config: Mapping[str, Any], blueprint: Blueprint) -> Model:
+def _make(place: str, described: Settings | Mapping[str, Any], blueprint: Blueprint) -> Model:
     module, _, attribute = place.partition(":")
-    model: Model = getattr(import_module(module), attribute)(config, blueprint)
+    model: Model = getattr(import_module(module), attribute)(described, blueprint)
     return model

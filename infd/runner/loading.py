@@ -88,7 +88,9 @@ def _build(
     dtype = choose_dtype(config.model.dtype, checkpoint.config, device)
     ops = select(device, dtype)
     max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
-    model = registry.build(checkpoint.config, ops, dtype=dtype, device=device, max_len=max_len)
+    model = registry.build(
+        checkpoint.config, ops, dtype=dtype, device=device, max_len=max_len, stored=checkpoint.tensors.keys()
+    )
     required, free = required_bytes(model), available_bytes(device)
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"

@@ -43,7 +43,9 @@ def load_model(
 ) -> Model:
     with Checkpoint(directory) as checkpoint:
         ops = ops or select(device, dtype)
-        model = registry.build(checkpoint.config, ops, dtype=dtype, device=device, max_len=MAX_LEN)
+        model = registry.build(
+            checkpoint.config, ops, dtype=dtype, device=device, max_len=MAX_LEN, stored=checkpoint.tensors.keys()
+        )
         load(model, checkpoint, Heap(device))
     return model
 

@@ -5,52 +5,120 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infd.models.config import Settings
+from infd.errors import CheckpointError
+from infd.models.config import Settings, rope_parameters
 from infd.models.layers.rope import rope_table
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
 from tests.tiny import FAMILIES, VOCAB, oracle
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
+LENGTH = 9000  # what the models below were made for
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1 + i / 50 for i in range(64)],
+    "long_factor": [1 + i / 2 for i in range(64)],
 }
+SCALINGS = [
+    {},
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {**LLAMA3, "original_max_position_embeddings": 8192},
+    {**YARN, "original_max_position_embeddings": 2048},
+    {**YARN, "original_max_position_embeddings": 2048, "truncate": False, "beta_fast": 20, "beta_slow": 2.0},
+    {**YARN, "original_max_position_embeddings": 2048, "attention_factor": 0.9},
+    {**YARN, "original_max_position_embeddings": 2048, "mscale": 1.2, "mscale_all_dim": 0.7},
+    {**LONGROPE, "original_max_position_embeddings": 4096},
+    {**LONGROPE, "original_max_position_embeddings": 4096, "factor": 16.0},
+    {**LONGROPE, "original_max_position_embeddings": 4096, "attention_factor": 1.3},
+    {**LONGROPE, "original_max_position_embeddings": 9000},
+]
 
 
-def theirs(scaling, theta, head, length):
-    """Return transformers' cosines and sines, [length, 2, head / 2]."""
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+def theirs(scaling, theta, head, length, trained=LENGTH):
+    """Return transformers' cosines and sines, [length, 2, R / 2], for a sequence of `length`."""
+    from transformers import Phi3Config
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-    parameters = {"rope_type": "default", **(scaling or {}), "rope_theta": theta}
-    config = LlamaConfig(head_dim=head, rope_parameters=parameters, max_position_embeddings=length)
-    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(length)[None])
-    return torch.stack((cos[0], sin[0]), dim=1)[..., : head // 2]
+    # Of the families that can rotate a part of a head the plainest; its own checks know longrope alone.
+    config = Phi3Config(hidden_size=head, num_attention_heads=1, pad_token_id=0)
+    config.max_position_embeddings = trained
+    config.rope_parameters = {"rope_type": "default", "partial_rotary_factor": 1.0, **scaling, "rope_theta": theta}
+    config.original_max_position_embeddings = scaling.get("original_max_position_embeddings", trained)
+    cos, sin = Phi3RotaryEmbedding(config)(torch.zeros(1), torch.arange(length)[None])
+    return torch.stack((cos[0], sin[0]), dim=1)[..., : cos.shape[-1] // 2]
 
 
-@pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
+def ours(settings, head, length, *, layers="full_attention", partial=False):
+    return rope_table(rope_parameters(Settings(settings), layers), head, length, CPU, partial=partial)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling.get("rope_type", "default"))
 @pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
 def test_angles_are_those_of_transformers_to_the_bit_at_every_position(scaling, theta):
-    new = Settings({"rope_parameters": {"rope_type": "default", **(scaling or {}), "rope_theta": theta}})
-    assert rope_table(new, 128, 9000, CPU).equal(theirs(scaling, theta, 128, 9000))
+    settings = {"rope_parameters": {**scaling, "rope_theta": theta}, "max_position_embeddings": LENGTH}
+    assert ours(settings, 128, LENGTH).equal(theirs(scaling, theta, 128, LENGTH))
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.75, 1.0])
+def test_a_part_of_a_head_has_frequencies_of_its_own(factor):
+    scaling = {"rope_type": "linear", "factor": 3.0, "partial_rotary_factor": factor}
+    table = ours({"rope_parameters": scaling}, 64, 50, partial=True)
+    assert table.equal(theirs(scaling, 10_000.0, 64, 50))
+    assert table.shape[-1] == factor * 32
+
+
+def test_longrope_takes_the_factors_that_fit_the_longest_sequence_served():
+    scaling = {**LONGROPE, "original_max_position_embeddings": 4096}
+    settings = {"rope_parameters": scaling, "max_position_embeddings": LENGTH}
+    assert ours(settings, 128, 4096).equal(theirs(scaling, 10_000.0, 128, 4096))
+    assert ours(settings, 128, 4097).equal(theirs(scaling, 10_000.0, 128, 4097))
+    assert not ours(settings, 128, 4097)[:4096].equal(ours(settings, 128, 4096))
+
+
+def test_dynamic_angles_are_plain_and_end_at_the_trained_length():
+    settings = {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}
+    assert ours(settings, 16, 32).equal(ours({}, 16, 32))
+    with pytest.raises(CheckpointError, match="rope type 'dynamic' is computed for at most 32 tokens, not 33"):
+        ours(settings, 16, 33)
 
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 def test_the_older_spelling_gives_the_same_angles(key):
-    scaling = {key: "linear", "factor": 4.0}
-    old = rope_table(Settings({"rope_theta": 500.0, "rope_scaling": scaling}), 16, 32, CPU)
-    new = rope_table(Settings({"rope_parameters": {**scaling, "rope_theta": 500.0}}), 16, 32, CPU)
-    assert old.equal(new)
+    scaling = {key: "linear", "factor": 4.0, "partial_rotary_factor": 0.5}
+    old = {"rope_theta": 500.0, "rope_scaling": {key: "linear", "factor": 4.0}, "partial_rotary_factor": 0.5}
+    new = {"rope_parameters": {**scaling, "rope_theta": 500.0}}
+    assert ours(old, 16, 32, partial=True).equal(ours(new, 16, 32, partial=True))
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_the_first_phi_files_call_longrope_by_other_names(kind):
+    settings = {"original_max_position_embeddings": 4096, "max_position_embeddings": LENGTH}
+    scaling = {**LONGROPE, "original_max_position_embeddings": 4096}
+    old = ours({**settings, "rope_scaling": {**LONGROPE, "rope_type": None, "type": kind}}, 128, LENGTH)
+    assert old.equal(theirs(scaling, 10_000.0, 128, LENGTH))
+
+
+def test_both_spellings_of_positions_behind_a_window_are_read():
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = {"rope_theta": 500.0, "rope_local_base_freq": 20.0, "rope_scaling": scaling}
+    new = {
+        "rope_parameters": {
+            "full_attention": {**scaling, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+        }
+    }
+    for layers in ("full_attention", "sliding_attention"):
+        assert ours(old, 16, 32, layers=layers).equal(ours(new, 16, 32, layers=layers))
+    assert ours(old, 16, 32, layers="sliding_attention").equal(theirs({}, 20.0, 16, 32))
 
 
 def test_a_config_that_says_nothing_of_rope_gets_the_usual_angles():
-    assert rope_table(Settings({}), 16, 32, CPU).equal(theirs(None, 10_000.0, 16, 32))
+    assert ours({}, 16, 32).equal(theirs({}, 10_000.0, 16, 32))
 
 
-@pytest.mark.parametrize("variant", [*FAMILIES, "llama-biases", "qwen3-windows"])
+@pytest.mark.parametrize("variant", [*FAMILIES, "llama-biases", "qwen3-windows", "gemma2", "olmo2", "glm4", "granite"])
 def test_the_residual_stream_agrees_after_every_layer(tiny, variant):
     tokens = torch.randint(VOCAB, (33,), generator=torch.Generator().manual_seed(7))
     with torch.inference_mode():

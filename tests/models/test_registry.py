@@ -24,11 +24,13 @@ LLAMA = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
 }
+PHI = {"architectures": ["Phi3ForCausalLM"]}
+GEMMA3 = {"architectures": ["Gemma3ForConditionalGeneration"], "num_key_value_heads": 2}
 QWEN = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 4}
 
 
-def build(config, max_len=64, dtype=torch.float32):
-    return registry.build(config, select(CPU, dtype), dtype=dtype, device=CPU, max_len=max_len)
+def build(config, max_len=64, dtype=torch.float32, stored=frozenset()):
+    return registry.build(config, select(CPU, dtype), dtype=dtype, device=CPU, max_len=max_len, stored=stored)
 
 
 def shapes(model):
@@ -50,7 +52,7 @@ def test_the_registry_imports_neither_the_families_nor_torch():
 
 def test_every_registered_class_exists():
     for name in registry.ARCHITECTURES:
-        assert build({**LLAMA, "architectures": [name]}).vocab_size == 10
+        assert build({**LLAMA, "num_key_value_heads": 2, "architectures": [name]}).vocab_size == 10
 
 
 @pytest.mark.parametrize(
@@ -65,15 +67,36 @@ def test_every_registered_class_exists():
         ({"vocab_size": -1}, "vocab_size: expected an integer"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads: expected a divisor"),
         ({"head_dim": 5}, "head_dim: expected an even number"),
-        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
+        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu' or 'gelu_pytorch_tanh', found 'gelu'"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: expected a positive number"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false"),
         ({"rope_theta": -1.0}, "rope_theta: expected a positive number"),
         ({"rope_scaling": 2}, "rope_scaling: expected an object"),
-        ({"rope_scaling": {"type": "magic"}}, "rope type 'magic' is not computed yet; known: default, linear, llama3"),
+        ({"rope_scaling": {"type": "magic"}}, "rope type 'magic' is not computed yet; known: default, dynamic, linear"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters.rope_theta is missing"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_theta": 1.0}, "rope_theta: expected more than 1"),
+        ({"rope_parameters": {"full_attention": 4}}, "rope_parameters.full_attention: expected an object"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            r"rope_parameters\.partial_rotary_factor: expected 1, since",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1, 2, 3]}},
+            r"rope_scaling\.short_factor: expected a list of 2 positive",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1, -2]}},
+            r"rope_scaling\.short_factor: expected a list of 2 positive",
+        ),
+        (
+            {**PHI, "partial_rotary_factor": 0.3},
+            "partial_rotary_factor: expected an even share of the head's 4 numbers",
+        ),
+        ({**PHI, "partial_rotary_factor": 1.5}, "partial_rotary_factor: expected an even share"),
+        ({**GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected null"),
+        ({**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention: expected false"),
+        ({**GEMMA3, "text_config": 3}, "text_config: expected an object"),
+        ({**GEMMA3, "text_config": {"hidden_size": 0}}, r"text_config\.hidden_size: expected an integer"),
         (
             {"quantization_config": {"quant_method": "gptq"}},
             "quantization_config: quantized checkpoints are not read yet",
@@ -118,6 +141,43 @@ def test_both_spellings_of_the_type_are_read():
 def test_what_the_runner_asks_before_it_builds():
     assert context_length(LLAMA) == 64
     assert architecture(LLAMA) == "LlamaForCausalLM"
+
+
+def test_yarn_stretches_a_length_that_was_published_unstretched():
+    yarn = {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+    assert context_length(yarn) == 256
+    assert (
+        context_length({**yarn, "rope_scaling": {**yarn["rope_scaling"], "original_max_position_embeddings": 8}}) == 64
+    )
+    assert context_length({**yarn, "rope_scaling": {"type": "linear", "factor": 4.0}}) == 64
+
+
+def test_a_seeing_model_may_leave_most_of_its_text_part_unsaid():
+    text = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 7, "sliding_window": 512}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    model = build(config, max_len=context_length(config))
+    assert (context_length(config), model.vocab_size) == (131_072, 262_208)
+    assert shapes(model)["model.layers.0.self_attn.q_proj.weight"] == (8 * 256, 8)
+    assert [(group.layers, group.window) for group in model.cache_layout(16).groups if group.window is None] == [
+        ((5,), None)
+    ]
+    assert model.unread == {"lm_head.weight"}
+
+
+@pytest.mark.parametrize("root", ["model.", "language_model.model.", "model.language_model.", ""])
+def test_a_decoder_is_found_where_the_checkpoint_keeps_it(root):
+    stored = {f"{root}embed_tokens.weight", "lm_head.weight"}
+    names = shapes(build(LLAMA, stored=stored))
+    assert stored < names.keys()
+    assert f"{root}norm.weight" in names
+    assert f"{root}layers.3.mlp.up_proj.weight" in names
+    assert "language_model.lm_head.weight" in shapes(build(LLAMA, stored={"language_model.lm_head.weight"}))
+
+
+def test_null_is_an_answer_where_silence_is_not():
+    config = {**LLAMA, "architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192}
+    for stated, window in (({}, 4096), ({"sliding_window": None}, None), ({"sliding_window": 100}, 100)):
+        assert build({**config, **stated}, max_len=8192).cache_layout(16).groups[0].window == window
 
 
 def test_a_plain_model_keeps_all_tokens_in_one_group():

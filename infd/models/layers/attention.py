@@ -8,13 +8,13 @@ from infd.models.layers.linear import Linear
 from infd.scheduler.layout import PageGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from infd.models.base import Batch
-    from infd.models.layers.norm import RMSNorm
     from infd.models.parameter import Blueprint
+    from infd.models.sizes import Sizes
 
 
 class Attention:
@@ -24,34 +24,43 @@ class Attention:
         self,
         blueprint: Blueprint,
         name: str,
+        sizes: Sizes,
         *,
-        hidden_size: int,
-        heads: int,
-        kv_heads: int,
-        head_size: int,
-        rope: Tensor,
         layer: int,
         group: int,
+        rope: Tensor,
+        interleaved: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
         qkv_bias: bool = False,
         output_bias: bool = False,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
+        fused: bool = False,
+        q_norm: Callable[[Tensor], Tensor] | None = None,
+        k_norm: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Declare the projections.
 
-        layer  which of the batch's caches is this layer's
-        group  which of the batch's attention plans: the page group that the layer is in
+        layer           which of the batch's caches is this layer's
+        group           which of the batch's attention plans: the page group that the layer is in
+        rope            the table of angles, see `rope.py`; `interleaved` says which numbers pair up
+        scale           multiplies q·k; without one it is head ** -0.5
+        softcap         bounds the scores
+        fused           the checkpoint too holds q, k and v as one
+        q_norm, k_norm  what q [T, H, D] and k [T, K, D] pass through before they are rotated
         """
-        self._heads, self._kv_heads, self._head_size = heads, kv_heads, head_size
+        self._heads, self._kv_heads, self._head_size = sizes.heads, sizes.kv_heads, sizes.head
         self._layer, self._group = layer, group
-        self._rotate, self._rope = blueprint.ops.rope, rope
+        self._rotate, self._rope, self._interleaved = blueprint.ops.rope, rope, interleaved
         self._q_norm, self._k_norm = q_norm, k_norm
-        self._scale: float = head_size**-0.5
-        outputs = {"q_proj": heads * head_size, "k_proj": kv_heads * head_size, "v_proj": kv_heads * head_size}
+        self._scale, self._softcap = sizes.head**-0.5 if scale is None else scale, softcap
+        q_size, kv_size = sizes.heads * sizes.head, sizes.kv_heads * sizes.head
+        outputs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        if fused:
+            outputs = {"qkv_proj": q_size + 2 * kv_size}
         self._qkv = Linear(
-            blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, hidden_size, bias=qkv_bias
+            blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, sizes.hidden, bias=qkv_bias
         )
-        self._output = Linear(blueprint, {f"{name}.o_proj": hidden_size}, heads * head_size, bias=output_bias)
+        self._output = Linear(blueprint, {f"{name}.o_proj": sizes.hidden}, q_size, bias=output_bias)
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """Return [T, hidden] of x [T, hidden], having put the keys and values of x into the cache."""
@@ -61,10 +70,10 @@ class Attention:
             q = self._q_norm(q)
         if self._k_norm is not None:
             k = self._k_norm(k)
-        q, k = self._rotate(q, k, batch.positions, self._rope)
+        q, k = self._rotate(q, k, batch.positions, self._rope, interleaved=self._interleaved)
         plan, pages = batch.attention[self._group], batch.cache[self._layer]
         plan.write(k, v, pages)
-        return self._output(plan.run(q, pages, scale=self._scale).flatten(1))
+        return self._output(plan.run(q, pages, scale=self._scale, softcap=self._softcap).flatten(1))
 
 
 def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGroup, ...]:

@@ -11,24 +11,43 @@ if TYPE_CHECKING:
 
 
 class Embedding:
-    def __init__(self, blueprint: Blueprint, name: str, vocab_size: int, hidden_size: int) -> None:
+    def __init__(
+        self, blueprint: Blueprint, name: str, vocab_size: int, hidden_size: int, *, scale: float = 1.0
+    ) -> None:
         self._embedding = blueprint.ops.embedding
         self.weight = blueprint.declare({f"{name}.weight": vocab_size}, (hidden_size,))
+        self._scale = scale
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Return [T, hidden] of tokens [T]."""
-        return self._embedding(tokens, self.weight.tensor)
+        x = self._embedding(tokens, self.weight.tensor)
+        return x if self._scale == 1 else x * self._scale
 
 
 class Head:
     """Hidden states to logits. Given the embedding's weight it shares it; there is never a second copy."""
 
     def __init__(
-        self, blueprint: Blueprint, name: str, vocab_size: int, hidden_size: int, *, tied: Parameter | None
+        self,
+        blueprint: Blueprint,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        tied: Parameter | None,
+        scale: float = 1.0,
+        softcap: float | None = None,
     ) -> None:
+        """Declare the weight, if it is not `tied`. Logits are scaled, then bounded: softcap * tanh(logit / softcap)."""
         self._linear = blueprint.ops.linear
         self._weight = tied or blueprint.declare({f"{name}.weight": vocab_size}, (hidden_size,))
+        self._scale, self._softcap = scale, softcap
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [N, vocab] of hidden [N, hidden]."""
-        return self._linear(hidden, self._weight.tensor, None).float()
+        logits = self._linear(hidden, self._weight.tensor, None).float()
+        if self._scale != 1:
+            logits.mul_(self._scale)
+        if self._softcap is not None:
+            logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits

@@ -1,4 +1,4 @@
-"""The gated feed-forward layer: down(silu(gate(x)) * up(x))."""
+"""The gated feed-forward layer: down(activation(gate(x)) * up(x))."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.parameter import Blueprint
+    from infd.models.sizes import Sizes
 
 
 class GatedMLP:
-    def __init__(self, blueprint: Blueprint, name: str, hidden_size: int, inner_size: int, *, bias: bool) -> None:
-        self._activation = blueprint.ops.activation
+    def __init__(
+        self, blueprint: Blueprint, name: str, sizes: Sizes, *, bias: bool = False, fused: bool = False
+    ) -> None:
+        """Declare the projections. `fused`: the checkpoint too holds gate and up as one."""
+        family = blueprint.ops.activation
+        self._activation = {"silu": family.silu_mul, "gelu_pytorch_tanh": family.gelu_tanh_mul}[sizes.activation]
+        outputs = {"gate_up_proj": 2 * sizes.inner} if fused else {"gate_proj": sizes.inner, "up_proj": sizes.inner}
         self._gate_up = Linear(
-            blueprint, {f"{name}.gate_proj": inner_size, f"{name}.up_proj": inner_size}, hidden_size, bias=bias
+            blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, sizes.hidden, bias=bias
         )
-        self._down = Linear(blueprint, {f"{name}.down_proj": hidden_size}, inner_size, bias=bias)
+        self._down = Linear(blueprint, {f"{name}.down_proj": sizes.hidden}, sizes.inner, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._activation.silu_mul(self._gate_up(x)))
+        return self._down(self._activation(self._gate_up(x)))

@@ -1,0 +1,78 @@
+"""Gemma 2: norms on both sides, every other layer behind a window, attention scores and logits bounded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from infd.models.config import rope_parameters
+from infd.models.decoder import Block, Decoder
+from infd.models.layers.attention import Attention
+from infd.models.layers.branch import then
+from infd.models.layers.mlp import GatedMLP
+from infd.models.layers.norm import RMSNorm
+from infd.models.layers.rope import rope_table
+from infd.models.sizes import Sizes
+from infd.models.windows import FULL, SLIDING, layer_types, windows
+
+if TYPE_CHECKING:
+    from infd.models.config import Settings
+    from infd.models.parameter import Blueprint
+
+OFFSET = 1.0  # a norm's weight is stored as how far it is from 1
+
+
+def embedding_scale(hidden: int, dtype: torch.dtype) -> float:
+    """Return sqrt(hidden) as `dtype` holds it: the models were trained with that, 55.5 where it should be 55.43."""
+    return float(torch.tensor(hidden**0.5, dtype=dtype))
+
+
+def refuse_encoders(settings: Settings) -> None:
+    """Raise CheckpointError for a model whose tokens see what comes after them."""
+    if settings.boolean("use_bidirectional_attention", False):
+        raise settings.error("use_bidirectional_attention", "false, since encoders are not computed", True)
+
+
+class Gemma2(Decoder):
+    def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
+        refuse_encoders(settings)
+        sizes = Sizes.read(settings)
+        types = layer_types(settings, [FULL if layer % 2 else SLIDING for layer in range(sizes.layers)])
+        rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device)
+        scale = settings.number("query_pre_attn_scalar") ** -0.5
+        softcap = settings.number_or_none("attn_logit_softcapping")
+        bias = settings.boolean("attention_bias", False)
+
+        def block(name: str, layer: int, group: int) -> Block:
+            def norm(part: str) -> RMSNorm:
+                return RMSNorm(blueprint, f"{name}.{part}", sizes.hidden, sizes.norm_eps, offset=OFFSET)
+
+            attention = Attention(
+                blueprint,
+                f"{name}.self_attn",
+                sizes,
+                layer=layer,
+                group=group,
+                rope=rope,
+                scale=scale,
+                softcap=softcap,
+                qkv_bias=bias,
+                output_bias=bias,
+            )
+            return Block(
+                input_norm=norm("input_layernorm"),
+                attention=then(attention, norm("post_attention_layernorm")),
+                post_norm=norm("pre_feedforward_layernorm"),
+                mlp=then(GatedMLP(blueprint, f"{name}.mlp", sizes), norm("post_feedforward_layernorm")),
+            )
+
+        super().__init__(
+            blueprint,
+            sizes,
+            windows(settings, types),
+            block,
+            embedding_scale=embedding_scale(sizes.hidden, blueprint.dtype),
+            norm_offset=OFFSET,
+            logit_softcap=settings.number_or_none("final_logit_softcapping"),
+        )

@@ -1,0 +1,77 @@
+"""Gemma 3: Gemma 2 with normed heads instead of bounded scores, and positions of their own behind each window.
+
+Of a model that also sees, this is the part that reads and writes text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infd.models.config import rope_parameters
+from infd.models.decoder import Block, Decoder
+from infd.models.gemma2 import OFFSET, embedding_scale, refuse_encoders
+from infd.models.layers.attention import Attention
+from infd.models.layers.branch import then
+from infd.models.layers.mlp import GatedMLP
+from infd.models.layers.norm import RMSNorm
+from infd.models.layers.rope import rope_table
+from infd.models.sizes import Sizes
+from infd.models.windows import FULL, SLIDING, layer_types, windows
+
+if TYPE_CHECKING:
+    from infd.models.config import Settings
+    from infd.models.parameter import Blueprint
+
+SIGHT = tuple(f"{root}{part}." for root in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
+
+
+class Gemma3(Decoder):
+    def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
+        refuse_encoders(settings)
+        if "attn_logit_softcapping" in settings:
+            softcap = settings.number("attn_logit_softcapping")
+            raise settings.error("attn_logit_softcapping", "null, as in every Gemma 3", softcap)
+        sizes = Sizes.read(settings)
+        every = settings.integer("sliding_window_pattern", 6)
+        types = layer_types(settings, [SLIDING if (i + 1) % every else FULL for i in range(sizes.layers)])
+        ropes = {
+            kind: rope_table(rope_parameters(settings, kind), sizes.head, blueprint.max_len, blueprint.device)
+            for kind in (FULL, SLIDING)
+        }
+        scale = settings.number("query_pre_attn_scalar") ** -0.5
+        bias = settings.boolean("attention_bias", False)
+
+        def block(name: str, layer: int, group: int) -> Block:
+            def norm(part: str, size: int = sizes.hidden) -> RMSNorm:
+                return RMSNorm(blueprint, f"{name}.{part}", size, sizes.norm_eps, offset=OFFSET)
+
+            attention = Attention(
+                blueprint,
+                f"{name}.self_attn",
+                sizes,
+                layer=layer,
+                group=group,
+                rope=ropes[types[layer]],
+                scale=scale,
+                qkv_bias=bias,
+                output_bias=bias,
+                q_norm=norm("self_attn.q_norm", sizes.head),
+                k_norm=norm("self_attn.k_norm", sizes.head),
+            )
+            return Block(
+                input_norm=norm("input_layernorm"),
+                attention=then(attention, norm("post_attention_layernorm")),
+                post_norm=norm("pre_feedforward_layernorm"),
+                mlp=then(GatedMLP(blueprint, f"{name}.mlp", sizes), norm("post_feedforward_layernorm")),
+            )
+
+        super().__init__(
+            blueprint,
+            sizes,
+            windows(settings, types),
+            block,
+            embedding_scale=embedding_scale(sizes.hidden, blueprint.dtype),
+            norm_offset=OFFSET,
+            logit_softcap=settings.number_or_none("final_logit_softcapping"),
+        )
+        self.unread |= {name for name in blueprint.stored if name.startswith(SIGHT)}

@@ -1,0 +1,50 @@
+"""GLM-4 (0414): norms on both sides of attention and feed-forward, and neighbours turned in half of each head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infd.models.config import rope_parameters
+from infd.models.decoder import Block, Decoder
+from infd.models.layers.attention import Attention
+from infd.models.layers.branch import then
+from infd.models.layers.mlp import GatedMLP
+from infd.models.layers.norm import RMSNorm
+from infd.models.layers.rope import rope_table
+from infd.models.sizes import Sizes
+
+if TYPE_CHECKING:
+    from infd.models.config import Settings
+    from infd.models.parameter import Blueprint
+
+
+class Glm4(Decoder):
+    def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
+        sizes = Sizes.read(settings)
+        rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device, partial=True)
+        bias = settings.boolean("attention_bias")
+
+        def block(name: str, layer: int, group: int) -> Block:
+            def norm(part: str) -> RMSNorm:
+                return RMSNorm(blueprint, f"{name}.{part}", sizes.hidden, sizes.norm_eps)
+
+            return Block(
+                input_norm=norm("input_layernorm"),
+                attention=then(
+                    Attention(
+                        blueprint,
+                        f"{name}.self_attn",
+                        sizes,
+                        layer=layer,
+                        group=group,
+                        rope=rope,
+                        interleaved=True,
+                        qkv_bias=bias,
+                    ),
+                    norm("post_self_attn_layernorm"),
+                ),
+                post_norm=norm("post_attention_layernorm"),
+                mlp=then(GatedMLP(blueprint, f"{name}.mlp", sizes, fused=True), norm("post_mlp_layernorm")),
+            )
+
+        super().__init__(blueprint, sizes, [None] * sizes.layers, block)

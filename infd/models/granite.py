@@ -1,0 +1,56 @@
+"""Granite (3, dense): Llama with a multiplier at every place where sizes would matter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infd.models.config import rope_parameters
+from infd.models.decoder import Block, Decoder
+from infd.models.layers.attention import Attention
+from infd.models.layers.branch import then, times
+from infd.models.layers.mlp import GatedMLP
+from infd.models.layers.norm import RMSNorm
+from infd.models.layers.rope import rope_table
+from infd.models.sizes import Sizes
+
+if TYPE_CHECKING:
+    from infd.models.config import Settings
+    from infd.models.parameter import Blueprint
+
+
+class Granite(Decoder):
+    def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
+        sizes = Sizes.read(settings)
+        rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device)
+        scale = settings.number("attention_multiplier", 1.0)
+        added = times(settings.number("residual_multiplier", 1.0))
+        attention_bias = settings.boolean("attention_bias", False)
+        mlp_bias = settings.boolean("mlp_bias", False)
+
+        def block(name: str, layer: int, group: int) -> Block:
+            attention = Attention(
+                blueprint,
+                f"{name}.self_attn",
+                sizes,
+                layer=layer,
+                group=group,
+                rope=rope,
+                scale=scale,
+                qkv_bias=attention_bias,
+                output_bias=attention_bias,
+            )
+            return Block(
+                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", sizes.hidden, sizes.norm_eps),
+                attention=then(attention, added),
+                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", sizes.hidden, sizes.norm_eps),
+                mlp=then(GatedMLP(blueprint, f"{name}.mlp", sizes, bias=mlp_bias), added),
+            )
+
+        super().__init__(
+            blueprint,
+            sizes,
+            [None] * sizes.layers,
+            block,
+            embedding_scale=settings.number("embedding_multiplier", 1.0),
+            logit_scale=1 / settings.number("logits_scaling", 1.0),
+        )

@@ -1,0 +1,61 @@
+"""OLMo 2: norms behind attention and feed-forward instead of before them, and over all heads of q and k at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infd.models.config import rope_parameters
+from infd.models.decoder import Block, Decoder
+from infd.models.layers.attention import Attention
+from infd.models.layers.branch import then
+from infd.models.layers.mlp import GatedMLP
+from infd.models.layers.norm import NoNorm, RMSNorm
+from infd.models.layers.rope import rope_table
+from infd.models.sizes import Sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from infd.models.config import Settings
+    from infd.models.parameter import Blueprint
+
+
+class Olmo2(Decoder):
+    def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
+        sizes = Sizes.read(settings)
+        rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device)
+        bias = settings.boolean("attention_bias", False)
+
+        def block(name: str, layer: int, group: int) -> Block:
+            def norm(part: str, size: int = sizes.hidden) -> RMSNorm:
+                return RMSNorm(blueprint, f"{name}.{part}", size, sizes.norm_eps)
+
+            attention = Attention(
+                blueprint,
+                f"{name}.self_attn",
+                sizes,
+                layer=layer,
+                group=group,
+                rope=rope,
+                qkv_bias=bias,
+                output_bias=bias,
+                q_norm=_over_all_heads(norm("self_attn.q_norm", sizes.heads * sizes.head)),
+                k_norm=_over_all_heads(norm("self_attn.k_norm", sizes.kv_heads * sizes.head)),
+            )
+            return Block(
+                input_norm=NoNorm(),
+                attention=then(attention, norm("post_attention_layernorm")),
+                post_norm=NoNorm(),
+                mlp=then(GatedMLP(blueprint, f"{name}.mlp", sizes), norm("post_feedforward_layernorm")),
+            )
+
+        super().__init__(blueprint, sizes, [None] * sizes.layers, block)
+
+
+def _over_all_heads(norm: RMSNorm) -> Callable[[Tensor], Tensor]:
+    def whole(x: Tensor) -> Tensor:
+        return norm(x.flatten(1)).view(x.shape)
+
+    return whole

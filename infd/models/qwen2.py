@@ -1,0 +1,36 @@
+"""Qwen2 and Qwen2.5 (dense): Llama with biases on q, k and v, and a sliding window in the layers that ask for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infd.models.config import rope_parameters
+from infd.models.decoder import Block, Decoder
+from infd.models.layers.attention import Attention
+from infd.models.layers.mlp import GatedMLP
+from infd.models.layers.norm import RMSNorm
+from infd.models.layers.rope import rope_table
+from infd.models.sizes import Sizes
+from infd.models.windows import from_some_layer_on
+
+if TYPE_CHECKING:
+    from infd.models.config import Settings
+    from infd.models.parameter import Blueprint
+
+
+class Qwen2(Decoder):
+    def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
+        sizes = Sizes.read(settings)
+        rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device)
+
+        def block(name: str, layer: int, group: int) -> Block:
+            return Block(
+                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", sizes.hidden, sizes.norm_eps),
+                attention=Attention(
+                    blueprint, f"{name}.self_attn", sizes, layer=layer, group=group, rope=rope, qkv_bias=True
+                ),
+                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", sizes.hidden, sizes.norm_eps),
+                mlp=GatedMLP(blueprint, f"{name}.mlp", sizes),
+            )
+
+        super().__init__(blueprint, sizes, from_some_layer_on(settings, sizes.layers), block)

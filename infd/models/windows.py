@@ -1,0 +1,35 @@
+"""Which layers see only a window of the sequence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.models.config import Settings
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_types(settings: Settings, usual: Sequence[str]) -> Sequence[str]:
+    """Return the type of each layer, FULL or SLIDING: as config.json lists them, else the `usual` ones."""
+    if "layer_types" not in settings:
+        return usual
+    types = settings.strings("layer_types")
+    if len(types) != len(usual) or not set(types) <= {FULL, SLIDING}:
+        raise settings.error("layer_types", f"{len(usual)} of {FULL}, {SLIDING}", types)
+    return types
+
+
+def windows(settings: Settings, types: Sequence[str]) -> list[int | None]:
+    """Return the window of each layer in tokens, None where it sees everything."""
+    return [settings.integer("sliding_window") if kind == SLIDING else None for kind in types]
+
+
+def from_some_layer_on(settings: Settings, layers: int) -> list[int | None]:
+    """Return the window of each layer of a Qwen: none unless asked for, then from max_window_layers on."""
+    if not settings.boolean("use_sliding_window", False):
+        return [None] * layers
+    first = settings.integer("max_window_layers", 28, least=0)
+    return windows(settings, layer_types(settings, [SLIDING if i >= first else FULL for i in range(layers)]))
