@@ -32,7 +32,6 @@ TEXTS: Final = (
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
-    "*.tiktoken",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
     INDEX,

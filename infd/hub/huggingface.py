@@ -28,7 +28,7 @@ class HuggingFace:
         import huggingface_hub
         from huggingface_hub import constants, logging
 
-        logging.set_verbosity_error()  # what matters is an error, and told in a log line of ours
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what matters is told in our own log
         # Its user agent would tell what else is installed, and asking for that costs a request of its own.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         try:

@@ -1,7 +1,7 @@
 """Text to ids and back, with the ids that transformers would give.
 
-Reads tokenizer.json with the tokenizers library; transformers itself takes
-seconds to import. Nothing changes after loading, so any thread may encode.
+Reads tokenizer.json with the tokenizers library; what has no such file is
+converted. Nothing changes after loading, so any thread may encode.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tokenizers
 from infd.errors import CheckpointError, InvalidRequest
 from infd.text.bound import bound
 from infd.text.checkpoint import NAMED_TOKENS, TextFiles
+from infd.text.conversion import convert
 from infd.text.pieces import BytePieces, TextPieces, recognise
 
 if TYPE_CHECKING:
@@ -55,16 +56,15 @@ class Tokenizer:
     @classmethod
     def load(cls, directory: str | Path) -> Tokenizer:
         """Read the tokenizer of a checkpoint. Raises CheckpointError, naming the file."""
-        path = Path(directory) / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(
-                f"{path} is missing; infd reads no other kind of tokenizer. "
-                "transformers can write it: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-            )
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises the bare class
-            raise CheckpointError(f"{path}: {error}") from error
+        directory = Path(directory)
+        path = directory / "tokenizer.json"
+        if path.is_file():
+            try:
+                backend = tokenizers.Tokenizer.from_file(str(path))
+            except Exception as error:  # the library raises the bare class
+                raise CheckpointError(f"{path}: {error}") from error
+        else:
+            backend = convert(directory)
         return cls(backend, TextFiles.read(directory))
 
     @property

@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from infd.errors import CheckpointError, InvalidRequest
+from infd.text import conversion
 from infd.text.tokenizer import Tokenizer
 from tests.text.vocabularies import KINDS, TEXT, byte_level, write
 
@@ -146,8 +147,56 @@ def test_a_lone_surrogate_is_the_clients_mistake(tmp_path: Path):
         Tokenizer.load(write(tmp_path, byte_level())).encode("ok\ud800")
 
 
-def test_a_missing_tokenizer_is_named_with_a_way_out(tmp_path: Path):
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing.*save_pretrained"):
+def write_bpe(directory: Path, kind: str) -> Path:
+    """Write a byte-level BPE in the two files of the time before tokenizer.json."""
+    model = json.loads(byte_level().to_str())["model"]
+    (directory / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (directory / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]))
+    config = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "</s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_older_files_are_converted(kind: str, tmp_path: Path):
+    directory = write_bpe(tmp_path, kind)
+    ours, theirs = Tokenizer.load(directory), AutoTokenizer.from_pretrained(directory)
+
+    for text in CORPUS:
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
+    assert ours.eos == "</s>"
+    assert ours.pieces(skip_special_tokens=True) is not None
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing, and so is any of tokenizer\.model"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("start", "packages"), [(b"\n\x0e\n", "sentencepiece protobuf"), (b"IQ== 0\n", "tiktoken")], ids=str
+)
+def test_what_a_conversion_takes_is_named(start: bytes, packages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversion, "find_spec", lambda name: None)
+    (tmp_path / "tokenizer.model").write_bytes(start)
+
+    with pytest.raises(CheckpointError, match=f"to convert tokenizer.model: pip install {packages}$"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_vocabulary_that_its_class_does_not_read_is_not_ignored(tmp_path: Path):
+    write_bpe(tmp_path, "BertTokenizer")
+
+    with pytest.raises(CheckpointError, match=r"BertTokenizer cannot make it of vocab\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_vocabulary_that_is_broken_is_named(tmp_path: Path):
+    (write_bpe(tmp_path, "GPT2Tokenizer") / "vocab.json").write_text("{")
+
+    with pytest.raises(CheckpointError, match=r"transformers cannot convert vocab\.json"):
         Tokenizer.load(tmp_path)
 
 

@@ -1,0 +1,62 @@
+"""Tokenizers in other files than tokenizer.json, as transformers converts them.
+
+Imports transformers, which takes seconds: only for the few checkpoints that need it.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+import tokenizers
+
+from infd.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FEWEST: Final = 64  # tokens of a vocabulary
+_VOCABULARIES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+_SENTENCEPIECE: Final = (("sentencepiece", "sentencepiece"), ("google.protobuf", "protobuf"))  # module, package
+_TIKTOKEN: Final = (("tiktoken", "tiktoken"),)
+
+
+def convert(directory: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a checkpoint without tokenizer.json.
+
+    Raises CheckpointError, which says what is missing.
+    """
+    without = f"{directory / 'tokenizer.json'} is missing"
+    file = next((directory / name for name in _VOCABULARIES if (directory / name).is_file()), None)
+    if file is None:
+        raise CheckpointError(f"{without}, and so is any of {', '.join(_VOCABULARIES)}")
+    if packages := _missing(file):
+        raise CheckpointError(f"{without}; to convert {file.name}: pip install {' '.join(packages)}")
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a converter meets in a stranger's files
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{without}, and transformers cannot convert {file.name}: {reason}") from error
+    backend = getattr(found, "backend_tokenizer", None)
+    # A class that looks for other files makes do without, and knows nothing but special tokens.
+    if not isinstance(backend, tokenizers.Tokenizer) or backend.get_vocab_size(with_added_tokens=False) < FEWEST:
+        raise CheckpointError(f"{without}, and transformers' {type(found).__name__} cannot make it of {file.name}")
+    return backend
+
+
+def _missing(file: Path) -> list[str]:
+    """Return the packages that reading a vocabulary takes and that are not installed."""
+    if file.suffix != ".model":
+        return []
+    with file.open("rb") as opened:
+        kind = _SENTENCEPIECE if opened.read(1) == b"\n" else _TIKTOKEN  # a protocol buffer, or lines of text
+    return [package for module, package in kind if not _installed(module)]
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
