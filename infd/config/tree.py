@@ -70,8 +70,20 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         str,
         about("file with lines `name:sha256-of-key[:tenant]`; empty: no keys", flag="--api-key-file"),
     ] = ""
+    max_connections: Annotated[Count, about("connections at once; the longest silent one makes room for a new one")] = (
+        4096
+    )
+    max_connections_per_address: Annotated[
+        Count, about("of them from one address (IPv6: one /64); raise it behind a proxy")
+    ] = 2048
+    header_timeout_s: Annotated[Positive, about("from connecting to the end of the first request's headers")] = 10.0
+    idle_timeout_s: Annotated[Positive, about("how long a connection may wait for its next request")] = 75.0
     max_body_bytes: Annotated[int, Meta(ge=1024), about("largest request body")] = 16 * 2**20
     body_timeout_s: Annotated[Positive, about("longest time a request body may take to arrive")] = 30.0
+    body_pace: Annotated[Count, about("bytes a second at which a larger body may take longer than that")] = 2**16
+    max_bodies_bytes: Annotated[int, Meta(ge=1024), about("all request bodies arriving at once, then 429")] = (
+        256 * 2**20
+    )
     drain_timeout_s: Annotated[NotNegative, about("how long TERM waits for requests in flight")] = 60.0
 
 

@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import logging
 import os
+import resource
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ def serve(config: Config, environment: Environment) -> int:
     """Run a daemon in this process until it is told to stop. Return the exit code. Raises StartError."""
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _take_all_descriptors()
     log.configure(config.log, environment.journal_stream)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -44,6 +46,12 @@ def serve(config: Config, environment: Environment) -> int:
 
 async def _run(config: Config, environment: Environment) -> int:
     return await Daemon(config, environment).run()
+
+
+def _take_all_descriptors() -> None:
+    # The soft limit is low for the sake of select(2), which nothing here calls; every connection needs one.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _leave_if_threads_remain(code: int) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from infd.http import middleware
-from infd.http.connection import LIMITS, Connection
+from infd.http.connection import STALL_S, Connection
+from infd.http.connections import Connections
 from infd.http.routes import chat, completions, health, metrics, models, tokens
 from infd.http.service import SERVICE, Service
 
@@ -34,7 +35,6 @@ def application(service: Service) -> web.Application:
     """Return the routes and what surrounds them."""
     app = web.Application(
         middlewares=[middleware.record, middleware.explain, middleware.authorize],
-        client_max_size=service.config.server.max_body_bytes,
     )
     app[SERVICE] = service
     app.on_response_prepare.append(middleware.finish_headers)
@@ -64,9 +64,8 @@ class HttpServer:
 
     def __init__(self, engine: Engine, config: Config, metrics: Metrics, keys: Keys, offload: Offload) -> None:
         self.service = Service(engine, config, metrics, keys, offload)
-        self._runner = web.AppRunner(
-            application(self.service), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, **LIMITS
-        )
+        self._runner = web.AppRunner(application(self.service), handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
+        self._connections = Connections(config.server, metrics)
         self._listeners: list[asyncio.Server] = []
         self._heart: asyncio.Task[None] | None = None
 
@@ -83,13 +82,20 @@ class HttpServer:
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
-        loop = asyncio.get_running_loop()
+        loop, service = asyncio.get_running_loop(), self.service
         for listening in sockets:
             # Accepted sockets inherit it.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            if listening.family != socket.AF_UNIX:
+                # What the last bytes of a response wait for, when we have written all and closed.
+                listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
             create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
             self._listeners.append(
-                await create(lambda: Connection(server, loop=loop, **LIMITS), sock=listening, backlog=BACKLOG)
+                await create(
+                    lambda: Connection(server, self._connections, service.config.server, service.metrics, loop),
+                    sock=listening,
+                    backlog=BACKLOG,
+                )
             )
         self._heart = loop.create_task(self.service.streams.keep_alive(), name="http-keep-alive")
 

@@ -2,6 +2,8 @@
 
 Size first, then nesting, then types: nothing is built from a body before its
 size and depth are known to be harmless. A wrong value is named by its path.
+A body has a deadline, and more time only while it comes at a pace; all bodies
+together are bounded too, because they arrive before anything is queued.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from infd.errors import BodyTooLarge, InvalidRequest
+from infd.errors import BodyTooLarge, InvalidRequest, Overloaded
+from infd.http import connection
 from infd.http.service import SERVICE
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from infd.http.service import Service
 
 T = TypeVar("T")
 
@@ -32,14 +37,18 @@ _MISSING: Final = re.compile(r"required field `(?P<field>[^`]+)`|unknown field `
 async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[T, int]:
     """Return the decoded body and its size in bytes. Raises InvalidRequest, BodyTooLarge."""
     service = request.app[SERVICE]
-    config = service.config
-    data = await _receive(request, config.server.max_body_bytes, config.server.body_timeout_s)
-    if len(data) <= SMALL_BYTES:
-        return decode(data, decoder, config.limits.json_depth), len(data)
-    return await service.offload(decode, data, decoder, config.limits.json_depth), len(data)
+    depth = service.config.limits.json_depth
+    data = bytearray()
+    try:
+        await _receive(request, data, service)
+        if len(data) <= SMALL_BYTES:
+            return decode(data, decoder, depth), len(data)
+        return await service.offload(decode, data, decoder, depth), len(data)
+    finally:
+        service.bodies_bytes -= len(data)
 
 
-def decode(data: bytes, decoder: msgspec.json.Decoder[T], depth_limit: int) -> T:
+def decode(data: bytes | bytearray, decoder: msgspec.json.Decoder[T], depth_limit: int) -> T:
     """Return the typed value of a JSON body. Raises InvalidRequest."""
     if exceeds_depth(data, depth_limit):
         raise InvalidRequest(f"the JSON is nested more than {depth_limit} levels deep", code="json_too_deep")
@@ -52,7 +61,7 @@ def decode(data: bytes, decoder: msgspec.json.Decoder[T], depth_limit: int) -> T
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
 
 
-def exceeds_depth(data: bytes, limit: int) -> bool:
+def exceeds_depth(data: bytes | bytearray, limit: int) -> bool:
     """Say whether arrays and objects nest deeper than `limit`, without parsing."""
     if data.count(b"[") + data.count(b"{") <= limit:
         return False
@@ -68,17 +77,34 @@ def exceeds_depth(data: bytes, limit: int) -> bool:
     return False
 
 
-async def _receive(request: web.Request, limit: int, timeout_s: float) -> bytes:
+async def _receive(request: web.Request, data: bytearray, service: Service) -> None:
+    """Append the body to `data` as it arrives, counting it among all bodies. Raises RequestError."""
+    server = service.config.server
     # A few compressed kilobytes can stand for gigabytes.
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InvalidRequest("a compressed body is not accepted: send it without Content-Encoding")
-    if (request.content_length or 0) > limit:
-        raise BodyTooLarge(f"the body is larger than {limit} bytes")
+    if (request.content_length or 0) > server.max_body_bytes:
+        raise BodyTooLarge(f"the body is larger than {server.max_body_bytes} bytes")
+    client = connection.of(request)
+    client.silent()
+    deadline = asyncio.get_running_loop().time() + server.body_timeout_s
     try:
-        async with asyncio.timeout(timeout_s):
-            return await request.read()
+        async with asyncio.timeout_at(deadline) as timeout:
+            async for chunk in request.content.iter_any():
+                data += chunk
+                service.bodies_bytes += len(chunk)
+                if len(data) > server.max_body_bytes:
+                    raise BodyTooLarge(f"the body is larger than {server.max_body_bytes} bytes")
+                if service.bodies_bytes > server.max_bodies_bytes:
+                    raise Overloaded("too many large bodies are arriving at once", code="too_many_bodies")
+                timeout.reschedule(deadline + len(data) / server.body_pace)
     except TimeoutError:
-        raise InvalidRequest(f"the body did not arrive within {timeout_s:g} s", code="body_timeout") from None
+        raise InvalidRequest(
+            f"the body did not arrive within {server.body_timeout_s:g} s, nor at {server.body_pace} bytes a second",
+            code="body_timeout",
+        ) from None
+    finally:
+        client.busy()
 
 
 def _explain(error: str) -> tuple[str, str | None]:

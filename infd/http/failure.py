@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
-from infd.errors import Internal, RequestError, Unauthorized
+from infd.errors import Internal, NotReady, RequestError, Unauthorized
 from infd.http.schema.error import ErrorBody, ErrorDetail
 
 if TYPE_CHECKING:
     from infd.http.service import Exchange
+    from infd.telemetry.metrics import Metrics
 
 _LOG = logging.getLogger("infd.http")
 
@@ -23,6 +25,13 @@ def translate(error: Exception, exchange: Exchange) -> RequestError:
         return error
     _LOG.error("a request failed", exc_info=error, extra={"request_id": exchange.id})
     return Internal(exchange.id)
+
+
+def count(error: RequestError, metrics: Metrics) -> None:
+    """Count a refusal by its reason. A fault of ours is none: it ends as an error."""
+    if error.status < Internal.status or error.status == NotReady.status:
+        reason = error.code or "invalid_request"
+        metrics.rejected[reason] = metrics.rejected.get(reason, 0) + 1
 
 
 def body(error: RequestError) -> bytes:
@@ -39,3 +48,17 @@ def response(error: RequestError) -> web.Response:
     if error.status == Unauthorized.status:
         answer.headers["WWW-Authenticate"] = "Bearer"
     return answer
+
+
+def raw(error: RequestError) -> bytes:
+    """Return the same as bytes, for a client that has not asked anything yet and shall not."""
+    content = body(error)
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+        "Server: infd",
+        "Connection: close",
+        f"Retry-After: {error.retry_after_s}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(content)}",
+    )
+    return "\r\n".join((*head, "", "")).encode() + content

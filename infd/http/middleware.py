@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from infd.engine.state import State
-from infd.errors import BodyTooLarge, Internal, InvalidRequest, MethodNotAllowed, NotReady, RequestError, UnknownPath
-from infd.http import failure
+from infd.errors import InvalidRequest, MethodNotAllowed, RequestError, UnknownPath
+from infd.http import connection, failure
 from infd.http.service import EXCHANGE, SERVICE, Exchange
 from infd.telemetry import log
 
@@ -41,12 +41,15 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
     given = request.headers.get("X-Request-Id", "")
     exchange = request[EXCHANGE] = Exchange(client_id=given if _CLIENT_ID.fullmatch(given) else None)
     began = time.monotonic()
+    client = connection.of(request)
+    client.busy()
     status = _CLIENT_GONE
     try:
         response = await handler(request)
         status = response.status
         return response
     finally:
+        client.silent()
         if _raw_path(request) not in OPEN:  # probes come every second
             log.access(**_access_fields(request, exchange, status, time.monotonic() - began))
 
@@ -59,21 +62,16 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except (asyncio.CancelledError, ConnectionError):
         raise
-    except web.HTTPRequestEntityTooLarge:
-        limit = request.app[SERVICE].config.server.max_body_bytes
-        error: RequestError = BodyTooLarge(f"the body is larger than {limit} bytes")
     except web.HTTPMethodNotAllowed as refused:
         allow = refused.headers.get("Allow")
-        error = MethodNotAllowed(f"{request.method} is not a method of {request.path}; it knows {allow}")
+        error: RequestError = MethodNotAllowed(f"{request.method} is not a method of {request.path}; it knows {allow}")
     except web.HTTPNotFound:
         error = UnknownPath(f"there is no {request.path} here")
     except web.HTTPException as refused:
         error = InvalidRequest(refused.reason)
     except Exception as unexpected:
         error = failure.translate(unexpected, request[EXCHANGE])
-    if error.status < Internal.status or error.status == NotReady.status:
-        rejected, reason = request.app[SERVICE].metrics.rejected, error.code or "invalid_request"
-        rejected[reason] = rejected.get(reason, 0) + 1
+    failure.count(error, request.app[SERVICE].metrics)
     response = failure.response(error)
     if allow is not None:
         response.headers["Allow"] = allow

@@ -33,6 +33,7 @@ class Service:
         self.offload = offload
         self.served: ServedModel | None = None  # the listener is open before the model is loaded
         self.streams = Streams()
+        self.bodies_bytes = 0  # received of requests that are not decoded yet
 
     def model(self) -> ServedModel:
         """Return what is served. Raises NotReady while nothing is."""

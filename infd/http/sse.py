@@ -3,8 +3,8 @@
 Headers wait for the first event, so that an error before it keeps its real
 status; a reader that hears nothing for a while gets its headers, later a
 comment. A reader that lags is waited for: what is buffered for it stays within
-HIGH_WATER and one slice on our side of the kernel, and one that takes nothing
-for STALL_S is dropped.
+HIGH_WATER and one slice on our side of the kernel. One that stops reading is
+dropped by its connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HIGH_WATER: Final = 32 * 2**10  # bytes that may wait in a transport before its writer does
-STALL_S: Final = 30.0
 BEAT_S: Final = 5.0
 BEATS_TO_HEADERS: Final = 2
 BEATS_TO_PING: Final = 3
@@ -97,7 +96,7 @@ class EventStream:
         self._quiet_beats = 0
         transport = self._transport or await self._begin()
         if len(events) > HIGH_WATER or transport.get_write_buffer_size():
-            await self._send_slowly(events, transport)
+            await self._send_slowly(events)
         elif not self._direct:
             await self.response.write(events)  # with the headers, which wait for it
             self._direct = self.response.headers.get("Transfer-Encoding") == "chunked"
@@ -131,15 +130,11 @@ class EventStream:
                 self._transport = transport
             return transport
 
-    async def _send_slowly(self, events: bytes, transport: asyncio.Transport) -> None:
+    async def _send_slowly(self, events: bytes) -> None:
         self._lagging = True
         try:
             for start in range(0, len(events), HIGH_WATER):
-                async with asyncio.timeout(STALL_S):
-                    await self._request.writer.drain()
-                    await self.response.write(events[start : start + HIGH_WATER])
-        except TimeoutError:
-            transport.abort()
-            raise ConnectionResetError("the client stopped reading") from None
+                await self._request.writer.drain()
+                await self.response.write(events[start : start + HIGH_WATER])
         finally:
             self._lagging = False

@@ -108,6 +108,8 @@ class _Scrape:
         )
         yield _counter("infd_requests_terminal", "How accepted requests ended.", _by("reason", metrics.terminal, model))
         yield _counter("infd_rejected", "Requests refused, by error code.", _by("reason", metrics.rejected, model))
+        yield _gauge("infd_connections", "Connections to the endpoint.", [({}, metrics.connections)])
+        yield _counter("infd_connections_dropped", "Connections that we ended.", _by("reason", metrics.dropped))
         for series in SERIES:
             yield self._counted("infd_" + series.name, series, model)
 

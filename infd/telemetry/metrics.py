@@ -94,6 +94,8 @@ class Metrics:
         self.prefix_hits = 0  # of those, found
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect"), 0)
         self.rejected: dict[str, int] = {}
+        self.connections = 0  # open now
+        self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded"), 0)
 
         self.ttft = Histogram(LATENCY_S)
         self.inter_token = Histogram(LATENCY_S)

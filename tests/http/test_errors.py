@@ -15,7 +15,6 @@ from yarl import URL
 from infd.config import Config, LimitsConfig, MetricsConfig, SchedulerConfig, ServerConfig
 from infd.engine.state import State
 from infd.http.auth import Keys
-from infd.http.connection import LIMITS
 from tests.fakes import VOCAB, FakeExecutor, capacity
 from tests.http.endpoint import decode_events, serving
 from tests.http.model import MODEL
@@ -132,12 +131,6 @@ async def test_what_is_not_http_is_told_so(endpoint: Endpoint, request_bytes: by
 
     assert head.startswith(b"HTTP/1.0 400 ")
     assert json.loads(body)["error"]["code"] == "invalid_http"
-
-
-async def test_headers_that_never_end_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(LIMITS, "keepalive_timeout", 0.02)
-    async with serving() as endpoint:
-        assert await converse(endpoint, b"GET /livez HTTP/1.1\r\nHost: ") == b""
 
 
 async def converse(endpoint: Endpoint, sent: bytes) -> bytes:

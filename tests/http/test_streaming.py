@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from infd.http import app, sse
+from infd.http import app, connection, sse
 from tests.fakes import FakeExecutor, capacity
 from tests.http.endpoint import Endpoint, decode_events, serving
 from tests.http.model import foretell
@@ -104,7 +104,7 @@ def dechunk(received: bytes) -> list[Any]:
 
 
 async def test_a_reader_that_stops_reading_is_dropped(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sse, "STALL_S", 0.02)
+    monkeypatch.setattr(connection, "STALL_S", 0.02)
     client = raw(endpoint, LONG)
 
     await until(lambda: list(endpoint.server.service.streams))
