@@ -215,6 +215,21 @@ def test_windows_make_groups_of_their_own_where_a_sequence_can_outgrow_them(sett
     assert [(group.layers, group.window) for group in layout.groups] == groups
 
 
+def test_few_full_layers_are_not_padded_to_many_windowed_ones():
+    types = (["sliding_attention"] * 5 + ["full_attention"]) * 3 + ["sliding_attention"] * 2
+    settings = {"use_sliding_window": True, "sliding_window": 8, "layer_types": types, "num_hidden_layers": len(types)}
+    groups = build({**QWEN, **settings}).cache_layout(4).groups
+    assert [(len(group.layers), group.window) for group in groups] == [(3, None), *[(3, 8)] * 5, (2, 8)]
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(20))
+
+
+def test_a_single_full_layer_does_not_make_a_group_of_every_other():
+    types = ["full_attention"] + ["sliding_attention"] * 39
+    settings = {"use_sliding_window": True, "sliding_window": 8, "layer_types": types, "num_hidden_layers": 40}
+    groups = build({**QWEN, **settings}).cache_layout(4).groups
+    assert [len(group.layers) for group in groups] == [1, *[5] * 7, 4]
+
+
 @pytest.mark.parametrize("types", [["full_attention"], ["full_attention", "full_attention", "full_attention", "mamba"]])
 def test_layer_types_must_fit_the_model(types):
     with pytest.raises(CheckpointError, match="layer_types: expected 4 of full_attention, sliding_attention"):

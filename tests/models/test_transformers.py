@@ -152,7 +152,7 @@ def test_attention_is_infds(foreign, broken):
 @pytest.mark.parametrize(
     ("variant", "groups"),
     [
-        ("cohere2-windows", [((1,), None), ((0, 2), 10)]),
+        ("cohere2-windows", [((1,), None), ((0,), 10), ((2,), 10)]),
         ("starcoder2-window", [((0, 1, 2), 9)]),
         ("smollm3", [((0, 1, 2), None)]),
     ],

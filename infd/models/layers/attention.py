@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from infd.models.parameter import Blueprint
     from infd.models.sizes import Sizes
 
+MOST_GROUPS = 8  # each is one more table, and one more plan a step
+
 
 class Attention:
     """Grouped-query attention of one layer: fused q, k and v, rotary positions, the cache, the output projection."""
@@ -77,13 +79,19 @@ class Attention:
 
 
 def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGroup, ...]:
-    """Group layers, given as the window of each, that keep the same tokens: those that keep all first."""
-    kinds = sorted(set(windows), key=lambda window: (window is not None, window or 0))
+    """Group layers, given as the window of each, that keep the same tokens: those that keep all first.
+
+    Every page has room for the largest group, so a model of few full layers among many windowed ones would waste most
+    of each page that the full layers hold, and they hold the most. Windowed layers are therefore cut into groups no
+    larger than the full one, as long as MOST_GROUPS suffice.
+    """
+    layers_of: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        layers_of.setdefault(window, []).append(layer)
+    full = layers_of.get(None)
+    size = max(len(full), -(-len(windows) // MOST_GROUPS)) if full else len(windows)
     return tuple(
-        PageGroup(
-            layers=tuple(layer for layer, window in enumerate(windows) if window == kind),
-            page_tokens=page_tokens,
-            window=kind,
-        )
-        for kind in kinds
+        PageGroup(layers=tuple(layers[first : first + size]), page_tokens=page_tokens, window=window)
+        for window, layers in sorted(layers_of.items(), key=lambda item: (item[0] is not None, item[0] or 0))
+        for first in range(0, len(layers), size)
     )
