@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +17,7 @@ from infd.weights.load import load
 from tests.kernels.paging import CPU, PagedSpan, attention_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -39,13 +40,18 @@ class Heap:
 
 
 def load_model(
-    directory: Path, *, ops: Ops | None = None, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+    directory: Path,
+    *,
+    ops: Ops | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    changed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Model:
+    """Load a checkpoint, with settings `changed` from what its config.json says."""
     with Checkpoint(directory) as checkpoint:
         ops = ops or select(device, dtype)
-        model = registry.build(
-            checkpoint.config, ops, dtype=dtype, device=device, max_len=MAX_LEN, stored=checkpoint.tensors.keys()
-        )
+        config, stored = {**checkpoint.config, **changed}, checkpoint.tensors.keys()
+        model = registry.build(config, ops, dtype=dtype, device=device, max_len=MAX_LEN, stored=stored)
         load(model, checkpoint, Heap(device))
     return model
 

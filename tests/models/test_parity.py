@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 import torch
+from torch.nn import functional
 
 from infd.kernels.reference.attention import PagedAttention, Plan
-from infd.kernels.reference.dense import Norm, Rope
+from infd.kernels.reference.dense import Activation, Norm, Rope
 from infd.kernels.select import select
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
@@ -17,6 +18,9 @@ from tests.tiny import CLEAR, FAMILIES, VARIANTS, VOCAB, margins, oracle
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from infd.kernels.ops import Ops
+    from infd.models.base import Model
 
 CLOSE = 1e-4
 LENGTH = 41
@@ -141,6 +145,12 @@ def test_bfloat16_stays_near_float32(tiny):
     assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.8
 
 
+def compute(model: Model, ops: Ops | None = None) -> Tensor:
+    driver = Driver(model, ops=ops, seed=3)
+    told = driver.start(text(1))
+    return torch.cat([driver.step((told, count))[0] for count in (20, 1, 20)])
+
+
 class ForgetsTheOldestKey(PagedAttention):
     def prepare(self, batch):
         plan = super().prepare(batch)
@@ -159,9 +169,22 @@ class WritesOneSlotLate(PagedAttention):
         return Plan(plan._parts, plan._page.flatten(), (plan._offset.flatten() + 1) % batch.page_tokens)
 
 
+class ForgetsTheCap(PagedAttention):
+    def prepare(self, batch):
+        plan = super().prepare(batch)
+        run = plan.run
+        plan.run = lambda q, pages, *, scale, softcap: run(q, pages, scale=scale)
+        return plan
+
+
 class ForgetsEps(Norm):
     def rms_norm(self, x, weight, eps, offset=0.0):
         return super().rms_norm(x, weight, 1e-3, offset)
+
+
+class ForgetsTheOffset(Norm):
+    def rms_norm(self, x, weight, eps, offset=0.0):
+        return super().rms_norm(x, weight, eps)
 
 
 class TurnsBackwards(Rope):
@@ -169,20 +192,115 @@ class TurnsBackwards(Rope):
         return super()._rotate(x, cos, -sin * 1.001, interleaved)
 
 
+class TurnsTheOtherPart(Rope):
+    def _rotate(self, x, cos, sin, interleaved):
+        return super()._rotate(x.flip(-1), cos, sin, interleaved).flip(-1)
+
+
+class PairsTheOtherWay(Rope):
+    def _rotate(self, x, cos, sin, interleaved):
+        return super()._rotate(x, cos, sin, not interleaved)
+
+
+class TakesGeluAtItsWord(Activation):
+    def gelu_tanh_mul(self, x):
+        gate, up = x.chunk(2, dim=-1)
+        return functional.gelu(gate) * up
+
+
+# One of each architecture.
+EACH = (*FAMILIES, "qwen2", "phi3-short", "gemma2", "gemma3-seeing", "olmo2", "glm4", "granite")
+
+
 @pytest.mark.parametrize(
-    ("family", "broken"),
+    ("variant", "family", "broken"),
     [
-        ("attention", ForgetsTheOldestKey()),
-        ("attention", WritesOneSlotLate()),
-        ("norm", ForgetsEps()),
-        ("rope", TurnsBackwards()),
+        *((variant, "attention", ForgetsTheOldestKey()) for variant in EACH),
+        *((variant, "attention", WritesOneSlotLate()) for variant in EACH),
+        *((variant, "norm", ForgetsEps()) for variant in EACH),
+        *((variant, "rope", TurnsBackwards()) for variant in EACH),
+        *((variant, "rope", PairsTheOtherWay()) for variant in EACH),
+        ("phi3-short", "rope", TurnsTheOtherPart()),
+        ("glm4", "rope", TurnsTheOtherPart()),
+        ("gemma2", "attention", ForgetsTheCap()),
+        ("gemma2", "norm", ForgetsTheOffset()),
+        ("gemma3", "norm", ForgetsTheOffset()),
+        ("gemma2", "activation", TakesGeluAtItsWord()),
+        ("gemma3", "activation", TakesGeluAtItsWord()),
     ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-@pytest.mark.parametrize("variant", FAMILIES)
 def test_a_broken_kernel_is_noticed(tiny, variant, family, broken):
-    ops = select(CPU, torch.float32)
-    pair = Pair(tiny(variant), ops=msgspec.structs.replace(ops, **{family: broken}))
-    driver = pair.driver()
-    told = driver.start(text(1))
-    logits = torch.cat([driver.step((told, count))[0] for count in (20, 1, 20)])
-    assert off(logits, pair.expect(text(1))) > CLOSE
+    ops = msgspec.structs.replace(select(CPU, torch.float32), **{family: broken})
+    model = load_model(tiny(variant), ops=ops)
+    assert off(compute(model, ops), Pair(tiny(variant)).expect(text(1))) > CLOSE
+
+
+@pytest.mark.parametrize(
+    ("variant", "changed"),
+    [
+        ("llama", {"rms_norm_eps": 1e-4}),
+        ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+        ("llama-rope3", {"rope_parameters": None}),
+        ("mistral-window", {"sliding_window": 10}),
+        ("qwen2", {"rope_parameters": None}),
+        ("qwen2-windows", {"layer_types": ["full_attention"] * 3}),
+        ("qwen2-windows", {"use_sliding_window": False}),
+        ("phi3-window", {"sliding_window": 8}),
+        ("phi3-long", {"original_max_position_embeddings": 256}),
+        ("phi3-short", {"max_position_embeddings": 300}),
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma2", {"query_pre_attn_scalar": 23}),
+        ("gemma2", {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+        ("gemma2", {"sliding_window": 10}),
+        ("gemma3", {"final_logit_softcapping": None}),
+        ("gemma3", {"query_pre_attn_scalar": 23}),
+        ("gemma3", {"rope_parameters": None, "rope_theta": 5000.0, "rope_scaling": None}),
+        ("gemma3", {"rope_parameters": None, "rope_local_base_freq": 10_000.0}),
+        ("glm4", {"rope_parameters": {"partial_rotary_factor": 1.0}}),
+        ("granite", {"embedding_multiplier": 2.9}),
+        ("granite", {"attention_multiplier": 0.41}),
+        ("granite", {"residual_multiplier": 0.61}),
+        ("granite", {"logits_scaling": 2.4}),
+    ],
+    ids=str,
+)
+def test_a_setting_that_changes_the_model_is_read(tiny, variant, changed):
+    model = load_model(tiny(variant), changed=changed)
+    assert off(compute(model), Pair(tiny(variant)).expect(text(1))) > CLOSE
+
+
+# By variant, what its config.json says in a file from before transformers 5.
+OLDER = {
+    "llama-rope-linear": {"rope_theta": 10_000.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
+    "mistral-window": {"rope_theta": 10_000.0, "rope_scaling": None},
+    "qwen2": {
+        "rope_theta": 10_000.0,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        "sliding_window": 32768,
+        "max_window_layers": 3,
+    },
+    "qwen2-windows": {"rope_theta": 10_000.0},
+    "phi3-long": {
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {"type": "su", "short_factor": [1.0, 1.2, 1.4], "long_factor": [1.1, 2.0, 5.0]},
+        "sliding_window": None,
+    },
+    "gemma2": {"rope_theta": 10_000.0, "hidden_act": "gelu_pytorch_tanh"},
+    "gemma3": {
+        "rope_theta": 5000.0,
+        "rope_local_base_freq": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "sliding_window_pattern": 3,
+    },
+    "glm4": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+}
+
+
+@pytest.mark.parametrize("variant", OLDER)
+def test_an_older_file_describes_the_same_model(tiny, variant):
+    newer = {"rope_parameters", "layer_types", "dtype"}
+    changed = {**dict.fromkeys(newer), "torch_dtype": "float32", **OLDER[variant]}
+    assert compute(load_model(tiny(variant), changed=changed)).equal(compute(load_model(tiny(variant))))
