@@ -120,7 +120,7 @@ VARIANTS = MappingProxyType(
         ),
     }
 )
-FAMILIES = ("llama", "mistral-window", "qwen3")  # where a test is too long for all
+FAMILIES = ("llama", "mistral-window", "qwen3", "gemma3")  # where a test is too long for all
 
 
 def make(variant: str, directory: Path, **overrides: Any) -> Path:
