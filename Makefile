@@ -8,13 +8,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
 
-.PHONY: run test test-gpu lint types format man bench-serve bench-overhead clean
+.PHONY: run test soak test-gpu lint types format man bench-serve bench-overhead clean
 
 run: $(VENV)/.installed
 	$(BIN)/infd start
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+soak: $(VENV)/.installed-test
+	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s tests/e2e/test_soak.py tests/scheduler/test_invariants.py $(PYTEST_FLAGS)
 
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)

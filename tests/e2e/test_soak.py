@@ -1,0 +1,127 @@
+"""Whatever clients do, a daemon comes back to where it began: `make soak` in full, `make test` a hundredth of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from infd.admin.ctl.client import AdminClient
+from infd.admin.protocol import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.process import Daemon
+
+    Start = Callable[..., Daemon]
+
+FULL = bool(os.environ.get("INFD_SOAK"))
+CLIENTS = 10_000 if FULL else 100
+AT_ONCE = 50
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: what the peer sees of a process that was killed
+
+
+class Neighbour:
+    """A well-behaved stream, to be compared with itself when it is alone."""
+
+    def __init__(self, address: tuple[str, int], tokens: int) -> None:
+        self._address = address
+        self._body = {"prompt": "the neighbour", "max_tokens": tokens, "seed": 11, "ignore_eos": True, "stream": True}
+
+    async def text(self) -> str:
+        reader, writer = await ask(self._address, "/v1/completions", self._body)
+        parts = []
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                parts.append(json.loads(line[6:])["choices"][0]["text"])
+            if line.startswith(b"data: [DONE]"):
+                break
+        writer.close()
+        return "".join(parts)
+
+
+async def ask(address: tuple[str, int], path: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, Any]:
+    reader, writer = await asyncio.open_connection(*address)
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: infd\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    writer.write(head.encode() + data)
+    await writer.drain()
+    return reader, writer
+
+
+async def killed(address: tuple[str, int], chance: random.Random) -> None:
+    """Ask for a long stream and be gone at some moment: before an answer, at its head, or in the middle."""
+    body = {
+        "messages": [{"role": "user", "content": "x" * chance.randrange(400)}],
+        "max_tokens": 500,
+        "n": chance.choice([1, 1, 2]),
+        "ignore_eos": True,
+        "stream": chance.random() < 0.8,
+        "temperature": 1.0,
+    }
+    reader, writer = await ask(address, "/v1/chat/completions", body)
+    if body["stream"]:
+        for _ in range(chance.choice([0, 1, 8, 30])):
+            await reader.readline()
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.transport.abort()
+
+
+def descriptors(daemon: Daemon) -> int:
+    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+
+
+def resident_kib(daemon: Daemon) -> int:
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def idle_status(daemon: Daemon) -> Status:
+    """Return the daemon's status once everything accepted has ended."""
+    client = AdminClient([str(daemon.admin_socket)], timeout_s=60)
+    for _ in range(10_000):
+        status = client.get("/v1/status", Status)
+        if status.accepted == sum(status.terminal.values()) and not (status.running or status.waiting):
+            return status
+    raise AssertionError(f"something is still served: {status}")
+
+
+@pytest.mark.parametrize("step_ms", [0, 2])
+async def test_clients_killed_at_any_moment_leak_nothing_and_cost_a_neighbour_no_token(
+    start_daemon: Start, step_ms: int
+) -> None:
+    daemon = await asyncio.to_thread(lambda: start_daemon("--set", f"device.null_step_ms={step_ms}").ready())
+    alone = await Neighbour(daemon.address, 300).text()
+    await asyncio.to_thread(idle_status, daemon)
+    descriptors_before, resident_before = descriptors(daemon), resident_kib(daemon)
+    chance = random.Random(step_ms)
+
+    async def some(count: int) -> None:
+        for _ in range(count):
+            await killed(daemon.address, chance)
+
+    beside = asyncio.create_task(Neighbour(daemon.address, 300).text())
+    await asyncio.gather(*(some(CLIENTS // AT_ONCE) for _ in range(AT_ONCE)))
+    assert await beside == alone
+
+    status = await asyncio.to_thread(idle_status, daemon)
+    assert status.pages_referenced == 0
+    assert status.terminal["disconnect"] > CLIENTS // 4
+    assert status.terminal["error"] == 0
+    assert "Traceback" not in daemon.log_text()
+    async with asyncio.timeout(60):  # connections that were reset are closed soon after
+        while descriptors(daemon) > descriptors_before:
+            await asyncio.sleep(0)
+    grown = resident_kib(daemon) - resident_before
+    print(f"{CLIENTS} clients killed, steps of {step_ms} ms: resident memory grew by {grown} KiB")
+    assert grown < 64 * 1024
