@@ -18,6 +18,8 @@ from infd.daemon import parts
 from infd.runner.null import NullExecutor, NullStep
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
     from pathlib import Path
 
     from infd.config import Config
@@ -40,8 +42,8 @@ class TorchStep:
 class TorchCalls(NullExecutor):
     """The null device's answers, each step after CALLS calls on a thread."""
 
-    def __init__(self, config: Config, vocab_size: int, max_model_len: int) -> None:
-        super().__init__(config, vocab_size, max_model_len)
+    def __init__(self, config: Config, sizes: Callable[[], parts.Sizes]) -> None:
+        super().__init__(config, sizes)
         self._queue: SimpleQueue[NullStep | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -72,9 +74,8 @@ class TorchCalls(NullExecutor):
             loop.call_soon_threadsafe(step.sample)
 
 
-def _executor(config: Config, directory: Path) -> TorchCalls:
-    sizes = parts.Sizes.read(directory)
-    return TorchCalls(config, sizes.vocab_size, sizes.max_position_embeddings)
+def _executor(config: Config, directory: Future[Path], progress: Callable[[int, int], None]) -> TorchCalls:
+    return TorchCalls(config, lambda: parts.Sizes.read(directory.result()))
 
 
 if __name__ == "__main__":
