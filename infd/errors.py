@@ -12,6 +12,8 @@ InfdError
 │   ├── BodyTooLarge       413
 │   ├── Overloaded         429, with Retry-After
 │   ├── NotReady           503, with Retry-After
+│   ├── QueueTimeout       503, with Retry-After
+│   ├── RequestTimeout     504
 │   └── Internal           500, our bug; the message names the request id
 ├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
 ├── StepTooLarge           a step did not fit the device's memory; smaller ones may
@@ -109,6 +111,22 @@ class NotReady(RequestError):
     def __init__(self, state: str, reason: str = "", retry_after_s: int = 1) -> None:
         super().__init__(f"the server is {state}" + (f": {reason}" if reason else ""), code=state)
         self.retry_after_s = retry_after_s
+
+
+class QueueTimeout(RequestError):
+    """It waited too long for its first step. Nothing was computed for it."""
+
+    status, type, code, retry_after_s = 503, "overloaded_error", "queue_timeout", 5
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"the request waited {limit_s:g} s in the queue, as long as one may; the server is busy")
+
+
+class RequestTimeout(RequestError):
+    status, type, code = 504, "timeout_error", "request_timeout"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"the request took {limit_s:g} s, as long as one may; ask for fewer tokens")
 
 
 class Internal(RequestError):

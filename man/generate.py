@@ -70,7 +70,8 @@ Any setting, for instance INFD_SERVER__PORT=9000. Stronger than files, weaker th
 One key for all clients, where no key file is given.
 .TP
 .BR HF_HOME ", " HF_HUB_CACHE ", " HF_TOKEN ", " HF_ENDPOINT ", " HF_HUB_OFFLINE
-Where models of the Hugging Face hub are kept, whose access is used, where the hub is, and whether it may be asked at all.
+Where models of the Hugging Face hub are kept, whose access is used, where the hub is, and whether it may be asked at
+all.
 .TP
 .BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " JOURNAL_STREAM ", " CREDENTIALS_DIRECTORY ", " RUNTIME_DIRECTORY
 As set by systemd. The credential api-keys is the key file where no other is set.
@@ -118,6 +119,30 @@ shows what is in force and why.
 """
 
 
+TOML_END = r"""
+.SH KEY FILE
+server.api_key_file names a file with one client a line; blank lines and lines that begin with # are skipped:
+.PP
+.RS
+name:sha256\-of\-key[:tenant] [in_flight=N] [priority=N]
+.RE
+.PP
+The hash is 64 hex digits, as
+.B printf %s \(dq$key\(dq | sha256sum
+prints them. Clients of one tenant share cached prompts; the tenant is the name unless given.
+.TP
+.B in_flight
+The most requests at once; one more is answered with 429.
+.TP
+.B priority
+The earliest priority that requests of this key may ask for, where lower is earlier; an earlier one is answered
+with 400.
+A request that asks for none gets 0, or this one where it is later.
+.SH SEE ALSO
+.BR infd (1)
+"""
+
+
 def pages() -> dict[str, str]:
     """Return each page's text by file name."""
     return {
@@ -161,7 +186,7 @@ def settings_page() -> str:
         default = f" Default: {setting.default_text}." if setting.default_text else ""
         flag = f" Flag: {setting.flag}." if setting.flag else ""
         lines.append(_text(_sentence(setting.help) + default + flag))
-    return "\n".join(lines) + "\n.SH SEE ALSO\n.BR infd (1)\n"
+    return "\n".join(lines) + TOML_END
 
 
 def _struct(annotation: str) -> type:

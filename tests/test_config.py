@@ -110,6 +110,13 @@ def test_one_value_of_several_needs_no_brackets(text: str, write: Write) -> None
     assert load(file=write("a.toml", f"[server]\n{text}")).config.server.host == ("::1",)
 
 
+@pytest.mark.parametrize("origin", ["https://chat.example/", "chat.example", "", "https://a b"])
+def test_an_origin_is_written_as_browsers_send_it(origin: str, write: Write) -> None:
+    (line,) = problems(file=write("a.toml", f'[server]\ncors_origins = ["{origin}"]'))
+
+    assert "server.cors_origins" in line
+
+
 def test_toml_values_keep_their_type(write: Write) -> None:
     file = write("a.toml", '[server]\nport = "8000"')
 

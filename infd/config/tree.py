@@ -15,6 +15,7 @@ Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
+Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 
 
 def about(description: str, *, flag: str | None = None) -> Meta:
@@ -63,12 +64,16 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         about("where to listen: names, IPv4 and IPv6 addresses, `unix:/path`", flag="--host"),
     ] = ("127.0.0.1",)
     port: Annotated[int, Meta(ge=0, le=65535), about("0 picks a free one", flag="--port")] = 8000
+    cors_origins: Annotated[
+        tuple[Origin, ...],
+        about("pages that browsers let ask here: `https://chat.example`, or `*` for all; empty: none"),
+    ] = ()
     unix_mode: Annotated[
         str, Meta(pattern="^0?[0-7]{3}$"), about("who may connect to `unix:` hosts, as chmod's octal digits")
     ] = "0660"
     api_key_file: Annotated[
         str,
-        about("file with lines `name:sha256-of-key[:tenant]`; empty: no keys", flag="--api-key-file"),
+        about("file of clients' keys, see KEY FILE; empty: no keys", flag="--api-key-file"),
     ] = ""
     max_connections: Annotated[Count, about("connections at once; the longest silent one makes room for a new one")] = (
         4096
@@ -84,6 +89,12 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     max_bodies_bytes: Annotated[int, Meta(ge=1024), about("all request bodies arriving at once, then 429")] = (
         256 * 2**20
     )
+    queue_timeout_s: Annotated[
+        Positive | None, about("longest wait for a first step, then 503 (default: no limit)")
+    ] = None
+    request_timeout_s: Annotated[
+        Positive | None, about("longest life of a request, then 504 or an error event (default: no limit)")
+    ] = None
     drain_timeout_s: Annotated[NotNegative, about("how long TERM waits for requests in flight")] = 60.0
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from infd.engine.executor import Executor
     from infd.engine.loop import Issued
     from infd.engine.stream import Watcher
+    from infd.errors import RequestError
     from infd.request import Request
     from infd.scheduler.layout import Capacity
     from infd.scheduler.scheduler import Outcome
@@ -153,6 +154,8 @@ class Engine:
         admitted_in = (State.READY, State.DRAINING)
         if scheduler is None or capacity is None or self._failed or self.lifecycle.state not in admitted_in:
             raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
+        if ticket.expired is not None:
+            raise ticket.expired
         for request in requests:
             _check(request, capacity)
         count = sum(request.choices for request in requests)
@@ -179,6 +182,19 @@ class Engine:
         self._wake()
         return choices
 
+    def require_room(self, choices: int = 1, tokens: int = 0) -> None:
+        """Raise NotReady or Overloaded where a request of this size would be refused now."""
+        if self.lifecycle.state is not State.READY or self._scheduler is None:
+            raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
+        settings = self._config.scheduler
+        waiting = len(self._scheduler.waiting) + self._reserved_choices
+        if waiting + choices > settings.max_waiting:
+            raise Overloaded(f"{waiting} choices are waiting, of at most {settings.max_waiting}")
+        if self._queued_tokens and self._queued_tokens + tokens > settings.max_waiting_tokens:
+            raise Overloaded(
+                f"{self._queued_tokens} prompt tokens are waiting, of at most {settings.max_waiting_tokens}"
+            )
+
     def abort(self, request_id: str) -> bool:
         """End a request with "abort". False if there is none of that id."""
         ticket = self._tickets.get(request_id)
@@ -189,19 +205,18 @@ class Engine:
                 self._end(flow, FinishReason.ABORT)
         return True
 
+    def expire(self, ticket: Ticket, error: RequestError) -> None:
+        """End what is left of a ticket whose time ran out. Called by its deadlines."""
+        if not ticket.flows:
+            ticket.expired = error
+        for flow in ticket.flows:
+            if flow.seq in self._flows:
+                self._end(flow, FinishReason.ERROR, error)
+
     def _reserve(self, choices: int, body_bytes: int) -> Ticket:
-        if self.lifecycle.state is not State.READY or self._scheduler is None:
-            raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
-        settings = self._config.scheduler
-        waiting = len(self._scheduler.waiting) + self._reserved_choices
-        if waiting + choices > settings.max_waiting:
-            raise Overloaded(f"{waiting} choices are waiting, of at most {settings.max_waiting}")
         tokens = body_bytes // BYTES_PER_TOKEN
-        if self._queued_tokens and self._queued_tokens + tokens > settings.max_waiting_tokens:
-            raise Overloaded(
-                f"{self._queued_tokens} prompt tokens are waiting, of at most {settings.max_waiting_tokens}"
-            )
-        ticket = Ticket(self, secrets.token_hex(12), choices, tokens, self.now())
+        self.require_room(choices, tokens)
+        ticket = Ticket(self, secrets.token_hex(12), choices, tokens, self.now(), self._config.server)
         self._tickets[ticket.id] = ticket
         self._reserved_choices += choices
         self._queued_tokens += tokens
@@ -215,6 +230,7 @@ class Engine:
 
     def _retire(self, ticket: Ticket) -> None:
         """The caller left. What it did not wait for ends here."""
+        ticket.deadlines.cancel()
         self._unreserve(ticket)
         for flow in ticket.flows:
             if flow.seq in self._flows:
@@ -240,6 +256,7 @@ class Engine:
             flow = self._flows[seq]
             if flow.started is None:
                 flow.started = issued.at
+                flow.ticket.deadlines.started()
                 self._queued_tokens -= flow.prompt_tokens
                 self._metrics.queue.observe(issued.at - flow.submitted)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from infd.engine.deadlines import Deadlines
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
+    from infd.config import ServerConfig
     from infd.engine.engine import Engine
     from infd.engine.stream import Choices, Stream, Watcher
+    from infd.errors import RequestError
     from infd.request import Request
     from infd.scheduler.sequence import Sequence
 
@@ -33,13 +37,15 @@ class Flow(Struct, eq=False):
 class Ticket:
     """Taken before any work is spent on a request; see `Engine.admit`."""
 
-    def __init__(self, engine: Engine, id: str, choices: int, tokens: int, now: float) -> None:
+    def __init__(self, engine: Engine, id: str, choices: int, tokens: int, now: float, server: ServerConfig) -> None:
         self.id = id
         self.client = ""
         self.admitted = now
         self.flows: list[Flow] = []
         self.reserved_choices = choices  # places in the queue held until submitted
         self.reserved_tokens = tokens
+        self.deadlines = Deadlines(server, partial(engine.expire, self))
+        self.expired: RequestError | None = None  # its time ran out before it was submitted
         self._engine = engine
 
     async def submit(
@@ -50,7 +56,8 @@ class Ticket:
         watchers  one per choice, or None
         client    who asks, for `infdctl ps`
 
-        Raises InvalidRequest, PromptTooLong, Overloaded (more prompt tokens than the queue takes), NotReady.
+        Raises InvalidRequest, PromptTooLong, Overloaded (more prompt tokens than the queue takes), NotReady,
+        QueueTimeout, RequestTimeout.
         """
         self.client = client
         return self._engine.queue(self, requests, watchers)

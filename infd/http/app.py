@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from infd.http import middleware
+from infd.http.admission import generation
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
 from infd.http.routes import chat, completions, health, metrics, models, tokens
@@ -34,14 +35,14 @@ SHUTDOWN_S: Final = 0.5
 def application(service: Service) -> web.Application:
     """Return the routes and what surrounds them."""
     app = web.Application(
-        middlewares=[middleware.record, middleware.explain, middleware.authorize],
+        middlewares=[middleware.record, middleware.preflight, middleware.explain, middleware.authorize],
     )
     app[SERVICE] = service
     app.on_response_prepare.append(middleware.finish_headers)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", chat.complete),
-            web.post("/v1/completions", completions.complete),
+            web.post("/v1/chat/completions", generation(chat.complete)),
+            web.post("/v1/completions", generation(completions.complete)),
             web.get("/v1/models", models.every),
             web.get("/v1/models/{id:.+}", models.one),
             web.post("/tokenize", tokens.tokenize),

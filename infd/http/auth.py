@@ -1,4 +1,4 @@
-"""Decide who is asking.
+"""Decide who is asking, and how much one may ask for.
 
 Only hashes of keys are kept, and every one of them is compared for every
 request, so that the time taken says nothing about which came close.
@@ -6,24 +6,41 @@ request, so that the time taken says nothing about which came close.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from hashlib import sha256
 from hmac import compare_digest
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from infd.errors import ConfigError, Unauthorized
+from infd.errors import ConfigError, InvalidRequest, Overloaded, Unauthorized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 class Key(Struct, frozen=True):
-    """One client. Cached prefixes are shared within its tenant."""
+    """One client. Cached prefixes are shared within its tenant.
+
+    in_flight  most requests at once; None: no cap
+    priority   the earliest that it may ask for (lower is earlier); None: any
+    """
 
     name: str
     digest: bytes
     tenant: str
+    in_flight: int | None = None
+    priority: int | None = None
+
+    def place(self, asked: int | None) -> int:
+        """Return the priority of a request. Raises InvalidRequest where it asks for an earlier one than it may have."""
+        if asked is None:
+            return max(0, self.priority or 0)
+        if self.priority is not None and asked < self.priority:
+            raise InvalidRequest(
+                f"the earliest priority that this key may ask for is {self.priority}", param="priority"
+            )
+        return asked
 
 
 class Keys:
@@ -42,7 +59,7 @@ class Keys:
 
     @classmethod
     def parse(cls, text: str, origin: str) -> Keys:
-        """Read lines `name:sha256-of-key[:tenant]`; blank lines and `#` comments are skipped.
+        """Read lines `name:sha256-of-key[:tenant] [in_flight=N] [priority=N]`; blank ones and `#` comments are skipped.
 
         The tenant is the key's name unless declared. Raises ConfigError, naming `origin` and the line.
         """
@@ -51,7 +68,8 @@ class Keys:
             if not line or line.startswith("#"):
                 continue
             name, _, rest = line.partition(":")
-            hexadecimal, _, tenant = rest.partition(":")
+            secret, *options = rest.split() or [""]
+            hexadecimal, _, tenant = secret.partition(":")
             try:
                 digest = bytes.fromhex(hexadecimal)
             except ValueError:
@@ -62,7 +80,11 @@ class Keys:
                 )
             if name in keys:
                 raise ConfigError(f"{origin}:{number}: a key named {name!r} was given before")
-            keys[name] = Key(name, digest, tenant or name)
+            try:
+                limits = dict(_option(option) for option in options)
+            except ValueError as error:
+                raise ConfigError(f"{origin}:{number}: {error}") from None
+            keys[name] = Key(name, digest, tenant or name, **limits)
         if not keys:
             raise ConfigError(f"{origin}: holds no key, which would leave the server open")
         return cls(keys.values())
@@ -85,3 +107,36 @@ class Keys:
         if found is None:
             raise Unauthorized("this API key is not known here")
         return found
+
+
+class InFlight:
+    """How many requests each key has in flight."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, int] = {}
+
+    @contextmanager
+    def hold(self, key: Key | None) -> Iterator[None]:
+        """Count one request of a key while it lasts. Raises Overloaded beyond the key's cap."""
+        if key is None or key.in_flight is None:
+            yield
+            return
+        now = self._of.get(key.name, 0)
+        if now >= key.in_flight:
+            raise Overloaded(f"this key has {now} requests in flight, of at most {key.in_flight}", code="key_in_flight")
+        self._of[key.name] = now + 1
+        try:
+            yield
+        finally:
+            self._of[key.name] -= 1
+            if not self._of[key.name]:
+                del self._of[key.name]
+
+
+def _option(text: str) -> tuple[str, int]:
+    """Read `in_flight=8` or `priority=-5`. Raises ValueError."""
+    name, _, value = text.partition("=")
+    least = {"in_flight": 1, "priority": -(2**31)}.get(name)
+    if least is None or not value.removeprefix("-").isdecimal() or int(value) < least:
+        raise ValueError(f"{text!r} is no option; there are `in_flight=N` (1 or more) and `priority=N`")
+    return name, int(value)

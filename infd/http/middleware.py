@@ -1,8 +1,9 @@
 """What happens around every request. Outermost first:
 
 1. record     gives the request its id, and writes its access line when it is over, however it ended
-2. explain    turns what was raised into an error body
-3. authorize  lets nothing through without a key but the paths named in OPEN, compared as the client sent them
+2. preflight  answers browsers that ask whether a page may ask
+3. explain    turns what was raised into an error body
+4. authorize  lets nothing through without a key but the paths named in OPEN, compared as the client sent them
 
 `finish_headers` runs last, when a response is about to leave, streamed or not.
 """
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from infd.engine.state import State
-from infd.errors import InvalidRequest, MethodNotAllowed, RequestError, UnknownPath
+from infd.errors import InvalidRequest, MethodNotAllowed, NotReady, Overloaded, RequestError, UnknownPath
 from infd.http import connection, failure
 from infd.http.service import EXCHANGE, SERVICE, Exchange
 from infd.telemetry import log
@@ -32,6 +33,7 @@ METRICS: Final = "/metrics"
 
 # A client's own id is echoed in a header and written to the log: printable, and not long.
 _CLIENT_ID: Final = re.compile(r"[!-~]{1,128}")
+_COME_BACK: Final = frozenset({Overloaded.status, NotReady.status})
 _CLIENT_GONE: Final = 499  # what proxies write where there was nobody left to answer
 
 
@@ -52,6 +54,12 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
         client.silent()
         if _raw_path(request) not in OPEN:  # probes come every second
             log.access(**_access_fields(request, exchange, status, time.monotonic() - began))
+
+
+@web.middleware
+async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a browser's question; all else goes on."""
+    return request.app[SERVICE].origins.preflight(request) or await handler(request)
 
 
 @web.middleware
@@ -89,11 +97,18 @@ async def authorize(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Name the request; while draining, ask the client to open its next connection elsewhere."""
+    """Name the request, say when to come back, and to whom the answer may be shown.
+
+    While draining, ask the client to open its next connection elsewhere.
+    """
+    service = request.app[SERVICE]
     response.headers["Server"] = "infd"  # no versions: what runs here is in /version
     if (exchange := request.get(EXCHANGE)) is not None:
         response.headers["X-Request-Id"] = exchange.id
-    if request.app[SERVICE].engine.lifecycle.state is State.DRAINING:
+    if response.status in _COME_BACK:
+        response.headers.setdefault("Retry-After", "1")
+    service.origins.mark(request, response)
+    if service.engine.lifecycle.state is State.DRAINING:
         response.headers["Connection"] = "close"
         response.force_close()
 

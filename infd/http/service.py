@@ -10,6 +10,8 @@ from msgspec import Struct, field
 
 from infd.engine.state import State
 from infd.errors import NotReady
+from infd.http.auth import InFlight
+from infd.http.cors import Origins
 from infd.http.sse import Streams
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class Service:
         self.offload = offload
         self.served: ServedModel | None = None  # the listener is open before the model is loaded
         self.streams = Streams()
+        self.origins = Origins(config.server.cors_origins)
+        self.in_flight = InFlight()
         self.bodies_bytes = 0  # received of requests that are not decoded yet
 
     def model(self) -> ServedModel:
@@ -66,6 +70,10 @@ class Exchange(Struct):
     @property
     def client(self) -> str:
         return "" if self.key is None else self.key.name
+
+    def priority(self, asked: int | None) -> int:
+        """Return the place in the queue that the request gets. Raises InvalidRequest."""
+        return asked or 0 if self.key is None else self.key.place(asked)
 
     @property
     def tenant(self) -> str:

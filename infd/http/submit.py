@@ -52,7 +52,7 @@ async def submit(
                 ),
                 choices=said.n or 1,
                 end_ids=end_ids,
-                priority=said.priority or 0,
+                priority=exchange.priority(said.priority),
                 tenant=exchange.tenant,
                 cache_salt=said.cache_salt or "",
             )

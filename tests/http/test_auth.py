@@ -27,6 +27,23 @@ def test_a_key_is_known_by_its_hash_and_shares_its_tenant():
     assert (bob.name, bob.tenant) == ("bob", "team")
 
 
+def test_options_follow_the_key():
+    keys = Keys.parse(f"{line('ann', 's1', 'team')}  in_flight=8 priority=-3\n{line('bob', 's2')}", "keys")
+
+    ann, bob = keys.identify("Bearer s1"), keys.identify("Bearer s2")
+
+    assert ann is not None
+    assert bob is not None
+    assert (ann.tenant, ann.in_flight, ann.priority) == ("team", 8, -3)
+    assert (bob.tenant, bob.in_flight, bob.priority) == ("bob", None, None)
+
+
+@pytest.mark.parametrize("option", ["in_flight=0", "in_flight=many", "in_flight", "priority=", "prioriti=1", "8"])
+def test_an_option_with_a_mistake_is_refused_naming_the_line(option: str):
+    with pytest.raises(ConfigError, match=f"keys:1: '{option}' is no option"):
+        Keys.parse(f"{line('ann', 's1')} {option}", "keys")
+
+
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic s1", "s1", "Bearer \udcff"])
 def test_anything_but_a_known_key_is_refused(header: str | None):
     with pytest.raises(Unauthorized):

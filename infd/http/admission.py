@@ -1,0 +1,32 @@
+"""What a request for generated text must pass before its body is even read.
+
+Under overload a refusal costs one look at the queue: nothing is received,
+decoded or rendered for a request that could not be queued anyway.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING
+
+from infd.http.service import EXCHANGE, SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp import web
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def generation(handler: Handler) -> Handler:
+    """Guard a route that generates text. Raises NotReady, Overloaded."""
+
+    @wraps(handler)
+    async def guarded(request: web.Request) -> web.StreamResponse:
+        service = request.app[SERVICE]
+        with service.in_flight.hold(request[EXCHANGE].key):
+            service.engine.require_room()
+            return await handler(request)
+
+    return guarded

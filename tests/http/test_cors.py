@@ -1,0 +1,85 @@
+"""What pages in a browser may do here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infd.config import Config, ServerConfig
+from infd.http.auth import Keys
+from tests.http.endpoint import Endpoint, serving
+
+PAGE = "https://chat.example"
+COMPLETIONS = "/v1/completions"
+ASKING = {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type",
+}
+
+
+def allowing(*origins: str) -> Config:
+    return Config(server=ServerConfig(cors_origins=origins))
+
+
+async def preflight(endpoint: Endpoint, origin: str = PAGE) -> tuple[int, Any]:
+    async with endpoint.session.options(COMPLETIONS, headers={"Origin": origin, **ASKING}) as response:
+        return response.status, response.headers
+
+
+async def ask(endpoint: Endpoint, origin: str = PAGE, **fields: Any) -> tuple[int, Any]:
+    said = {"prompt": [5, 6, 7], "max_tokens": 2, **fields}
+    async with endpoint.session.post(COMPLETIONS, json=said, headers={"Origin": origin}) as response:
+        await response.read()
+        return response.status, response.headers
+
+
+async def test_a_page_that_is_allowed_may_ask_with_a_key_and_read_the_answer():
+    async with serving(allowing(PAGE, "http://localhost:3000"), keys=Keys.of("secret")) as endpoint:
+        status, headers = await preflight(endpoint)
+
+        assert status == 204
+        assert headers["Access-Control-Allow-Origin"] == PAGE
+        assert headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+        assert "POST" in headers["Access-Control-Allow-Methods"]
+
+        status, headers = await ask(endpoint)
+        assert status == 401, "a preflight needs no key, the request does"
+        assert headers["Access-Control-Allow-Origin"] == PAGE, "else the page could not read why"
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"max_tokens": -1}])
+async def test_every_kind_of_answer_is_readable(fields: dict[str, Any]):
+    async with serving(allowing(PAGE)) as endpoint:
+        _, headers = await ask(endpoint, **fields)
+
+        assert headers["Access-Control-Allow-Origin"] == PAGE
+        assert "X-Request-Id" in headers["Access-Control-Expose-Headers"]
+        assert headers["Vary"] == "Origin"
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://chat.example.evil", "http://chat.example", "https://chat.example:444", "null"]
+)
+async def test_other_pages_get_no_permission(origin: str):
+    async with serving(allowing(PAGE)) as endpoint:
+        status, headers = await preflight(endpoint, origin)
+        assert status == 405
+        assert "Access-Control-Allow-Origin" not in headers
+
+        _, headers = await ask(endpoint, origin)
+        assert "Access-Control-Allow-Origin" not in headers
+        assert headers["Vary"] == "Origin"
+
+
+async def test_a_star_allows_every_page():
+    async with serving(allowing("*")) as endpoint:
+        assert (await preflight(endpoint, "null"))[1]["Access-Control-Allow-Origin"] == "*"
+        _, headers = await ask(endpoint, "https://anything.example")
+        assert headers["Access-Control-Allow-Origin"] == "*"
+
+
+async def test_unless_set_no_page_may(endpoint: Endpoint):
+    status, headers = await preflight(endpoint)
+    assert status == 405
+    assert not {"Access-Control-Allow-Origin", "Vary"} & headers.keys()
