@@ -18,22 +18,26 @@ if TYPE_CHECKING:
 MOST = 2**24  # above every real dimension, below what would exhaust memory before a tensor is looked at
 ROPE_THETA = 10_000.0
 
-_GEMMA = {
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-}
-_GEMMA3 = {
-    **_GEMMA,
-    "max_position_embeddings": 131_072,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "rope_local_base_freq": 10_000.0,
-    "rope_theta": 1_000_000.0,
-    "vocab_size": 262_208,
-}
+_GEMMA = MappingProxyType(
+    {
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    }
+)
+_GEMMA3 = MappingProxyType(
+    {
+        **_GEMMA,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "rope_local_base_freq": 10_000.0,
+        "rope_theta": 1_000_000.0,
+        "vocab_size": 262_208,
+    }
+)
 # By architecture, what a file need not say. A null in the file is a value of its own and stands.
 UNSAID: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -168,7 +172,8 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
 def context_length(config: Mapping[str, Any]) -> int:
     """Return the longest sequence, in tokens, that the model was made for."""
     settings = decoder(config)
-    length = settings.integer("max_position_embeddings")
+    older = "n_positions" in settings and "max_position_embeddings" not in settings
+    length = settings.integer("n_positions" if older else "max_position_embeddings")
     rope = rope_parameters(settings)
     if rope.string("rope_type") == "yarn":  # models are published with the length before yarn stretches it
         original = rope.integer("original_max_position_embeddings")

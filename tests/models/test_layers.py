@@ -7,6 +7,7 @@ import torch
 
 from infd.errors import CheckpointError
 from infd.models.config import Settings, rope_parameters
+from infd.models.gemma2 import embedding_scale
 from infd.models.layers.rope import rope_table
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
@@ -116,6 +117,11 @@ def test_both_spellings_of_positions_behind_a_window_are_read():
 
 def test_a_config_that_says_nothing_of_rope_gets_the_usual_angles():
     assert ours({}, 16, 32).equal(theirs({}, 10_000.0, 16, 32))
+
+
+def test_gemma_scales_embeddings_by_what_the_type_holds_of_the_root():
+    assert embedding_scale(3072, torch.bfloat16) == 55.5
+    assert embedding_scale(3072, torch.float32) == pytest.approx(3072**0.5)
 
 
 @pytest.mark.parametrize("variant", [*FAMILIES, "llama-biases", "qwen3-windows", "gemma2", "olmo2", "glm4", "granite"])

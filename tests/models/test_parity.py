@@ -135,11 +135,12 @@ def test_greedy_generation_equals_generate(pair):
     assert skipped <= 1
 
 
-def test_bfloat16_stays_near_float32(tiny):
-    model = load_model(tiny("qwen3"), dtype=torch.bfloat16)
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+def test_bfloat16_stays_near_float32(tiny, variant):
+    model = load_model(tiny(variant), dtype=torch.bfloat16)
     driver = Driver(model)
     (ours,) = driver.step((driver.start(text(1)), LENGTH))
-    theirs = Pair(tiny("qwen3")).expect(text(1))
+    theirs = Pair(tiny(variant)).expect(text(1))
     # bfloat16 keeps 8 bits: a few percent of logits that spread over 6.
     assert (ours - theirs).abs().mean() < 0.3
     assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.8
