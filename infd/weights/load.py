@@ -73,7 +73,8 @@ class _Place(NamedTuple):
     source: Source
 
     def rows(self) -> Tensor:
-        return self.parameter.tensor.narrow(0, self.source.row, self.source.shape[0])
+        whole = self.parameter.tensor
+        return whole.narrow(0, self.source.row, self.source.shape[0]) if whole.ndim else whole
 
 
 def required_bytes(model: Loadable) -> int:

@@ -39,6 +39,8 @@ FOREIGN = MappingProxyType(
         "phi": ("phi", {**_GROUPED, "partial_rotary_factor": 0.5}),  # a bias on the head
         "smollm3": ("smollm3", {**_GROUPED, "no_rope_layers": [1, 0, 1]}),  # one layer without positions
         "starcoder2-window": ("starcoder2", {**_GROUPED, "sliding_window": 9}),
+        "apertus": ("apertus", _GROUPED),  # single numbers among its weights
+        "gpt2": ("gpt2", {"tie_word_embeddings": True}),  # weights lie transposed
         "gpt-bigcode": ("gpt_bigcode", {"multi_query": True}),  # positions are learned
         "opt": ("opt", {"word_embed_proj_dim": 24, "ffn_dim": 80}),  # the decoder sits deeper than the base model
         "vaultgemma": ("vaultgemma", {**_GROUPED, **_WINDOWS, "head_dim": 16, "attn_logit_softcapping": 5.0}),

@@ -85,8 +85,8 @@ def tiny_config(kind, **settings):
     return {**config, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]}
 
 
-def build(config, dtype=torch.float32, max_len=MAX_LEN):
-    return registry.build(config, select(CPU, dtype), dtype=dtype, device=CPU, max_len=max_len)
+def build(config, dtype=torch.float32, max_len=MAX_LEN, stored=frozenset()):
+    return registry.build(config, select(CPU, dtype), dtype=dtype, device=CPU, max_len=max_len, stored=stored)
 
 
 @pytest.mark.parametrize("variant", sorted(FOREIGN))
@@ -183,6 +183,7 @@ def test_pages_have_the_shape_of_the_keys(foreign):
         ("falcon", {"new_decoder_architecture": True}, "does not go through transformers' attention interface"),
         ("gptj", {"rotary_dim": 4}, "does not go through transformers' attention interface"),
         ("mamba", {}, "layers of type linear_attention"),
+        ("roberta", {"is_decoder": True}, "counts positions from behind its padding token"),
         ("rwkv", {}, "no decoder that takes the position of each token"),
         ("openai-gpt", {}, "2 of its 2 layers do not attend through"),
         ("stablelm", {}, "does not hand the keywords"),
@@ -273,7 +274,7 @@ def test_a_tensor_is_known_by_the_name_that_checkpoints_keep(foreign):
     assert "lm_head.weight" not in names
 
 
-def test_tied_weights_are_loaded_once_and_may_be_stored_twice(foreign, tmp_path):
+def test_tied_weights_are_loaded_once_and_may_be_stored_twice(foreign):
     with Checkpoint(foreign("cohere2-windows")) as checkpoint:
         model = build(checkpoint.config)
         assert "lm_head.weight" not in checkpoint.tensors
@@ -281,7 +282,31 @@ def test_tied_weights_are_loaded_once_and_may_be_stored_twice(foreign, tmp_path)
     assert "model.embed_tokens.weight" not in model.unread
 
 
-def test_what_transformers_ignores_is_ignored_and_what_is_left_over_is_not(foreign, tmp_path):
+def test_names_without_the_heads_prefix_are_found_too(foreign):
+    """As GPT-2 was saved."""
+    with Checkpoint(foreign("gpt2")) as checkpoint:
+        names = [name.removeprefix("transformer.") for name in checkpoint.tensors]
+        model = build(checkpoint.config, stored=names)
+    assert {source.name for parameter in model.parameters for source in parameter.sources} == set(names)
+    assert "lm_head.weight" in model.unread
+
+
+def test_tied_weights_are_found_under_either_name(foreign):
+    with Checkpoint(foreign("gpt2")) as checkpoint:
+        names = {*checkpoint.tensors, "lm_head.weight"} - {"transformer.wte.weight"}
+        model = build(checkpoint.config, stored=names)
+    assert {source.name for parameter in model.parameters for source in parameter.sources} == names
+
+
+def test_experts_that_are_stored_as_one_tensor_are_read_as_one(foreign):
+    with Checkpoint(foreign("olmoe")) as checkpoint:
+        joined = "model.layers.0.mlp.experts.gate_up_proj"
+        model = build(checkpoint.config, stored={*checkpoint.tensors, joined})
+    (source,) = next(p.sources for p in model.parameters if p.sources[0].name == joined)
+    assert source.shape == (5, 48, 48)
+
+
+def test_what_transformers_ignores_is_ignored_and_what_is_left_over_is_not():
     model = build(tiny_config("gpt_neox"))
     assert "gpt_neox.layers.0.attention.masked_bias" in model.unread
     assert "gpt_neox.layers.2.attention.dense.weight" not in model.unread

@@ -94,9 +94,11 @@ def test_types_are_converted_on_the_way(tmp_path, monkeypatch, stored, wanted):
 
 
 def test_scalars_and_empty_tensors_load(tmp_path):
-    empty, one = Slot((0, 4), Piece("e", (0, 4))), Slot((1,), Piece("o", (1,)))
-    filled(Shelf(empty, one), write(tmp_path, {"e": torch.empty(0, 4), "o": torch.ones(1)}))
+    empty, one, number = Slot((0, 4), Piece("e", (0, 4))), Slot((1,), Piece("o", (1,))), Slot((), Piece("n", ()))
+    stored = {"e": torch.empty(0, 4), "o": torch.ones(1), "n": torch.tensor(2.0)}
+    filled(Shelf(empty, one, number), write(tmp_path, stored))
     assert one.tensor.item() == 1
+    assert number.tensor.item() == 2
 
 
 def test_required_bytes_count_the_alignment():

@@ -6,6 +6,7 @@ one, each with its position, and no mask. Only attention knows better.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,7 @@ class TransformersModel:
     def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
         """Build what config.json describes, and survey it. Raises CheckpointError where it cannot be served."""
         self._head = _build(*admit(config), blueprint.dtype)
-        self._decoder = self._head.get_decoder()
+        self._decoder = _decoder(self._head)
         surveyed = survey(self._head, self._decoder)
         self._head.config._attn_implementation = attention.NAME
         _compute_tables(self._head, blueprint.device)
@@ -101,6 +102,19 @@ def _build(model: Any, config: Any, dtype: torch.dtype) -> Any:
         if error.args == (NAME,):  # looked up in a table of the model's own
             raise CheckpointError("its attention does not go through transformers' attention interface") from error
         raise CheckpointError(f"transformers cannot build it: {type(error).__name__}: {error}") from error
+
+
+def _decoder(head: Any) -> Any:
+    """Return the part of a model that turns tokens at given positions into hidden states."""
+    for part in (head.get_decoder(), head.base_model):
+        if part is not head and "position_ids" in inspect.signature(part.forward).parameters:
+            break
+    else:
+        raise CheckpointError("it has no decoder that takes the position of each token")
+    for name, module in part.named_modules():
+        if "position" in name and getattr(module, "padding_idx", None) is not None:
+            raise CheckpointError("it counts positions from behind its padding token, as encoders do")
+    return part
 
 
 def _compute_tables(head: Any, device: torch.device) -> None:

@@ -9,7 +9,6 @@ weights is read.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -66,8 +65,6 @@ class Pattern(Tensor):
 
 def survey(model: Any, decoder: Any) -> Surveyed:
     """Run `decoder`, the part of a model that turns tokens into hidden states. Raises CheckpointError."""
-    if decoder is model or "position_ids" not in inspect.signature(decoder.forward).parameters:
-        raise CheckpointError("it has no decoder that takes the position of each token")
     notes = Notes()
     experts, model.config._experts_implementation = model.config._experts_implementation, EXPERTS_WITHOUT_VALUES
     ids = torch.zeros(1, TOKENS, dtype=torch.int64, device="meta")
@@ -153,12 +150,11 @@ def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], *
 
 
 def _mismatches(asked: list[Asked], layers: int) -> Iterable[str]:
-    found = [each.layer for each in asked]
-    if sorted(set(found)) != list(range(layers)):
-        without = len(set(range(layers)) - set(found))
-        yield f"{without} of its {layers} layers do not attend through transformers' attention interface"
-    elif len(found) != layers:
-        yield f"it attends {len(found)} times in {layers} layers; infd's cache has one place a layer"
+    without = set(range(layers)) - {each.layer for each in asked}
+    if without:
+        yield f"{len(without)} of its {layers} layers do not attend through transformers' attention interface"
+    elif len(asked) != layers:
+        yield f"it attends {len(asked)} times in {layers} layers; infd's cache has one place a layer"
     elif len({(each.kv_heads, each.key_size) for each in asked}) > 1:
         yield "its layers have keys of different shapes; infd's pages have one shape for all"
 

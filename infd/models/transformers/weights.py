@@ -20,7 +20,7 @@ from infd.errors import CheckpointError
 from infd.models.parameter import Parameter, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Collection, Container, Iterable, Iterator
 
     from infd.models.parameter import Blueprint
 
@@ -44,12 +44,11 @@ class Borrowed(Parameter):
 
     __slots__ = ("_form", "_places", "_tensor")
 
-    def __init__(
-        self, places: list[Place], form: torch.Tensor, shape: tuple[int, ...], sources: tuple[Source, ...]
-    ) -> None:
-        super().__init__(shape, form.dtype, sources)
+    def __init__(self, places: list[Place], form: tuple[int, ...], loaded: Parameter) -> None:
+        """Fill `places`, where a tensor has the shape `form`, with what is loaded as another parameter says."""
+        super().__init__(loaded.shape, loaded.dtype, loaded.sources)
         self._places = places
-        self._form = form.shape
+        self._form = form
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -78,14 +77,15 @@ def declare(model: Any, blueprint: Blueprint) -> Container[str]:
 
     Raises CheckpointError where they hold them in a form that cannot be read row by row.
     """
-    stored = _Stored(model)
+    checkpoint = _Names(model, blueprint.stored)
     tied: set[str] = set()
-    for (first, *others), places in _places(model):
+    for names, places in _places(model):
+        kept = next(filter(checkpoint.holds, names), names[0])
+        tied.update(each for name in names if name != kept for each in checkpoint.possible(name))
         form = getattr(*places[0])
-        shape, sources = stored.find(first, tuple(form.shape))
-        tied.update(source.name for other in others for source in stored.find(other, tuple(form.shape))[1])
-        kept = _kept_type(first, model, blueprint.dtype)
-        blueprint.parameters.append(Borrowed(places, form.to(kept) if kept else form, shape, sources))
+        dtype = torch.float32 if _stays_float32(kept, model, blueprint.dtype) else form.dtype
+        shape, sources = checkpoint.sources(kept, tuple(form.shape))
+        blueprint.parameters.append(Borrowed(places, tuple(form.shape), Parameter(shape, dtype, sources)))
     return Unread(tied, model._keys_to_ignore_on_load_unexpected or ())
 
 
@@ -100,30 +100,51 @@ def _places(model: nn.Module) -> Iterator[tuple[list[str], list[Place]]]:
     yield from zip(names.values(), places.values(), strict=True)
 
 
-def _kept_type(name: str, model: Any, dtype: torch.dtype) -> torch.dtype | None:
-    """Return float32 for what a model computes in float32 whatever its type, as transformers does."""
+def _stays_float32(name: str, model: Any, dtype: torch.dtype) -> bool:
+    """Say whether a model computes with a tensor in float32 whatever its own type; the list is transformers'."""
     kept = set(model._keep_in_fp32_modules_strict or ()) if dtype.itemsize < 4 else set()
     if dtype == torch.float16:
         kept |= set(model._keep_in_fp32_modules or ())
-    return torch.float32 if any(f".{part}." in f".{name}." for part in kept) else None
+    return any(f".{part}." in f".{name}." for part in kept)
 
 
-class _Stored:
+class _Names:
     """Under which names, and in which pieces, a checkpoint holds a model's tensors."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, stored: Collection[str]) -> None:
+        """stored: the names in the checkpoint; without them the usual ones are expected."""
         changes = get_model_conversion_mapping(model, add_legacy=False)
         self._joined = [change.reverse_transform() for change in changes if isinstance(change, WeightConverter)]
         self._renamed = [change.reverse_transform() for change in changes if not isinstance(change, WeightConverter)]
         self._renamed.reverse()
+        self._stored = stored
+        self._prefix = f"{model.base_model_prefix}."
 
-    def find(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Source, ...]]:
+    def possible(self, name: str) -> tuple[str, ...]:
+        """Return the names that a tensor may have in a checkpoint, the usual one first.
+
+        Some were saved under the names of today, some without the head, and so without its name for the rest.
+        """
+        usual = name
+        for change in self._renamed:
+            usual = change.rename_source_key(usual)[0]
+        return usual, name, usual.removeprefix(self._prefix), name.removeprefix(self._prefix)
+
+    def holds(self, name: str) -> bool:
+        return any(each in self._stored for each in self.possible(name))
+
+    def sources(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Source, ...]]:
         """Return the shape in which a tensor is loaded, and what it is loaded from."""
-        for change in self._joined:
-            pieces, matched = change.rename_source_key(name)
-            if matched is not None:
-                return self._experts(pieces, change, shape)
-        return shape, (Source(self._rename(name), shape),)
+        if not self.holds(name):
+            for change in self._joined:
+                pieces, matched = change.rename_source_key(name)
+                if matched is not None:
+                    return self._experts(pieces, change, shape)
+        return shape, (Source(self._kept(name), shape),)
+
+    def _kept(self, name: str) -> str:
+        possible = self.possible(name)
+        return next((each for each in possible if each in self._stored), possible[0])
 
     def _experts(self, pieces: str, change: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Source, ...]]:
         """Take [experts, rows, ...] apart. `pieces` names the first piece, with * for the expert."""
@@ -134,7 +155,7 @@ class _Stored:
         height = rows // len(patterns)
         sources = [
             Source(
-                self._rename(pieces.replace(patterns[0], pattern).replace("*", str(expert))),
+                self._kept(pieces.replace(patterns[0], pattern).replace("*", str(expert))),
                 (height, *rest),
                 expert * rows + index * height,
             )
@@ -142,11 +163,6 @@ class _Stored:
             for index, pattern in enumerate(patterns)
         ]
         return (experts * rows, *rest), tuple(sources)
-
-    def _rename(self, name: str) -> str:
-        for change in self._renamed:
-            name = change.rename_source_key(name)[0]
-        return name
 
 
 def _stacks_experts(operations: Iterable[Any]) -> bool:
