@@ -33,6 +33,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are not to be generated
     seed: int = 0  # of the noise; a choice adds its index
     logprobs: int | None = None  # None: not asked; 0: of the chosen token; k: also of the k most likely
     prompt_logprobs: int | None = None  # the same of the prompt's tokens, all but the first

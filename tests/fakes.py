@@ -52,6 +52,11 @@ def continuation(prompt: list[int], count: int, *, seed: int = 0, layout: CacheL
     return tokens[len(prompt) :]
 
 
+def likeliness(token: int) -> float:
+    """Return the log-probability that the fake model gives a token it generates."""
+    return -(token % 50) / 8
+
+
 def likelihood(histories: list[list[int]], token: int, most: int) -> TokenLogprobs:
     """Return how likely `token` is said to be, given what each group sees of the tokens before it."""
     guess = choose(histories, token)
@@ -115,7 +120,8 @@ class FakeDevice:
                 tokens.append(token)
                 if (asked := span.seq.request.sampling.logprobs) is not None:
                     ids = tuple((token + i) % VOCAB for i in range(asked))
-                    logprobs[number] = [TokenLogprobs(-0.5, ids, tuple(-0.5 - i for i in range(asked)))]
+                    chosen = likeliness(token)
+                    logprobs[number] = [TokenLogprobs(chosen, ids, tuple(chosen - i for i in range(asked)))]
         return StepResult(accepted, tokens, logprobs, prompt_logprobs)
 
     def run(self, plan: StepPlan) -> StepResult:

@@ -105,6 +105,7 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     stop_strings: Annotated[Natural, about("most stop strings")] = 16
     stop_characters: Annotated[Count, about("longest stop string")] = 256
     logit_bias: Annotated[Natural, about("most entries of logit_bias")] = 1024
+    bad_words: Annotated[Natural, about("most entries of bad_words")] = 1024
     top_logprobs: Annotated[Natural, about("most alternatives reported a token")] = 20
     cache_salt: Annotated[Natural, about("longest cache_salt, in characters")] = 128
     json_depth: Annotated[int, Meta(ge=8), about("deepest nesting of a request body")] = 128

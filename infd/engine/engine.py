@@ -178,6 +178,8 @@ class Engine:
                 self._flows[seq] = flow
                 self._queued_tokens += flow.prompt_tokens
                 ticket.flows.append(flow)
+                if seq.idle:
+                    self._end(flow, FinishReason.LENGTH)
         self.accepted += count
         self._wake()
         return choices
@@ -293,7 +295,7 @@ class Engine:
             metrics.inter_token.observe((now - flow.last) / count, count)
         flow.last = now
         try:
-            stopped = flow.stream.push(outcome.tokens, outcome.logprobs, outcome.finish)
+            stopped = flow.stream.push(outcome.tokens, outcome.logprobs, outcome.finish, outcome.prompt_logprobs)
         except Exception as error:
             self._end(flow, FinishReason.ERROR, error)
             raise

@@ -34,11 +34,12 @@ class Watcher(Protocol):
 class Delta(Struct):
     """What came since the caller last looked.
 
-    token_ids  includes the end id that finished the choice, if one did
-    logprobs   one per token, where asked
-    finish     set in the last delta, and only there
-    stop_id    the end id that finished the choice
-    error      why, where finish is ERROR
+    token_ids        includes the end id that finished the choice, if one did
+    logprobs         one per token, where asked
+    finish           set in the last delta, and only there
+    stop_id          the end id that finished the choice
+    error            why, where finish is ERROR
+    prompt_logprobs  one per token of the prompt but the first, where asked, in the first delta of the first choice
     """
 
     token_ids: list[int]
@@ -46,6 +47,7 @@ class Delta(Struct):
     finish: FinishReason | None = None
     stop_id: int | None = None
     error: Exception | None = None
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 class Stream:
@@ -61,10 +63,21 @@ class Stream:
         self._choices = choices
         self._pending: Delta | None = None
 
-    def push(self, token_ids: list[int], logprobs: list[TokenLogprobs], finish: FinishReason | None = None) -> bool:
-        """Hand over new tokens. Return True if the watcher found a stop in them, which ends the stream here."""
+    def push(
+        self,
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs],
+        finish: FinishReason | None = None,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
+    ) -> bool:
+        """Hand over new tokens. Return True if the watcher found a stop in them, which ends the stream here.
+
+        prompt_logprobs  given at most once, and first
+        """
         if self.finish is not None:
             return False
+        if prompt_logprobs:
+            self._append([], [], None, prompt_logprobs=prompt_logprobs)
         stop_id = None
         if finish is FinishReason.STOP:
             stop_id = token_ids[-1]
@@ -95,12 +108,13 @@ class Stream:
         *,
         stop_id: int | None = None,
         error: Exception | None = None,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
     ) -> None:
         self.finish = finish
         self.delivered += len(token_ids)
         pending = self._pending
         if pending is None:
-            self._pending = Delta(token_ids, logprobs, finish, stop_id, error)
+            self._pending = Delta(token_ids, logprobs, finish, stop_id, error, prompt_logprobs or [])
             self._choices._announce(self)
         else:
             pending.token_ids = pending.token_ids + token_ids

@@ -23,29 +23,65 @@ if TYPE_CHECKING:
 class Part(Struct):
     """What is new in one choice.
 
-    stop_reason  the stop string, or the id among those the request named, that finished it
+    logprobs         one per token, where asked; None for a prompt's first, which nothing comes before
+    stop_reason      the stop string, or the id among those the request named, that finished it
+    prompt_logprobs  of the whole prompt, in a choice's first part, where asked
     """
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprobs]
+    logprobs: Sequence[TokenLogprobs | None]
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+
+
+class Opening(Struct, frozen=True):
+    """What the choices of one prompt tell about it, before anything is generated.
+
+    echo    its text, to be repeated; None where not asked
+    scored  whether its log-probabilities were asked for
+    """
+
+    token_ids: tuple[int, ...]
+    echo: str | None
+    scored: bool
+
+    @property
+    def explained(self) -> int:
+        """How many of a choice's log-probabilities are those of its prompt."""
+        return len(self.token_ids) if self.scored and self.echo is not None else 0
 
 
 class Answer:
     """Iterate to get all parts that have come since the last look; raises what ended a choice in an error.
 
+    choices_each  choices made of each prompt
+    answers_each  and of these returned
+    openings      one per prompt, or none
     stop_ids      end ids that the request named itself
     show_stop_id  whether such an id's text belongs to the answer
     """
 
     def __init__(
-        self, choices: Choices, replies: Sequence[Reply], *, stop_ids: Collection[int], show_stop_id: bool
+        self,
+        choices: Choices,
+        replies: Sequence[Reply],
+        *,
+        choices_each: int,
+        answers_each: int,
+        openings: Sequence[Opening],
+        stop_ids: Collection[int],
+        show_stop_id: bool,
     ) -> None:
         self._choices = choices
         self._replies = replies
+        self._choices_each = choices_each
+        self._answers_each = answers_each
+        self._openings = openings
+        self._unopened = set(range(len(replies))) if openings else set()
+        self._scores: dict[int, list[TokenLogprobs]] = {}  # of the prompts' tokens, by prompt
         self._stop_ids = stop_ids
         self._show_stop_id = show_stop_id
 
@@ -60,14 +96,52 @@ class Answer:
         return parts
 
     async def gather(self) -> list[Part]:
-        """Return every choice whole, in order of index."""
+        """Return every choice whole, in order of index; where fewer are returned than made, the best of them."""
         pieces: list[list[Part]] = [[] for _ in self._replies]
         async for parts in self:
             for part in parts:
                 pieces[part.index].append(part)
-        return [_joined(parts) for parts in pieces]
+        whole = [_joined(parts) for parts in pieces]
+        return whole if self._answers_each == self._choices_each else self._best(whole)
+
+    def _best(self, whole: list[Part]) -> list[Part]:
+        """Return, of each prompt's choices, those whose generated tokens were likeliest, each on average."""
+        best: list[Part] = []
+        for first in range(0, len(whole), self._choices_each):
+            rivals = whole[first : first + self._choices_each]
+            rivals.sort(key=self._mean_logprob, reverse=True)
+            best += rivals[: self._answers_each]
+        for index, part in enumerate(best):
+            part.index = index
+        return best
+
+    def _mean_logprob(self, part: Part) -> float:
+        """Return how likely a generated token of the choice was on average."""
+        first = self._openings[part.index // self._choices_each].explained if self._openings else 0
+        chosen = [each.chosen for each in part.logprobs[first:] if each is not None]
+        return sum(chosen) / len(chosen) if chosen else 0.0
 
     def _part(self, index: int, delta: Delta) -> Part:
+        part = self._generated(index, delta)
+        if index in self._unopened:
+            self._unopened.remove(index)
+            self._open(part, delta.prompt_logprobs)
+        return part
+
+    def _open(self, part: Part, scores: list[TokenLogprobs]) -> None:
+        """Let a choice begin with its prompt. The scores come to the first choice, which is never behind the others."""
+        prompt = part.index // self._choices_each
+        opening = self._openings[prompt]
+        known = self._scores.setdefault(prompt, scores)
+        if opening.scored:
+            unknown = [None] * (len(opening.token_ids) - len(known))  # the first, or all of one aborted before
+            part.prompt_logprobs = [*unknown, *known]
+        if opening.echo is not None:
+            part.text = opening.echo + part.text
+            part.token_ids = [*opening.token_ids, *part.token_ids]
+            part.logprobs = [*(part.prompt_logprobs or ()), *part.logprobs]
+
+    def _generated(self, index: int, delta: Delta) -> Part:
         reply = self._replies[index]
         if delta.finish is None:
             return Part(index, reply.take(), delta.token_ids, delta.logprobs)
@@ -83,7 +157,7 @@ class Answer:
 
 
 def _joined(parts: list[Part]) -> Part:
-    last = parts[-1]
+    first, last = parts[0], parts[-1]
     return Part(
         last.index,
         "".join(part.text for part in parts),
@@ -91,4 +165,5 @@ def _joined(parts: list[Part]) -> Part:
         [logprobs for part in parts for logprobs in part.logprobs],
         last.finish,
         last.stop_reason,
+        first.prompt_logprobs,
     )

@@ -12,7 +12,7 @@ from infd.http import middleware
 from infd.http.admission import generation
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
-from infd.http.routes import chat, completions, health, metrics, models, tokens
+from infd.http.routes import chat, completions, health, metrics, models, render, tokens
 from infd.http.service import SERVICE, Service
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ def application(service: Service) -> web.Application:
     app.add_routes(
         [
             web.post("/v1/chat/completions", generation(chat.complete)),
+            web.post("/v1/chat/completions/render", render.chat_prompt),
             web.post("/v1/completions", generation(completions.complete)),
+            web.post("/v1/completions/render", render.completion_prompts),
             web.get("/v1/models", models.every),
             web.get("/v1/models/{id:.+}", models.one),
             web.post("/tokenize", tokens.tokenize),

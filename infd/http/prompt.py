@@ -1,4 +1,4 @@
-"""From what a client wrote to token ids: render the conversation, encode the text."""
+"""From what a client wrote to token ids: render the conversation, encode the text, cut the prompt, forbid words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from infd.errors import InvalidRequest, PromptTooLong, Unsupported
 from infd.http.sampling import refuse_not_built
@@ -16,12 +17,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from infd.http.schema.chat import Message, TemplateKwargs
+    from infd.http.schema.sampling import GenerationRequest
     from infd.http.served import ServedModel
     from infd.offload import Offload
     from infd.text.sandbox import Limits
 
 # About 4 ms of encoding: longer texts would hold up every stream's tokens.
 SHORT_CHARACTERS: Final = 4096
+SHORT_WORDS: Final = 64
+# Every step matches what has been generated against all of them.
+BAD_WORD_TOKENS: Final = 2**14
+
+
+class Prompt(Struct, frozen=True):
+    """What the model reads.
+
+    text  as it was written; None where ids were given, or only its end is read
+    """
+
+    ids: tuple[int, ...]
+    text: str | None = None
 
 
 def check_length(text: str, served: ServedModel, *, param: str) -> None:
@@ -41,6 +56,44 @@ async def encode(text: str, served: ServedModel, offload: Offload, *, add_specia
     return await offload(_encode, text, served, add_special_tokens=add_special_tokens)
 
 
+async def decode(ids: Sequence[int], served: ServedModel, offload: Offload, *, skip_special_tokens: bool) -> str:
+    """Return the text of ids."""
+    decode = served.tokenizer.decode
+    if len(ids) <= SHORT_CHARACTERS:
+        return decode(ids, skip_special_tokens=skip_special_tokens)
+    return await offload(decode, ids, skip_special_tokens=skip_special_tokens)
+
+
+async def written(prompt: Prompt, served: ServedModel, offload: Offload, *, skip_special_tokens: bool) -> str:
+    """Return a prompt's text: as it was written, or what its ids say."""
+    if prompt.text is not None:
+        return prompt.text
+    return await decode(prompt.ids, served, offload, skip_special_tokens=skip_special_tokens)
+
+
+def cut(prompt: Prompt, said: GenerationRequest, max_tokens: int | None, served: ServedModel) -> Prompt:
+    """Return the end of a prompt, if the request reads no more of it than its last tokens.
+
+    max_tokens  that the request asks for
+    """
+    keep = said.truncate_prompt_tokens
+    if keep == -1:
+        keep = max(1, served.max_model_len - max(1, max_tokens or 1))
+    return prompt if keep is None or len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:])
+
+
+async def forbidden(words: Sequence[str], served: ServedModel, offload: Offload) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences that spell the words, at the start of a text and within one. Raises InvalidRequest."""
+    if not words:
+        return ()
+    if sum(map(len, words)) > BAD_WORD_TOKENS:
+        raise InvalidRequest(f"bad_words come to more than {BAD_WORD_TOKENS} characters", param="bad_words")
+    spelled = _spelled(words, served) if len(words) <= SHORT_WORDS else await offload(_spelled, words, served)
+    if sum(map(len, spelled)) > BAD_WORD_TOKENS:
+        raise InvalidRequest(f"bad_words come to more than {BAD_WORD_TOKENS} tokens", param="bad_words")
+    return spelled
+
+
 async def render(
     turns: list[dict[str, Any]],
     served: ServedModel,
@@ -51,8 +104,8 @@ async def render(
     kwargs: TemplateKwargs | None,
     add_special_tokens: bool | None,
     must_fit: bool,
-) -> tuple[int, ...]:
-    """Return the ids of a conversation, as the model's chat template writes it.
+) -> Prompt:
+    """Return a conversation as the model's chat template writes it.
 
     A template writes its own special tokens, so none are added unless asked for.
     Raises InvalidRequest; where it must fit, PromptTooLong for a text that is certainly too long.
@@ -62,7 +115,7 @@ async def render(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
 
-    def work(limits: Limits | None = None) -> tuple[int, ...]:
+    def work(limits: Limits | None = None) -> Prompt:
         text = served.template.render(
             turns,
             add_generation_prompt=not continue_final_message
@@ -75,7 +128,7 @@ async def render(
         if must_fit:
             check_length(text, served, param="messages")
         special = bool(add_special_tokens) and not served.template.begins_with_bos(text)
-        return _encode(text, served, add_special_tokens=special)
+        return Prompt(_encode(text, served, add_special_tokens=special), text)
 
     if _characters(turns) <= SHORT_CHARACTERS:
         # The template is a stranger's: it gets a few milliseconds of the loop, and its full time on a thread.
@@ -118,6 +171,23 @@ def _turn(message: Message, at: str) -> dict[str, Any]:
 
 def _encode(text: str, served: ServedModel, *, add_special_tokens: bool) -> tuple[int, ...]:
     return tuple(served.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+
+def _spelled(words: Sequence[str], served: ServedModel) -> tuple[tuple[int, ...], ...]:
+    """Spell each word as it begins a text, and with a space before it where that changes only its first token.
+
+    So vLLM defines them; a word that a space changes otherwise is forbidden in its first form alone.
+    """
+    spelled: list[tuple[int, ...]] = []
+    for number, word in enumerate(words):
+        bare = _encode(word.lstrip(), served, add_special_tokens=False)
+        if not bare:
+            raise InvalidRequest("a bad word is more than space", param=f"bad_words[{number}]")
+        spaced = _encode(" " + word.lstrip(), served, add_special_tokens=False)
+        spelled.append(bare)
+        if len(spaced) == len(bare) and spaced[0] != bare[0]:
+            spelled.append(spaced)
+    return tuple(dict.fromkeys(spelled))
 
 
 def _characters(turns: list[dict[str, Any]]) -> int:

@@ -33,6 +33,12 @@ SEEDS: Final = 2**62
 def check(request: GenerationRequest, limits: LimitsConfig) -> None:
     """Refuse what no model could answer. Raises InvalidRequest, Unsupported."""
     refuse_not_built(request, request.NEUTRAL, {"best_of": (request.n or 1,)})
+    if request.truncate_prompt_tokens == 0:
+        raise InvalidRequest("a prompt has at least one token", param="truncate_prompt_tokens")
+    if (request.prompt_logprobs or 0) > limits.top_logprobs:
+        raise InvalidRequest(f"prompt_logprobs is at most {limits.top_logprobs}", param="prompt_logprobs")
+    if len(request.bad_words or ()) > limits.bad_words:
+        raise InvalidRequest(f"bad_words is at most {limits.bad_words} entries", param="bad_words")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only for requests with stream: true", param="stream_options")
     if (request.n or 1) > limits.choices:
@@ -94,19 +100,34 @@ def max_tokens(
 
 
 def sampling_params(
-    request: GenerationRequest, served: ServedModel, *, max_tokens: int, logprobs: int | None
+    request: GenerationRequest,
+    served: ServedModel,
+    *,
+    max_tokens: int,
+    choices: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
     """Return how to choose tokens. Raises InvalidRequest."""
     defaults = served.defaults
     temperature = defaults.temperature if request.temperature is None else request.temperature
-    if temperature == 0 and (request.n or 1) > 1:
-        raise InvalidRequest("at temperature 0 all answers would be the same: n must be 1", param="n")
+    if choices > 1 and (temperature == 0 or max_tokens == 0):
+        zero = "temperature" if temperature == 0 else "max_tokens"
+        raise InvalidRequest(
+            f"at {zero} 0 all answers would be the same: there can be one only",
+            param="n" if (request.n or 1) > 1 else "best_of",
+        )
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
     bias = request.logit_bias or {}
     check_ids(bias, served, "logit_bias")
     check_ids(request.stop_token_ids or (), served, "stop_token_ids")
+    allowed = tuple(request.allowed_token_ids or ())
+    if len(allowed) > served.vocab_size:
+        raise InvalidRequest("allowed_token_ids names more tokens than there are", param="allowed_token_ids")
+    check_ids(allowed, served, "allowed_token_ids")
     top_k = defaults.top_k if request.top_k is None else max(request.top_k, 0)
     return SamplingParams(
         max_tokens=max_tokens,
@@ -121,8 +142,11 @@ def sampling_params(
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=bias,
+        allowed_token_ids=allowed,
+        bad_words=bad_words,
         seed=secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from infd.errors import InvalidRequest
+from msgspec import Struct
+
+from infd.errors import InvalidRequest, Unsupported
 from infd.http import sampling
-from infd.http.answer import Answer
+from infd.http.answer import Answer, Opening
+from infd.http.prompt import forbidden, written
 from infd.request import Request
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
@@ -15,48 +18,68 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infd.engine.ticket import Ticket
+    from infd.http.prompt import Prompt
     from infd.http.schema.sampling import GenerationRequest
     from infd.http.served import ServedModel
     from infd.http.service import Exchange
+    from infd.offload import Offload
+    from infd.request import SamplingParams
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What the APIs say each in their own words.
+
+    prompt_param        where the prompts stand in the request
+    max_tokens          None: default_max_tokens, or, if that is None too, all that fit
+    choices             made of each prompt
+    answers             and of these returned
+    logprobs            as in SamplingParams; so prompt_logprobs
+    echo                whether each choice begins with its prompt
+    """
+
+    prompt_param: str
+    max_tokens: int | None
+    default_max_tokens: int | None
+    choices: int
+    answers: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool = False
 
 
 async def submit(
     said: GenerationRequest,
-    prompts: Sequence[tuple[int, ...]],
+    wanted: Wanted,
+    prompts: Sequence[Prompt],
     served: ServedModel,
     ticket: Ticket,
     exchange: Exchange,
-    *,
-    prompt_param: str,
-    max_tokens: int | None,
-    default_max_tokens: int | None,
-    logprobs: int | None,
+    offload: Offload,
 ) -> Answer:
-    """Queue the prompts, and return the answer to read. Raises InvalidRequest, PromptTooLong, Overloaded."""
+    """Queue the prompts, and return the answer to read. Raises RequestError."""
+    skip_special = said.skip_special_tokens is not False
+    if said.spaces_between_special_tokens is False and not skip_special:
+        _check_no_spaces(served)
+    bad_words = await forbidden(said.bad_words or (), served, offload)
     end_ids = sampling.end_ids(said, served)
-    requests = []
-    for number, prompt in enumerate(prompts):
-        if not prompt:
-            raise InvalidRequest("the prompt is empty", param=prompt_param)
-        requests.append(
-            Request(
-                id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
-                prompt=prompt,
-                sampling=sampling.sampling_params(
-                    said,
-                    served,
-                    max_tokens=sampling.max_tokens(
-                        len(prompt), max_tokens, default_max_tokens, served, prompt_param=prompt_param
-                    ),
-                    logprobs=logprobs,
-                ),
-                choices=said.n or 1,
-                end_ids=end_ids,
-                priority=exchange.priority(said.priority),
-                tenant=exchange.tenant,
-                cache_salt=said.cache_salt or "",
-            )
+    requests = [
+        Request(
+            id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
+            prompt=prompt.ids,
+            sampling=_sampling(said, wanted, prompt, served, bad_words),
+            choices=wanted.choices,
+            end_ids=end_ids,
+            priority=exchange.priority(said.priority),
+            tenant=exchange.tenant,
+            cache_salt=said.cache_salt or "",
         )
+        for number, prompt in enumerate(prompts)
+    ]
+    openings: list[Opening] = []
+    if wanted.echo or wanted.prompt_logprobs is not None:
+        for prompt in prompts:
+            echo = await written(prompt, served, offload, skip_special_tokens=skip_special) if wanted.echo else None
+            openings.append(Opening(prompt.ids, echo, wanted.prompt_logprobs is not None))
     strings = sampling.stop_strings(said)
     stops = StopStrings(strings) if strings else None
     show_stop = bool(said.include_stop_str_in_output)
@@ -66,10 +89,48 @@ async def submit(
             stops,
             include_stop_str_in_output=show_stop,
             min_tokens=said.min_tokens or 0,
-            skip_special_tokens=said.skip_special_tokens is not False,
+            skip_special_tokens=skip_special,
         )
         for request in requests
         for _ in range(request.choices)
     ]
     choices = await ticket.submit(*requests, watchers=replies, client=exchange.client)
-    return Answer(choices, replies, stop_ids=frozenset(said.stop_token_ids or ()), show_stop_id=show_stop)
+    return Answer(
+        choices,
+        replies,
+        choices_each=wanted.choices,
+        answers_each=wanted.answers,
+        openings=openings,
+        stop_ids=frozenset(said.stop_token_ids or ()),
+        show_stop_id=show_stop,
+    )
+
+
+def _sampling(
+    said: GenerationRequest,
+    wanted: Wanted,
+    prompt: Prompt,
+    served: ServedModel,
+    bad_words: tuple[tuple[int, ...], ...],
+) -> SamplingParams:
+    if not prompt.ids:
+        raise InvalidRequest("the prompt is empty", param=wanted.prompt_param)
+    return sampling.sampling_params(
+        said,
+        served,
+        max_tokens=sampling.max_tokens(
+            len(prompt.ids), wanted.max_tokens, wanted.default_max_tokens, served, prompt_param=wanted.prompt_param
+        ),
+        choices=wanted.choices,
+        logprobs=wanted.logprobs,
+        prompt_logprobs=wanted.prompt_logprobs,
+        bad_words=bad_words,
+    )
+
+
+def _check_no_spaces(served: ServedModel) -> None:
+    """The decoders that infd knows put no space between special tokens; of any other that is not known."""
+    if served.tokenizer.pieces(skip_special_tokens=False) is None:
+        raise Unsupported(
+            "spaces_between_special_tokens: false with this model's tokenizer", param="spaces_between_special_tokens"
+        )

@@ -40,6 +40,22 @@ class Stage(IntFlag):
     RANDOM = 16
     TRUNCATE = 32
     LOGPROBS = 64
+    WORDS = 128
+    ALLOWED = 256
+
+
+class Words(Struct, frozen=True):
+    """The bad words of one row.
+
+    last         [W] int64: what completes each
+    word         [E] int64: of each token before a word's last, which word it is of
+    token, back  [E] int64: the token, and how many places before the last it stands
+    """
+
+    last: Array
+    word: Array
+    token: Array
+    back: Array
 
 
 class Asked(Struct, frozen=True):
@@ -52,6 +68,8 @@ class Asked(Struct, frozen=True):
     bias_ids: Array  # [B] int64
     bias: Array  # [B] float32
     end_ids: Array  # [E] int64
+    words: Words
+    allowed: Array  # [ceil(vocab / 32)] int32 bitmask; empty where nothing is said
 
 
 class Float(IntEnum):
@@ -74,7 +92,10 @@ class Integer(IntEnum):
     PROMPT = 3
 
 
-_NOTHING = Asked(0, 0, 0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
+_NO_IDS = np.empty(0, np.int64)
+_NOTHING = Asked(
+    0, 0, 0, 0, _NO_IDS, np.empty(0, np.float32), _NO_IDS, Words(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS), _NO_IDS
+)
 
 
 class Rows:
@@ -98,7 +119,7 @@ class Rows:
         self.tables = torch.zeros((rows + 1, len(page_tokens), pages), dtype=torch.int32, device=device)
         self.floats = torch.zeros((rows + 1, len(Float)), dtype=torch.float32, device=device)
         self.integers = torch.zeros((rows + 1, len(Integer)), dtype=torch.int32, device=device)
-        self.stages = np.zeros(rows + 1, dtype=np.uint8)
+        self.stages = np.zeros(rows + 1, dtype=np.uint16)
         self.asked: list[Asked] = [_NOTHING] * (rows + 1)
         self.broken: dict[int, Exception] = {}
 
@@ -187,9 +208,12 @@ def _ask(join: Join, vocab_size: int) -> Asked:
             stages |= Stage.TRUNCATE
     if s.logprobs is not None:
         stages |= Stage.LOGPROBS
+    if s.bad_words:
+        stages |= Stage.WORDS
+    if s.allowed_token_ids:
+        stages |= Stage.ALLOWED
     bias_ids = np.fromiter(s.logit_bias.keys(), dtype=np.int64, count=len(s.logit_bias))
-    if bias_ids.size and (bias_ids.min() < 0 or bias_ids.max() >= vocab_size):
-        raise ValueError(f"logit_bias names a token outside 0..{vocab_size - 1}")
+    _check_known(bias_ids, vocab_size, "logit_bias")
     return Asked(
         stages=int(stages),
         floor=join.prompt_tokens + s.min_tokens,
@@ -198,4 +222,27 @@ def _ask(join: Join, vocab_size: int) -> Asked:
         bias_ids=bias_ids,
         bias=np.fromiter(s.logit_bias.values(), dtype=np.float32, count=len(s.logit_bias)),
         end_ids=np.array([i for i in join.end_ids if 0 <= i < vocab_size], dtype=np.int64),
+        words=_words(s.bad_words, vocab_size),
+        allowed=_bitmask(s.allowed_token_ids, vocab_size) if s.allowed_token_ids else _NO_IDS,
     )
+
+
+def _words(words: Sequence[Sequence[int]], vocab_size: int) -> Words:
+    before = [(n, token, len(word) - 1 - i) for n, word in enumerate(words) for i, token in enumerate(word[:-1])]
+    number, token, back = np.array(before, dtype=np.int64).reshape(-1, 3).T
+    last = np.array([word[-1] for word in words], dtype=np.int64)
+    _check_known(last, vocab_size, "bad_words")
+    return Words(last, number, token, back)
+
+
+def _bitmask(tokens: Sequence[int], vocab_size: int) -> Array:
+    ids = np.array(tokens, dtype=np.int64)
+    _check_known(ids, vocab_size, "allowed_token_ids")
+    allowed = np.zeros(-(-vocab_size // 32) * 32, dtype=bool)
+    allowed[ids] = True
+    return np.packbits(allowed, bitorder="little").view("<i4")
+
+
+def _check_known(ids: Array, vocab_size: int, name: str) -> None:
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise ValueError(f"{name} names a token outside 0..{vocab_size - 1}")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _REASONS = {
     NOT_FINITE: "the model's logits are not finite",
-    NOTHING_ALLOWED: "logit_bias, min_tokens and the grammar together leave no token to choose",
+    NOTHING_ALLOWED: "logit_bias, min_tokens, bad_words, allowed_token_ids and the grammar leave no token to choose",
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from msgspec import Struct
 
 from infd.runner.rows import Float, Integer, Stage
-from infd.runner.sampling import bias, choice, floor, mask, noise, penalties, scores, temperature, truncation
+from infd.runner.sampling import bias, choice, floor, mask, noise, penalties, scores, temperature, truncation, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,12 +129,47 @@ class Sampler:
             ends = [asked.end_ids for asked in self._asked(asking, young)]
             of_row = np.repeat(young, [ids.size for ids in ends])
             floor.forbid(logits, upload(of_row), upload(np.concatenate(ends)))
+        wary = np.flatnonzero(stages & Stage.WORDS)
+        if wary.size:
+            self._forbid_words(logits, asking, wary)
+        allowed = self._merge(allowed, asking, np.flatnonzero(stages & Stage.ALLOWED))
         masked = np.flatnonzero((allowed != -1).any(-1)) if allowed is not None else np.empty(0)
         if allowed is not None and masked.size:
             part, index = self._take(logits, masked)
             mask.apply(part, upload(allowed[masked]))
             _put(logits, part, index)
-        return bool(repeating.size or frequent.size or biased.size or young or masked.size)
+        return bool(repeating.size or frequent.size or biased.size or young or wary.size or masked.size)
+
+    def _forbid_words(self, logits: Tensor, asking: Asking, wary: Array) -> None:
+        """Compare what the rows `wary` have generated last with the beginnings of their bad words."""
+        lasts, of_row, word_of, tokens, backs, of_entry = [], [], [], [], [], []
+        count = 0
+        for i, asked in zip(wary, self._asked(asking, wary), strict=True):
+            bad = asked.words
+            lasts.append(bad.last)
+            of_row.append(np.full(bad.last.size, i))
+            word_of.append(bad.word + count)
+            tokens.append(bad.token)
+            backs.append(bad.back)
+            of_entry.append(np.full(bad.token.size, i))
+            count += bad.last.size
+        sizes = [count, count, *[sum(array.size for array in tokens)] * 4]
+        sent = self._rows.upload(np.concatenate([*of_row, *lasts, *of_entry, *backs, *tokens, *word_of]))
+        row, last, entry, back, token, word = torch.split(sent, sizes)
+        place = asking.ends[entry] - back
+        known = self._rows.tokens[asking.rows[entry], place.clamp(min=0)]
+        generated = place >= self._rows.integers[asking.rows[entry], Integer.PROMPT]
+        words.forbid(logits, row, last, word, generated & (known == token))
+
+    def _merge(self, allowed: Array | None, asking: Asking, limited: Array) -> Array | None:
+        """Narrow a bitmask, of all if there is none, by the tokens that the rows `limited` are allowed at all."""
+        if not limited.size:
+            return allowed
+        merged = np.full((len(asking.row_ids), -(-self._rows.vocab_size // 32)), -1, dtype=np.int32)
+        if allowed is not None:
+            merged[:] = allowed
+        merged[limited] &= np.stack([asked.allowed for asked in self._asked(asking, limited)])
+        return merged
 
     def _draw(self, logits: Tensor, largest: Tensor, tokens: Tensor, asking: Asking, stages: Array) -> None:
         """Replace the tokens of the rows that sample at random."""

@@ -22,7 +22,7 @@ from infd.errors import (
 )
 from infd.request import FinishReason, Request, SamplingParams
 from infd.telemetry.metrics import Metrics
-from tests.fakes import FakeExecutor, capacity, continuation
+from tests.fakes import FakeExecutor, capacity, continuation, prompt_likelihoods
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,8 +33,16 @@ if TYPE_CHECKING:
 POISON = 499
 
 
-def request(prompt: list[int], max_tokens: int = 5, *, choices: int = 1, seed: int = 0, logprobs: int | None = None):
-    sampling = SamplingParams(max_tokens=max_tokens, seed=seed, logprobs=logprobs)
+def request(
+    prompt: list[int],
+    max_tokens: int = 5,
+    *,
+    choices: int = 1,
+    seed: int = 0,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+):
+    sampling = SamplingParams(max_tokens=max_tokens, seed=seed, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     return Request(id="r", prompt=tuple(prompt), sampling=sampling, choices=choices)
 
 
@@ -321,6 +329,34 @@ async def test_logprobs_arrive_beside_their_tokens():
 
     assert [len(delta.logprobs) for delta in deltas] == [len(delta.token_ids) for delta in deltas]
     assert deltas[0].logprobs[0].top_ids[0] == deltas[0].token_ids[0]
+
+
+async def test_a_prompts_logprobs_come_once_with_the_first_news_of_the_first_choice():
+    prompt = list(range(10, 160))
+    async with serving() as engine, engine.admit(3, 0) as ticket:
+        news = [each async for each in await ticket.submit(request(prompt, 3, choices=3, prompt_logprobs=2))]
+
+    assert news[0][0] == 0
+    assert news[0][1].prompt_logprobs == prompt_likelihoods(prompt, 2)
+    assert not any(delta.prompt_logprobs for _, delta in news[1:])
+
+
+async def test_a_prompt_that_is_only_scored_ends_without_a_token():
+    prompt = list(range(10, 160))
+    async with serving() as engine, engine.admit(1, 0) as ticket:
+        (delta,) = [delta async for _, delta in await ticket.submit(request(prompt, 0, prompt_logprobs=0))]
+
+    assert (delta.token_ids, delta.finish) == ([], FinishReason.LENGTH)
+    assert delta.prompt_logprobs == prompt_likelihoods(prompt)
+    assert engine.status().terminal["length"] == 1
+
+
+async def test_a_request_with_nothing_to_compute_ends_at_once():
+    executor = FakeExecutor()
+    async with serving(executor) as engine:
+        assert await ask(engine, request([1, 2, 3], 0)) == {0: ([], FinishReason.LENGTH)}
+        assert await ask(engine, request([1], 0, prompt_logprobs=3)) == {0: ([], FinishReason.LENGTH)}
+    assert executor.device.steps == 0
 
 
 async def test_a_thousand_clients_that_leave_at_any_moment_leak_nothing():

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from infd.errors import InvalidRequest, PromptTooLong
-from infd.http.prompt import SHORT_CHARACTERS, render
+from infd.http.prompt import SHORT_CHARACTERS, Prompt, render
 from infd.offload import Offload
 from infd.text.chat import ChatTemplate
 from infd.text.sandbox import Limits
@@ -43,7 +43,7 @@ def offload() -> Iterator[Counting]:
     offload.close()
 
 
-async def rendered(source: str, offload: Counting, content: str = "hi", *, must_fit: bool = True) -> tuple[int, ...]:
+async def rendered(source: str, offload: Counting, content: str = "hi", *, must_fit: bool = True) -> Prompt:
     template = ChatTemplate({"default": source}, limits=Limits(fuel=2**23))
     return await render(
         [{"role": "user", "content": content}],
@@ -58,9 +58,9 @@ async def rendered(source: str, offload: Counting, content: str = "hi", *, must_
 
 
 async def test_a_short_chat_is_rendered_at_once(offload: Counting):
-    ids = await rendered(TEMPLATE, offload)
+    prompt = await rendered(TEMPLATE, offload)
 
-    assert tokenizer().decode(ids, skip_special_tokens=False).startswith("<|im_start|>user\nhi")
+    assert tokenizer().decode(prompt.ids, skip_special_tokens=False).startswith("<|im_start|>user\nhi")
     assert offload.asked == 0
 
 
@@ -71,9 +71,9 @@ async def test_a_long_chat_is_rendered_on_a_thread(offload: Counting):
 
 
 async def test_a_template_that_takes_long_for_a_short_chat_gets_its_time_on_a_thread(offload: Counting):
-    ids = await rendered(COSTLY, offload)
+    prompt = await rendered(COSTLY, offload)
 
-    assert tokenizer().decode(ids) == "hi"
+    assert tokenizer().decode(prompt.ids) == prompt.text == "hi"
     assert offload.asked == 1
 
 

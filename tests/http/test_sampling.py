@@ -31,12 +31,12 @@ def completion(**fields: Any) -> CompletionRequest:
 
 
 def params(defaults: dict[str, float] | None = None, **fields: Any) -> SamplingParams:
-    return sampling.sampling_params(asked(**fields), served(256, **(defaults or {})), max_tokens=10, logprobs=None)
+    return sampling.sampling_params(
+        asked(**fields), served(256, **(defaults or {})), max_tokens=10, choices=fields.get("n", 1), logprobs=None
+    )
 
 
 NEUTRAL = {
-    "allowed_token_ids": None,
-    "bad_words": [],
     "best_of": 1,
     "chat_template": None,
     "documents": None,
@@ -48,23 +48,18 @@ NEUTRAL = {
     "length_penalty": 1.0,
     "logits_processors": None,
     "modalities": ["text"],
-    "prompt_logprobs": None,
     "reasoning_effort": None,
     "response_format": {"type": "text"},
     "return_tokens_as_token_ids": False,
-    "spaces_between_special_tokens": True,
     "structured_outputs": None,
     "thinking_token_budget": None,
     "tool_choice": "auto",
     "tools": None,
-    "truncate_prompt_tokens": None,
     "use_beam_search": False,
 }
 
 NOT_BUILT = {
-    "allowed_token_ids": [1],
     "audio": {"voice": "alloy"},
-    "bad_words": ["damn"],
     "best_of": 2,
     "chat_template": "{{ messages }}",
     "documents": [{"text": "a"}],
@@ -81,16 +76,13 @@ NOT_BUILT = {
     "mm_processor_kwargs": {"a": 1},
     "modalities": ["text", "audio"],
     "prediction": {"type": "content"},
-    "prompt_logprobs": 0,
     "reasoning_effort": "low",
     "response_format": {"type": "json_object"},
     "return_tokens_as_token_ids": True,
-    "spaces_between_special_tokens": False,
     "structured_outputs": {"regex": "a+"},
     "thinking_token_budget": 0,
     "tool_choice": "required",
     "tools": [{"type": "function", "function": {"name": "f"}}],
-    "truncate_prompt_tokens": 5,
     "use_beam_search": True,
     "web_search_options": {},
 }
@@ -109,7 +101,7 @@ def test_a_field_that_is_not_built_is_refused_by_name(field: str):
     assert caught.value.param == field
 
 
-@pytest.mark.parametrize("field", ["echo", "suffix", "prompt_embeds"])
+@pytest.mark.parametrize("field", ["suffix", "prompt_embeds"])
 def test_what_completions_lack_is_refused_by_name(field: str):
     with pytest.raises(Unsupported, match=field):
         sampling.check(completion(**{field: "x"}), LimitsConfig())
@@ -133,6 +125,9 @@ def test_zero_is_not_taken_for_false():
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"cache_salt": "a" * 129}, "cache_salt"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"bad_words": ["a"] * 1025}, "bad_words"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ],
 )
 def test_settings_bound_a_request(fields: dict[str, Any], param: str):
@@ -149,6 +144,8 @@ def test_everything_at_its_bound_passes():
             stop=["a" * 256] * 16,
             logit_bias={str(i): 100 for i in range(1024)},
             cache_salt="a" * 128,
+            bad_words=["a"] * 1024,
+            prompt_logprobs=20,
             stream=True,
             stream_options={"include_usage": True},
         ),
@@ -163,6 +160,8 @@ def test_everything_at_its_bound_passes():
         ({"min_tokens": 11}, "min_tokens"),
         ({"logit_bias": {str(VOCAB): 1}}, "logit_bias"),
         ({"stop_token_ids": [VOCAB]}, "stop_token_ids"),
+        ({"allowed_token_ids": [VOCAB]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1] * (VOCAB + 1)}, "allowed_token_ids"),
     ],
 )
 def test_what_contradicts_itself_or_the_model_is_refused(fields: dict[str, Any], param: str):

@@ -34,6 +34,8 @@ MIXED = [
     params(temperature=0.9, top_p=0.999, repetition_penalty=0.8, logit_bias={3: 4.0, 7: -100.0}),
     params(min_tokens=5, logprobs=0),
     params(temperature=2.0, min_tokens=2, top_k=400, top_p=0.95, min_p=0.001),
+    params(temperature=1.0, allowed_token_ids=(3, 77, 410)),
+    params(bad_words=((11, 11, 5), (8,)), top_k=3, temperature=0.5),
 ]
 
 
@@ -181,6 +183,59 @@ def test_a_mask_binds_its_own_row():
     assert tokens[0] == logits[0].argmax()
     assert tokens[1] in {31, 599}
     assert tokens[2] == 32
+
+
+def test_only_allowed_tokens_are_chosen_and_a_grammar_narrows_them():
+    logits = logits_of(3)
+    asked = [params(allowed_token_ids=(40, 31, 599)), params(), params(temperature=1.0, allowed_token_ids=(7,))]
+    _, sampler, asking = ready(asked)
+    expected = [max((31, 40, 599), key=lambda token: logits[0, token]), int(logits[1].argmax()), 7]
+
+    assert sampler(logits.clone(), asking, None).tokens.tolist() == expected
+    assert sampler(logits.clone(), asking, bits({31, 5}, {32}, None)).tokens.tolist() == [31, 32, 7]
+
+
+def best_of(allowed: list[int], asked: SamplingParams) -> int:
+    """Return the token chosen where those in `allowed` are likely, the first of them most."""
+    logits = torch.zeros(VOCAB)
+    logits[allowed] = torch.arange(len(allowed), 0, -1).float()
+    return int(sample_one(logits, asked).tokens)
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        ((), 20),
+        (((20,),), 21),  # a word of one token never comes
+        (((11, 20),), 21),  # the answer ends 9, 11, 11
+        (((11, 11, 20),), 21),
+        (((9, 11, 11, 20),), 21),
+        (((9, 11, 20),), 20),
+        (((7, 9, 11, 11, 20),), 20),  # begun in the prompt, which does not count
+        (((5, 9, 5, 7, 9, 11, 11, 3, 3, 20),), 20),  # longer than all there is
+        (((9, 20), (11, 20)), 21),  # two that end alike, one of them under way
+        (((11, 20), (9, 20)), 21),
+        (((11, 20), (11, 11, 20), (20, 21), (21,)), 22),
+    ],
+)
+def test_the_token_that_would_complete_a_bad_word_is_not_chosen(words, chosen):
+    assert best_of([20, 21, 22], params(bad_words=words)) == chosen
+
+
+def test_each_row_minds_its_own_bad_words():
+    logits = torch.zeros((3, VOCAB))
+    logits[:, 20], logits[:, 21] = 2.0, 1.0
+    asked = [params(bad_words=((11, 20), (300,))), params(), params(bad_words=((9, 20), (11, 21), (11, 20)))]
+    _, sampler, asking = ready(asked)
+
+    assert sampler(logits.clone(), asking, None).tokens.tolist()[:2] == [21, 20]
+    assert sampler(logits.clone(), asking, None).tokens.tolist()[2] not in (20, 21)
+
+
+@pytest.mark.parametrize("field", [{"allowed_token_ids": (VOCAB,)}, {"bad_words": ((3, VOCAB),)}])
+def test_a_token_that_is_not_there_breaks_the_row_that_names_it(field):
+    rows, _, _ = ready([params(), params(**field)])
+    assert list(rows.broken) == [1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -6,14 +6,20 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from infd.http.schema.logprobs import PromptLogprob
 from infd.http.schema.usage import PromptTokensDetails, Usage
 from infd.http.sse import event
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from msgspec import Struct
 
     from infd.engine.ticket import Ticket
     from infd.http.answer import Part
+    from infd.http.schema.logprobs import PromptLogprobs
+    from infd.request import TokenLogprobs
+    from infd.text.tokenizer import Tokenizer
 
 # Stands for the text in a chunk that is cut in two around it. Encoded, it is b'"\\u0000"', which nothing else contains.
 PLACE: Final = "\0"
@@ -52,6 +58,29 @@ def usage(ticket: Ticket) -> Usage:
         total_tokens=ticket.prompt_tokens + ticket.generated_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=ticket.cached_tokens),
     )
+
+
+def explain_prompt(
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], most: int, tokenizer: Tokenizer
+) -> PromptLogprobs:
+    """Return how likely each token of a prompt was, with the `most` likely ones in its place."""
+    explained: PromptLogprobs = []
+    for token_id, each in zip(token_ids, logprobs, strict=True):
+        if each is None:
+            explained.append(None)
+            continue
+        told = {token_id: (each.chosen, each.rank or 0)}
+        for rank, (top_id, logprob) in enumerate(zip(each.top_ids[:most], each.top, strict=False), 1):
+            told.setdefault(top_id, (logprob, rank))
+        explained.append(
+            {
+                token_id: PromptLogprob(
+                    logprob=finite(logprob), rank=rank, decoded_token=readable(tokenizer.piece(token_id))
+                )
+                for token_id, (logprob, rank) in told.items()
+            }
+        )
+    return explained
 
 
 def readable(piece: bytes) -> str:

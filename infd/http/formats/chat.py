@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from infd.http.formats.base import PLACE, around, finite, readable, usage
+from infd.http.formats.base import PLACE, around, explain_prompt, finite, readable, usage
 from infd.http.schema.chat import (
     ChatChoice,
     ChatChunk,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infd.engine.ticket import Ticket
     from infd.http.answer import Part
     from infd.http.schema.chat import ChatRequest
+    from infd.http.schema.logprobs import PromptLogprobs
     from infd.http.schema.usage import Usage
     from infd.text.tokenizer import Tokenizer
 
@@ -42,10 +43,11 @@ class ChatFormat:
         self._include_usage = bool(options and options.include_usage)
         self._running_usage = bool(options and options.continuous_usage_stats)
         self._logprobs = bool(request.logprobs)
+        self._most = request.prompt_logprobs or 0
         self._show_ids = bool(request.return_token_ids)
         self._ticket = ticket
         self._tokenizer = tokenizer
-        self._prompt = list(prompt) if self._show_ids else None
+        self._prompt = prompt
         self._id = f"chatcmpl-{ticket.id}"
         self._created = int(time.time())
         self._model = model
@@ -61,7 +63,7 @@ class ChatFormat:
         for part in parts:
             if part.index not in self._begun:
                 self._begun.add(part.index)
-                pieces.append(self._opening_event(part.index))
+                pieces.append(self._opening_event(part))
             if part.finish is None and self._only_text:
                 if part.text:
                     before, after = self._frames[part.index]
@@ -96,14 +98,16 @@ class ChatFormat:
                 model=self._model,
                 choices=choices,
                 usage=usage(self._ticket),
-                prompt_token_ids=UNSET if self._prompt is None else self._prompt,
+                prompt_token_ids=list(self._prompt) if self._show_ids else UNSET,
+                prompt_logprobs=self._explain_prompt(parts[0]),
             )
         )
 
-    def _opening_event(self, index: int) -> bytes:
-        chunk = self._chunk(ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content="")))
-        if self._prompt is not None:
-            chunk.prompt_token_ids = self._prompt
+    def _opening_event(self, part: Part) -> bytes:
+        chunk = self._chunk(ChatChunkChoice(index=part.index, delta=ChatDelta(role="assistant", content="")))
+        if self._show_ids:
+            chunk.prompt_token_ids = list(self._prompt)
+        chunk.prompt_logprobs = self._explain_prompt(part)
         return event(msgspec.json.encode(chunk))
 
     def _event(self, part: Part) -> bytes:
@@ -133,12 +137,19 @@ class ChatFormat:
             usage=cost,
         )
 
+    def _explain_prompt(self, part: Part) -> PromptLogprobs | UnsetType:
+        """Tell it once, with the first choice."""
+        if part.prompt_logprobs is None or part.index:
+            return UNSET
+        return explain_prompt(self._prompt, part.prompt_logprobs, self._most, self._tokenizer)
+
     def _explain(self, part: Part) -> ChatLogprobs | None:
         if not self._logprobs:
             return None
         piece = self._tokenizer.piece
         content = []
         for token_id, logprobs in zip(part.token_ids, part.logprobs, strict=True):
+            assert logprobs is not None  # a chat echoes nothing
             chosen = piece(token_id)
             likely = [
                 TopLogprob(token=readable(text), logprob=finite(logprob), bytes=list(text))

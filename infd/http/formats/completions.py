@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from infd.http.formats.base import PLACE, around, finite, readable, usage
+from infd.http.formats.base import PLACE, around, explain_prompt, finite, readable, usage
 from infd.http.schema.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
 from infd.http.sse import event
 
@@ -40,6 +40,7 @@ class CompletionFormat:
         self._include_usage = bool(options and options.include_usage)
         self._running_usage = bool(options and options.continuous_usage_stats)
         self._logprobs = request.logprobs
+        self._prompt_logprobs = request.prompt_logprobs
         self._show_ids = bool(request.return_token_ids)
         self._ticket = ticket
         self._tokenizer = tokenizer
@@ -57,7 +58,7 @@ class CompletionFormat:
     def events(self, parts: list[Part]) -> bytes:
         pieces: list[bytes] = []
         for part in parts:
-            if part.finish is None and self._only_text:
+            if part.finish is None and self._only_text and part.prompt_logprobs is None:
                 if part.text:
                     before, after = self._frames[part.index]
                     pieces += before, msgspec.json.encode(part.text), after
@@ -83,11 +84,18 @@ class CompletionFormat:
             choice.token_ids = part.token_ids
             if part.index not in self._begun:
                 self._begun.add(part.index)
-                choice.prompt_token_ids = list(self._prompts[part.index // self._per_prompt])
+                choice.prompt_token_ids = list(self._prompt(part))
+        if part.prompt_logprobs is not None and self._prompt_logprobs is not None:
+            choice.prompt_logprobs = explain_prompt(
+                self._prompt(part), part.prompt_logprobs, self._prompt_logprobs, self._tokenizer
+            )
         if part.finish is not None:
             choice.finish_reason = part.finish.value
             choice.stop_reason = part.stop_reason
         return choice
+
+    def _prompt(self, part: Part) -> tuple[int, ...]:
+        return self._prompts[part.index // self._per_prompt]
 
     def _chunk(self, choices: list[CompletionChoice]) -> CompletionResponse:
         cost: Usage | UnsetType | None = UNSET
@@ -100,15 +108,22 @@ class CompletionFormat:
     def _explain(self, part: Part) -> CompletionLogprobs | None:
         if self._logprobs is None:
             return None
-        tokens, offsets, likely = [], [], []
+        tokens, offsets = [], []
+        chosen: list[float | None] = []
+        likely: list[dict[str, float] | None] = []
         offset = self._offsets[part.index]
         for token_id, logprobs in zip(part.token_ids, part.logprobs, strict=True):
             token = readable(self._tokenizer.piece(token_id))
             tokens.append(token)
             offsets.append(offset)
             offset += len(token)
+            if logprobs is None:
+                chosen.append(None)
+                likely.append(None)
+                continue
+            chosen.append(finite(logprobs.chosen))
             top: dict[str, float] = {}
-            for top_id, logprob in zip(logprobs.top_ids, logprobs.top, strict=True):
+            for top_id, logprob in zip(logprobs.top_ids[: self._logprobs], logprobs.top, strict=False):
                 # Different halves of characters read alike; the likelier one keeps the name.
                 top.setdefault(readable(self._tokenizer.piece(top_id)), finite(logprob))
             top.setdefault(token, finite(logprobs.chosen))
@@ -116,7 +131,7 @@ class CompletionFormat:
         self._offsets[part.index] = offset
         return CompletionLogprobs(
             text_offset=offsets,
-            token_logprobs=[finite(logprobs.chosen) for logprobs in part.logprobs],
+            token_logprobs=chosen,
             tokens=tokens,
             top_logprobs=likely if self._logprobs else None,
         )

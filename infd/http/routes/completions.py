@@ -10,67 +10,99 @@ from infd.errors import InvalidRequest
 from infd.http import sampling, send
 from infd.http.body import read
 from infd.http.formats.completions import CompletionFormat
-from infd.http.prompt import check_length, encode
+from infd.http.prompt import Prompt, check_length, cut, encode
 from infd.http.schema.completions import CompletionRequest
 from infd.http.service import EXCHANGE, SERVICE
-from infd.http.submit import submit
+from infd.http.submit import Wanted, submit
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from infd.config import Config
+    from infd.http.served import ServedModel
+    from infd.offload import Offload
 
 DECODER: Final = msgspec.json.Decoder(CompletionRequest)
 DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
 
-Prompt = str | list[int]
+Written = str | list[int]
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
     """Continue one text, or several."""
     service, exchange = request.app[SERVICE], request[EXCHANGE]
     said, size = await read(request, DECODER)
-    prompts = _prompts(said)
-    _check(said, len(prompts), service.config)
-    async with service.engine.admit((said.n or 1) * len(prompts), size) as ticket:
+    written = prompts_of(said)
+    check(said, len(written), service.config)
+    async with service.engine.admit(_choices(said) * len(written), size) as ticket:
         exchange.begin(ticket, said.request_id)
         served = service.model()
         model = served.name(said.model)
-        encoded: list[tuple[int, ...]] = []
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                check_length(prompt, served, param="prompt")
-                special = said.add_special_tokens is not False
-                encoded.append(await encode(prompt, served, service.offload, add_special_tokens=special))
-            else:
-                sampling.check_ids(prompt, served, "prompt")
-                encoded.append(tuple(prompt))
-        answer = await submit(
-            said,
-            encoded,
-            served,
-            ticket,
-            exchange,
-            prompt_param="prompt",
-            max_tokens=said.max_tokens,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            logprobs=said.logprobs,
-        )
-        format = CompletionFormat(said, ticket, model=model, tokenizer=served.tokenizer, prompts=encoded)
+        prompts = await read_prompts(said, written, served, service.offload)
+        answer = await submit(said, _wanted(said), prompts, served, ticket, exchange, service.offload)
+        ids = [prompt.ids for prompt in prompts]
+        format = CompletionFormat(said, ticket, model=model, tokenizer=served.tokenizer, prompts=ids)
         return await send.answer(request, answer, format, stream=bool(said.stream))
 
 
-def _check(said: CompletionRequest, prompts: int, config: Config) -> None:
+async def read_prompts(
+    said: CompletionRequest, written: list[Written], served: ServedModel, offload: Offload
+) -> list[Prompt]:
+    """Return what the model reads. Raises InvalidRequest, PromptTooLong."""
+    prompts: list[Prompt] = []
+    for each in written:
+        if isinstance(each, str):
+            if said.truncate_prompt_tokens is None:
+                check_length(each, served, param="prompt")
+            special = said.add_special_tokens is not False
+            prompt = Prompt(await encode(each, served, offload, add_special_tokens=special), each)
+        else:
+            sampling.check_ids(each, served, "prompt")
+            prompt = Prompt(tuple(each))
+        prompts.append(cut(prompt, said, DEFAULT_MAX_TOKENS if said.max_tokens is None else said.max_tokens, served))
+    return prompts
+
+
+def check(said: CompletionRequest, prompts: int, config: Config) -> None:
+    """Refuse what no model could answer. Raises InvalidRequest, Unsupported."""
     sampling.check(said, config.limits)
-    if (said.n or 1) * prompts > config.scheduler.max_waiting:
+    n, choices = said.n or 1, _choices(said)
+    if choices < n:
+        raise InvalidRequest(f"best_of {choices} is less than n {n}", param="best_of")
+    if choices > config.limits.choices:
+        raise InvalidRequest(f"best_of is at most {config.limits.choices}", param="best_of")
+    if choices > n and said.stream:
+        raise InvalidRequest("the best are known at the end only: they cannot be streamed", param="best_of")
+    if choices * prompts > config.scheduler.max_waiting:
         raise InvalidRequest(
-            f"{prompts} prompts with {said.n or 1} answers each are more than the queue ever holds", param="prompt"
+            f"{prompts} prompts with {choices} answers each are more than the queue ever holds", param="prompt"
         )
     if said.logprobs is not None and said.logprobs > config.limits.top_logprobs:
         raise InvalidRequest(f"logprobs is at most {config.limits.top_logprobs}", param="logprobs")
+    if said.max_tokens == 0 and not said.echo and said.prompt_logprobs is None:
+        raise InvalidRequest("max_tokens 0 is only for requests with echo or prompt_logprobs", param="max_tokens")
 
 
-def _prompts(said: CompletionRequest) -> list[Prompt]:
+def _choices(said: CompletionRequest) -> int:
+    return said.best_of or said.n or 1
+
+
+def _wanted(said: CompletionRequest) -> Wanted:
+    n, choices = said.n or 1, _choices(said)
+    echoed = said.logprobs if said.echo else None  # logprobs of an echo are its tokens' too
+    return Wanted(
+        prompt_param="prompt",
+        max_tokens=said.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        choices=choices,
+        answers=n,
+        logprobs=0 if said.logprobs is None and choices > n else said.logprobs,
+        prompt_logprobs=max((k for k in (said.prompt_logprobs, echoed) if k is not None), default=None),
+        echo=bool(said.echo),
+    )
+
+
+def prompts_of(said: CompletionRequest) -> list[Written]:
     """Tell the four forms of a prompt apart. Raises InvalidRequest for a mixture."""
     prompt = said.prompt
     if isinstance(prompt, str):
@@ -79,5 +111,5 @@ def _prompts(said: CompletionRequest) -> list[Prompt]:
     if kinds == {int}:
         return [cast("list[int]", prompt)]
     if kinds in ({str}, {list}):
-        return cast("list[Prompt]", prompt)
+        return cast("list[Written]", prompt)
     raise InvalidRequest("prompt is a text, texts, token ids, or lists of token ids, not a mixture", param="prompt")

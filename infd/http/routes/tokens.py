@@ -10,7 +10,7 @@ from infd.errors import InvalidRequest
 from infd.http import send
 from infd.http.body import read
 from infd.http.formats.base import readable
-from infd.http.prompt import SHORT_CHARACTERS, conversation, encode, render
+from infd.http.prompt import conversation, decode, encode, render
 from infd.http.sampling import check_ids
 from infd.http.schema.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from infd.http.service import SERVICE
@@ -31,7 +31,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     if (said.prompt is None) == (said.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if said.messages is not None:
-        ids = await render(
+        prompt = await render(
             conversation(said.messages),
             served,
             service.offload,
@@ -41,6 +41,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
             add_special_tokens=said.add_special_tokens,
             must_fit=False,
         )
+        ids = prompt.ids
     else:
         special = said.add_special_tokens is not False
         ids = await encode(said.prompt or "", served, service.offload, add_special_tokens=special)
@@ -56,9 +57,5 @@ async def detokenize(request: web.Request) -> web.StreamResponse:
     served = service.model()
     served.name(said.model)
     check_ids(said.tokens, served, "tokens")
-    decode = served.tokenizer.decode
-    if len(said.tokens) <= SHORT_CHARACTERS:
-        text = decode(said.tokens, skip_special_tokens=False)
-    else:
-        text = await service.offload(decode, said.tokens, skip_special_tokens=False)
+    text = await decode(said.tokens, served, service.offload, skip_special_tokens=False)
     return send.json(msgspec.json.encode(DetokenizeResponse(prompt=text)))

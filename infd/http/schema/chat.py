@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import ABSENT, GenerationRequest, NotBuilt
 from infd.http.schema.usage import Usage
 
@@ -55,6 +56,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: TemplateKwargs | None = None
 
     audio: NotBuilt = ABSENT
+    best_of: NotBuilt = ABSENT
     chat_template: NotBuilt = ABSENT
     documents: NotBuilt = ABSENT
     echo: NotBuilt = ABSENT
@@ -130,6 +132,7 @@ class ChatResponse(Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatDelta(Struct, kw_only=True):
@@ -160,3 +163,4 @@ class ChatChunk(Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import ABSENT, GenerationRequest, NotBuilt, TokenId
 from infd.http.schema.usage import Usage
 
@@ -14,22 +15,27 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """What is asked. A prompt is a text or token ids; several of either may be given."""
 
     prompt: str | Annotated[list[str | TokenId | Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0: only look at the prompt
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0)] | None = None
 
-    echo: NotBuilt = ABSENT
     prompt_embeds: NotBuilt = ABSENT
     suffix: NotBuilt = ABSENT
 
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {**GenerationRequest.NEUTRAL, "echo": (False,), "suffix": ("",)}
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {**GenerationRequest.NEUTRAL, "suffix": ("",)}
 
 
 class CompletionLogprobs(Struct, kw_only=True):
-    """Parallel lists, one entry per generated token; offsets count characters of the answer."""
+    """Parallel lists, one entry per token; offsets count characters of the answer.
+
+    Where the prompt is echoed, its first token has no log-probability.
+    """
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]] | None
+    top_logprobs: list[dict[str, float] | None] | None
 
 
 class CompletionChoice(Struct, kw_only=True):
@@ -42,6 +48,7 @@ class CompletionChoice(Struct, kw_only=True):
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionResponse(Struct, kw_only=True):

@@ -9,6 +9,7 @@ from msgspec import Meta, Raw, Struct
 TokenId = Annotated[int, Meta(ge=0)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 StopString = Annotated[str, Meta(min_length=1)]
+BadWord = Annotated[str, Meta(min_length=1)]
 
 # A known field that infd does not do yet. Null and the values under NEUTRAL pass, any other is refused by name.
 NotBuilt = Raw
@@ -46,7 +47,12 @@ class GenerationRequest(Struct, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: list[BadWord] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # the last so many; -1: all that fit
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
 
@@ -54,30 +60,22 @@ class GenerationRequest(Struct, kw_only=True):
     request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")] | None = None  # it comes back in a header
     cache_salt: str | None = None
 
-    allowed_token_ids: NotBuilt = ABSENT
-    bad_words: NotBuilt = ABSENT
-    best_of: NotBuilt = ABSENT
     guided_choice: NotBuilt = ABSENT
     guided_grammar: NotBuilt = ABSENT
     guided_json: NotBuilt = ABSENT
     guided_regex: NotBuilt = ABSENT
     length_penalty: NotBuilt = ABSENT
     logits_processors: NotBuilt = ABSENT
-    prompt_logprobs: NotBuilt = ABSENT
     response_format: NotBuilt = ABSENT
     return_tokens_as_token_ids: NotBuilt = ABSENT
-    spaces_between_special_tokens: NotBuilt = ABSENT
     structured_outputs: NotBuilt = ABSENT
     thinking_token_budget: NotBuilt = ABSENT
-    truncate_prompt_tokens: NotBuilt = ABSENT
     use_beam_search: NotBuilt = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "bad_words": ([],),
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
         "response_format": ({"type": "text"},),
         "return_tokens_as_token_ids": (False,),
-        "spaces_between_special_tokens": (True,),
         "use_beam_search": (False,),
     }

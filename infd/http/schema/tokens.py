@@ -32,6 +32,16 @@ class TokenizeResponse(Struct, kw_only=True):
     token_strs: list[str] | None
 
 
+class RenderedPrompt(Struct, kw_only=True):
+    """What the model would read, and how much it could at most."""
+
+    model: str
+    prompt: str
+    token_ids: list[int]
+    count: int
+    max_model_len: int
+
+
 class DetokenizeRequest(Struct, kw_only=True):
     """Ids to turn back into text, special ones included."""
 

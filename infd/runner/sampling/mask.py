@@ -1,4 +1,4 @@
-"""Forbid the tokens that a bitmask does not allow."""
+"""Forbid the tokens that a bitmask does not allow: a grammar's, or a request's own."""
 
 from __future__ import annotations
 

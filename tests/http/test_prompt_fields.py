@@ -1,0 +1,290 @@
+"""What a request may say about its prompt: score it, echo it, read only its end, or just show it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from infd.http import send
+from infd.http.formats.base import readable
+from infd.http.prompt import forbidden
+from infd.offload import Offload
+from tests.fakes import continuation, likeliness, prompt_likelihoods
+from tests.http.model import MODEL, chat_prompt, foretell, served, tokenizer
+from tests.text import vocabularies
+
+if TYPE_CHECKING:
+    from tests.http.endpoint import Endpoint
+
+PROMPT = [300, 301, 302, 303, 304]
+TEXT = tokenizer().decode(PROMPT)
+LONG = [300 + i % 90 for i in range(150)]  # more than one step computes
+
+
+def explained(prompt: list[int], most: int) -> list[dict[str, Any] | None]:
+    """Return the prompt_logprobs that the fake model's scores come to."""
+    told: list[dict[str, Any] | None] = [None]
+    for token_id, each in zip(prompt[1:], prompt_likelihoods(prompt, most), strict=True):
+        entry = {token_id: (each.chosen, each.rank)}
+        for rank, (top_id, logprob) in enumerate(zip(each.top_ids, each.top, strict=True), 1):
+            entry.setdefault(top_id, (logprob, rank))
+        told.append(
+            {
+                str(i): {
+                    "logprob": logprob,
+                    "rank": rank,
+                    "decoded_token": tokenizer().piece(i).decode("utf-8", "replace"),
+                }
+                for i, (logprob, rank) in entry.items()
+            }
+        )
+    return told
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG, [300]])
+async def test_a_prompt_is_scored_token_by_token(endpoint: Endpoint, prompt: list[int]):
+    body = await endpoint.complete(prompt=prompt, prompt_logprobs=2, max_tokens=3, n=2)
+
+    for choice in body["choices"]:
+        assert choice["prompt_logprobs"] == explained(prompt, 2)
+        assert choice["text"] == foretell(prompt, 3, seed=choice["index"])[1]
+
+
+async def test_a_prompt_in_the_cache_is_scored_all_the_same(endpoint: Endpoint):
+    await endpoint.complete(prompt=LONG, max_tokens=1)
+    body = await endpoint.complete(prompt=LONG, prompt_logprobs=0, max_tokens=1)
+    again = await endpoint.complete(prompt=LONG, max_tokens=1)
+
+    assert body["choices"][0]["prompt_logprobs"] == explained(LONG, 0)
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_a_chat_tells_its_prompts_scores_once(endpoint: Endpoint):
+    prompt = chat_prompt("hi")
+    body = await endpoint.chat(prompt_logprobs=1, max_tokens=2, n=2)
+    said = {"messages": [{"role": "user", "content": "hi"}], "seed": 0, "prompt_logprobs": 1, "max_tokens": 2, "n": 2}
+    events = await endpoint.events("/v1/chat/completions", said)
+
+    assert body["prompt_logprobs"] == explained(prompt, 1)
+    assert [event["prompt_logprobs"] for event in events if "prompt_logprobs" in event] == [explained(prompt, 1)]
+
+
+async def test_nobody_is_told_what_was_not_asked(endpoint: Endpoint):
+    body = await endpoint.complete(prompt=PROMPT, echo=True, logprobs=1, max_tokens=2)
+
+    assert "prompt_logprobs" not in body["choices"][0]
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, TEXT])
+async def test_an_echo_is_the_prompt_and_then_the_answer(endpoint: Endpoint, prompt: Any):
+    ids, text = foretell(PROMPT, 4)
+    body = await endpoint.complete(prompt=prompt, echo=True, max_tokens=4, logprobs=2, return_token_ids=True)
+
+    (choice,) = body["choices"]
+    assert choice["text"] == TEXT + text
+    assert choice["token_ids"] == PROMPT + ids
+    assert body["usage"]["completion_tokens"] == 4
+    logprobs = choice["logprobs"]
+    pieces = [readable(tokenizer().piece(i)) for i in PROMPT + ids]
+    assert logprobs["tokens"] == pieces
+    assert logprobs["text_offset"] == [sum(map(len, pieces[:i])) for i in range(len(pieces))]
+    scores = prompt_likelihoods(PROMPT, 2)
+    assert logprobs["token_logprobs"] == [None, *(each.chosen for each in scores), *map(likeliness, ids)]
+    assert logprobs["top_logprobs"][0] is None
+    assert [entry[piece] for entry, piece in zip(logprobs["top_logprobs"][1:5], pieces[1:5], strict=True)] == [
+        each.chosen for each in scores
+    ]
+
+
+async def test_a_text_is_echoed_as_it_was_sent(endpoint: Endpoint):
+    text = "a <|im_end|> b\u00e9"
+    body = await endpoint.complete(prompt=text, echo=True, max_tokens=1)
+
+    assert body["choices"][0]["text"].startswith(text)
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"logprobs": 1, "n": 3}, {"prompt_logprobs": 2, "n": 2}])
+async def test_an_echo_streamed_and_joined_is_the_echo_gathered(endpoint: Endpoint, fields: dict[str, Any]):
+    said = {"prompt": [PROMPT, LONG], "seed": 0, "echo": True, "max_tokens": 6, **fields}
+    _, whole = await endpoint.post("/v1/completions", said)
+    events = await endpoint.events("/v1/completions", said)
+
+    parts: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        for choice in event["choices"]:
+            parts.setdefault(choice["index"], []).append(choice)
+    for choice in whole["choices"]:
+        pieces = parts[choice["index"]]
+        assert "".join(piece["text"] for piece in pieces) == choice["text"]
+        assert [piece["prompt_logprobs"] for piece in pieces if "prompt_logprobs" in piece] == (
+            [choice["prompt_logprobs"]] if "prompt_logprobs" in choice else []
+        )
+        for name, values in (choice["logprobs"] or {}).items():
+            assert [value for piece in pieces for value in piece["logprobs"][name]] == values
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG, [300]])
+async def test_without_tokens_to_generate_a_prompt_is_only_looked_at(endpoint: Endpoint, prompt: list[int]):
+    body = await endpoint.complete(prompt=prompt, echo=True, logprobs=0, max_tokens=0)
+
+    (choice,) = body["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (tokenizer().decode(prompt), "length")
+    assert choice["logprobs"]["token_logprobs"] == [None, *(each.chosen for each in prompt_likelihoods(prompt))]
+    assert body["usage"]["completion_tokens"] == 0
+
+
+async def test_an_echo_alone_costs_the_device_nothing(endpoint: Endpoint):
+    body = await endpoint.complete(prompt=[TEXT, "abc"], echo=True, max_tokens=0)
+    events = await endpoint.events("/v1/completions", {"prompt": PROMPT, "echo": True, "max_tokens": 0})
+
+    assert [choice["text"] for choice in body["choices"]] == [TEXT, "abc"]
+    assert "".join(choice["text"] for event in events for choice in event["choices"]) == TEXT
+    assert endpoint.executor.device.steps == 0
+    assert body["usage"]["total_tokens"] == len(PROMPT) + len(tokenizer().encode("abc"))
+
+
+async def test_long_explanations_are_written_off_the_loop(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):
+    threads = 0
+
+    class Counting(Offload):
+        async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            nonlocal threads
+            threads += 1
+            return await super().__call__(*args, **kwargs)
+
+    monkeypatch.setattr(endpoint.server.service, "offload", counting := Counting())
+    assert len(LONG) > send.SHORT_EXPLANATION
+    whole = await endpoint.complete(prompt=LONG, prompt_logprobs=1, max_tokens=2)
+    events = await endpoint.events("/v1/completions", {"prompt": LONG, "prompt_logprobs": 1, "max_tokens": 2})
+    await endpoint.complete(prompt=PROMPT, prompt_logprobs=1, max_tokens=2)
+    counting.close()
+
+    assert threads == 2
+    assert events[0]["choices"][0]["prompt_logprobs"] == whole["choices"][0]["prompt_logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "max_tokens", "kept"), [(3, 4, 3), (99, 4, 99), (-1, 20, 236), (-1, 1, 255), (-1, None, 240)]
+)
+async def test_only_the_end_of_a_prompt_is_read_where_asked(
+    endpoint: Endpoint, keep: int, max_tokens: int | None, kept: int
+):
+    prompt = [300 + i % 77 for i in range(300)]
+    said = {} if max_tokens is None else {"max_tokens": max_tokens}
+    body = await endpoint.complete(prompt=prompt, truncate_prompt_tokens=keep, return_token_ids=True, **said)
+
+    (choice,) = body["choices"]
+    assert choice["prompt_token_ids"] == prompt[-kept:]
+    assert body["usage"]["prompt_tokens"] == kept
+    assert choice["text"] == foretell(prompt[-kept:], max_tokens or 16)[1]
+
+
+async def test_texts_and_chats_are_cut_too_however_long(endpoint: Endpoint):
+    text = "ab" * 5000
+    ids = tokenizer().encode(text)[-7:]
+    completion = await endpoint.complete(prompt=text, truncate_prompt_tokens=7, echo=True, max_tokens=1)
+    chat = await endpoint.post(
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": text}],
+            "truncate_prompt_tokens": -1,
+            "return_token_ids": True,
+            "max_tokens": 6,
+        },
+    )
+
+    assert completion["choices"][0]["text"].startswith(tokenizer().decode(ids))
+    assert completion["usage"]["prompt_tokens"] == 7
+    assert chat[1]["prompt_token_ids"] == chat_prompt(text)[-250:]
+
+
+async def test_a_prompt_short_enough_is_left_whole(endpoint: Endpoint):
+    body = await endpoint.complete(prompt=PROMPT, truncate_prompt_tokens=5, return_token_ids=True)
+
+    assert body["choices"][0]["prompt_token_ids"] == PROMPT
+
+
+async def test_the_prompt_of_a_chat_can_be_seen_without_an_answer(endpoint: Endpoint):
+    said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "return_token_ids": True}
+    status, shown = await endpoint.post("/v1/chat/completions/render", said)
+    _, answered = await endpoint.post("/v1/chat/completions", said)
+
+    assert status == 200
+    assert shown == {
+        "model": MODEL,
+        "prompt": tokenizer().decode(chat_prompt("hi"), skip_special_tokens=False),
+        "token_ids": answered["prompt_token_ids"],
+        "count": len(answered["prompt_token_ids"]),
+        "max_model_len": 256,
+    }
+
+
+async def test_the_prompts_of_a_completion_can_be_seen_without_an_answer(endpoint: Endpoint):
+    _, texts = await endpoint.post("/v1/completions/render", {"prompt": ["abc", "a<|im_end|>"]})
+    _, ids = await endpoint.post("/v1/completions/render", {"prompt": [*PROMPT, 2], "truncate_prompt_tokens": 3})
+
+    assert [(each["prompt"], each["token_ids"]) for each in texts] == [
+        (text, tokenizer().encode(text)) for text in ("abc", "a<|im_end|>")
+    ]
+    assert [(each["prompt"], each["token_ids"]) for each in ids] == [
+        (tokenizer().decode(PROMPT[-2:]) + "<|im_end|>", [*PROMPT[-2:], 2])
+    ]
+    assert endpoint.executor.device.steps == 0
+
+
+@pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "logprobs": 1}])
+async def test_the_best_of_several_answers_are_those_likeliest_on_average(endpoint: Endpoint, fields: dict[str, Any]):
+    answers = [continuation(PROMPT, 6, seed=seed) for seed in range(5)]
+    best = sorted(answers, key=lambda answer: sum(map(likeliness, answer)), reverse=True)
+    body = await endpoint.complete(prompt=PROMPT, max_tokens=6, n=2, best_of=5, return_token_ids=True, **fields)
+
+    echo = PROMPT if "echo" in fields else []
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert [choice["token_ids"] for choice in body["choices"]] == [echo + answer for answer in best[:2]]
+    assert all((choice["logprobs"] is not None) == ("logprobs" in fields) for choice in body["choices"])
+    assert body["usage"]["completion_tokens"] == 30
+
+
+@pytest.fixture
+async def offload():
+    offload = Offload()
+    yield offload
+    offload.close()
+
+
+async def test_a_bad_word_is_spelled_as_it_begins_a_text_and_as_it_stands_within_one(offload: Offload):
+    merging = msgspec.structs.replace(served(256), tokenizer=vocabularies.wrap(vocabularies.byte_level()))
+
+    def ids(*texts: str) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(merging.tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+
+    assert await forbidden([], merging, offload) == ()
+    assert await forbidden(["answer", " the"], merging, offload) == ids("answer", " answer", "the", " the")
+    assert await forbidden(["quick", "quick"], merging, offload) == ids("quick")  # its space is a token
+
+
+async def test_many_bad_words_are_spelled_off_the_loop_with_the_same_result(offload: Offload):
+    words = [f"w{i}" for i in range(200)]
+    few = [await forbidden([word], served(256), offload) for word in words]
+
+    assert await forbidden(words, served(256), offload) == tuple(spelled for each in few for spelled in each)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+async def test_spaces_between_special_tokens_are_nothing_to_byte_level_tokenizers(endpoint: Endpoint, skip: bool):
+    said = {"prompt": PROMPT, "skip_special_tokens": skip, "max_tokens": 8}
+    bodies = [await endpoint.complete(**said, spaces_between_special_tokens=spaces) for spaces in (True, False)]
+
+    assert bodies[0]["choices"] == bodies[1]["choices"]
+
+
+async def test_where_a_tokenizer_may_put_them_they_cannot_be_left_out(endpoint: Endpoint):
+    endpoint.server.served = msgspec.structs.replace(served(256), tokenizer=vocabularies.wrap(vocabularies.wordpiece()))
+    status, body = await endpoint.post(
+        "/v1/completions", {"prompt": [5], "spaces_between_special_tokens": False, "skip_special_tokens": False}
+    )
+
+    assert (status, body["error"]["param"]) == (400, "spaces_between_special_tokens")
