@@ -8,6 +8,7 @@ read with their file's descriptor, in the order in which they are stored.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from math import prod
 from pathlib import Path
@@ -27,6 +28,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # says which file holds each tensor, where there are several
 HEADER_BYTES = 2**25  # several times the largest real one; the format's own limit would cost gigabytes to parse
 JSON_BYTES = 2**26  # config.json and its like; an index of a large model is a few MiB
+
+_COUNTED = re.compile(r"(\D*)(\d*)")
 
 BITS = MappingProxyType({
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
@@ -174,8 +177,10 @@ class Checkpoint:
     def _open(self) -> dict[str, StoredTensor]:
         single, index = self.directory / SINGLE, self.directory / INDEX
         promised = indexed_files(index) if index.exists() and not single.exists() else {}
-        for path in sorted({self.directory / file for file in promised.values()}) or [single]:
-            self._files.append(TensorFile(path))
+        if not promised and not single.exists():
+            raise CheckpointError(f"{single}: No such file{_instead(self.directory)}")
+        for file in sorted(set(promised.values()), key=_natural) or [SINGLE]:
+            self._files.append(TensorFile(self.directory / file))
         tensors: dict[str, StoredTensor] = {}
         for tensor in self.stored_order():
             if tensor.name in tensors:
@@ -226,6 +231,17 @@ def _read_object(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: malformed: {error}") from error
+
+
+def _natural(name: str) -> list[tuple[str, int, str]]:
+    """Order names as people count: part 2 before part 10. The longer number is the larger one."""
+    parts = ((text, number.lstrip("0")) for text, number in _COUNTED.findall(name))
+    return [(text, len(number), number) for text, number in parts]
+
+
+def _instead(directory: Path) -> str:
+    found = sorted(path.name for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".gguf"))
+    return f"; there is {found[0]}, but infd reads safetensors only" if found else ""
 
 
 def _open(path: Path) -> int:

@@ -71,6 +71,15 @@ def test_a_shorter_context_can_be_asked_for(tiny):
     assert loaded.facts["ops"][0]["family"] == "attention"
 
 
+def test_reading_the_weights_is_told_to_whoever_asks_and_to_the_watchdog(tiny):
+    told, pulse = [], Pulse()
+    build(settings(tiny("qwen3")), pulse, lambda done, total: told.append((done, total, pulse.count)))
+    done, totals, beats = zip(*told, strict=True)
+    assert done == tuple(sorted(done))
+    assert {done[-1]} == set(totals)
+    assert beats == tuple(range(1, len(told) + 1))
+
+
 def test_lowering_the_context_to_what_the_cache_holds_is_said_aloud(caplog):
     caplog.set_level(logging.WARNING)
     loaded = load(FakeModel(), config(), Pulse(), max_len=5000)  # 2**16 bytes in pages of 64

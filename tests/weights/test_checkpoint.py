@@ -176,6 +176,19 @@ def test_no_weights_at_all_is_an_error_that_names_the_file(tmp_path):
         Checkpoint(tmp_path)
 
 
+def test_weights_of_another_kind_are_named(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(CheckpointError, match=r"there is pytorch_model\.bin, but infd reads safetensors only"):
+        Checkpoint(tmp_path)
+
+
+def test_shards_are_read_in_the_order_in_which_people_count(tmp_path):
+    shards = {f"model-{part}.safetensors": {f"w{part}": torch.ones(1)} for part in (10, 9, 100, 2)}
+    with Checkpoint(write_sharded(tmp_path, shards)) as checkpoint:
+        assert [stored.name for stored in checkpoint.stored_order()] == ["w2", "w9", "w10", "w100"]
+
+
 def test_a_missing_config_is_an_error_that_names_the_file(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json: No such file"):
         Checkpoint(tmp_path)
