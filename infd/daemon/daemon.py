@@ -164,6 +164,7 @@ class Daemon:
             "block_size": str(self.config.cache.page_tokens),
             "num_gpu_blocks": str(capacity.pages),
             "enable_prefix_caching": str(self.config.cache.prefix_caching),
+            "cache_dtype": str(self.engine.describe().get("dtype", "")),
         }
         # What lives now lives as long as the process; the collector need not walk over it again and again.
         gc.collect()

@@ -237,6 +237,9 @@ class Engine:
         for flow in ticket.flows:
             if flow.seq in self._flows:
                 self._end(flow, None)
+        if ticket.flows:
+            self._metrics.request_choices.observe(ticket.flows[0].seq.request.choices)
+            self._metrics.request_longest_tokens.observe(max(flow.seq.generated for flow in ticket.flows))
         del self._tickets[ticket.id]
         if not self._tickets:
             self._empty.set()
@@ -288,6 +291,10 @@ class Engine:
         if flow.first is None:
             flow.first = now
             metrics.prompt_tokens += flow.prompt_tokens
+            if flow.prompt_tokens:
+                cached = seq.prompt_cached or 0
+                metrics.prompt_tokens_cached += cached
+                metrics.request_computed_tokens.observe(flow.prompt_tokens - cached)
             metrics.ttft.observe(now - flow.ticket.admitted)
             if flow.started is not None:
                 metrics.prefill.observe(now - flow.started)
@@ -313,15 +320,23 @@ class Engine:
         if finish is not None:
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
-        metrics, now = self._metrics, self.now()
-        metrics.terminal[finish.value if finish else "disconnect"] += 1
-        metrics.e2e.observe(now - flow.ticket.admitted)
-        metrics.request_prompt_tokens.observe(flow.seq.prompt_tokens)
-        metrics.request_generation_tokens.observe(flow.seq.generated)
-        if flow.first is not None:
-            metrics.decode.observe(flow.last - flow.first)
+        self._metrics.terminal[finish.value if finish else "disconnect"] += 1
+        self._measure(flow)
         if not self._flows:
             self._check_idle()
+
+    def _measure(self, flow: Flow) -> None:
+        """Count what one choice was and took."""
+        metrics, seq = self._metrics, flow.seq
+        metrics.e2e.observe(self.now() - flow.ticket.admitted)
+        metrics.request_prompt_tokens.observe(seq.prompt_tokens)
+        metrics.request_generation_tokens.observe(seq.generated)
+        metrics.request_max_tokens.observe(seq.request.sampling.max_tokens)
+        if flow.first is not None and flow.started is not None:
+            metrics.decode.observe(flow.last - flow.first)
+            metrics.inference.observe(flow.last - flow.started)
+            if seq.generated > 1:
+                metrics.per_token.observe((flow.last - flow.first) / (seq.generated - 1))
 
     def _check_idle(self) -> None:
         """With nobody left, nothing may be held."""
@@ -402,6 +417,7 @@ class Engine:
             state=status.state,
             running=status.running,
             waiting=status.waiting,
+            preparing=self._reserved_choices,
             pages=status.pages,
             pages_referenced=status.pages_referenced,
             pages_cached=status.pages_cached,

@@ -124,6 +124,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if status != InvalidRequest.status or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         response = failure.response(InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))
+        response.headers["Server"] = "infd"
         response.force_close()
         return response
 

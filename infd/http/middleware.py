@@ -34,6 +34,7 @@ METRICS: Final = "/metrics"
 # A client's own id is echoed in a header and written to the log: printable, and not long.
 _CLIENT_ID: Final = re.compile(r"[!-~]{1,128}")
 _COME_BACK: Final = frozenset({Overloaded.status, NotReady.status})
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
 _CLIENT_GONE: Final = 499  # what proxies write where there was nobody left to answer
 
 
@@ -52,8 +53,12 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
         return response
     finally:
         client.silent()
-        if _raw_path(request) not in OPEN:  # probes come every second
-            log.access(**_access_fields(request, exchange, status, time.monotonic() - began))
+        path = _raw_path(request)
+        if path not in OPEN:  # probes come every second
+            seconds = time.monotonic() - began
+            log.access(quiet=path == METRICS, **_access_fields(request, exchange, status, seconds))
+            if path != METRICS:
+                request.app[SERVICE].metrics.answered(_handler(request), _method(request), status, seconds)
 
 
 @web.middleware
@@ -116,6 +121,16 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
 def _raw_path(request: web.Request) -> str:
     # The path as sent: what decoding or an absolute-form target could disguise is not open.
     return request.raw_path.partition("?")[0]
+
+
+def _handler(request: web.Request) -> str:
+    """Name the route, not the path: metrics may have only so many labels, and clients choose paths."""
+    resource = request.match_info.route.resource
+    return "none" if resource is None else resource.canonical
+
+
+def _method(request: web.Request) -> str:
+    return request.method if request.method in _METHODS else "OTHER"
 
 
 def _access_fields(request: web.Request, exchange: Exchange, status: int, seconds: float) -> dict[str, object]:

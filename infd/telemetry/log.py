@@ -41,9 +41,9 @@ def configure(config: LogConfig, journal_stream: str = "") -> None:
     _ACCESS.setLevel(logging.NOTSET if config.access else logging.CRITICAL)
 
 
-def access(**fields: Any) -> None:
-    """Write the line of one answered request."""
-    _ACCESS.info("request", extra=fields)
+def access(*, quiet: bool = False, **fields: Any) -> None:
+    """Write the line of one answered request. `quiet`: only for those who want to see everything."""
+    _ACCESS.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
 
 
 class StandardError(logging.StreamHandler[TextIO]):

@@ -1,12 +1,14 @@
 """What is counted.
 
 Counting happens on the loop's thread in plain integers and lists; only a scrape
-meets prometheus_client (exposition.py). Warm-up and health probes never get here.
+meets prometheus_client (exposition.py), on another thread and with a copy.
+Warm-up and health probes never get here.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from copy import copy
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,7 @@ DURATION_S = (
 )
 LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+CHOICES = (1, 2, 5, 10, 20, 50, 100)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -58,6 +61,12 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
+    def __copy__(self) -> Histogram:
+        twin = Histogram(self.bounds)
+        twin.counts = self.counts.copy()
+        twin.sum = self.sum
+        return twin
+
     def cumulative(self) -> list[tuple[str, float]]:
         """Return (upper bound, values at or below it), as Prometheus wants its buckets."""
         bounds = [repr(float(bound)) for bound in self.bounds] + ["+Inf"]
@@ -70,6 +79,7 @@ class Gauges(Struct, kw_only=True):
     state: str = "starting"
     running: int = 0
     waiting: int = 0
+    preparing: int = 0  # of the waiting, those whose prompt is not encoded yet
     pages: int = 0
     pages_referenced: int = 0
     pages_cached: int = 0
@@ -88,6 +98,7 @@ class Metrics:
         self.compat = compat
 
         self.prompt_tokens = 0
+        self.prompt_tokens_cached = 0  # of those, found in the cache
         self.generation_tokens = 0
         self.preemptions = 0
         self.prefix_queries = 0  # prompt tokens looked up
@@ -97,6 +108,9 @@ class Metrics:
         self.connections = 0  # open now
         self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded"), 0)
 
+        self.http_requests: dict[tuple[str, str, str], int] = {}  # by handler, method, status
+        self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by handler, method
+
         self.ttft = Histogram(LATENCY_S)
         self.inter_token = Histogram(LATENCY_S)
         self.step = Histogram(LATENCY_S)
@@ -104,16 +118,34 @@ class Metrics:
         self.queue = Histogram(DURATION_S)
         self.prefill = Histogram(DURATION_S)
         self.decode = Histogram(DURATION_S)
+        self.inference = Histogram(DURATION_S)
+        self.per_token = Histogram(LATENCY_S)
         self.iteration_tokens = Histogram(STEP_TOKENS)
         self.request_prompt_tokens = Histogram(TOKENS)
         self.request_generation_tokens = Histogram(TOKENS)
+        self.request_longest_tokens = Histogram(TOKENS)
+        self.request_computed_tokens = Histogram(TOKENS)
+        self.request_max_tokens = Histogram(TOKENS)
+        self.request_choices = Histogram(CHOICES)
         self.loop_lag = Histogram(LAG_S)
 
         self.gauges: Callable[[], Gauges] = Gauges
         self.cache_config: dict[str, str] = {}  # fixed facts about the cache, known once it exists
 
-    def render(self) -> bytes:
-        """Return everything in Prometheus' text format."""
-        from infd.telemetry.exposition import expose
+    def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """Count one answered HTTP request. The labels come from our routes, not from clients."""
+        answers = (handler, method, f"{status // 100}xx")
+        self.http_requests[answers] = self.http_requests.get(answers, 0) + 1
+        self.http_seconds.setdefault((handler, method), Histogram(DURATION_S)).observe(seconds)
 
-        return expose(self)
+    def snapshot(self) -> Metrics:
+        """Return a copy for another thread to read while counting goes on."""
+        frozen = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Histogram):
+                setattr(frozen, name, copy(value))
+            elif isinstance(value, dict):
+                setattr(frozen, name, {key: copy(each) for key, each in value.items()})
+        gauges = self.gauges()
+        frozen.gauges = lambda: gauges
+        return frozen

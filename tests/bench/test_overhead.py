@@ -10,6 +10,7 @@ from overhead import Readers
 from plan_commit import plan_commit_us
 from server_process import Scrape, ServerProcess, free_port, quantile
 
+from infd.telemetry.exposition import expose
 from infd.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def test_infds_metrics_hold_what_the_benchmark_reads() -> None:
     metrics.generation_tokens = 41
     for lag in (0.003, 0.003, 0.015):
         metrics.loop_lag.observe(lag)
-    scrape = Scrape(metrics.render().decode())
+    scrape = Scrape(expose(metrics).decode())
 
     assert scrape.value("infd_generation_tokens_total") == 41
     lags = scrape.buckets("infd_event_loop_lag_seconds")

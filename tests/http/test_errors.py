@@ -145,6 +145,7 @@ async def test_what_is_not_http_is_told_so(endpoint: Endpoint, request_bytes: by
 
     assert head.startswith(b"HTTP/1.0 400 ")
     assert json.loads(body)["error"]["code"] == "invalid_http"
+    assert b"aiohttp" not in head
 
 
 async def converse(endpoint: Endpoint, sent: bytes) -> bytes:
@@ -322,6 +323,17 @@ async def test_one_access_line_is_written_for_each_request_and_none_for_probes(
     assert [(line["request_id"], line["status"]) for line in lines if line["path"] != "/nothing"] == [("mine", 200)]
     assert [line["status"] for line in lines] == [200, 404]
     assert "secret" not in msgspec.json.encode(lines, enc_hook=str).decode()
+
+
+async def test_a_scrape_is_written_for_those_alone_who_want_to_see_everything(
+    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("DEBUG", "infd.access")
+
+    await status_of(endpoint, "/metrics")
+    await status_of(endpoint, "/load")
+
+    assert [record.levelname for record in caplog.records if record.name == "infd.access"] == ["DEBUG", "INFO"]
 
 
 async def test_models_are_listed_under_all_their_names(endpoint: Endpoint):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from infd.engine.state import State
-from infd.telemetry.exposition import STATES
+from infd.telemetry.exposition import STATES, expose
 from infd.telemetry.metrics import Gauges, Histogram, Metrics
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
     """Every sample by `name{label="value",...}`, labels in order of their names."""
     found = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(expose(metrics).decode()):
         for sample in family.samples:
             labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}"] = sample.value
@@ -52,35 +51,46 @@ def test_without_compat_only_names_of_our_own_appear() -> None:
     assert all(name.startswith("infd_") for name in names)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "num_requests_running",
-        "num_requests_waiting",
-        "kv_cache_usage_perc",
-        "time_to_first_token_seconds_bucket",
-        "inter_token_latency_seconds_bucket",
-        "e2e_request_latency_seconds_bucket",
-        "request_queue_time_seconds_sum",
-        "request_prefill_time_seconds_sum",
-        "request_decode_time_seconds_sum",
-        "request_prompt_tokens_bucket",
-        "request_generation_tokens_bucket",
-        "prompt_tokens_total",
-        "generation_tokens_total",
-        "request_success_total",
-        "num_preemptions_total",
-        "prefix_cache_queries_total",
-        "prefix_cache_hits_total",
-        "iteration_tokens_total_bucket",
-        "cache_config_info",
-    ],
-)
-def test_existing_dashboards_find_what_they_query(name: str) -> None:
+def test_prompt_tokens_are_told_apart_by_where_they_came_from() -> None:
     metrics = Metrics("tiny")
-    metrics.cache_config = {"block_size": "16"}
+    metrics.prompt_tokens, metrics.prompt_tokens_cached = 10, 4
+    found = samples(metrics)
 
-    assert any(sample.startswith(f"vllm:{name}{{") for sample in samples(metrics))
+    def of(source: str) -> float:
+        return found[f'vllm:prompt_tokens_by_source_total{{engine="0",model_name="tiny",source="{source}"}}']
+
+    assert (of("local_compute"), of("local_cache_hit"), of("external_kv_transfer")) == (6, 4, 0)
+
+
+def test_a_snapshot_stays_as_it_was() -> None:
+    metrics = Metrics("tiny")
+    metrics.gauges = lambda: Gauges(running=metrics.prompt_tokens)
+    metrics.answered("/v1/models", "GET", 200, 0.1)
+    before = samples(metrics.snapshot())
+    frozen = metrics.snapshot()
+
+    metrics.prompt_tokens += 1
+    metrics.ttft.observe(0.1)
+    metrics.terminal["stop"] += 1
+    metrics.answered("/v1/models", "GET", 200, 0.1)
+
+    assert unlike_process(samples(frozen)) == unlike_process(before)
+    assert samples(metrics)['infd_requests_running{model_name="tiny"}'] == 1
+
+
+def unlike_process(found: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in found.items() if not name.startswith("process_")}
+
+
+def test_http_requests_are_counted_by_route_method_and_class_of_status() -> None:
+    metrics = Metrics("tiny")
+    for status in (200, 204, 503):
+        metrics.answered("/v1/models/{id}", "GET", status, 0.2)
+    found = samples(metrics)
+
+    assert found['infd_http_requests_total{handler="/v1/models/{id}",method="GET",status="2xx"}'] == 2
+    assert found['http_requests_total{handler="/v1/models/{id}",method="GET",status="5xx"}'] == 1
+    assert found['http_request_duration_seconds_count{handler="/v1/models/{id}",method="GET"}'] == 3
 
 
 def test_gauges_are_asked_at_each_scrape() -> None:
@@ -116,6 +126,6 @@ def test_reasons_become_labels_and_a_disconnect_is_an_abort_to_others() -> None:
 def test_a_model_name_with_quotes_does_not_break_the_page() -> None:
     metrics = Metrics('a"b\\c\nd')
 
-    families = text_string_to_metric_families(metrics.render().decode())
+    families = text_string_to_metric_families(expose(metrics).decode())
     names = {sample.labels.get("model_name") for family in families for sample in family.samples}
     assert 'a"b\\c\nd' in names

@@ -5,11 +5,13 @@ from __future__ import annotations
 from aiohttp import web
 
 from infd.http.service import SERVICE
+from infd.telemetry.exposition import expose
 
 
 async def scrape(request: web.Request) -> web.StreamResponse:
     """Everything that is counted, for Prometheus."""
+    service = request.app[SERVICE]
     return web.Response(
-        body=request.app[SERVICE].metrics.render(),
+        body=await service.offload(expose, service.metrics.snapshot()),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
     )
