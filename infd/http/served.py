@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
-    """How the model's makers want it sampled, where a request does not say."""
+    """How the model's makers want it sampled, where a request does not say.
+
+    Their max_new_tokens does not count: how long an answer may be is the request's to say, and the context's.
+    """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_k: Annotated[int, Meta(ge=0)] = 0
