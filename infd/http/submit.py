@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from infd.request import SamplingParams
 
 
+CONTEXT_TOKENS: Final = 8  # no character takes as many
+
+
 class Wanted(Struct, frozen=True, kw_only=True):
     """What the APIs say each in their own words.
 
@@ -34,6 +37,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     choices             made of each prompt
     answers             and of these returned
     logprobs            as in SamplingParams; so prompt_logprobs
+    continues           whether an answer goes on in the middle of the prompt's text
     echo                whether each choice begins with its prompt
     """
 
@@ -44,6 +48,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     answers: int
     logprobs: int | None
     prompt_logprobs: int | None
+    continues: bool
     echo: bool = False
 
 
@@ -90,6 +95,7 @@ async def submit(
             include_stop_str_in_output=show_stop,
             min_tokens=said.min_tokens or 0,
             skip_special_tokens=skip_special,
+            after=request.prompt[-CONTEXT_TOKENS:] if wanted.continues else (),
         )
         for request in requests
         for _ in range(request.choices)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from infd.text.detokenize import detokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infd.text.stops import StopStrings
     from infd.text.tokenizer import Tokenizer
 
@@ -32,9 +34,15 @@ class Reply:
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        after: Sequence[int] = (),
     ) -> None:
-        """Begin an answer. A stop string that is complete within the first `min_tokens` tokens does not count."""
+        """Begin an answer. A stop string that is complete within the first `min_tokens` tokens does not count.
+
+        after  the last tokens of the text that it continues: many tokenizers write no space before a text's first word
+        """
         self._detokenizer = detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        if after:
+            self._detokenizer.feed(after)
         self._search = stops.search() if stops else None
         self._include_stop = include_stop_str_in_output
         self._min_tokens = min_tokens

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
-from tests.text.vocabularies import byte_level, wrap
+from tests.text.vocabularies import KINDS, byte_level, wrap
 
 if TYPE_CHECKING:
     from infd.text.tokenizer import Tokenizer
@@ -196,3 +196,14 @@ def test_special_tokens_are_left_out_unless_asked_for():
 @pytest.mark.parametrize("stops", [[], [""]])
 def test_without_stop_strings_nothing_stops(stops: list[str]):
     assert stream(byte_ids("abc"), stops) == Said("abc", None, None)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_an_answer_that_continues_a_text_keeps_the_space_before_its_first_word(kind: str):
+    vocabulary = wrap(KINDS[kind]())
+    ids = vocabulary.encode("the quick brown fox jumps over the lazy dog", add_special_tokens=False)
+    for border in range(1, len(ids)):
+        reply = Reply(vocabulary, after=ids[max(0, border - 8) : border])
+        reply.feed(ids[border:])
+
+        assert vocabulary.decode(ids[:border]) + reply.finish() == vocabulary.decode(ids)

@@ -44,6 +44,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
             answers=said.n or 1,
             logprobs=(said.top_logprobs or 0) if said.logprobs else None,
             prompt_logprobs=said.prompt_logprobs,
+            continues=bool(said.continue_final_message),
         )
         answer = await submit(said, wanted, [prompt], served, ticket, exchange, service.offload)
         format = ChatFormat(said, ticket, model=model, tokenizer=served.tokenizer, prompt=prompt.ids)

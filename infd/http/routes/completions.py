@@ -99,6 +99,7 @@ def _wanted(said: CompletionRequest) -> Wanted:
         logprobs=0 if said.logprobs is None and choices > n else said.logprobs,
         prompt_logprobs=max((k for k in (said.prompt_logprobs, echoed) if k is not None), default=None),
         echo=bool(said.echo),
+        continues=True,
     )
 
 
