@@ -34,6 +34,15 @@ class Flow(Struct, eq=False):
     last: float = 0.0  # latest token
 
 
+class Times(Struct, frozen=True):
+    """When a ticket's choices, taken together, reached each stage (monotonic seconds). None: not yet."""
+
+    admitted: float
+    started: float | None
+    first: float | None
+    last: float | None
+
+
 class Ticket:
     """Taken before any work is spent on a request; see `Engine.admit`."""
 
@@ -74,19 +83,28 @@ class Ticket:
     def generated_tokens(self) -> int:
         return sum(flow.stream.delivered for flow in self.flows)
 
+    @property
+    def times(self) -> Times:
+        begun = [flow for flow in self.flows if flow.first is not None]
+        return Times(
+            admitted=self.admitted,
+            started=min((flow.started for flow in self.flows if flow.started is not None), default=None),
+            first=min((flow.first for flow in begun if flow.first is not None), default=None),
+            last=max((flow.last for flow in begun), default=None),
+        )
+
     def summary(self) -> dict[str, Any]:
         """Return what the access line tells: tokens, milliseconds, and how the first choice ended."""
         if not self.flows:
             return {"prompt": 0, "cached": 0, "generated": 0}
-        started = [flow.started for flow in self.flows if flow.started is not None]
-        first = [flow.first for flow in self.flows if flow.first is not None]
+        times = self.times
         finish = self.flows[0].stream.finish
         return {
             "prompt": self.prompt_tokens,
             "cached": self.cached_tokens,
             "generated": self.generated_tokens,
-            "queue_ms": _milliseconds(self.admitted, min(started, default=None)),
-            "ttft_ms": _milliseconds(self.admitted, min(first, default=None)),
+            "queue_ms": _milliseconds(self.admitted, times.started),
+            "ttft_ms": _milliseconds(self.admitted, times.first),
             "total_ms": _milliseconds(self.admitted, self._engine.now()),
             "finish": finish.value if isinstance(finish, FinishReason) else "disconnect",
         }

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from infd.engine.ticket import Times
 from infd.http.answer import Part
 from infd.http.body import decode
 from infd.http.formats.chat import ChatFormat
@@ -14,7 +15,10 @@ from infd.http.routes import chat, completions
 from infd.request import FinishReason, TokenLogprobs
 from tests.http.model import tokenizer
 
-TICKET: Any = SimpleNamespace(id="abc", prompt_tokens=3, cached_tokens=1, generated_tokens=2)
+TIMES = Times(admitted=1.0, started=1.5, first=2.0, last=4.0)
+TICKET: Any = SimpleNamespace(
+    id="abc", prompt_tokens=3, cached_tokens=1, generated_tokens=8, flows=[None, None], times=TIMES
+)
 TEXTS = ["plain", 'a "quoted"\n\\ line', "é 🎉\u2028", "</script>", "\x00\x1f"]
 
 
@@ -95,8 +99,8 @@ def test_the_last_part_says_how_it_ended():
 def test_usage_comes_last_if_asked_for_and_in_every_event_if_asked_for():
     usage = {
         "prompt_tokens": 3,
-        "completion_tokens": 2,
-        "total_tokens": 5,
+        "completion_tokens": 8,
+        "total_tokens": 11,
         "prompt_tokens_details": {"cached_tokens": 1},
     }
     last = chat_format(stream=True, stream_options={"include_usage": True})
@@ -106,6 +110,32 @@ def test_usage_comes_last_if_asked_for_and_in_every_event_if_asked_for():
     assert (closing["choices"], closing["usage"]) == ([], usage)
     assert [event["usage"] for event in decoded(every.events([part("a")]))] == [usage, usage]
     assert chat_format().closing_events() == b""
+
+
+def test_timings_come_with_the_final_usage_and_only_there():
+    timings = {
+        "queue_ms": 500.0,
+        "cache_n": 1,
+        "prompt_n": 2,
+        "prompt_ms": 500.0,
+        "prompt_per_second": 4.0,
+        "predicted_n": 8,
+        "predicted_ms": 2000.0,
+        "predicted_per_second": 3.0,
+    }
+    for streamed in (chat_format, completion_format):
+        format = streamed(stream=True, stream_options={"include_usage": True})
+        assert all("timings" not in event for event in decoded(format.events([part("a")])))
+        (closing,) = decoded(format.closing_events())
+        assert closing["timings"] == timings
+    for whole in (chat_format(), completion_format()):
+        assert json.loads(whole.whole([part("a")]))["timings"] == timings
+
+
+def test_an_answer_without_a_token_has_no_timings(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(TICKET, "times", Times(1.0, None, None, None))
+
+    assert "timings" not in json.loads(chat_format().whole([part("")]))
 
 
 def test_chat_logprobs_tell_token_bytes_and_the_likeliest():

@@ -7,10 +7,13 @@ speculation, FLOP estimates) are left out here, and their panels stay empty.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from infd.http.routes import metrics
 
 if TYPE_CHECKING:
     from tests.http.endpoint import Endpoint
@@ -147,6 +150,13 @@ async def test_odd_methods_and_paths_make_no_labels_of_their_own(endpoint: Endpo
             assert response.status == 405
 
     assert endpoint.server.service.metrics.http_requests == {("none", "OTHER", "4xx"): 10}
+
+
+async def test_a_scrape_is_written_off_the_loop(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics, "expose", lambda counted: threading.current_thread().name.encode())
+
+    async with endpoint.session.get("/metrics") as response:
+        assert (await response.text()).startswith("infd-offload")
 
 
 async def test_scrapes_and_probes_are_not_among_the_requests(endpoint: Endpoint):

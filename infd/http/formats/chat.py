@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from infd.http.formats.base import PLACE, around, explain_prompt, finite, readable, usage
+from infd.http.formats.timings import timings
 from infd.http.schema.chat import (
     ChatChoice,
     ChatChunk,
@@ -77,6 +78,7 @@ class ChatFormat:
             return b""
         chunk = self._chunk(None)
         chunk.usage = usage(self._ticket)
+        chunk.timings = timings(self._ticket)
         return event(msgspec.json.encode(chunk))
 
     def whole(self, parts: list[Part]) -> bytes:
@@ -98,6 +100,7 @@ class ChatFormat:
                 model=self._model,
                 choices=choices,
                 usage=usage(self._ticket),
+                timings=timings(self._ticket),
                 prompt_token_ids=list(self._prompt) if self._show_ids else UNSET,
                 prompt_logprobs=self._explain_prompt(parts[0]),
             )

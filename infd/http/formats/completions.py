@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from infd.http.formats.base import PLACE, around, explain_prompt, finite, readable, usage
+from infd.http.formats.timings import timings
 from infd.http.schema.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
 from infd.http.sse import event
 
@@ -71,11 +72,13 @@ class CompletionFormat:
             return b""
         chunk = self._chunk([])
         chunk.usage = usage(self._ticket)
+        chunk.timings = timings(self._ticket)
         return event(msgspec.json.encode(chunk))
 
     def whole(self, parts: list[Part]) -> bytes:
         response = self._chunk([self._choice(part) for part in parts])
         response.usage = usage(self._ticket)
+        response.timings = timings(self._ticket)
         return msgspec.json.encode(response)
 
     def _choice(self, part: Part) -> CompletionChoice:

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import ABSENT, GenerationRequest, NotBuilt
-from infd.http.schema.usage import Usage
+from infd.http.schema.usage import Timings, Usage
 
 
 class ContentPart(Struct, kw_only=True):
@@ -131,6 +131,7 @@ class ChatResponse(Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    timings: Timings | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -162,5 +163,6 @@ class ChatChunk(Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET

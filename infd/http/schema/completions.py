@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import ABSENT, GenerationRequest, NotBuilt, TokenId
-from infd.http.schema.usage import Usage
+from infd.http.schema.usage import Timings, Usage
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -60,3 +60,4 @@ class CompletionResponse(Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""What a request cost."""
+"""What a request cost, in tokens and in time."""
 
 from __future__ import annotations
 
@@ -18,3 +18,21 @@ class Usage(Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(Struct, kw_only=True):
+    """Where the time went, in the words of llama.cpp's server. All choices together; milliseconds, and tokens a second.
+
+    cache_n      prompt tokens found in the cache
+    prompt_n     prompt tokens computed
+    predicted_n  tokens generated; the first of each choice belongs to the prompt's time
+    """
+
+    queue_ms: float
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
