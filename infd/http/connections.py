@@ -9,6 +9,7 @@ shuts nobody out. Where we work for all of them, the newcomer is refused.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import resource
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -17,6 +18,8 @@ from infd.errors import Overloaded
 if TYPE_CHECKING:
     from infd.config import ServerConfig
     from infd.telemetry.metrics import Metrics
+
+_LOG = logging.getLogger("infd.http")
 
 # Descriptors for all else: weights, caches, the admin socket, logs, the event loop.
 KEPT_DESCRIPTORS: Final = 128
@@ -38,6 +41,12 @@ class Connections:
 
     def __init__(self, server: ServerConfig, metrics: Metrics) -> None:
         self._most = min(server.max_connections, descriptors())
+        if self._most < server.max_connections:
+            _LOG.warning(
+                "at most %d connections at once instead of %d: the limit of open files (ulimit -n) is low",
+                self._most,
+                server.max_connections,
+            )
         self._most_per_address = server.max_connections_per_address
         self._metrics = metrics
         self._at: dict[str, int] = {}  # how many are open, by address

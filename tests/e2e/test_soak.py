@@ -125,3 +125,49 @@ async def test_clients_killed_at_any_moment_leak_nothing_and_cost_a_neighbour_no
     grown = resident_kib(daemon) - resident_before
     print(f"{CLIENTS} clients killed, steps of {step_ms} ms: resident memory grew by {grown} KiB")
     assert grown < 64 * 1024
+
+
+async def dripping(address: tuple[str, int]) -> float:
+    """Send headers that never end, a little at a time. Return for how many seconds they were listened to."""
+    loop = asyncio.get_running_loop()
+    reader, writer = await asyncio.open_connection(*address)
+    began = loop.time()
+    writer.write(b"GET /readyz HTTP/1.1\r\n")
+    closed = asyncio.ensure_future(reader.read())
+    while not (await asyncio.wait([closed], timeout=1))[0]:
+        writer.write(b"X-More: x\r\n")
+    assert closed.exception() is not None or closed.result() == b"", "nothing was asked"
+    writer.close()
+    return loop.time() - began
+
+
+async def probe(address: tuple[str, int]) -> float:
+    """Ask for readiness on a connection of its own, as a balancer does. Return how long it took."""
+    began = asyncio.get_running_loop().time()
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"GET /readyz HTTP/1.1\r\nHost: infd\r\nConnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    return asyncio.get_running_loop().time() - began
+
+
+async def test_connections_whose_headers_never_end_are_closed_and_probes_stay_quick(start_daemon: Start) -> None:
+    hurry = () if FULL else ("--set", "server.header_timeout_s=0.3")
+    daemon = await asyncio.to_thread(lambda: start_daemon(*hurry).ready())
+    descriptors_before = descriptors(daemon)
+
+    slow = [asyncio.create_task(dripping(daemon.address)) for _ in range(2_000 if FULL else 20)]
+    probes = [await probe(daemon.address)]
+    while not all(task.done() for task in slow):
+        probes.append(await probe(daemon.address))
+        await asyncio.sleep(0.01)
+
+    longest, p99 = max(task.result() for task in slow), sorted(probes)[int(len(probes) * 0.99)]
+    print(
+        f"{len(slow)} slow connections: closed within {longest:.1f} s; /readyz p99 {p99 * 1e3:.1f} ms of {len(probes)}"
+    )
+    assert not FULL or (longest < 15 and p99 < 0.1)
+    async with asyncio.timeout(60):
+        while descriptors(daemon) > descriptors_before:
+            await asyncio.sleep(0)
