@@ -43,6 +43,7 @@ class Reply:
         self._detokenizer = detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         if after:
             self._detokenizer.feed(after)
+            self._detokenizer.flush()  # a character that it leaves unfinished belongs to what came before
         self._search = stops.search() if stops else None
         self._include_stop = include_stop_str_in_output
         self._min_tokens = min_tokens

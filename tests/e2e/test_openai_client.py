@@ -11,7 +11,7 @@ import pytest
 from infd.config import Config, SchedulerConfig, ServerConfig
 from infd.engine.state import State
 from infd.http.auth import Keys
-from tests.fakes import FakeExecutor
+from tests.fakes import FakeExecutor, prompt_likelihoods
 from tests.http.endpoint import Endpoint, serving
 from tests.http.model import MODEL, chat_prompt, foretell, letters, tokenizer
 
@@ -104,6 +104,16 @@ async def test_completions(client: openai.AsyncOpenAI):
     assert [choice.text for choice in answer.choices] == [foretell(prompt, 10)[1] for prompt in prompts]
     assert answer.choices[0].logprobs is not None
     assert len(answer.choices[0].logprobs.tokens or []) == 10
+
+
+async def test_prompts_scored_as_evaluations_do_it(client: openai.AsyncOpenAI):
+    prompts = [list(range(10, 30)), list(range(40, 130))]
+    answer = await client.completions.create(model=MODEL, prompt=prompts, echo=True, logprobs=3, max_tokens=0)
+
+    for choice, prompt in zip(answer.choices, prompts, strict=True):
+        assert choice.text == tokenizer().decode(prompt)
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == [None, *(each.chosen for each in prompt_likelihoods(prompt))]
 
 
 async def test_completions_streamed(client: openai.AsyncOpenAI):

@@ -71,6 +71,22 @@ async def test_logprobs_are_there_for_those_who_ask():
     assert not again.logprobs
 
 
+async def test_prompts_are_scored_for_those_who_ask():
+    runs = make()
+    await runs.load()
+    asked = SamplingParams(max_tokens=1, prompt_logprobs=2)
+    plan = StepPlan(
+        0,
+        [join(0, [1, 2], [[1]]), join(1, [1, 2, 3], [[2]], asked)],
+        [],
+        [span(0, 0, 2), span(1, 0, 2, samples=False, scores=2)],
+    )
+    result = await runs.forward(plan).sample()
+    assert result.accepted == [1, 0]
+    assert list(result.prompt_logprobs) == [1]
+    assert [len(each.top) for each in result.prompt_logprobs[1]] == [2, 2]
+
+
 async def test_the_pulse_counts_steps():
     runs = make()
     await generate(runs, await runs.load(), requests(1))

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from infd.request import FinishReason
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.scheduler.plan import StepResult
 from tests.fakes import capacity, continuation
 from tests.scheduler.driver import Driver, granted, sequence
+
+if TYPE_CHECKING:
+    from infd.scheduler.sequence import Sequence
 
 WINDOW = CacheLayout((PageGroup(layers=(0,), page_tokens=4, window=8),))
 MIXED = CacheLayout(
@@ -82,6 +87,45 @@ def test_generated_pages_are_found_by_the_next_turn_of_a_conversation():
     driver.issue()
 
     assert second.prompt_cached == 16
+
+
+def spans_of(driver: Driver, seq: Sequence) -> list[tuple[int, int, bool, int]]:
+    return [(s.start, s.count, s.samples, s.scores) for plan in driver.plans for s in plan.spans if s.seq is seq]
+
+
+def test_a_prompt_to_be_scored_is_computed_whole_and_fills_the_cache_for_others():
+    driver = Driver(capacity(step_tokens=8))
+    driver.add(sequence(20))
+    driver.finish()
+    scored = driver.add(sequence(20, max_tokens=1, scored=2))
+    driver.finish()
+    other = driver.add(sequence(20))
+    driver.finish()
+
+    assert spans_of(driver, scored) == [(0, 8, False, 8), (8, 8, False, 8), (16, 4, True, 3)]
+    assert other.prompt_cached == 16
+    driver.check_answers()
+
+
+def test_a_scored_prompt_whose_answer_is_preempted_may_read_its_own_pages():
+    driver = Driver(capacity(step_tokens=32))
+    seq = driver.add(sequence(20, max_tokens=3, scored=0))
+    driver.step()
+    driver.scheduler._preempt(seq)
+    driver.finish()
+
+    assert spans_of(driver, seq) == [(0, 20, True, 19), (20, 1, True, 0), (21, 1, True, 0)]
+    driver.check_answers()
+
+
+def test_of_a_prompt_that_is_only_scored_the_last_token_is_not_computed():
+    driver = Driver(capacity(step_tokens=8), depth=2)
+    seq = driver.add(sequence(10, max_tokens=0, scored=0))
+    driver.finish()
+
+    assert spans_of(driver, seq) == [(0, 8, False, 8), (8, 1, False, 1)]
+    assert seq.finish is FinishReason.LENGTH
+    driver.check_answers()
 
 
 def test_another_root_never_hits():

@@ -207,3 +207,13 @@ def test_an_answer_that_continues_a_text_keeps_the_space_before_its_first_word(k
         reply.feed(ids[border:])
 
         assert vocabulary.decode(ids[:border]) + reply.finish() == vocabulary.decode(ids)
+
+
+def test_a_character_left_unfinished_before_an_answer_is_none_of_its_own():
+    first = byte_ids("é")[0]
+    reply = Reply(tokenizer(), after=[*byte_ids("a"), first])
+
+    assert reply.finish() == ""
+    reply = Reply(tokenizer(), after=[first])
+    reply.feed(byte_ids("b"))
+    assert reply.finish() == "b"
