@@ -17,7 +17,7 @@ from infd.models.base import PageTensor
 from infd.models.layers.attention import page_groups
 from infd.models.transformers import attention
 from infd.models.transformers.admission import admit
-from infd.models.transformers.survey import NAME, survey
+from infd.models.transformers.survey import NAME, refusing, survey
 from infd.models.transformers.weights import declare
 from infd.scheduler.layout import CacheLayout
 
@@ -44,7 +44,8 @@ class TransformersModel:
         self.parameters = blueprint.parameters
         _stand_in(self._head, self._decoder)
 
-        self.vocab_size: int = self._head(inputs_embeds=surveyed.hidden, use_cache=False).logits.shape[-1]
+        with refusing("its head does not run on hidden states alone"):
+            self.vocab_size: int = self.logits(surveyed.hidden[0]).shape[-1]
         windows = [asked.window for asked in surveyed.layers]
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
         self._kv_heads, self._key_size = surveyed.layers[0].kv_heads, surveyed.layers[0].key_size
@@ -95,13 +96,14 @@ class _Hidden:
 
 def _build(model: Any, config: Any, dtype: torch.dtype) -> Any:
     """Return the model without storage."""
-    try:
-        with torch.device("meta"):
+    with refusing("transformers cannot build it"), torch.device("meta"):
+        try:
             return model._from_config(config, dtype=dtype, attn_implementation=NAME).eval()
-    except Exception as error:  # whatever foreign code may raise
-        if error.args == (NAME,):  # looked up in a table of the model's own
-            raise CheckpointError("its attention does not go through transformers' attention interface") from error
-        raise CheckpointError(f"transformers cannot build it: {type(error).__name__}: {error}") from error
+        except KeyError as error:
+            if error.args != (NAME,):
+                raise
+            reason = "its attention comes from a table of its own, not through transformers' attention interface"
+            raise CheckpointError(reason) from error
 
 
 def _decoder(head: Any) -> Any:
@@ -119,14 +121,17 @@ def _decoder(head: Any) -> Any:
 
 def _compute_tables(head: Any, device: torch.device) -> None:
     """Give storage to what is computed and not loaded, such as the frequencies of positions."""
-    for tensor in head.state_dict(keep_vars=True).values():
+    loaded = head.state_dict(keep_vars=True)
+    for tensor in loaded.values():
         tensor._is_hf_initialized = True
-    for name, table in list(head.named_non_persistent_buffers()):
+    tables = [(name, table) for name, table in head.named_buffers() if name not in loaded]
+    for name, table in tables:
         owner, _, attribute = name.rpartition(".")
         # What initialize_weights should forget is NaN, which the first step would show.
         fill = torch.nan if table.is_floating_point() else 0
         setattr(head.get_submodule(owner), attribute, torch.full_like(table, fill, device=device))
-    head.initialize_weights()
+    with refusing("transformers cannot compute its tables"):
+        head.initialize_weights()
 
 
 def _stand_in(head: Any, decoder: nn.Module) -> None:

@@ -9,6 +9,7 @@ weights is read.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from infd.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
 
@@ -57,7 +58,7 @@ class Notes:
 class Pattern(Tensor):
     """A mask that knows which keys a query at `PROBED` sees. Whatever a model computes from it does not."""
 
-    PROBED = 2**20  # beyond every window; the row of a mask that long is cheap, the mask would not be
+    PROBED = 2**20  # beyond every window
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     sees: Callable[[int], bool]
@@ -68,7 +69,7 @@ def survey(model: Any, decoder: Any) -> Surveyed:
     notes = Notes()
     experts, model.config._experts_implementation = model.config._experts_implementation, EXPERTS_WITHOUT_VALUES
     ids = torch.zeros(1, TOKENS, dtype=torch.int64, device="meta")
-    try:
+    with refusing("its code does not run over transformers' attention interface"):
         hidden = decoder(
             input_ids=ids,
             position_ids=ids,
@@ -76,20 +77,21 @@ def survey(model: Any, decoder: Any) -> Surveyed:
             use_cache=False,
             infd_step=notes,
         ).last_hidden_state
-    except _Deaf as deaf:
-        raise CheckpointError("it does not hand the keywords of its forward pass down to attention") from deaf
-    except Exception as error:  # whatever foreign code may raise
-        fault = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"its code does not run over transformers' attention interface ({fault})") from error
-    finally:
-        model.config._experts_implementation = experts
+    model.config._experts_implementation = experts
     for reason in (*notes.reasons, *_mismatches(notes.asked, model.config.num_hidden_layers)):
         raise CheckpointError(reason)
     return Surveyed(sorted(notes.asked, key=lambda asked: asked.layer), hidden)
 
 
-class _Deaf(Exception):
-    """The step did not arrive."""
+@contextmanager
+def refusing(reason: str) -> Iterator[None]:
+    """Refuse a model for whatever its code may raise."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{reason} ({type(error).__name__}: {error})") from error
 
 
 def _note(
@@ -106,13 +108,12 @@ def _note(
 ) -> tuple[Tensor, None]:
     """Stand in for attention."""
     if infd_step is None:
-        raise _Deaf
+        raise CheckpointError("it does not hand the keywords of its forward pass down to attention")
     layer: Any = getattr(module, "layer_idx", None)
-    infd_step.reasons += [f"layer {layer} {fault}" for fault in _faults(query, key, value, others)]
-    infd_step.reasons += [f"layer {layer} {fault}" for fault in _mask_faults(attention_mask, sliding_window)]
-    infd_step.asked.append(
-        Asked(layer=layer, kv_heads=key.shape[1], key_size=key.shape[3], window=sliding_window or None)
-    )
+    window = sliding_window or None
+    faults = [*_faults(query, key, value, others), *_mask_faults(attention_mask, window)]
+    infd_step.reasons += [f"layer {layer} {fault}" for fault in faults]
+    infd_step.asked.append(Asked(layer=layer, kv_heads=key.shape[1], key_size=key.shape[3], window=window))
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
@@ -123,8 +124,8 @@ def _faults(query: Tensor, key: Tensor, value: Tensor, others: dict[str, Any]) -
         yield f"has queries of size {query.shape[3]}, keys of {key.shape[3]}, values of {value.shape[3]}"
     if key.shape[2] != TOKENS:
         yield f"attends to {key.shape[2]} keys where {TOKENS} tokens are computed"
-    for name, value_ in others.items():
-        neutral = value_ is None or value_ is False or (name == "is_causal" and value_ is True)
+    for name, given in others.items():
+        neutral = given is None or given is False or (name == "is_causal" and given is True)
         if name not in UNDERSTOOD and not neutral:
             yield f"asks attention for {name!r}, which infd's does not know"
 
@@ -134,7 +135,7 @@ def _mask_faults(mask: Tensor | None, window: int | None) -> Iterable[str]:
         yield "has a mask of its own making"
         return
     at = Pattern.PROBED
-    first = 0 if window is None else at - window + 1
+    first = 0 if window is None else max(0, at - window + 1)
     seen = {first, (first + at) // 2, at}
     hidden = {at + 1, at + TOKENS} | ({first - 1, 0} if first else set())
     if not all(map(mask.sees, seen)) or any(map(mask.sees, hidden)):
