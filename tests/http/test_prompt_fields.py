@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -288,3 +289,19 @@ async def test_where_a_tokenizer_may_put_them_they_cannot_be_left_out(endpoint: 
     )
 
     assert (status, body["error"]["param"]) == (400, "spaces_between_special_tokens")
+
+
+async def test_an_echo_aborted_before_it_was_scored_has_nothing_in_the_places_of_scores(endpoint: Endpoint):
+    endpoint.executor.gate.clear()
+    said = {"prompt": PROMPT, "echo": True, "logprobs": 1, "prompt_logprobs": 1}
+    asking = asyncio.create_task(endpoint.post("/v1/completions", said))
+    while not (rows := endpoint.engine.requests()):
+        await asyncio.sleep(0)
+    while not endpoint.engine.abort(rows[0].id) or endpoint.engine.requests()[0].state != "done":
+        await asyncio.sleep(0)
+    endpoint.executor.gate.set()
+    status, body = await asking
+
+    (choice,) = body["choices"]
+    assert (status, choice["text"], choice["finish_reason"]) == (200, TEXT, "abort")
+    assert choice["logprobs"]["token_logprobs"] == choice["prompt_logprobs"] == [None] * len(PROMPT)
