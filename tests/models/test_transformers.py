@@ -240,6 +240,20 @@ def test_a_config_that_asks_for_more_outputs_gets_the_same_model(foreign):
     assert off(*results) == 0
 
 
+def test_padding_is_not_looked_for(foreign, caplog):
+    """GPT-2 reads the tokens of each step to warn of padding: on a GPU that would wait for the device."""
+    from transformers.utils import logging
+
+    driver = Driver(load_model(foreign("gpt2")))
+    logging.warning_once.cache_clear()
+    logging.enable_propagation()
+    try:
+        driver.step((driver.start([0, 0, 0, 0]), 4))
+    finally:
+        logging.disable_propagation()
+    assert not caplog.records
+
+
 # Weights
 
 

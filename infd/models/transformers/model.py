@@ -39,6 +39,7 @@ class TransformersModel:
         self._decoder = _decoder(self._head)
         surveyed = survey(self._head, self._decoder)
         self._head.config._attn_implementation = attention.NAME
+        self._head.config.pad_token_id = None  # some models look for it in every step, to warn of a missing mask
         _compute_tables(self._head, blueprint.device)
         self.unread = declare(self._head, blueprint)
         self.parameters = blueprint.parameters
