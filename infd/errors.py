@@ -14,6 +14,7 @@ InfdError
 │   ├── NotReady           503, with Retry-After
 │   ├── QueueTimeout       503, with Retry-After
 │   ├── RequestTimeout     504
+│   ├── Aborted            503, an operator's doing
 │   └── Internal           500, our bug; the message names the request id
 ├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
 ├── StepTooLarge           a step did not fit the device's memory; smaller ones may
@@ -127,6 +128,15 @@ class RequestTimeout(RequestError):
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(f"the request took {limit_s:g} s, as long as one may; ask for fewer tokens")
+
+
+class Aborted(RequestError):
+    """An operator ended the request before it was queued."""
+
+    status, type, code = 503, "service_unavailable_error", "aborted"
+
+    def __init__(self) -> None:
+        super().__init__("an operator aborted this request")
 
 
 class Internal(RequestError):

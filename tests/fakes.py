@@ -192,6 +192,7 @@ class FakeExecutor:
         self._capacity = capacity or globals()["capacity"](pages=256, rows=16, step_tokens=64, max_model_len=256)
         self.device = FakeDevice(self._capacity)
         self._queue: list[FakeStep] = []
+        self.issued: list[FakeStep] = []  # every step so far
         self._worker: asyncio.Task[None] | None = None
         self.load_error: InfdError | None = None
 
@@ -201,7 +202,8 @@ class FakeExecutor:
         return self._capacity
 
     def forward(self, plan: StepPlan) -> FakeStep:
-        return FakeStep(self, plan)
+        self.issued.append(FakeStep(self, plan))
+        return self.issued[-1]
 
     def ready(self, step: FakeStep) -> None:
         self._queue.append(step)
@@ -218,9 +220,11 @@ class FakeExecutor:
                     self.fault(step.plan)
                 result = self.device.run(step.plan)
             except Exception as error:
-                for dropped in [step, *self._queue]:
+                step.result.set_exception(error)
+                behind, self._queue = self._queue, []
+                for dropped in behind:
+                    await asyncio.sleep(0)  # the news of each comes by itself, as from a thread
                     dropped.result.set_exception(error)
-                self._queue.clear()
             else:
                 step.result.set_result(result)
 

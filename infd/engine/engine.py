@@ -17,7 +17,7 @@ from infd.engine.state import Lifecycle, State
 from infd.engine.status import RequestRow, Status
 from infd.engine.stream import Choices
 from infd.engine.ticket import Flow, Ticket
-from infd.errors import InfdError, InvalidRequest, NotReady, Overloaded, PromptTooLong, RequestFailed
+from infd.errors import Aborted, InfdError, InvalidRequest, NotReady, Overloaded, PromptTooLong, RequestFailed
 from infd.request import FinishReason
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
@@ -74,6 +74,7 @@ class Engine:
         self._last_step: float | None = None
         self._last_step_time = 0.0
         self._steps = 0
+        self._verified = 0  # steps, when the cache was last checked
         metrics.gauges = self._gauges
 
     # Life
@@ -87,7 +88,7 @@ class Engine:
             priority_patience=settings.priority_patience,
             prefix_caching=self._config.cache.prefix_caching,
         )
-        self._loop = StepLoop(self._scheduler, self.executor, self._planned, self._committed)
+        self._loop = StepLoop(self._scheduler, self.executor, self.now, self._planned, self._committed)
 
     async def run(self) -> None:
         """Serve until `stop`. Loads the model first if nobody has. Raises StartError, DeviceLost."""
@@ -127,7 +128,10 @@ class Engine:
         """End every stream with one error event, and refuse whatever is still being prepared."""
         self._failed = True
         for flow in list(self._flows.values()):
-            self._end(flow, FinishReason.ERROR, error)
+            try:
+                self._end(flow, FinishReason.ERROR, error)
+            except Exception:  # the scheduler may be what failed; the next reader must hear of it all the same
+                log.exception("%s could not be removed", flow.seq)
 
     async def close(self) -> None:
         """Stop, and free the device."""
@@ -168,12 +172,11 @@ class Engine:
         choices = Choices(watchers or [None] * count)
         streams, now = iter(choices.streams), self.now()
         for request in requests:
-            leader = None
             root = self._prefix_root(request)
             for choice in range(request.choices):
-                seq = Sequence(request, choice, prefix_root=root, leader=leader)
-                flow = Flow(seq, next(streams), ticket, now, 0 if leader else len(request.prompt))
-                leader = leader or seq
+                seq = Sequence(request, choice, prefix_root=root)
+                # Siblings find the first one's prompt in the cache: it goes first, and leaves them no room before.
+                flow = Flow(seq, next(streams), ticket, now, 0 if choice else len(request.prompt))
                 scheduler.add(seq)
                 self._flows[seq] = flow
                 self._queued_tokens += flow.prompt_tokens
@@ -202,6 +205,8 @@ class Engine:
         ticket = self._tickets.get(request_id)
         if ticket is None:
             return False
+        if not ticket.flows:
+            ticket.expired = Aborted()
         for flow in ticket.flows:
             if flow.seq in self._flows:
                 self._end(flow, FinishReason.ABORT)
@@ -314,16 +319,14 @@ class Engine:
         del self._flows[flow.seq]
         if flow.started is None:
             self._queued_tokens -= flow.prompt_tokens
-        if self._scheduler is not None:
-            self._scheduler.remove(flow.seq, finish or FinishReason.ABORT, error)
-            self._wake()
-        if finish is not None:
+        if finish is not None:  # its reader hears of it whatever happens below
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
         self._metrics.terminal[finish.value if finish else "disconnect"] += 1
         self._measure(flow)
-        if not self._flows:
-            self._check_idle()
+        if self._scheduler is not None:
+            self._scheduler.remove(flow.seq, finish or FinishReason.ABORT, error)
+            self._wake()
 
     def _measure(self, flow: Flow) -> None:
         """Count what one choice was and took."""
@@ -338,11 +341,16 @@ class Engine:
             if seq.generated > 1:
                 metrics.per_token.observe((flow.last - flow.first) / (seq.generated - 1))
 
-    def _check_idle(self) -> None:
-        """With nobody left, nothing may be held."""
-        scheduler = self._scheduler
-        if scheduler is not None and scheduler.pool.referenced:
-            log.critical("%d pages are held by nobody; please report this", scheduler.pool.referenced)
+    def _verify(self) -> None:
+        """Check every page and row after work, once nobody waits for anything."""
+        if self._scheduler is None or self._flows or self._verified == self._steps:
+            return
+        self._verified = self._steps
+        try:
+            self._scheduler.verify()
+            assert not self._scheduler.pool.referenced, "pages are held by nobody"
+        except AssertionError:
+            log.critical("the cache's accounts are wrong; please report this", exc_info=True)
 
     # What operators ask
 
@@ -352,7 +360,8 @@ class Engine:
         return self._progress.stuck
 
     def watch(self) -> bool:
-        """Look whether steps move, about once a second. True when one is found stuck, once for each time."""
+        """Look whether all is well, about once a second. True when a step is found stuck, once for each time."""
+        self._verify()
         known = self.stuck
         busy = self._loop is not None and self._loop.in_flight > 0
         return self._progress.look(self.now(), busy=busy) and not known

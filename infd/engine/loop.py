@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -48,11 +47,13 @@ class StepLoop:
         self,
         scheduler: Scheduler,
         executor: Executor,
+        clock: Callable[[], float],
         on_plan: Callable[[Issued], None],
         on_commit: Callable[[Issued, list[Outcome]], None],
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
+        self._clock = clock
         self._on_plan = on_plan
         self._on_commit = on_commit
         self._in_flight: deque[Issued] = deque()
@@ -103,7 +104,7 @@ class StepLoop:
                 return
             result = self._executor.forward(plan).sample()
             result.add_done_callback(lambda _: self._news.set())
-            issued = Issued(plan, result, time.monotonic())
+            issued = Issued(plan, result, self._clock())
             self._in_flight.append(issued)
             self._on_plan(issued)
 
@@ -114,6 +115,7 @@ class StepLoop:
         await asyncio.gather(*(issued.result for issued in behind), return_exceptions=True)
         self._in_flight.clear()
         self._scheduler.rollback([failed.plan, *(issued.plan for issued in behind)])
+        self._scheduler.verify()
         if isinstance(error, StepTooLarge) and self._scheduler.shrink(failed.plan):
             return []
         culprit = self._suspects.accuse(failed.plan)

@@ -54,7 +54,7 @@ class Ticket:
         self.reserved_choices = choices  # places in the queue held until submitted
         self.reserved_tokens = tokens
         self.deadlines = Deadlines(server, partial(engine.expire, self))
-        self.expired: RequestError | None = None  # its time ran out before it was submitted
+        self.expired: RequestError | None = None  # it ended before it was submitted: out of time, or aborted
         self._engine = engine
 
     async def submit(

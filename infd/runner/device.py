@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 class Order:
     """A step as the device thread sees it: the plan, its line, and, once told, the mask to sample under."""
 
-    __slots__ = ("line", "mask", "plan", "told")
+    __slots__ = ("line", "mask", "number", "plan", "told")
 
     def __init__(self, plan: StepPlan, line: int) -> None:
         self.plan = plan
         self.line = line
+        self.number = 0  # in the order in which the device took them
         self.told = False
         self.mask: Mask | None = None
 
@@ -61,7 +62,8 @@ class Device:
         self.inbox: SimpleQueue[Order | Go | None] = SimpleQueue()
         self._answer = answer
         self._backlog: deque[Order] = deque()
-        self._failed_line = -1
+        self._taken = 0
+        self._failed: Order | None = None
         self._failure: Exception | None = None
 
     def serve(self, runner: Runner) -> None:
@@ -106,14 +108,17 @@ class Device:
     @contextmanager
     def _guarded(self, runner: Runner, order: Order) -> Iterator[bool]:
         """Yield whether the order's line still stands. What is raised in here fails the order, and its line with it."""
-        if order.line == self._failed_line and self._failure is not None:
+        failed = self._failed
+        # With overlap, a step is read after the one behind it was issued, and may have failed: that is not its fault.
+        if failed is not None and order.line == failed.line and order.number > failed.number:
+            assert self._failure is not None
             self._answer(order, self._failure)
             yield False
             return
         try:
             yield True
         except Exception as error:  # whatever a step raises belongs to those who wait for it
-            self._failed_line, self._failure = order.line, runner.diagnose(error)
+            self._failed, self._failure = order, runner.diagnose(error)
             self._answer(order, self._failure)
 
     def _next(self, *, wait: bool) -> Order | None:
@@ -131,4 +136,6 @@ class Device:
         if isinstance(message, Go):
             message.order.told, message.order.mask = True, message.mask
         else:
+            self._taken += 1
+            message.number = self._taken
             self._backlog.append(message)

@@ -105,7 +105,6 @@ class Rows:
     length    [R + 1] int64: how many are known; the device's word is final, a plan's is an upper bound
     tables    [R + 1, G, pages] int32: page ids by group and page index; 0 where there is none
     floats    [R + 1, len(Float)] float32: sampling parameters; integers [R + 1, len(Integer)] int32 likewise
-    broken    rows whose join could not be staged, with the reason, until another sequence joins there
     """
 
     def __init__(self, *, rows: int, max_len: int, page_tokens: Sequence[int], vocab_size: int, device: torch.device):
@@ -121,23 +120,14 @@ class Rows:
         self.integers = torch.zeros((rows + 1, len(Integer)), dtype=torch.int32, device=device)
         self.stages = np.zeros(rows + 1, dtype=np.uint16)
         self.asked: list[Asked] = [_NOTHING] * (rows + 1)
-        self.broken: dict[int, Exception] = {}
 
     def stage(self, joins: Sequence[Join], grants: Sequence[Grant]) -> None:
-        """Take in a plan's joins, then its grants. A join that makes no sense breaks its own row and no other."""
-        seated = []
+        """Take in a plan's joins, then its grants. Raises ValueError, OverflowError for a join that makes no sense."""
         for join in joins:
-            try:
-                tokens = self._check(join)
-                self.asked[join.row] = asked = _ask(join, self.vocab_size)
-                self.stages[join.row] = asked.stages
-            except (ValueError, OverflowError) as error:
-                self.broken[join.row] = error
-            else:
-                self.broken.pop(join.row, None)
-                seated.append((join, tokens))
-        if seated:
-            self._seat(seated)
+            self.asked[join.row] = asked = _ask(join, self.vocab_size)
+            self.stages[join.row] = asked.stages
+        if joins:
+            self._seat([(join, self._check(join)) for join in joins])
         if grants:
             row, group, index, page = self.upload(
                 np.array([(g.row, g.group, g.index, g.page) for g in grants], dtype=np.int64).T

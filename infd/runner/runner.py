@@ -47,14 +47,10 @@ class Forwarded(Struct):
     """A step whose logits are on their way, and whose prompts are scored.
 
     sampling  indices of the spans that sample, into the plan's spans
-    mask_row  [N] which row of a mask belongs to each of them: masks count broken spans too
-    failed    by span index: rows that could not be staged
     """
 
     plan: StepPlan
     sampling: list[int]
-    mask_row: Array
-    failed: dict[int, Exception]
     logits: Tensor | None = None
     asking: Asking | None = None
     scored: Scored | None = None
@@ -101,15 +97,8 @@ class Runner:
     def forward(self, plan: StepPlan) -> Forwarded:
         """Issue the forward pass."""
         self._rows.stage(plan.joins, plan.grants)
-        broken = self._rows.broken
-        failed = {i: broken[span.row] for i, span in enumerate(plan.spans) if span.row in broken}
-        sampling = [i for i, span in enumerate(plan.spans) if span.samples]
-        mask_row = np.array([row for row, i in enumerate(sampling) if i not in failed], dtype=np.int64)
-        forwarded = Forwarded(plan, [i for i in sampling if i not in failed], mask_row, failed)
-        spans = [span for i, span in enumerate(plan.spans) if i not in failed]
-        if not spans:
-            return forwarded
-        gathered = gather(spans, self._rows, self._layout, self._cache, self._attention)
+        forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
+        gathered = gather(plan.spans, self._rows, self._layout, self._cache, self._attention)
         hidden = self._model.forward(gathered.batch)
         if forwarded.sampling:
             wanting = [plan.spans[i] for i in forwarded.sampling]
@@ -123,7 +112,7 @@ class Runner:
         asked = [
             Asked(i, span.scores, self._rows.asked[span.row].prompt_logprobs)
             for i, span in enumerate(plan.spans)
-            if span.scores and i not in failed
+            if span.scores
         ]
         if asked:
             forwarded.scored = score(self._model, hidden[gathered.scoring], gathered.targets, asked, self._pulse)
@@ -135,7 +124,7 @@ class Runner:
         logits, asking, scored = forwarded.logits, forwarded.asking, forwarded.scored
         sampled = None
         if logits is not None and asking is not None:
-            sampled = self._sampler(logits, asking, None if mask is None else mask[forwarded.mask_row])
+            sampled = self._sampler(logits, asking, mask)
         forwarded.logits = forwarded.scored = None
         landing = Landing(forwarded, sampled, scored)
         if self.overlaps and not (sampled is None and scored is None):
@@ -152,7 +141,7 @@ class Runner:
             landing.arrived.synchronize()
         forwarded, sampled = landing.forwarded, landing.sampled
         accepted = [0] * len(forwarded.plan.spans)
-        result = StepResult(accepted, [], failed=dict(forwarded.failed))
+        result = StepResult(accepted, [], prompt_logprobs={}, logprobs={}, failed={})
         if landing.scored is not None:
             for i, logprobs in landing.scored.read():
                 if logprobs is None:

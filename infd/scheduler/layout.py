@@ -39,9 +39,13 @@ class PageGroup(Struct, frozen=True, kw_only=True):
             return 0
         return max(0, computed - self.window + 1) // self.page_tokens
 
-    def resumable(self, boundary: int, cached: Callable[[int], bool]) -> bool:
-        """Say whether computing can start at token `boundary` given which page indices are cached."""
-        return all(cached(page) for page in self.pages_needed(boundary, boundary))
+    def first_missing(self, boundary: int, cached: Callable[[int], bool]) -> int | None:
+        """Return the first token of the first page that resuming at token `boundary` wants and that is not cached.
+
+        None: computing can start there. Otherwise no boundary between that token and `boundary` will do either.
+        """
+        missing = next((page for page in self.pages_needed(boundary, boundary) if not cached(page)), None)
+        return None if missing is None else missing * self.page_tokens
 
 
 class CacheLayout(Struct, frozen=True):

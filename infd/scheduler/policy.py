@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from infd.scheduler.sequence import Sequence
 
 Order = tuple[int, int]
+LEVELS = 100  # of priority, on each side of 0
 
 
 class Policy:
@@ -24,9 +25,9 @@ class Policy:
         self._arrivals = 0
 
     def place(self, priority: int) -> Order:
-        """Return the place of the next arrival. A lower priority is earlier."""
+        """Return the place of the next arrival. A lower priority is earlier; beyond LEVELS all are alike."""
         self._arrivals += 1
-        return self._arrivals + priority * self._patience, self._arrivals
+        return self._arrivals + max(-LEVELS, min(priority, LEVELS)) * self._patience, self._arrivals
 
 
 def by_order(seq: Sequence) -> Order:

@@ -64,21 +64,19 @@ def longest_hit(seq: Sequence, layout: CacheLayout, index: PrefixIndex) -> int:
     """
     if not layout.groups:
         return 0
-    boundary = len(seq.tokens) - 1
-    for number, group in enumerate(layout.groups):
-        if group.window is None:
-            keys = page_keys(seq, group.page_tokens)
-            run = next((i for i, key in enumerate(keys) if index.find(number, key) is None), len(keys))
-            boundary = min(boundary, run * group.page_tokens)
-    boundary -= boundary % layout.alignment
-    windowed = [
-        (number, group, page_keys(seq, group.page_tokens))
-        for number, group in enumerate(layout.groups)
-        if group.window is not None
-    ]
-    while boundary > 0 and not all(
-        group.resumable(boundary, lambda page, n=number, k=keys: index.find(n, k[page]) is not None)  # type: ignore[misc]
-        for number, group, keys in windowed
-    ):
-        boundary -= layout.alignment
-    return boundary
+    keys = [page_keys(seq, group.page_tokens) for group in layout.groups]
+
+    def first_missing(boundary: int) -> int | None:
+        for number, group in enumerate(layout.groups):
+            missing = group.first_missing(boundary, lambda page, n=number: index.find(n, keys[n][page]) is not None)  # type: ignore[misc]
+            if missing is not None:
+                return missing
+        return None
+
+    boundary: int | None = len(seq.tokens) - 1
+    while boundary:
+        hit = boundary - boundary % layout.alignment
+        boundary = first_missing(hit)
+        if boundary is None:
+            return hit
+    return 0

@@ -72,6 +72,7 @@ class Scheduler:
         self._number = 0
         self._unsettled: dict[int, list[int]] = {}  # pages indexed by each step in flight
         self._calm = 0  # steps committed since one did not fit
+        self._refused: tuple[Sequence, int] | None = None  # who did not fit, and into how many pages
 
     # The caller's side
 
@@ -110,7 +111,10 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
         """Take in what a step produced, in the order planned. Sequences removed meanwhile are passed over."""
-        self._unsettled.pop(plan.number, None)
+        fresh = self._unsettled.pop(plan.number, ())
+        if result.failed:
+            for page in fresh:  # whoever filled it: it may have been preempted or removed since
+                self.pool.forget(page)
         if self.step_tokens < self.capacity.step_tokens:
             self._grow_back()
         outcomes: list[Outcome] = []
@@ -218,21 +222,20 @@ class Scheduler:
         position = 0
         while left and self._rows and position < len(self.waiting):
             seq = self.waiting[position]
+            if (seq, self.pool.available) == self._refused:
+                return  # nothing has changed since it was found not to fit
             if only is not None and seq not in only:
                 position += 1
                 continue
             if seq.in_flight:
                 return  # preempted; plannable once its last step commits
-            leader = seq.leader
-            if leader is not None and leader.finish is None and leader.computed < leader.prompt_tokens:
-                position += 1  # its place in the queue is behind the leader's, so it loses nothing
-                continue
             if not self.capacity.layout.divisible and len(seq.tokens) > left:
                 return
             hit = self._find(seq) if self._prefix_caching else 0
             fresh = sum(not self.pool.is_held(page) for table in seq.tables for page in table if page)
             if self.running and self._missing(seq) + fresh + pledged > self.pool.available:
                 seq.tables = []
+                self._refused = seq, self.pool.available
                 return
             self._seat(seq, position, hit)
             granted = self._grant(plan, seq, left)
@@ -299,10 +302,11 @@ class Scheduler:
         """Take the pages for tokens [computed, end), preempting later sequences if there is no other way."""
         shortage = 0
         for group, table in zip(self._groups, seq.tables, strict=True):
-            for page in range(group.pages_droppable(seq.computed)):
-                if page < len(table) and table[page]:
-                    self.pool.release(table[page])
-                    table[page] = 0
+            page = min(group.pages_droppable(seq.computed), len(table)) - 1
+            while page >= 0 and table[page]:  # before a page that was dropped, all were
+                self.pool.release(table[page])
+                table[page] = 0
+                page -= 1
             shortage += group.pages_needed(seq.computed, end).stop - len(table)
         while self.pool.available < shortage:
             victim = next(s for s in reversed(self.running) if s.step != plan.number)

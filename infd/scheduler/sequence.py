@@ -21,14 +21,12 @@ class Sequence:
     __slots__ = (
         "choice",
         "computed",
-        "constrained",
         "covered",
         "failure",
         "finish",
         "in_flight",
         "indexed",
         "keys",
-        "leader",
         "limit",
         "order",
         "prefix_root",
@@ -44,9 +42,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(
-        self, request: Request, choice: int = 0, *, prefix_root: bytes = b"", leader: Sequence | None = None
-    ) -> None:
+    def __init__(self, request: Request, choice: int = 0, *, prefix_root: bytes = b"") -> None:
         self.request = request
         self.choice = choice
         self.seed = request.sampling.seed + choice
@@ -54,8 +50,6 @@ class Sequence:
         self.prompt_tokens = len(self.tokens)
         self.limit = self.prompt_tokens + request.sampling.max_tokens  # tokens at which it ends
         self.prefix_root = prefix_root
-        self.leader = leader  # wait until its prompt is planned, then share its pages
-        self.constrained = False  # sampling needs a mask that depends on the last token
         # Log-probabilities of its prompt are owed; those of the first choice are those of all.
         self.scoring = request.sampling.prompt_logprobs is not None and choice == 0 and self.prompt_tokens > 1
         self.prompt_logprobs: list[TokenLogprobs] = []  # known, and not yet handed on

@@ -12,6 +12,7 @@ from infd.engine.engine import Engine
 from infd.engine.progress import PATIENCE_S
 from infd.engine.state import State
 from infd.errors import (
+    Aborted,
     DeviceLost,
     InvalidRequest,
     NotReady,
@@ -156,6 +157,62 @@ async def test_abort_ends_a_request_by_its_id():
         rest = [delta async for _, delta in choices]
 
     assert rest[-1].finish is FinishReason.ABORT
+
+
+async def test_a_request_aborted_before_it_is_queued_is_refused():
+    async with serving() as engine, engine.admit(1, 0) as ticket:
+        assert engine.abort(ticket.id)
+        with pytest.raises(Aborted):
+            await ticket.submit(request([1]))
+
+
+async def test_a_reader_hears_of_the_end_even_where_the_scheduler_fails():
+    async with serving() as engine, engine.admit(2, 0) as ticket:
+        choices = await ticket.submit(request([1], 200), request([2], 200))
+        scheduler = engine._scheduler
+        assert scheduler is not None
+        remove, broken = scheduler.remove, []
+
+        def once(*args):
+            if not broken:
+                broken.append(args)
+                raise AssertionError("accounts")
+            remove(*args)
+
+        scheduler.remove = once  # type: ignore[method-assign]
+        engine.fail_all(RequestFailed("over"))
+        scheduler.remove = remove  # type: ignore[method-assign]
+        assert [finish for _, finish in (await collect(choices)).values()] == [FinishReason.ERROR] * 2
+        remove(*broken[0])
+
+
+async def test_wrong_accounts_are_noticed_once_nobody_is_served(caplog):
+    async with serving() as engine:
+        await ask(engine, request([1]))
+        assert engine._scheduler is not None
+        engine.watch()
+        assert not caplog.records
+        await ask(engine, request([2]))
+        page = engine._scheduler.pool.take()
+        engine.watch()
+        assert "accounts are wrong" in caplog.text
+        engine._scheduler.pool.release(page)
+
+
+async def test_steps_behind_a_failed_one_are_waited_for_before_they_are_undone():
+    executor = FakeExecutor(depth=2, fault=poisoned)
+    async with serving(executor) as engine:
+        rollback, seen = engine._scheduler.rollback, []
+
+        def checked(plans):
+            plans = list(plans)
+            seen.append([issued for issued in executor.issued if not issued.result.done()])
+            rollback(plans)
+
+        engine._scheduler.rollback = checked
+        await asyncio.gather(ask(engine, request([POISON])), ask(engine, request([1], 9)))
+        assert seen
+        assert not any(seen)
 
 
 async def test_the_queue_is_bounded_in_choices():
@@ -373,7 +430,7 @@ async def test_a_thousand_clients_that_leave_at_any_moment_leak_nothing():
                 if patience <= 0:
                     return
 
-    async with serving(FakeExecutor(depth=2), max_num_seqs=16) as engine:
+    async with serving(FakeExecutor(depth=2), max_num_seqs=16, max_waiting=4000) as engine:
         tasks = []
         for number in range(1000):
             tasks.append(asyncio.create_task(client(engine, number)))

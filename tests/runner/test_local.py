@@ -10,6 +10,7 @@ import pytest
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
 from infd.request import SamplingParams
 from infd.runner.local import LocalExecutor
+from infd.runner.runner import Runner
 from infd.scheduler.plan import StepPlan
 from tests.runner.driving import config, executor, generate, join, request, span
 from tests.runner.fake_model import FakeModel, continuation
@@ -109,6 +110,46 @@ async def test_forward_runs_while_sampling_waits_for_its_mask():
     mask[0, 1] = 1 << 5
     assert (await step.sample(mask)).tokens == [37]
     assert (await behind_answer).tokens == continuation([5], 1)
+    await runs.close()
+
+
+class Overlapping(Runner):
+    """Issues the next step before it reads the last one, as on a GPU; on a CPU everything is there at once."""
+
+    overlaps = True  # type: ignore[assignment]
+
+    def sample(self, forwarded, mask=None):
+        self.__class__.overlaps = False
+        try:
+            return super().sample(forwarded, mask)
+        finally:
+            self.__class__.overlaps = True
+
+    def diagnose(self, error):
+        return error
+
+
+async def test_with_overlap_a_step_that_ran_well_is_not_blamed_for_the_one_behind_it(monkeypatch):
+    monkeypatch.setattr("infd.runner.loading.Runner", Overlapping)
+    fault, gate = Fault(), Gate()
+
+    def both(batch):
+        gate(batch)
+        fault(batch)
+
+    runs = executor(FakeModel(fault=both), config())
+    await runs.load()
+    gate.armed, fault.countdown = True, 1
+    good = runs.forward(start(0, [3], 1)).sample()
+    await asyncio.to_thread(gate.arrived.wait)  # so that the next ones are there when the first has been sampled
+    bad, behind = runs.forward(start(1, [4], 2)).sample(), runs.forward(start(2, [5], 3)).sample()
+    gate.open.set()
+
+    assert (await good).tokens == continuation([3], 1)
+    for failed in (bad, behind):
+        with pytest.raises(RuntimeError, match="said no"):
+            await failed
+    assert (await runs.forward(start(1, [4], 2)).sample()).tokens == continuation([4], 1)
     await runs.close()
 
 

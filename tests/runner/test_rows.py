@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,29 +59,20 @@ def test_any_seed_has_a_place(seed: int):
     assert high << 32 | low == seed % 2**64
 
 
-def test_a_join_that_makes_no_sense_breaks_its_row_alone():
-    rows = make_rows()
-    bad_bias = SamplingParams(max_tokens=1, logit_bias={101: 1.0})
-    rows.stage(
-        [
-            join(0, [1, 101], [[1]]),
-            join(1, [1, 2], [[2]]),
-            join(2, [1], [[3]], bad_bias),
-            join(3, list(range(33)), [[4]]),
-        ],
-        [],
-    )
-
-    assert sorted(rows.broken) == [0, 2, 3]
-    assert "0..100" in str(rows.broken[0])
-    assert rows.tokens[1, :2].tolist() == [1, 2]
-
-
-def test_a_broken_row_is_whole_again_with_the_next_sequence():
-    rows = make_rows()
-    rows.stage([join(0, [-1], [[1]])], [])
-    rows.stage([join(0, [1], [[1]])], [])
-    assert not rows.broken
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (join(0, [1, 101], [[1]]), "0..100"),
+        (join(0, [-1], [[1]]), "0..100"),
+        (join(0, list(range(33)), [[1]]), "33 tokens"),
+        (join(0, [1], [[1]], SamplingParams(max_tokens=1, logit_bias={101: 1.0})), "logit_bias"),
+        (join(0, [1], [[1]], SamplingParams(max_tokens=1, allowed_token_ids=(101,))), "allowed_token_ids"),
+        (join(0, [1], [[1]], SamplingParams(max_tokens=1, bad_words=((3, 101),))), "bad_words"),
+    ],
+)
+def test_a_join_that_makes_no_sense_is_refused(bad, reason):
+    with pytest.raises(ValueError, match=reason):
+        make_rows().stage([bad], [])
 
 
 def test_a_row_asks_only_for_the_stages_it_needs():

@@ -232,12 +232,6 @@ def test_each_row_minds_its_own_bad_words():
     assert sampler(logits.clone(), asking, None).tokens.tolist()[2] not in (20, 21)
 
 
-@pytest.mark.parametrize("field", [{"allowed_token_ids": (VOCAB,)}, {"bad_words": ((3, VOCAB),)}])
-def test_a_token_that_is_not_there_breaks_the_row_that_names_it(field):
-    rows, _, _ = ready([params(), params(**field)])
-    assert list(rows.broken) == [1]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_row_that_is_not_finite_fails_alone(temperature, bad):

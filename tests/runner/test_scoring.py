@@ -136,19 +136,6 @@ def test_a_prompt_whose_logits_are_not_finite_fails_alone():
     assert list(result.prompt_logprobs) == [1]
 
 
-def test_a_row_that_was_broken_is_not_scored():
-    plan = StepPlan(
-        0,
-        [join(0, [1, 999], [[1]], asking(1)), join(1, [12, 4], [[2]], asking(1))],
-        [],
-        [span(0, 0, 2, scores=1), span(1, 0, 2, scores=1)],
-    )
-    result = run(plan)
-
-    assert list(result.failed) == [0]
-    check(result.prompt_logprobs[1], logits([12, 4])[:1], [4], 1)
-
-
 def test_more_alternatives_than_there_are_tokens_are_all_of_them():
     plan = StepPlan(0, [join(0, [1, 2], [[1]], asking(500))], [], [span(0, 0, 2, scores=1)])
     check(run(plan).prompt_logprobs[0], logits([1, 2])[:1], [2], VOCAB)

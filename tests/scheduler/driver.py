@@ -25,7 +25,6 @@ def sequence(
     root: bytes = b"",
     scored: int | None = None,
     end_ids: frozenset[int] = frozenset(),
-    leader: Sequence | None = None,
 ) -> Sequence:
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     request = Request(
@@ -35,7 +34,7 @@ def sequence(
         end_ids=end_ids,
         priority=priority,
     )
-    return Sequence(request, prefix_root=root, leader=leader)
+    return Sequence(request, prefix_root=root)
 
 
 class Driver:

@@ -76,19 +76,16 @@ class Histories(RuleBasedStateMachine):
         end_ids = frozenset(
             () if stop_after is None else continuation(prompt, stop_after, seed=seed, layout=layout)[-1:]
         )
-        leader = None
         for choice in range(choices):
             seq = sequence(
                 prompt,
                 max_tokens=max_tokens,
                 priority=priority,
                 seed=seed + choice,
-                scored=scored if leader is None else None,
+                scored=None if choice else scored,
                 end_ids=end_ids,
-                leader=leader,
             )
             self.driver.add(seq)
-            leader = leader or seq
 
     @rule(which=st.integers(0, 100))
     def cancel(self, which: int) -> None:

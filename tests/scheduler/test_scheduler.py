@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from infd.request import FinishReason
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.scheduler.plan import StepResult
+from infd.scheduler.prefix import longest_hit, page_keys
 from tests.fakes import capacity, continuation
 from tests.scheduler.driver import Driver, granted, sequence
 
@@ -165,10 +166,10 @@ def test_the_page_unused_longest_is_evicted_first():
     assert hits == [8, 0]
 
 
-def test_siblings_wait_for_the_first_and_share_its_full_pages():
+def test_siblings_come_behind_the_first_and_share_its_full_pages():
     driver = Driver()
     leader = driver.add(sequence(30, max_tokens=3, seed=1))
-    sibling = driver.add(sequence(30, max_tokens=3, seed=2, leader=leader))
+    sibling = driver.add(sequence(30, max_tokens=3, seed=2))
     first, second = driver.issue(), driver.issue()
 
     assert granted(first) == {leader: 16}
@@ -178,16 +179,6 @@ def test_siblings_wait_for_the_first_and_share_its_full_pages():
     driver.finish()
     driver.check_answers()
     assert leader.tokens != sibling.tokens
-
-
-def test_a_sibling_goes_alone_when_its_leader_is_gone():
-    driver = Driver()
-    leader = driver.add(sequence(30))
-    sibling = driver.add(sequence(30, leader=leader))
-    driver.scheduler.remove(leader, FinishReason.ABORT)
-    driver.finish()
-
-    assert sibling.finish is FinishReason.LENGTH
 
 
 def test_when_pages_run_out_the_latest_arrival_makes_room_and_keeps_its_place():
@@ -358,3 +349,87 @@ def test_a_step_of_one_token_cannot_be_halved():
     assert plan is not None
 
     assert not driver.scheduler.shrink(plan)
+
+
+def test_who_waits_behind_a_preempted_sequence_does_not_overtake_it():
+    driver = Driver(capacity(pages=5, max_model_len=20), depth=3)
+    driver.add(sequence([1] * 8, max_tokens=12))
+    late = driver.add(sequence([2] * 3, max_tokens=12))
+    driver.issue()
+    while late.row is not None:
+        driver.complete()
+        driver.issue()
+        driver.issue()
+    latest = driver.add(sequence([3], max_tokens=1))
+    driver.scheduler.remove(driver.everybody[0], FinishReason.ABORT)
+
+    assert late.in_flight
+    assert driver.issue() is None, "its last step is in flight, and the one behind it waits with it"
+    driver.finish()
+    driver.check_answers()
+    assert latest.finish is FinishReason.LENGTH
+
+
+def test_nobody_is_admitted_into_pages_that_running_prompts_still_need():
+    driver = Driver(capacity(pages=8, step_tokens=8, max_model_len=32))
+    first = driver.add(sequence([1] * 24, max_tokens=1))
+    driver.step()
+    driver.add(sequence([2] * 8, max_tokens=1))
+    while first.finish is None:
+        driver.step()
+
+    assert driver.scheduler.preemptions == 0
+    assert [span.seq for plan in driver.plans[:3] for span in plan.spans] == [first] * 3
+
+
+def test_cached_pages_that_a_hit_takes_are_not_counted_as_free():
+    driver = Driver(capacity(pages=8, step_tokens=32, max_model_len=32))
+    driver.add(sequence([1] * 17, max_tokens=1))
+    driver.finish()
+    running = driver.add(sequence([2] * 9, max_tokens=8))
+    driver.step()
+    again = driver.add(sequence([1] * 17, max_tokens=8))
+    driver.step()
+
+    assert again.row is None
+    assert driver.scheduler.pool.cached == 4
+    driver.finish()
+    assert running.finish is FinishReason.LENGTH
+    assert driver.scheduler.preemptions == 0
+
+
+def test_the_end_of_a_prefix_is_evicted_before_its_beginning():
+    driver = Driver(capacity(pages=8, max_model_len=32))
+    driver.add(sequence([1] * 17, max_tokens=1))
+    driver.finish()
+    driver.add(sequence([2] * 20, max_tokens=1))
+    driver.finish()
+    again = driver.add(sequence([1] * 17, max_tokens=1))
+    driver.issue()
+
+    assert again.prompt_cached == 12
+
+
+def test_a_hit_in_a_windowed_group_is_found_in_few_looks(monkeypatch):
+    driver = Driver(capacity(WINDOW, pages=4096, step_tokens=64, max_model_len=9000))
+    driver.add(sequence([1] * 8000, max_tokens=1))
+    driver.finish()
+    driver.scheduler.index.forget(driver.scheduler.index.find(0, page_keys(sequence([1] * 8000), 4)[1999]))
+    find, looks = driver.scheduler.index.find, []
+    monkeypatch.setattr(driver.scheduler.index, "find", lambda *key: looks.append(key) or find(*key))
+    again = sequence([1] * 8004 + [2], max_tokens=1)
+
+    assert longest_hit(again, WINDOW, driver.scheduler.index) == 7996
+    assert len(looks) < 12
+
+
+def test_pages_of_a_sequence_that_failed_after_it_was_preempted_are_not_found():
+    driver = Driver()
+    bad = driver.add(sequence([1] * 9))
+    plan = driver.scheduler.plan()
+    assert plan is not None
+    driver.scheduler._preempt(bad)
+    driver.scheduler.commit(plan, StepResult([0], [], failed={0: RuntimeError("not finite")}))
+    driver.scheduler.verify()
+
+    assert len(driver.scheduler.index) == 0
