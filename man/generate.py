@@ -75,6 +75,9 @@ all.
 .TP
 .BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " JOURNAL_STREAM ", " CREDENTIALS_DIRECTORY ", " RUNTIME_DIRECTORY
 As set by systemd. The credential api-keys is the key file where no other is set.
+.TP
+.BR LISTEN_FDS ", " LISTEN_PID
+Sockets that systemd passes, which are listened on instead of server.host.
 .SH FILES
 .TP
 .I /etc/infd/infd.toml
