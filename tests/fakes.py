@@ -223,7 +223,8 @@ class FakeExecutor:
                 step.result.set_exception(error)
                 behind, self._queue = self._queue, []
                 for dropped in behind:
-                    await asyncio.sleep(0)  # the news of each comes by itself, as from a thread
+                    for _ in range(3):  # the news of each comes by itself, as from a thread
+                        await asyncio.sleep(0)
                     dropped.result.set_exception(error)
             else:
                 step.result.set_result(result)

@@ -218,7 +218,6 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, left: int, only: Container[Sequence] | None) -> None:
         """Let waiting sequences run, in order, while there is room for the first of them."""
-        pledged = sum(self._missing(seq) for seq in self.running)
         position = 0
         while left and self._rows and position < len(self.waiting):
             seq = self.waiting[position]
@@ -232,8 +231,7 @@ class Scheduler:
             if not self.capacity.layout.divisible and len(seq.tokens) > left:
                 return
             hit = self._find(seq) if self._prefix_caching else 0
-            fresh = sum(not self.pool.is_held(page) for table in seq.tables for page in table if page)
-            if self.running and self._missing(seq) + fresh + pledged > self.pool.available:
+            if self.running and self._wanted(seq) > self.pool.available:
                 seq.tables = []
                 self._refused = seq, self.pool.available
                 return
@@ -241,7 +239,6 @@ class Scheduler:
             granted = self._grant(plan, seq, left)
             assert granted, "an admitted sequence has room for its first span"
             left -= granted
-            pledged += self._missing(seq)
             plan.joins.append(self._join(seq))
 
     def _find(self, seq: Sequence) -> int:
@@ -290,13 +287,16 @@ class Scheduler:
             seed=seq.seed,
         )
 
-    def _missing(self, seq: Sequence) -> int:
-        """Bound the pages that a sequence has yet to take for the tokens it knows and the next page of its answer."""
-        tokens = len(seq.tokens)
-        if tokens <= seq.covered:
-            return len(self._groups)
-        held = sum(1 for table in seq.tables for page in table if page)
-        return max(0, self.capacity.layout.peak_pages(tokens, self.capacity.step_tokens) - held) + len(self._groups)
+    def _wanted(self, seq: Sequence) -> int:
+        """Bound the pages to be had before a waiting sequence may run.
+
+        Its own, found (unless somebody holds them) or not, and the next page of every answer. A running prompt
+        needs no other word here: it takes all that is left of a step, so nobody is admitted before its end.
+        """
+        found = [page for table in seq.tables for page in table if page]
+        fresh = sum(not self.pool.is_held(page) for page in found)
+        peak = self.capacity.layout.peak_pages(len(seq.tokens), self.capacity.step_tokens)
+        return max(0, peak - len(found)) + fresh + (len(self.running) + 1) * len(self._groups)
 
     def _cover(self, plan: StepPlan, seq: Sequence, end: int) -> bool:
         """Take the pages for tokens [computed, end), preempting later sequences if there is no other way."""

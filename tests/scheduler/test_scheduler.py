@@ -370,16 +370,17 @@ def test_who_waits_behind_a_preempted_sequence_does_not_overtake_it():
     assert latest.finish is FinishReason.LENGTH
 
 
-def test_nobody_is_admitted_into_pages_that_running_prompts_still_need():
-    driver = Driver(capacity(pages=8, step_tokens=8, max_model_len=32))
-    first = driver.add(sequence([1] * 24, max_tokens=1))
+def test_an_admission_leaves_every_answer_its_next_page():
+    driver = Driver(capacity(pages=5, max_model_len=20))
+    running = driver.add(sequence([1] * 4, max_tokens=8))
     driver.step()
-    driver.add(sequence([2] * 8, max_tokens=1))
-    while first.finish is None:
-        driver.step()
+    waiting = driver.add(sequence([2] * 8, max_tokens=8))
+    driver.step()
+    assert waiting.row is None
+    driver.finish()
 
+    assert running.finish is waiting.finish is FinishReason.LENGTH
     assert driver.scheduler.preemptions == 0
-    assert [span.seq for plan in driver.plans[:3] for span in plan.spans] == [first] * 3
 
 
 def test_cached_pages_that_a_hit_takes_are_not_counted_as_free():
