@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code: int = cli.main(arguments, prog_name="infd", standalone_mode=False)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "infd"
-        _complain(f"{error.format_message()} See `{command} --help`.")
+        _complain(f"{error.format_message().removesuffix('.')}. See `{command} --help`.")
         code = os.EX_USAGE
     except StartError as error:
         _complain(str(error))

@@ -73,6 +73,9 @@ One key for all clients, where no key file is given.
 Where models of the Hugging Face hub are kept, whose access is used, where the hub is, and whether it may be asked at
 all.
 .TP
+.B XDG_RUNTIME_DIR
+Where the admin socket is made, in infd/admin.sock, unless RUNTIME_DIRECTORY or admin.socket says otherwise.
+.TP
 .BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " JOURNAL_STREAM ", " CREDENTIALS_DIRECTORY ", " RUNTIME_DIRECTORY
 As set by systemd. The credential api-keys is the key file where no other is set.
 .TP
@@ -86,6 +89,16 @@ Settings; see
 .TP
 .I /etc/infd/conf.d/*.toml
 More settings, in the order of their names; the later file wins, key by key.
+.SH EXAMPLES
+.TP
+.B infd start
+Serve the embedded model on http://127.0.0.1:8000.
+.TP
+.B infd start \-\-model /srv/qwen3 \-\-served\-name qwen3 \-\-port 8080 \-\-admin\-socket /tmp/qwen3.sock
+Serve a checkpoint, beside another daemon.
+.TP
+.B INFD_API_KEY=secret infd start \-\-host 0.0.0.0 \-\-set server.drain_timeout_s=10
+Listen on all addresses, to clients that know the key.
 .SH SEE ALSO
 .BR infdctl (1),
 .BR infd.toml (5)
@@ -98,8 +111,25 @@ INFDCTL_END = r"""
 .TP
 .B INFD_ADMIN_SOCKET
 The daemon's admin socket, where
-.B --socket
+.B \-\-socket
 does not name it.
+.TP
+.B XDG_RUNTIME_DIR
+Where the socket is looked for first, as infd/admin.sock.
+.TP
+.B NO_COLOR
+No colours, whatever the terminal can show.
+.SH EXAMPLES
+.TP
+.B infdctl ps \-\-json | jq \-r \(aq.requests[].id\(aq
+The ids of all requests in flight, for
+.BR "infdctl abort" .
+.TP
+.B infdctl drain \-\-wait \-\-timeout 90
+Stop the daemon once it has answered what it accepted.
+.TP
+.B infdctl bench \-\-url http://127.0.0.1:8080 \-\-concurrency 8 \-\-requests 64
+Measure any OpenAI-compatible server.
 .SH SEE ALSO
 .BR infd (1)
 """
@@ -123,6 +153,20 @@ shows what is in force and why.
 
 
 TOML_END = r"""
+.SH EXAMPLE
+.EX
+[model]
+path = "/srv/models/qwen3"
+served_names = ["qwen3", "default"]
+
+[server]
+host = ["127.0.0.1", "::1"]
+port = 8080
+api_key_file = "/etc/infd/api\-keys"
+
+[cache]
+bytes = "8G"
+.EE
 .SH KEY FILE
 server.api_key_file names a file with one client a line; blank lines and lines that begin with # are skipped:
 .PP

@@ -83,7 +83,7 @@ def load(
         try:
             value = _typed(setting, assignment)
         except (msgspec.ValidationError, ValueError) as error:
-            problems.append(f"{assignment.origin}: {setting.key} = {assignment.value!r}: {_readable(error)}")
+            problems.append(f"{assignment.origin}: {setting.key} = {assignment.value!r}: {_readable(error, setting)}")
             continue
         section, _, name = setting.key.partition(".")
         values.setdefault(section, {})[name] = value
@@ -165,6 +165,8 @@ def _nearest(key: str) -> str:
     return difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.0)[0]
 
 
-def _readable(error: Exception) -> str:
+def _readable(error: Exception, setting: Setting) -> str:
     text = str(error).replace("`", "")
+    if "enum value" in text:
+        return f"expected {setting.values}"
     return text[:1].lower() + text[1:]

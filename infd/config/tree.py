@@ -63,7 +63,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         Meta(min_length=1),
         about("where to listen: names, IPv4 and IPv6 addresses, `unix:/path`", flag="--host"),
     ] = ("127.0.0.1",)
-    port: Annotated[int, Meta(ge=0, le=65535), about("0 picks a free one", flag="--port")] = 8000
+    port: Annotated[int, Meta(ge=0, le=65535), about("TCP port; 0 picks a free one", flag="--port")] = 8000
     cors_origins: Annotated[
         tuple[Origin, ...],
         about("pages that browsers let ask here: `https://chat.example`, or `*` for all; empty: none"),
@@ -158,7 +158,9 @@ class AdminConfig(Section, frozen=True, kw_only=True):
 
     socket: Annotated[
         str,
-        about("its path (default: infd/admin.sock in $XDG_RUNTIME_DIR, or in /run)", flag="--admin-socket"),
+        about(
+            "path of the admin socket (default: infd/admin.sock in $XDG_RUNTIME_DIR, or in /run)", flag="--admin-socket"
+        ),
     ] = ""
 
 

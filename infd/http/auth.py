@@ -76,7 +76,8 @@ class Keys:
                 digest = b""
             if not name or len(digest) != sha256().digest_size:
                 raise ConfigError(
-                    f"{origin}:{number}: expected `name:sha256-of-key[:tenant]`, the hash as 64 hex digits"
+                    f"{origin}:{number}: expected `name:sha256-of-key[:tenant]`, the hash as the 64 hex digits that"
+                    ' `printf %s "$key" | sha256sum` prints'
                 )
             if name in keys:
                 raise ConfigError(f"{origin}:{number}: a key named {name!r} was given before")

@@ -132,11 +132,11 @@ class ChatTemplate:
         if self._sources:
             raise InvalidRequest(
                 f"this model has chat templates named {', '.join(sorted(self._sources))} but no default; "
-                "start infd with one of them as its chat template",
+                "start infd with one of them as --chat-template FILE",
                 param="messages",
             )
         raise InvalidRequest(
-            "this model has no chat template; use /v1/completions, or start infd with a chat template",
+            "this model has no chat template; use /v1/completions, or start infd with --chat-template FILE",
             param="messages",
         )
 
