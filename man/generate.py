@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 DIRECTORY = Path(__file__).parent
 
+# Options and paths that a line's end cuts in two cannot be copied, and stretched gaps are hard to read.
+UNBROKEN = (".nh", ".ad l")
+
 INFD_END = r"""
 .SH SIGNALS
 .TP
@@ -135,6 +138,8 @@ Measure any OpenAI-compatible server.
 """
 
 TOML_START = r""".TH INFD.TOML 5 "" "infd" "infd"
+.nh
+.ad l
 .SH NAME
 infd.toml \- settings of infd
 .SH DESCRIPTION
@@ -204,6 +209,7 @@ def command_page(name: str, command: click.Command, end: str) -> str:
     summary, *details = _paragraphs(command)
     lines = [
         f'.TH {name.upper()} 1 "" "infd" "infd"',
+        *UNBROKEN,
         ".SH NAME",
         f"{name} \\- {_uncapitalised(summary)}",
         ".SH SYNOPSIS",
