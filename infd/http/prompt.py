@@ -14,7 +14,7 @@ from infd.text.chat import TooCostly
 from infd.text.sandbox import BRIEF
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from infd.http.schema.chat import Message, TemplateKwargs
     from infd.http.schema.sampling import GenerationRequest
@@ -95,7 +95,8 @@ async def forbidden(words: Sequence[str], served: ServedModel, offload: Offload)
 
 
 async def render(
-    turns: list[dict[str, Any]],
+    messages: Sequence[Message],
+    body_bytes: int,
     served: ServedModel,
     offload: Offload,
     *,
@@ -117,7 +118,7 @@ async def render(
 
     def work(limits: Limits | None = None) -> Prompt:
         text = served.template.render(
-            turns,
+            conversation(messages),
             add_generation_prompt=not continue_final_message
             if add_generation_prompt is None
             else add_generation_prompt,
@@ -130,7 +131,7 @@ async def render(
         special = bool(add_special_tokens) and not served.template.begins_with_bos(text)
         return Prompt(_encode(text, served, add_special_tokens=special), text)
 
-    if _characters(turns) <= SHORT_CHARACTERS:
+    if body_bytes <= SHORT_CHARACTERS:
         # The template is a stranger's: it gets a few milliseconds of the loop, and its full time on a thread.
         with suppress(TooCostly):
             return work(BRIEF)
@@ -188,15 +189,3 @@ def _spelled(words: Sequence[str], served: ServedModel) -> tuple[tuple[int, ...]
         if len(spaced) == len(bare) and spaced[0] != bare[0]:
             spelled.append(spaced)
     return tuple(dict.fromkeys(spelled))
-
-
-def _characters(turns: list[dict[str, Any]]) -> int:
-    return sum(len(text) for turn in turns for text in _texts(turn))
-
-
-def _texts(turn: dict[str, Any]) -> Iterator[str]:
-    for value in turn.values():
-        if isinstance(value, str):
-            yield value
-        else:
-            yield from (part["text"] for part in value)

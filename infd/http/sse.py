@@ -116,7 +116,8 @@ class EventStream:
         self._quiet_beats += 1
         if self._quiet_beats < (BEATS_TO_PING if self.begun else BEATS_TO_HEADERS):
             return
-        if not self._lagging:  # else a comment could land inside an event that is sent in slices
+        # One who lags hears from us as it is, must not hold up the others' pings, and may be in the middle of an event.
+        if not self._lagging and not self.buffered_bytes:
             await self.send(PING)
 
     async def _begin(self) -> asyncio.Transport:

@@ -9,6 +9,7 @@ import pytest
 
 from infd.errors import InvalidRequest, PromptTooLong
 from infd.http.prompt import SHORT_CHARACTERS, Prompt, render
+from infd.http.schema.chat import Message
 from infd.offload import Offload
 from infd.text.chat import ChatTemplate
 from infd.text.sandbox import Limits
@@ -46,7 +47,8 @@ def offload() -> Iterator[Counting]:
 async def rendered(source: str, offload: Counting, content: str = "hi", *, must_fit: bool = True) -> Prompt:
     template = ChatTemplate({"default": source}, limits=Limits(fuel=2**23))
     return await render(
-        [{"role": "user", "content": content}],
+        [Message(role="user", content=content)],
+        len(content) + 40,
         msgspec.structs.replace(served(256), template=template),
         offload,
         add_generation_prompt=None,

@@ -10,7 +10,7 @@ from infd.errors import InvalidRequest
 from infd.http import sampling, send
 from infd.http.body import read
 from infd.http.formats.chat import ChatFormat
-from infd.http.prompt import conversation, cut, render
+from infd.http.prompt import cut, render
 from infd.http.schema.chat import ChatRequest
 from infd.http.service import EXCHANGE, SERVICE
 from infd.http.submit import Wanted, submit
@@ -35,7 +35,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
         exchange.begin(ticket, said.request_id)
         served = service.model()
         model = served.name(said.model)
-        prompt = await read_prompt(said, served, service.offload)
+        prompt = await read_prompt(said, size, served, service.offload)
         wanted = Wanted(
             prompt_param="messages",
             max_tokens=_max_tokens(said),
@@ -51,10 +51,11 @@ async def complete(request: web.Request) -> web.StreamResponse:
         return await send.answer(request, answer, format, stream=bool(said.stream))
 
 
-async def read_prompt(said: ChatRequest, served: ServedModel, offload: Offload) -> Prompt:
+async def read_prompt(said: ChatRequest, body_bytes: int, served: ServedModel, offload: Offload) -> Prompt:
     """Return what the model reads. Raises InvalidRequest, PromptTooLong."""
     prompt = await render(
-        conversation(said.messages),
+        said.messages,
+        body_bytes,
         served,
         offload,
         add_generation_prompt=said.add_generation_prompt,

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 async def chat_prompt(request: web.Request) -> web.StreamResponse:
     """One conversation."""
     service = request.app[SERVICE]
-    said, _ = await read(request, chat.DECODER)
+    said, size = await read(request, chat.DECODER)
     chat.check(said, service.config.limits)
     served = service.model()
     model = served.name(said.model)
-    prompt = await chat.read_prompt(said, served, service.offload)
+    prompt = await chat.read_prompt(said, size, served, service.offload)
     return send.json(msgspec.json.encode(await _rendered(prompt, model, served, service.offload)))
 
 

@@ -10,7 +10,7 @@ from infd.errors import InvalidRequest
 from infd.http import send
 from infd.http.body import read
 from infd.http.formats.base import readable
-from infd.http.prompt import conversation, decode, encode, render
+from infd.http.prompt import SHORT_CHARACTERS, decode, encode, render
 from infd.http.sampling import check_ids
 from infd.http.schema.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from infd.http.service import SERVICE
@@ -25,14 +25,15 @@ DETOKENIZE: Final = msgspec.json.Decoder(DetokenizeRequest)
 async def tokenize(request: web.Request) -> web.StreamResponse:
     """The ids of a text, or of a conversation as the template writes it."""
     service = request.app[SERVICE]
-    said, _ = await read(request, TOKENIZE)
+    said, size = await read(request, TOKENIZE)
     served = service.model()
     served.name(said.model)
     if (said.prompt is None) == (said.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if said.messages is not None:
         prompt = await render(
-            conversation(said.messages),
+            said.messages,
+            size,
             served,
             service.offload,
             add_generation_prompt=said.add_generation_prompt,
@@ -45,9 +46,16 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
     else:
         special = said.add_special_tokens is not False
         ids = await encode(said.prompt or "", served, service.offload, add_special_tokens=special)
-    strings = [readable(served.tokenizer.piece(token_id)) for token_id in ids] if said.return_token_strs else None
-    answer = TokenizeResponse(count=len(ids), max_model_len=served.max_model_len, tokens=list(ids), token_strs=strings)
-    return send.json(msgspec.json.encode(answer))
+
+    def written() -> bytes:
+        piece, strings = served.tokenizer.piece, None
+        if said.return_token_strs:
+            strings = [readable(piece(token_id)) for token_id in ids]
+        return msgspec.json.encode(
+            TokenizeResponse(count=len(ids), max_model_len=served.max_model_len, tokens=list(ids), token_strs=strings)
+        )
+
+    return send.json(written() if len(ids) <= SHORT_CHARACTERS else await service.offload(written))
 
 
 async def detokenize(request: web.Request) -> web.StreamResponse:
