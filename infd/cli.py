@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from infd import __version__
-from infd.config import SETTINGS, Assignment, Environment, Loaded, load
+from infd.config import SETTINGS, Assignment, Environment, Loaded, calm_openmp, load
 from infd.errors import StartError, UsageError
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def start(loaded: Loaded) -> int:
     """
     from infd.daemon import serve
 
+    calm_openmp(os.environ)
     return serve(loaded.config, Environment.read(os.environ, os.getpid()))
 
 

@@ -15,6 +15,7 @@ InfdError
 │   ├── QueueTimeout       503, with Retry-After
 │   ├── RequestTimeout     504
 │   ├── Aborted            503, an operator's doing
+│   ├── ServerStopped      503, with Retry-After
 │   └── Internal           500, our bug; the message names the request id
 ├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
 ├── StepTooLarge           a step did not fit the device's memory; smaller ones may
@@ -137,6 +138,15 @@ class Aborted(RequestError):
 
     def __init__(self) -> None:
         super().__init__("an operator aborted this request")
+
+
+class ServerStopped(RequestError):
+    """The daemon is going away before the request is finished; another one may answer it."""
+
+    status, type, code, retry_after_s = 503, "service_unavailable_error", "draining", 1
+
+    def __init__(self) -> None:
+        super().__init__("the server stopped before this request was finished")
 
 
 class Internal(RequestError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.config import SETTINGS, Assignment, Config, Environment, HubAccess, Loaded, load
+from infd.config import SETTINGS, Assignment, Config, Environment, HubAccess, Loaded, calm_openmp, load
 from infd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -257,3 +257,17 @@ def test_keys_come_from_the_setting_or_else_from_systemds_credentials(tmp_path: 
 )
 def test_the_hub_is_reached_as_its_own_variables_say(variables: dict[str, str], hub: HubAccess) -> None:
     assert Environment.read(variables, pid=1).hub == hub
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "1000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_openmp_waits_calmly_unless_the_user_says_how(before: dict[str, str], after: dict[str, str]) -> None:
+    calm_openmp(before)
+
+    assert before == after

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
     from infd.config.tree import Config
 
@@ -37,6 +37,17 @@ class HubAccess(Struct, frozen=True, kw_only=True):
             cache=None if cache is None else Path(cache),
             offline=environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
         )
+
+
+def calm_openmp(environ: MutableMapping[str, str]) -> None:
+    """Keep torch's threads from spinning long at barriers, unless the user has said how they should wait.
+
+    The event loop and whatever else runs here share their cores: with both of two cores busy, spinning at libgomp's
+    default made a token take 4 times longer; in a quiet moment a short spin costs a tiny model about a tenth.
+    Must be called before torch is imported, for libgomp reads it only then.
+    """
+    if "OMP_WAIT_POLICY" not in environ:
+        environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 class Environment(Struct, frozen=True, kw_only=True):

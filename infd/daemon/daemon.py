@@ -29,7 +29,7 @@ from infd.daemon.notify import Notifier
 from infd.daemon.progress import Stage
 from infd.engine.engine import Engine
 from infd.engine.state import State
-from infd.errors import RequestFailed, StartError
+from infd.errors import ServerStopped, StartError
 from infd.http.app import HttpServer
 from infd.hub.fetch import fetch
 from infd.offload import Offload
@@ -190,7 +190,7 @@ class Daemon:
         log.info("draining", extra={"timeout_s": self.config.server.drain_timeout_s, "fast": self._fast.is_set()})
         if not self._fast.is_set() and await self._drain():
             return os.EX_OK
-        self.engine.fail_all(RequestFailed("the server stopped before this request was finished"))
+        self.engine.fail_all(ServerStopped())
         return os.EX_OK if self._fast.is_set() else EX_DRAIN_TIMED_OUT
 
     async def _drain(self) -> bool:

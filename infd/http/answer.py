@@ -146,7 +146,8 @@ class Answer:
         if delta.finish is None:
             return Part(index, reply.take(), delta.token_ids, delta.logprobs)
         if delta.finish is FinishReason.ERROR:
-            raise delta.error or RequestFailed("the engine gave no reason")
+            error = delta.error or RequestFailed("the engine gave no reason")
+            raise error.with_traceback(None)  # many streams may end with one error: each shows its own way only
         stop_id = delta.stop_id if delta.stop_id in self._stop_ids else None
         if stop_id is not None and self._show_stop_id:
             reply.feed([stop_id])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from infd.errors import ServerStopped
 from infd.http import app, connection, sse
 from tests.fakes import FakeExecutor, capacity
 from tests.http.endpoint import Endpoint, decode_events, serving
@@ -223,3 +224,22 @@ async def test_a_reader_that_does_not_read_does_not_hold_up_closing(monkeypatch:
         await until(lambda: any(stream.buffered_bytes for stream in streams))
         await endpoint.idle()
     client.close()
+
+
+async def test_when_the_server_stops_every_reader_is_told_once_and_the_log_stays_short(endpoint: Endpoint, caplog):
+    endpoint.executor.gate.clear()
+    asked = [
+        asyncio.create_task(
+            endpoint.session.post(COMPLETIONS, json={"prompt": [5, 6], "max_tokens": 50, "stream": stream})
+        )
+        for stream in (True, False) * 40
+    ]
+    while endpoint.engine.accepted < len(asked):
+        await asyncio.sleep(0)
+    endpoint.engine.fail_all(ServerStopped())
+    answers = await asyncio.gather(*asked)
+
+    assert {answer.status for answer in answers} == {503}
+    assert {(await answer.json())["error"]["code"] for answer in answers} == {"draining"}
+    assert not [record for record in caplog.records if record.exc_info]
+    endpoint.executor.gate.set()
