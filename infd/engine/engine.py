@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infd.engine.fanout import FanOut
 from infd.engine.loop import StepLoop
+from infd.engine.measure import Measure
 from infd.engine.progress import Progress
 from infd.engine.state import Lifecycle, State
 from infd.engine.status import RequestRow, Status
@@ -59,6 +60,7 @@ class Engine:
         self.accepted = 0  # choices queued so far; equals the terminal events plus those in flight
         self._config = config
         self._metrics = metrics
+        self._measure = Measure(metrics)
         self._scheduler: Scheduler | None = None
         self._loop: StepLoop | None = None
         self._running: asyncio.Task[None] | None = None
@@ -268,18 +270,14 @@ class Engine:
                 flow.started = issued.at
                 flow.ticket.deadlines.started()
                 self._queued_tokens -= flow.prompt_tokens
-                self._metrics.queue.observe(issued.at - flow.submitted)
+                self._measure.planned(flow)
 
     def _committed(self, issued: Issued, outcomes: list[Outcome]) -> None:
         self._steps += 1
         self._last_step, self._last_step_time = self.now(), time.time()
-        metrics, scheduler = self._metrics, self._scheduler
-        assert scheduler is not None
-        metrics.step.observe(self._last_step - issued.at)
+        assert self._scheduler is not None
+        self._measure.committed(issued, self._scheduler, self._last_step)
         self._progress.took(self._last_step - issued.at)
-        metrics.iteration_tokens.observe(issued.plan.tokens)
-        metrics.preemptions = scheduler.preemptions
-        metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
         self._fan_out.post(outcomes)
 
     def _deliver(self, outcome: Outcome) -> None:
@@ -291,21 +289,11 @@ class Engine:
         if outcome.finish is FinishReason.ERROR:
             self._end(flow, FinishReason.ERROR, seq.failure)
             return
-        now, count, metrics = self.now(), len(outcome.tokens), self._metrics
-        metrics.generation_tokens += count
+        now = self.now()
+        self._measure.delivered(flow, len(outcome.tokens), now)
+        flow.last = now
         if flow.first is None:
             flow.first = now
-            metrics.prompt_tokens += flow.prompt_tokens
-            if flow.prompt_tokens:
-                cached = seq.prompt_cached or 0
-                metrics.prompt_tokens_cached += cached
-                metrics.request_computed_tokens.observe(flow.prompt_tokens - cached)
-            metrics.ttft.observe(now - flow.ticket.admitted)
-            if flow.started is not None:
-                metrics.prefill.observe(now - flow.started)
-        else:
-            metrics.inter_token.observe((now - flow.last) / count, count)
-        flow.last = now
         try:
             stopped = flow.stream.push(outcome.tokens, outcome.logprobs, outcome.finish, outcome.prompt_logprobs)
         except Exception as error:
@@ -322,24 +310,10 @@ class Engine:
         if finish is not None:  # its reader hears of it whatever happens below
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
-        self._metrics.terminal[finish.value if finish else "disconnect"] += 1
-        self._measure(flow)
+        self._measure.ended(flow, finish, self.now())
         if self._scheduler is not None:
             self._scheduler.remove(flow.seq, finish or FinishReason.ABORT, error)
             self._wake()
-
-    def _measure(self, flow: Flow) -> None:
-        """Count what one choice was and took."""
-        metrics, seq = self._metrics, flow.seq
-        metrics.e2e.observe(self.now() - flow.ticket.admitted)
-        metrics.request_prompt_tokens.observe(seq.prompt_tokens)
-        metrics.request_generation_tokens.observe(seq.generated)
-        metrics.request_max_tokens.observe(seq.request.sampling.max_tokens)
-        if flow.first is not None and flow.started is not None:
-            metrics.decode.observe(flow.last - flow.first)
-            metrics.inference.observe(flow.last - flow.started)
-            if seq.generated > 1:
-                metrics.per_token.observe((flow.last - flow.first) / (seq.generated - 1))
 
     def _verify(self) -> None:
         """Check every page and row after work, once nobody waits for anything."""
