@@ -120,7 +120,7 @@ def start(loaded: Loaded) -> int:
     from infd.daemon import serve
 
     calm_openmp(os.environ)
-    return serve(loaded.config, Environment.read(os.environ, os.getpid()))
+    return serve(loaded.config, Environment.read(os.environ, pid=os.getpid(), uid=os.geteuid()))
 
 
 @cli.group(no_args_is_help=False)

@@ -77,7 +77,8 @@ Where models of the Hugging Face hub are kept, whose access is used, where the h
 all.
 .TP
 .B XDG_RUNTIME_DIR
-Where the admin socket is made, in infd/admin.sock, unless RUNTIME_DIRECTORY or admin.socket says otherwise.
+Where the admin socket is made, in infd/admin.sock, unless RUNTIME_DIRECTORY or admin.socket says otherwise. Without it
+a user's is in /tmp/infd\-UID, which must be that user's alone, and root's in /run/infd.
 .TP
 .BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " JOURNAL_STREAM ", " CREDENTIALS_DIRECTORY ", " RUNTIME_DIRECTORY
 As set by systemd. The credential api-keys is the key file where no other is set.
@@ -118,7 +119,7 @@ The daemon's admin socket, where
 does not name it.
 .TP
 .B XDG_RUNTIME_DIR
-Where the socket is looked for first, as infd/admin.sock.
+Where the socket is looked for first, as infd/admin.sock; then in /tmp/infd\-UID, then in /run/infd.
 .TP
 .B NO_COLOR
 No colours, whatever the terminal can show.

@@ -207,35 +207,37 @@ def test_loaded_values_are_reached_by_key() -> None:
 
 
 def test_the_admin_socket_is_where_the_runtime_directory_is() -> None:
-    def socket(**variables: str) -> str:
-        return str(Environment.read(variables, pid=7).admin_socket(Config()))
+    def socket(uid: int = 0, **variables: str) -> str:
+        return str(Environment.read(variables, pid=7, uid=uid).admin_socket(Config()))
 
     assert socket() == "/run/infd/admin.sock"
+    assert socket(uid=1000) == "/tmp/infd-1000/admin.sock"
+    assert socket(uid=1000, XDG_RUNTIME_DIR="/run/user/1000") == "/run/user/1000/infd/admin.sock"
     assert socket(XDG_RUNTIME_DIR="/run/user/7") == "/run/user/7/infd/admin.sock"
     assert socket(XDG_RUNTIME_DIR="/run/user/7", RUNTIME_DIRECTORY="/run/infd-a:/run/b") == "/run/infd-a/admin.sock"
 
 
 def test_inherited_sockets_count_only_for_the_process_they_are_named_for() -> None:
     def inherited(pid: str, count: str = "2") -> int:
-        return Environment.read({"LISTEN_FDS": count, "LISTEN_PID": pid}, pid=7).inherited
+        return Environment.read({"LISTEN_FDS": count, "LISTEN_PID": pid}, pid=7, uid=0).inherited
 
     assert inherited("7") == 2
     assert inherited("8") == 0
     assert inherited("7", "two") == 0
-    assert Environment.read({"LISTEN_FDS": "2"}, pid=7).inherited == 0
+    assert Environment.read({"LISTEN_FDS": "2"}, pid=7, uid=0).inherited == 0
 
 
 def test_the_watchdog_counts_only_for_the_process_it_names() -> None:
     def watchdog(pid: str) -> float | None:
-        return Environment.read({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": pid}, pid=7).watchdog_s
+        return Environment.read({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": pid}, pid=7, uid=0).watchdog_s
 
     assert watchdog("7") == 30.0
     assert watchdog("8") is None
-    assert Environment.read({"WATCHDOG_USEC": "30000000"}, pid=7).watchdog_s == 30.0
+    assert Environment.read({"WATCHDOG_USEC": "30000000"}, pid=7, uid=0).watchdog_s == 30.0
 
 
 def test_keys_come_from_the_setting_or_else_from_systemds_credentials(tmp_path: Path) -> None:
-    environment = Environment.read({"CREDENTIALS_DIRECTORY": str(tmp_path)}, pid=7)
+    environment = Environment.read({"CREDENTIALS_DIRECTORY": str(tmp_path)}, pid=7, uid=0)
     configured = from_environ(INFD_SERVER__API_KEY_FILE="/keys")
 
     assert environment.api_key_file(Config()) is None
@@ -256,7 +258,7 @@ def test_keys_come_from_the_setting_or_else_from_systemds_credentials(tmp_path: 
     ],
 )
 def test_the_hub_is_reached_as_its_own_variables_say(variables: dict[str, str], hub: HubAccess) -> None:
-    assert Environment.read(variables, pid=1).hub == hub
+    assert Environment.read(variables, pid=1, uid=0).hub == hub
 
 
 @pytest.mark.parametrize(

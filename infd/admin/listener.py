@@ -27,12 +27,14 @@ class Listener:
         *,
         group: int | None = None,
         mode: int = 0o660,
+        private: bool = False,
         purpose: str = "admin socket",
         setting: str = "admin.socket (--admin-socket)",
     ) -> None:
         """Take `path`, replacing a stale socket.
 
         group    who may connect besides the owner; None: the owner's own group
+        private  its directory must be this user's alone, for it lies where everybody may make one
         purpose  what it is to operators
         setting  where they choose another path
 
@@ -42,7 +44,7 @@ class Listener:
         self._purpose = purpose
         self._setting = setting
         try:
-            self._make_directory(group)
+            self._make_directory(group, private=private)
             self._lock = self._take_lock()
         except OSError as error:
             raise self._unusable(error) from error
@@ -70,12 +72,17 @@ class Listener:
         self.socket.close()
         os.close(self._lock)
 
-    def _make_directory(self, group: int | None) -> None:
+    def _make_directory(self, group: int | None, *, private: bool) -> None:
         directory = self.path.parent
         if not directory.exists():
-            directory.mkdir(0o750, parents=True)
-            if group is not None:
+            directory.mkdir(0o700 if private else 0o750, parents=True)
+            if group is not None and not private:
                 os.chown(directory, -1, group)
+        if private and usurped(directory):
+            raise ConfigError(
+                f"{directory} is not a directory that this user alone may enter (mode 0700), so whoever made it could"
+                f" pose as infd; remove it, or set {self._setting} to another path"
+            )
 
     def _take_lock(self) -> int:
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -109,3 +116,12 @@ class Listener:
         else:
             advice = f"set {self._setting} to another path"
         return ConfigError(f"cannot make the {self._purpose} {self.path}: {error.strerror or error}; {advice}")
+
+
+def usurped(directory: Path) -> bool:
+    """Say whether a directory exists that is not this user's alone, so that others may pose as what is served there."""
+    try:
+        found = directory.lstat()
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or bool(found.st_mode & 0o077)

@@ -59,12 +59,15 @@ class AdminServer:
         self._server: asyncio.AbstractServer | None = None
         self._runner: web.AppRunner | None = None
 
-    async def start(self, path: str | Path) -> None:
-        """Listen on `path`. Raises StartError if it is taken or cannot be made."""
+    async def start(self, path: str | Path, *, private: bool = False) -> None:
+        """Listen on `path`, in a directory that is this user's alone if `private`.
+
+        Raises StartError if it is taken or cannot be made.
+        """
         app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_answer_problems, _refuse_browsers])
         for verb in VERBS:
             app.router.add_route(verb.method, verb.path, partial(self._serve, verb))
-        self._listener = Listener(path, group=self._access.readers)
+        self._listener = Listener(path, group=self._access.readers, private=private)
         # A mutation once begun is finished even if the asker leaves: no handler_cancellation here.
         self._runner = web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=1.0)
         await self._runner.setup()

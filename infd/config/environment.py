@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from infd.config.tree import Config
 
 
+# Fixed, unlike $TMPDIR, so that a daemon and an `infdctl` from two sessions of one user find each other.
+TEMPORARY = Path("/tmp")  # noqa: S108 (what is made in it is checked: see `private`)
+
+
 class HubAccess(Struct, frozen=True, kw_only=True):
     """How the Hugging Face hub is reached. None: as its own library finds out.
 
@@ -59,6 +63,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     api_key          one key for all clients
     credentials      directory of secrets that systemd decrypted
     runtime          directories for sockets, the best one first
+    private          one of them, in everybody's /tmp: not to be trusted unless it is this user's alone
     hub              how the Hugging Face hub is reached
     inherited        sockets to listen on that systemd passed, descriptors from 3 on
     """
@@ -69,12 +74,13 @@ class Environment(Struct, frozen=True, kw_only=True):
     api_key: str = ""
     credentials: Path | None = None
     runtime: tuple[Path, ...] = (Path("/run/infd"),)
+    private: Path | None = None
     hub: HubAccess = HubAccess()
     inherited: int = 0
 
     @classmethod
-    def read(cls, environ: Mapping[str, str], pid: int) -> Environment:
-        """Interpret environment variables for process `pid`."""
+    def read(cls, environ: Mapping[str, str], *, pid: int, uid: int) -> Environment:
+        """Interpret environment variables for process `pid` of user `uid`."""
         # LISTEN_PID and WATCHDOG_PID guard against a parent's variables: they are for the process named alone.
         listen_fds = environ.get("LISTEN_FDS", "") if environ.get("LISTEN_PID") == str(pid) else ""
         watched = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
@@ -85,6 +91,9 @@ class Environment(Struct, frozen=True, kw_only=True):
             runtime.append(Path(service.partition(":")[0]))
         if session := environ.get("XDG_RUNTIME_DIR"):
             runtime.append(Path(session, "infd"))
+        private = TEMPORARY / f"infd-{uid}" if uid else None  # containers, su and cron give a user no other
+        if private is not None:
+            runtime.append(private)
         return cls(
             notify_socket=environ.get("NOTIFY_SOCKET", ""),
             watchdog_s=int(watchdog_us) / 1e6 if watchdog_us.isdecimal() else None,
@@ -92,6 +101,7 @@ class Environment(Struct, frozen=True, kw_only=True):
             api_key=environ.get("INFD_API_KEY", ""),
             credentials=Path(credentials) if credentials else None,
             runtime=(*runtime, Path("/run/infd")),
+            private=private,
             hub=HubAccess.read(environ),
             inherited=int(listen_fds) if listen_fds.isdecimal() else 0,
         )

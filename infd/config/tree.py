@@ -159,7 +159,8 @@ class AdminConfig(Section, frozen=True, kw_only=True):
     socket: Annotated[
         str,
         about(
-            "path of the admin socket (default: infd/admin.sock in $XDG_RUNTIME_DIR, or in /run)", flag="--admin-socket"
+            "admin socket's path (default: admin.sock in $XDG_RUNTIME_DIR/infd, /tmp/infd-UID, as root /run/infd)",
+            flag="--admin-socket",
         ),
     ] = ""
 

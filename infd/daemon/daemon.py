@@ -102,7 +102,7 @@ class Daemon:
     async def _serve(self) -> int:
         listening = self._listening = self._listen()
         await self.http.start(listening.sockets)
-        await self.admin.start(self.admin_socket)
+        await self.admin.start(self.admin_socket, private=self.admin_socket.parent == self.environment.private)
         log.info("listening", extra={"address": " ".join(listening.urls), "admin": str(self.admin_socket)})
         heartbeat = Heartbeat(self.engine, self.executor, self.notifier, self.environment.watchdog_s)
         async with asyncio.TaskGroup() as tasks:

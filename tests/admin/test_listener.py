@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.admin.listener import Listener
+from infd.admin.listener import Listener, usurped
 from infd.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
@@ -62,6 +62,21 @@ def test_a_missing_directory_is_made_closed_to_others(tmp_path: Path) -> None:
     listener = Listener(tmp_path / "infd" / "admin.sock")
     assert stat.S_IMODE((tmp_path / "infd").stat().st_mode) & 0o007 == 0
     listener.close()
+
+
+def test_a_private_directory_is_this_users_alone(tmp_path: Path) -> None:
+    own = tmp_path / "infd-7"
+    assert not usurped(own)
+    Listener(own / "admin.sock", group=os.getegid(), private=True).close()
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert not usurped(own)
+
+    (tmp_path / "infd-8").symlink_to(own)
+    with pytest.raises(ConfigError, match=r"mode 0700.*--admin-socket"):
+        Listener(tmp_path / "infd-8" / "admin.sock", private=True)
+    own.chmod(0o770)
+    with pytest.raises(ConfigError, match=r"mode 0700.*--admin-socket"):
+        Listener(own / "admin.sock", private=True)
 
 
 def test_a_path_that_cannot_be_a_socket_is_a_configuration_error(tmp_path: Path) -> None:

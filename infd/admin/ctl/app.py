@@ -19,10 +19,11 @@ from infd.admin import protocol
 from infd.admin.ctl import show
 from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
+from infd.admin.listener import usurped
 from infd.config import Environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 C = TypeVar("C", bound="Callable[..., None]")
 
@@ -46,7 +47,7 @@ class Drained(Struct):
     "path",
     envvar="INFD_ADMIN_SOCKET",
     metavar="PATH",
-    help="The daemon's admin socket. Default: $XDG_RUNTIME_DIR/infd/admin.sock, else /run/infd/admin.sock.",
+    help="The daemon's admin socket. Default: admin.sock in $XDG_RUNTIME_DIR/infd, else /tmp/infd-UID, else /run/infd.",
 )
 @click.version_option(__version__, prog_name="infdctl")
 @click.pass_context
@@ -55,8 +56,14 @@ def main(context: click.Context, path: str | None) -> None:
 
     Exit codes: 0 done, 1 refused, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
     """
-    directories = Environment.read(os.environ, os.getpid()).runtime
-    context.obj = AdminClient([path] if path else [str(directory / "admin.sock") for directory in directories])
+    context.obj = AdminClient([path] if path else list(_usual_places()))
+
+
+def _usual_places() -> Iterator[str]:
+    environment = Environment.read(os.environ, pid=os.getpid(), uid=os.geteuid())
+    for directory in environment.runtime:
+        if directory != environment.private or not usurped(directory):
+            yield str(directory / "admin.sock")
 
 
 @main.command()
