@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from infd import __version__
+from infd.admin.peers import ADMINS, READERS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -66,6 +67,23 @@ def test_the_unit_is_hardened() -> None:
     )
 
     assert done.returncode == 0, done.stdout.splitlines()[-1:]
+
+
+def test_the_units_user_and_the_operators_groups_are_declared() -> None:
+    unit = (ROOT / "systemd" / "infd.service").read_text()
+    declared = (ROOT / "systemd" / "infd.sysusers").read_text()
+
+    assert f"\nUser={READERS}\nGroup={READERS}\n" in unit
+    assert "DynamicUser" not in unit
+    assert re.findall(r"^([ug]) (\S+)", declared, re.MULTILINE) == [("u", READERS), ("g", ADMINS)]
+
+
+def test_the_units_header_installs_files_that_exist() -> None:
+    header = (ROOT / "systemd" / "infd.service").read_text().partition("[Unit]")[0]
+    files = re.findall(r"(?<= )(?:man|systemd)/\S+|\S+\.txt", header)
+
+    assert len(files) == 7
+    assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
 def test_the_unit_gives_a_drain_its_time() -> None:
