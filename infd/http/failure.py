@@ -30,8 +30,12 @@ def translate(error: Exception, exchange: Exchange) -> RequestError:
 def count(error: RequestError, metrics: Metrics) -> None:
     """Count a refusal by its reason. A fault of ours is none: it ends as an error."""
     if error.status < Internal.status or error.status == NotReady.status:
-        reason = error.code or "invalid_request"
-        metrics.rejected[reason] = metrics.rejected.get(reason, 0) + 1
+        metrics.rejected[reason(error)] = metrics.rejected.get(reason(error), 0) + 1
+
+
+def reason(error: RequestError) -> str:
+    """Return the word for it in metrics and in the log."""
+    return error.code or "invalid_request"
 
 
 def body(error: RequestError) -> bytes:

@@ -35,6 +35,7 @@ METRICS: Final = "/metrics"
 _CLIENT_ID: Final = re.compile(r"[!-~]{1,128}")
 _COME_BACK: Final = frozenset({Overloaded.status, NotReady.status})
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
+_LONGEST_PARAM: Final = 128  # characters in the log; some name a field that only the client knows
 _CLIENT_GONE: Final = 499  # what proxies write where there was nobody left to answer
 
 
@@ -84,6 +85,7 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
         error = InvalidRequest(refused.reason)
     except Exception as unexpected:
         error = failure.translate(unexpected, request[EXCHANGE])
+    request[EXCHANGE].error = error
     failure.count(error, request.app[SERVICE].metrics)
     response = failure.response(error)
     if allow is not None:
@@ -137,11 +139,14 @@ def _access_fields(request: web.Request, exchange: Exchange, status: int, second
     fields: dict[str, object] = {
         "request_id": exchange.id,
         "client": exchange.client,
+        "peer": request.remote,
         "method": request.method,
         "path": request.path,
         "status": status,
         "total_ms": round(seconds * 1e3, 1),
     }
+    if (error := exchange.error) is not None:
+        fields |= {"error": failure.reason(error), "param": error.param and error.param[:_LONGEST_PARAM]}
     if exchange.ticket is not None:
         fields |= exchange.ticket.summary()
         if exchange.client_id is not None:

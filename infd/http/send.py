@@ -39,7 +39,8 @@ async def answer(request: web.Request, answer: Answer, format: Format, *, stream
         except Exception as error:
             if not events.begun:
                 raise
-            told = failure.translate(error, request[EXCHANGE])
+            exchange = request[EXCHANGE]
+            told = exchange.error = failure.translate(error, exchange)
             await events.send(event(failure.body(told)) + DONE)
         await events.close()
         return events.response

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.engine.engine import Engine
     from infd.engine.ticket import Ticket
+    from infd.errors import RequestError
     from infd.http.auth import Key, Keys
     from infd.http.served import ServedModel
     from infd.offload import Offload
@@ -56,6 +57,7 @@ class Exchange(Struct):
     client_id: str | None = None
     key: Key | None = None
     ticket: Ticket | None = None
+    error: RequestError | None = None  # what the client was told
 
     def begin(self, ticket: Ticket, client_id: str | None) -> None:
         """Work begins. An id in a header counts more than one in the body."""

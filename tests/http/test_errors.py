@@ -309,6 +309,24 @@ async def test_streams_and_errors_carry_the_request_id_too(endpoint: Endpoint):
         assert response.headers["X-Request-Id"]
 
 
+async def test_the_access_line_of_a_refusal_says_who_was_refused_what_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "infd.access")
+    async with serving() as endpoint:
+        await endpoint.post("/v1/completions", {"prompt": "hi", "temperature": 9})
+        await endpoint.post("/v1/completions", {"prompt": [1] * 1000})
+        await endpoint.post("/v1/nonsense", {})
+        await endpoint.complete(max_tokens=1)
+
+    told = [vars(record) for record in caplog.records if record.name == "infd.access"]
+    assert [(line.get("error"), line.get("param")) for line in told] == [
+        ("invalid_request", "temperature"),
+        ("context_length_exceeded", "prompt"),
+        ("unknown_path", None),
+        (None, None),
+    ]
+    assert {line["peer"] for line in told} == {"127.0.0.1"}
+
+
 async def test_one_access_line_is_written_for_each_request_and_none_for_probes(
     endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ):
