@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +18,10 @@ log = logging.getLogger("infd.daemon")
 
 def status(engine: Engine) -> None:
     """Log the status and one line a request."""
-    log.info("status", extra=msgspec.to_builtins(engine.status()))
+    fields = msgspec.to_builtins(engine.status())
+    since = datetime.fromtimestamp(fields.pop("since"), UTC).isoformat(timespec="milliseconds")
+    ended = {f"terminal_{reason}": count for reason, count in fields.pop("terminal").items()}
+    log.info("status", extra={**fields, "since": since, **ended})
     for row in engine.requests():
         fields = msgspec.to_builtins(row)
         log.info("status of a request", extra={"request_id": fields.pop("id"), **fields})
