@@ -25,6 +25,7 @@ InfdError
     ├── DeviceMissing      69
     ├── OutOfMemory        71
     ├── AddressUnavailable 71
+    ├── SocketTaken        71, another daemon serves there
     ├── FetchFailed        74, a model that a hub does not hand over now; later it may
     ├── CheckpointError    78, names file, tensor, expected and found
     └── ConfigError        78
@@ -194,6 +195,10 @@ class AddressUnavailable(StartError):
     def __init__(self, host: str, port: int, error: OSError) -> None:
         reason = error.strerror or str(error)
         super().__init__(f"cannot listen on {host} port {port}: {reason}; choose another with --host or --port")
+
+
+class SocketTaken(StartError):
+    exit_code = os.EX_OSERR
 
 
 class FetchFailed(StartError):

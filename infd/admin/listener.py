@@ -15,7 +15,7 @@ import socket
 import stat
 from pathlib import Path
 
-from infd.errors import ConfigError, StartError
+from infd.errors import ConfigError, SocketTaken
 
 
 class Listener:
@@ -38,7 +38,7 @@ class Listener:
         purpose  what it is to operators
         setting  where they choose another path
 
-        Raises StartError if a live daemon holds the path, ConfigError if it cannot be a socket.
+        Raises SocketTaken if a live daemon holds the path, ConfigError if it cannot be a socket.
         """
         self.path = Path(path)
         self._purpose = purpose
@@ -91,7 +91,7 @@ class Listener:
         except BlockingIOError:
             holder = os.read(lock, 32).decode(errors="replace").strip()
             os.close(lock)
-            raise StartError(
+            raise SocketTaken(
                 f"another infd (pid {holder or 'unknown'}) serves the {self._purpose} {self.path};"
                 f" stop it, or set {self._setting} to another path"
             ) from None

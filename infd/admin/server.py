@@ -62,7 +62,7 @@ class AdminServer:
     async def start(self, path: str | Path, *, private: bool = False) -> None:
         """Listen on `path`, in a directory that is this user's alone if `private`.
 
-        Raises StartError if it is taken or cannot be made.
+        Raises SocketTaken, or ConfigError if it cannot be made.
         """
         app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_answer_problems, _refuse_browsers])
         for verb in VERBS:

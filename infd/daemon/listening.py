@@ -33,7 +33,7 @@ class Listening:
 
     @classmethod
     def bind(cls, server: ServerConfig) -> Listening:
-        """Take every host of the settings, or none. Raises AddressUnavailable, StartError."""
+        """Take every host of the settings, or none. Raises AddressUnavailable, SocketTaken, ConfigError."""
         sockets: list[socket.socket] = []
         files: list[Listener] = []
         port = server.port

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,7 +155,7 @@ def test_a_living_daemons_socket_is_not_taken(start_daemon: Start) -> None:
     living = start_daemon().ready()
     second = start_daemon("--admin-socket", str(living.admin_socket))
 
-    assert second.exit_code() not in (0, 64)
+    assert second.exit_code() == 71, "as for a port in use"
     assert f"another infd (pid {living.process.pid})" in second.log_text()
     assert living.admin_socket.is_socket()
     assert living.get("/readyz")[0] == 200
@@ -207,7 +208,10 @@ def test_usr1_logs_the_status_and_every_request(start_daemon: Start) -> None:
         daemon.signal(signal.SIGINT)
         daemon.exit_code()
 
-    assert daemon.log("status")["running"] == 1
+    status = daemon.log("status")
+    assert status["running"] == 1
+    assert status["terminal_stop"] == 0
+    assert datetime.fromisoformat(status["since"]).tzinfo is not None
     assert daemon.log("status of a request")["state"] == "running"
 
 
