@@ -88,6 +88,10 @@ def _load(config: Path | None, sets: Sequence[str], given: dict[str, Any]) -> Lo
     return load(file=config, environ=os.environ, command_line=(*_from_flags(given), *_from_sets(sets)))
 
 
+def _environment() -> Environment:
+    return Environment.read(os.environ, pid=os.getpid(), uid=os.geteuid())
+
+
 def _from_flags(given: dict[str, Any]) -> Iterator[Assignment]:
     for name, value in given.items():
         setting = _FLAGS[name]
@@ -117,10 +121,10 @@ def start(loaded: Loaded) -> int:
 
     TERM lets requests in flight finish first; INT ends them at once.
     """
-    from infd.daemon import serve
+    from infd.daemon.serve import serve
 
     calm_openmp(os.environ)
-    return serve(loaded.config, Environment.read(os.environ, pid=os.getpid(), uid=os.geteuid()))
+    return serve(loaded.config, _environment())
 
 
 @cli.group(no_args_is_help=False)
@@ -131,7 +135,10 @@ def config() -> None:
 @config.command()
 @configurable
 def check(loaded: Loaded) -> int:
-    """Say whether the settings are valid, without starting anything."""
+    """Say whether the settings are valid, and the files that they name, without starting anything."""
+    from infd.daemon.given import check
+
+    check(loaded.config, _environment())
     changed = sum(origin != "built-in" for origin in loaded.origins.values())
     click.echo(f"the configuration is valid; {changed} of {len(SETTINGS)} settings differ from the built-in ones")
     return os.EX_OK

@@ -54,7 +54,7 @@ The device is missing.
 Internal error, or the device was lost.
 .TP
 .B 71
-Out of memory, or the address is taken.
+Out of memory, or the address or the admin socket is taken.
 .TP
 .B 74
 A hub did not hand over the model; it may later.

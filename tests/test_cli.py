@@ -90,6 +90,24 @@ def test_a_bad_setting_is_one_line_and_exit_78(
     assert captured.out == ""
 
 
+def test_check_looks_at_every_file_that_the_settings_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "broken.jinja").write_text("{% if %}")
+    files = ("--api-key-file", "/nope", "--chat-template", str(tmp_path / "broken.jinja"))
+
+    assert run("config", "check", "--model", "/nope", *files) == 78
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("infd: /nope is not a directory; --model takes")
+    assert lines[1].startswith(f"infd: chat template {tmp_path}/broken.jinja: the chat template is wrong in line 1")
+    assert lines[2] == "infd: server.api_key_file: /nope cannot be read: No such file or directory"
+    assert run("config", "check", "--model", str(tmp_path)) == 78
+    assert capsys.readouterr().err == f"infd: {tmp_path}/config.json: No such file or directory\n"
+
+
+def test_check_fetches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "check", "--model", "org/name") == 0
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["config"], ["nonsense"], ["start", "--nonsense"], ["start", "--port"], ["start", "--set", "a"]]
 )

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from infd.config import AdminConfig, Config, DeviceConfig, Environment, ModelConfig, SchedulerConfig, ServerConfig
-from infd.daemon import parts
+from infd.daemon import given, parts
 from infd.daemon.banner import Readiness, first_request, process_age_s
 from infd.daemon.daemon import Daemon
 from infd.daemon.heartbeat import Heartbeat, status_line
@@ -216,29 +216,29 @@ def test_a_model_is_a_directory_or_the_embedded_one(tmp_path: Path) -> None:
     def model(path: str) -> Config:
         return Config(model=ModelConfig(path=path))
 
-    assert (parts.checkpoint(model("embedded")) / "tokenizer.json").is_file()
-    assert parts.checkpoint(model(str(tmp_path))) == tmp_path
+    assert (given.checkpoint(model("embedded")) / "tokenizer.json").is_file()
+    assert given.checkpoint(model(str(tmp_path))) == tmp_path
     with pytest.raises(CheckpointError, match="--model takes a checkpoint directory"):
-        parts.checkpoint(model(str(tmp_path / "missing")))
+        given.checkpoint(model(str(tmp_path / "missing")))
 
 
 def test_a_model_is_known_by_its_directory_unless_named() -> None:
-    assert parts.served_names(Config()) == ("embedded",)
-    assert parts.served_names(Config(model=ModelConfig(path="/models/tiny/"))) == ("tiny",)
-    assert parts.served_names(Config(model=ModelConfig(path="/models/tiny", served_names=("a", "b")))) == ("a", "b")
-    assert parts.served_names(Config(model=ModelConfig(path="org/tiny"))) == ("org/tiny",)
+    assert given.served_names(Config()) == ("embedded",)
+    assert given.served_names(Config(model=ModelConfig(path="/models/tiny/"))) == ("tiny",)
+    assert given.served_names(Config(model=ModelConfig(path="/models/tiny", served_names=("a", "b")))) == ("a", "b")
+    assert given.served_names(Config(model=ModelConfig(path="org/tiny"))) == ("org/tiny",)
 
 
 def test_a_directory_comes_before_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = Config(model=ModelConfig(path="org/tiny"))
-    assert parts.checkpoint(config) is None
+    assert given.checkpoint(config) is None
 
     (tmp_path / "org" / "tiny").mkdir(parents=True)
-    assert parts.checkpoint(config) == Path("org/tiny")
-    assert parts.served_names(config) == ("tiny",)
+    assert given.checkpoint(config) == Path("org/tiny")
+    assert given.served_names(config) == ("tiny",)
     with pytest.raises(ConfigError, match=r"model\.revision is for models of a hub"):
-        parts.checkpoint(Config(model=ModelConfig(path="org/tiny", revision="v1")))
+        given.checkpoint(Config(model=ModelConfig(path="org/tiny", revision="v1")))
 
 
 async def test_the_null_device_needs_to_know_sizes(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ async def test_the_null_device_needs_to_know_sizes(tmp_path: Path) -> None:
 
 def test_keys_come_from_a_file_or_from_the_environment(tmp_path: Path) -> None:
     def keys(environment: Environment, path: str = "") -> Keys:
-        return parts.keys(Config(server=ServerConfig(api_key_file=path)), environment)
+        return given.keys(Config(server=ServerConfig(api_key_file=path)), environment)
 
     (tmp_path / "keys").write_text("ann:" + "0" * 64 + "\n")
     assert len(keys(Environment())) == 0

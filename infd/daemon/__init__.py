@@ -1,5 +1,1 @@
 """The daemon: parts.py chooses what it is made of, daemon.py runs it, the rest tells the world how it is."""
-
-from infd.daemon.serve import serve
-
-__all__ = ["serve"]

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from infd.admin.server import AdminServer
-from infd.daemon import dump, parts
+from infd.daemon import dump, given, parts
 from infd.daemon.banner import Readiness, greet, process_age_s
 from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
 from infd.daemon.listening import Listening
@@ -66,10 +66,10 @@ class Daemon:
         self._listening: Listening | None = None
 
         self.directory: Future[Path] = Future()
-        if (directory := parts.checkpoint(config)) is not None:
+        if (directory := given.checkpoint(config)) is not None:
             self.directory.set_result(directory)
-        self.names = parts.served_names(config)
-        self.keys = parts.keys(config, environment)
+        self.names = given.served_names(config)
+        self.keys = given.keys(config, environment)
         self.notifier = Notifier(environment.notify_socket)
         self.offload = Offload()
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
-from infd import embedded
-from infd.errors import CheckpointError, ConfigError
-from infd.http.auth import Keys
+from infd.errors import CheckpointError
 from infd.http.served import SamplingDefaults, ServedModel
-from infd.hub.fetch import is_id
 from infd.text.chat import ChatTemplate
 from infd.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
+    from pathlib import Path
 
-    from infd.config import Config, Environment, HubAccess
+    from infd.config import Config, HubAccess
     from infd.engine.executor import Executor
     from infd.hub.fetch import Hub
     from infd.runner.loading import Loaded
     from infd.runner.pulse import Pulse
     from infd.scheduler.layout import Capacity
-
-EMBEDDED = "embedded"
 
 
 class Language(Struct, frozen=True):
@@ -63,26 +58,6 @@ class Language(Struct, frozen=True):
         )
 
 
-def checkpoint(config: Config) -> Path | None:
-    """Return the directory of the model, None if it is to be fetched first. Raises CheckpointError, ConfigError."""
-    model = config.model
-    if _on_hub(config):
-        return None
-    directory = embedded.path() if model.path == EMBEDDED else Path(model.path)
-    if not directory.is_dir():
-        raise CheckpointError(
-            f"{directory} is not a directory; --model takes a checkpoint directory, a hub id such as org/name,"
-            " or 'embedded'"
-        )
-    if model.revision:
-        raise ConfigError(f"model.revision is for models of a hub; {model.path} is none")
-    return directory
-
-
-def _on_hub(config: Config) -> bool:
-    return is_id(config.model.path) and not Path(config.model.path).is_dir()
-
-
 def hub(config: Config, access: HubAccess) -> Hub:
     """Return where the model is fetched from. Raises ConfigError."""
     name, revision = config.model.path, config.model.revision or None
@@ -93,13 +68,6 @@ def hub(config: Config, access: HubAccess) -> Hub:
     from infd.hub.huggingface import HuggingFace
 
     return HuggingFace(name, revision, access)
-
-
-def served_names(config: Config) -> tuple[str, ...]:
-    """Return what clients may call the model; the first name is reported."""
-    if config.model.served_names:
-        return config.model.served_names
-    return (config.model.path if _on_hub(config) else Path(config.model.path).resolve().name,)
 
 
 def executor(config: Config, directory: Future[Path], progress: Callable[[int, int], None]) -> Executor:
@@ -136,14 +104,3 @@ class Sizes(Struct, frozen=True):
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError) as error:
             raise CheckpointError(f"{path}: {error}") from error
-
-
-def keys(config: Config, environment: Environment) -> Keys:
-    """Return who may ask. Raises ConfigError."""
-    path = environment.api_key_file(config)
-    if path is not None:
-        try:
-            return Keys.parse(path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"server.api_key_file: {path} cannot be read: {error}") from error
-    return Keys.of(environment.api_key) if environment.api_key else Keys()

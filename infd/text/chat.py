@@ -63,10 +63,17 @@ class ChatTemplate:
                 with suppress(InvalidRequest):
                     template._compile(name)
             return template
+        return cls.of_file(file, files.special_tokens)
+
+    @classmethod
+    def of_file(cls, file: str | Path, variables: Mapping[str, str] | None = None) -> ChatTemplate:
+        """Compile the template in `file`. Raises ConfigError."""
         try:
-            template = cls({"default": Path(file).read_text(encoding="utf-8")}, files.special_tokens)
+            template = cls({"default": Path(file).read_text(encoding="utf-8")}, variables)
             template._compile("default")
-        except (OSError, UnicodeDecodeError, InvalidRequest) as error:
+        except OSError as error:
+            raise ConfigError(f"chat template {file}: {error.strerror}") from error
+        except (UnicodeDecodeError, InvalidRequest) as error:
             raise ConfigError(f"chat template {file}: {error}") from error
         return template
 
