@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import shlex
 import signal
 import socket
 from concurrent.futures import Future
@@ -13,17 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
+import msgspec
 import pytest
 
 from infd.config import AdminConfig, Config, DeviceConfig, Environment, ModelConfig, SchedulerConfig, ServerConfig
 from infd.daemon import given, parts
-from infd.daemon.banner import Readiness, first_request, process_age_s
+from infd.daemon.banner import Readiness, first_request, greet, process_age_s
 from infd.daemon.daemon import Daemon
 from infd.daemon.heartbeat import Heartbeat, status_line
 from infd.daemon.notify import Notifier
 from infd.engine.engine import Engine
 from infd.engine.state import State
 from infd.errors import CheckpointError, ConfigError, DeviceLost, OutOfMemory
+from infd.http.schema.chat import ChatRequest
 from infd.request import Request, SamplingParams
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor
@@ -263,19 +266,62 @@ def test_keys_come_from_a_file_or_from_the_environment(tmp_path: Path) -> None:
         keys(Environment(), str(tmp_path / "missing"))
 
 
-def test_the_banners_command_is_a_valid_request() -> None:
-    ready = Readiness("tiny", "cpu", "float32", "http://127.0.0.1:8000", "/run/a.sock", 1.0, key=True)
-    command = first_request(ready)
+def readiness(model: str, url: str, *, key: bool = False) -> Readiness:
+    return Readiness(model, "cpu", "float32", (url,), url, "/run/a.sock", 1.0, key)
 
-    assert command.startswith("curl http://127.0.0.1:8000/v1/chat/completions ")
-    assert "Authorization: Bearer" in command
-    assert json.loads(command.split(" -d '")[1].rstrip("'"))["model"] == "tiny"
+
+def test_the_banners_command_is_a_valid_request() -> None:
+    ready = readiness("it's mine", "http://127.0.0.1:8000", key=True)
+    command = first_request(ready)
+    program, url, *options = shlex.split(command.replace("\\\n", ""))
+
+    assert max(map(len, command.splitlines())) < 80
+    assert (program, url) == ("curl", "http://127.0.0.1:8000/v1/chat/completions")
+    assert options[:4] == ["-H", "Content-Type: application/json", "-H", "Authorization: Bearer YOUR_KEY"]
+    request = msgspec.json.decode(options[5], type=ChatRequest)
+    assert (request.model, request.max_tokens) == ("it's mine", 32)
+
+
+def test_one_who_reads_along_is_greeted_and_a_program_gets_a_line(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, "infd")
+    ready = readiness("tiny", "http://127.0.0.1:8000")
+
+    greet(ready, banner=True)
+    assert not caplog.records
+    assert "curl http://127.0.0.1:8000" in capsys.readouterr().err
+
+    greet(ready, banner=False)
+    assert [record.address for record in caplog.records] == ["http://127.0.0.1:8000"]  # type: ignore[attr-defined]
+    assert capsys.readouterr().err == ""
 
 
 def test_the_banners_command_finds_a_unix_socket() -> None:
-    ready = Readiness("tiny", "cpu", "float32", "unix:/run/a.http", "/run/a.sock", 1.0, key=False)
+    command = first_request(readiness("tiny", "unix:/run/a.http"))
 
-    assert first_request(ready).startswith("curl --unix-socket /run/a.http http://localhost/v1/chat/completions ")
+    assert command.startswith("curl --unix-socket /run/a.http http://localhost/v1/chat/completions ")
+
+
+async def test_it_warns_when_other_machines_may_ask_without_a_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def warnings(host: str, **variables: str) -> list[str]:
+        caplog.clear()
+        socket = AdminConfig(socket=str(tmp_path / "admin.sock"))
+        config = Config(server=ServerConfig(port=0, host=(host,)), admin=socket)
+        daemon = Daemon(config, Environment(**variables), FakeExecutor())  # type: ignore[arg-type]
+        running = asyncio.ensure_future(daemon.run())
+        while daemon.engine.lifecycle.state is not State.READY:
+            await asyncio.sleep(0.01)
+        signal.raise_signal(signal.SIGTERM)
+        await running
+        return [record.address for record in caplog.records if "key" in record.message]  # type: ignore[attr-defined]
+
+    (told,) = await warnings("0.0.0.0")
+    assert told.startswith("http://0.0.0.0:")
+    assert not await warnings("127.0.0.1")
+    assert not await warnings("0.0.0.0", api_key="secret")
 
 
 def test_a_process_knows_its_age() -> None:

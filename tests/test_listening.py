@@ -60,22 +60,36 @@ def port_of(url: str) -> str:
     ],
 )
 def test_the_address_is_one_that_a_client_can_use(listen, host: str, begins: str) -> None:
-    (url,) = listen(host).urls
+    assert listen(host).url.startswith(begins)
 
-    assert url.startswith(begins)
+
+@pytest.mark.parametrize(
+    ("host", "begins", "beyond"),
+    [
+        ("127.0.0.2", "http://127.0.0.2:", False),
+        ("0.0.0.0", "http://0.0.0.0:", True),
+        pytest.param("::1", "http://[::1]:", False, marks=needs_ipv6),
+        pytest.param("::", "http://[::]:", True, marks=needs_ipv6),
+    ],
+)
+def test_what_is_logged_is_what_is_bound(listen, host: str, begins: str, beyond: bool) -> None:
+    listening = listen(host)
+
+    assert listening.addresses[0].startswith(begins)
+    assert listening.beyond == (listening.addresses if beyond else [])
 
 
 def test_several_hosts_share_the_port_that_the_first_one_picked(listen) -> None:
     listening = listen("127.0.0.1", "127.0.0.2")
 
-    assert len({port_of(url) for url in listening.urls}) == 1
-    assert port_of(listening.urls[0]) != "0"
+    assert len({port_of(url) for url in listening.addresses}) == 1
+    assert port_of(listening.addresses[0]) != "0"
 
 
 @needs_ipv6
 @pytest.mark.parametrize("hosts", [("0.0.0.0", "::"), ("::", "0.0.0.0")])
 def test_both_wildcards_stand_side_by_side(listen, hosts: tuple[str, ...]) -> None:
-    first, second = listen(*hosts).urls
+    first, second = listen(*hosts).addresses
 
     assert port_of(first) == port_of(second)
 
@@ -93,7 +107,7 @@ def test_a_unix_host_is_a_socket_with_the_mode_asked_for(listen, tmp_path: Path)
     path = tmp_path / "run" / "http.sock"
     listening = listen(f"unix:{path}", "127.0.0.1", unix_mode="0666")
 
-    assert listening.urls[0] == f"unix:{path}"
+    assert listening.addresses[0] == f"unix:{path}"
     assert stat.S_IMODE(path.stat().st_mode) == 0o666
 
     listening.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import sys
+import shlex
 import time
 from pathlib import Path
 
@@ -17,14 +18,16 @@ log = logging.getLogger("infd.daemon")
 class Readiness(Struct, frozen=True):
     """What there is to say once requests are answered.
 
-    url      of the HTTP endpoint
-    ready_s  from the start of the process
-    key      whether clients need one
+    addresses  that the HTTP endpoint is bound to
+    url        of the endpoint for a client on this machine
+    ready_s    from the start of the process
+    key        whether clients need one
     """
 
     model: str
     device: str
     dtype: str
+    addresses: tuple[str, ...]
     url: str
     admin: str
     ready_s: float
@@ -32,7 +35,10 @@ class Readiness(Struct, frozen=True):
 
 
 def greet(ready: Readiness, *, banner: bool) -> None:
-    """Say that the daemon is ready."""
+    """Say that the daemon is ready, to people with a banner."""
+    if banner:
+        _paint(ready)
+        return
     log.info(
         "ready",
         extra={
@@ -40,13 +46,11 @@ def greet(ready: Readiness, *, banner: bool) -> None:
             "model": ready.model,
             "device": ready.device,
             "dtype": ready.dtype,
-            "address": ready.url,
+            "address": " ".join(ready.addresses),
             "admin": ready.admin,
             "ready_s": round(ready.ready_s, 3),
         },
     )
-    if banner and sys.stderr.isatty():
-        _paint(ready)
 
 
 def _paint(ready: Readiness) -> None:
@@ -57,10 +61,10 @@ def _paint(ready: Readiness) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("model", Text(ready.model, "bold"))  # a Text, because a name may look like markup
+    table.add_row("model", Text(ready.model, "bold"))  # Text, because a name may look like markup
     table.add_row("device", f"{ready.device}, {ready.dtype}" if ready.dtype else ready.device)
-    table.add_row("address", ready.url)
-    table.add_row("admin", ready.admin)
+    table.add_row("address", Text("\n".join(ready.addresses)))
+    table.add_row("admin", Text(ready.admin))
     table.add_row("ready in", f"{ready.ready_s:.2f} s")
     console = Console(stderr=True, highlight=False)
     console.print(f"\n[bold]infd {__version__}[/bold]")
@@ -71,12 +75,19 @@ def _paint(ready: Readiness) -> None:
 
 
 def first_request(ready: Readiness) -> str:
-    """Return a command to paste into another terminal."""
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if ready.key else ""
-    body = f'{{"model": "{ready.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    """Return a command to paste into another terminal. Its lines are short, unless a name is long."""
     path = ready.url.removeprefix("unix:")
-    where = ready.url if path == ready.url else f"--unix-socket {path} http://localhost"
-    return f"curl {where}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    where = ready.url if path == ready.url else f"--unix-socket {shlex.quote(path)} http://localhost"
+    key = ("-H 'Authorization: Bearer YOUR_KEY'",) if ready.key else ()
+    body = f"""{{"model": {json.dumps(ready.model)}, "max_tokens": 32,
+       "messages": [{{"role": "user", "content": "Hello!"}}]}}"""
+    lines = (
+        f"curl {where}/v1/chat/completions",
+        "-H 'Content-Type: application/json'",
+        *key,
+        f"-d {shlex.quote(body)}",
+    )
+    return " \\\n  ".join(lines)
 
 
 def process_age_s() -> float:

@@ -103,11 +103,16 @@ class Daemon:
         listening = self._listening = self._listen()
         await self.http.start(listening.sockets)
         await self.admin.start(self.admin_socket, private=self.admin_socket.parent == self.environment.private)
-        log.info("listening", extra={"address": " ".join(listening.urls), "admin": str(self.admin_socket)})
+        log.info("listening", extra={"address": " ".join(listening.addresses), "admin": str(self.admin_socket)})
+        if listening.beyond and not self.keys:
+            log.warning(
+                "other machines may ask here, and no key is needed: set INFD_API_KEY or --api-key-file",
+                extra={"address": " ".join(listening.beyond)},
+            )
         heartbeat = Heartbeat(self.engine, self.executor, self.notifier, self.environment.watchdog_s)
         async with asyncio.TaskGroup() as tasks:
             running = (
-                tasks.create_task(self._load_and_run(listening.urls[0]), name="daemon"),
+                tasks.create_task(self._load_and_run(listening), name="daemon"),
                 tasks.create_task(heartbeat.run(), name="heartbeat"),
                 tasks.create_task(sample_lag(self.engine, self.metrics), name="loop-lag"),
             )
@@ -123,7 +128,7 @@ class Daemon:
             return Listening.inherit(self.environment.inherited)
         return Listening.bind(self.config.server)
 
-    async def _load_and_run(self, url: str) -> None:
+    async def _load_and_run(self, listening: Listening) -> None:
         if not self.directory.done():
             self.directory.set_result(await self._fetch())
         async with asyncio.TaskGroup() as tasks:
@@ -140,7 +145,7 @@ class Daemon:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.engine.run(), name="engine")
             # Behind the engine's first turn, which makes it ready.
-            tasks.create_task(self._announce(url, capacity), name="announce")
+            tasks.create_task(self._announce(listening, capacity), name="announce")
 
     async def _fetch(self) -> Path:
         name = self.config.model.path
@@ -152,14 +157,19 @@ class Daemon:
         log.info("fetched", extra={"model": name, "directory": str(directory)})
         return directory
 
+    @property
+    def _on_terminal(self) -> bool:
+        """Whether a person reads along, rather than a program or the journal."""
+        return self.config.log.banner and self.config.log.format in ("auto", "plain") and sys.stderr.isatty()
+
     def _stage(self, name: str) -> Stage:
-        if not (self.config.log.banner and sys.stderr.isatty()):
+        if not self._on_terminal:
             return Stage(name, None)
         from rich.console import Console
 
         return Stage(name, Console(stderr=True, highlight=False))
 
-    async def _announce(self, url: str, capacity: Capacity) -> None:
+    async def _announce(self, listening: Listening, capacity: Capacity) -> None:
         self.metrics.cache_config = {
             "block_size": str(self.config.cache.page_tokens),
             "num_gpu_blocks": str(capacity.pages),
@@ -174,12 +184,13 @@ class Daemon:
             model=self.names[0],
             device=str(facts.get("device", "")),
             dtype=str(facts.get("dtype", "")),
-            url=url,
+            addresses=tuple(listening.addresses),
+            url=listening.url,
             admin=str(self.admin_socket),
             ready_s=process_age_s(),
             key=len(self.keys) > 0,
         )
-        greet(ready, banner=self.config.log.banner)
+        greet(ready, banner=self._on_terminal)
         self.notifier.ready(status_line(self.engine))
 
     async def _wind_down(self) -> int:

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from contextlib import ExitStack
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from infd.admin.listener import Listener
@@ -28,7 +29,7 @@ class Listening:
 
     def __init__(self, sockets: list[socket.socket], files: list[Listener]) -> None:
         self.sockets = sockets
-        self.urls = [url(listener) for listener in sockets]
+        self.addresses = [address(listener) for listener in sockets]
         self._files = files
 
     @classmethod
@@ -68,6 +69,20 @@ class Listening:
             sockets.append(listener)
         return cls(sockets, [])
 
+    @property
+    def url(self) -> str:
+        """Return where a client on this machine finds the endpoint."""
+        for wildcard in ("//0.0.0.0:", "//[::]:"):
+            if wildcard in self.addresses[0]:
+                return self.addresses[0].replace(wildcard, "//localhost:")
+        return self.addresses[0]
+
+    @property
+    def beyond(self) -> list[str]:
+        """Return the addresses that other machines may reach."""
+        reached = zip(self.addresses, self.sockets, strict=True)
+        return [address for address, listener in reached if not _is_local(listener)]
+
     def close(self) -> None:
         """Remove the files."""
         for file in self._files:
@@ -75,15 +90,19 @@ class Listening:
         self._files.clear()
 
 
-def url(listener: socket.socket) -> str:
-    """Return where a client on this machine finds the endpoint."""
+def address(listener: socket.socket) -> str:
+    """Return what a socket is bound to, as a URL."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"{UNIX}{name}"
     host, port = name[:2]
-    if host in ("0.0.0.0", "::"):
-        host = "localhost"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_local(listener: socket.socket) -> bool:
+    if listener.family == socket.AF_UNIX:
+        return True
+    return ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def _bind_all(host: str, port: int, hosts: tuple[str, ...]) -> list[socket.socket]:
