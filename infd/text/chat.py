@@ -7,7 +7,7 @@ importing it. The template is a stranger's program: it runs in `sandbox.py`.
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+import logging
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest known are some 30,000
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_LOG = logging.getLogger("infd.text")
 _END_MARK = "\ufdd0 "  # a noncharacter shows where the final message ends, the space whether it was trimmed
 _PROBE = "\ufdd1"
 PROBING: Final = Limits(fuel=2**20, seconds=1.0)  # for one word
@@ -53,17 +54,24 @@ class ChatTemplate:
     def load(cls, tokenizer: Tokenizer, file: str | Path | None = None) -> ChatTemplate:
         """Take the checkpoint's templates, or the one in `file` instead, and compile them.
 
-        A checkpoint's template that is wrong is told to whoever asks for a chat; the model can do without.
-        Raises ConfigError if the file is wrong.
+        Without one, or with one that is wrong, the model still completes: it is told to the operator here, and to
+        whoever asks for a chat. Raises ConfigError if the file is wrong.
         """
         files = tokenizer.files
-        if file is None:
-            template = cls(files.templates, files.special_tokens)
-            for name in files.templates:
-                with suppress(InvalidRequest):
-                    template._compile(name)
-            return template
-        return cls.of_file(file, files.special_tokens)
+        if file is not None:
+            return cls.of_file(file, files.special_tokens)
+        template = cls(files.templates, files.special_tokens)
+        if not template:
+            _LOG.warning("the model has no chat template, so chats are refused; --chat-template FILE gives it one")
+        for name in files.templates:
+            try:
+                template._compile(name)
+            except InvalidRequest as error:
+                _LOG.warning(
+                    "a chat template of the model cannot be used; --chat-template FILE replaces it",
+                    extra={"template": name, "reason": str(error)},
+                )
+        return template
 
     @classmethod
     def of_file(cls, file: str | Path, variables: Mapping[str, str] | None = None) -> ChatTemplate:

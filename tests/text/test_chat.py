@@ -278,3 +278,18 @@ def test_a_prompt_that_begins_with_bos_says_so():
     assert template.begins_with_bos(template.render(HELLO))
     assert not template.begins_with_bos("Hello")
     assert not ChatTemplate({"default": ""}).begins_with_bos("")
+
+
+def test_a_model_whose_chats_will_be_refused_is_told_to_the_operator_when_it_loads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ChatTemplate.load(Tokenizer.load(write(tmp_path, byte_level(), chat_template=CHATML)))
+    assert not caplog.records
+
+    ChatTemplate.load(Tokenizer.load(write(tmp_path, byte_level(), chat_template="{% if %}")))
+    ChatTemplate.load(Tokenizer.load(write(tmp_path, byte_level())))
+    broken, missing = caplog.records
+    assert "--chat-template FILE" in broken.message
+    assert "wrong in line 1" in vars(broken)["reason"]
+    assert "no chat template" in missing.message
+    assert "--chat-template FILE" in missing.message
