@@ -12,6 +12,7 @@ from infd.errors import CheckpointError
 from infd.http.served import SamplingDefaults, ServedModel
 from infd.text.chat import ChatTemplate
 from infd.text.tokenizer import Tokenizer
+from infd.untrusted import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +102,6 @@ class Sizes(Struct, frozen=True):
     def read(cls, directory: Path) -> Sizes:
         path = directory / "config.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError) as error:
+            return msgspec.json.decode(read(path), type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path}: {error}") from error

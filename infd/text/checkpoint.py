@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from infd.errors import CheckpointError
+from infd.untrusted import read
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -65,11 +66,11 @@ class TextFiles(Struct, frozen=True, kw_only=True):
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    try:
+        content = json.loads(read(path))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected an object, found {type(content).__name__}")
@@ -102,8 +103,8 @@ def _templates(directory: Path, tokenizer_config: dict[str, Any]) -> dict[str, s
     files = {"default": directory / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     try:
-        found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
-    except (OSError, UnicodeDecodeError) as error:
+        found = {name: read(path).decode() for name, path in files.items() if path.exists()}
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"{directory}: chat template: {error}") from error
     if found:
         return found

@@ -26,6 +26,9 @@ def convert(directory: Path) -> tokenizers.Tokenizer:
 
     Raises CheckpointError, which says what is missing.
     """
+    for path in directory.iterdir():
+        if path.is_fifo():  # transformers would wait for what comes out of it
+            raise CheckpointError(f"{path}: not a regular file")
     without = f"{directory / 'tokenizer.json'} is missing"
     file = next((directory / name for name in _VOCABULARIES if (directory / name).is_file()), None)
     if file is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import tokenizers
 
@@ -17,9 +17,12 @@ from infd.text.bound import bound
 from infd.text.checkpoint import NAMED_TOKENS, TextFiles
 from infd.text.conversion import convert
 from infd.text.pieces import BytePieces, TextPieces, recognise
+from infd.untrusted import read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+LARGEST_BYTES: Final = 2**28  # of tokenizer.json; vocabularies of a quarter million tokens take some 30 MiB
 
 # Some chat models end a turn with a token that their configuration does not call an end.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
@@ -57,15 +60,17 @@ class Tokenizer:
     def load(cls, directory: str | Path) -> Tokenizer:
         """Read the tokenizer of a checkpoint. Raises CheckpointError, naming the file."""
         directory = Path(directory)
+        files = TextFiles.read(directory)
         path = directory / "tokenizer.json"
-        if path.is_file():
+        if path.exists():
+            content = read(path, LARGEST_BYTES)
             try:
-                backend = tokenizers.Tokenizer.from_file(str(path))
+                backend = tokenizers.Tokenizer.from_buffer(content)
             except Exception as error:  # the library raises the bare class
                 raise CheckpointError(f"{path}: {error}") from error
         else:
             backend = convert(directory)
-        return cls(backend, TextFiles.read(directory))
+        return cls(backend, files)
 
     @property
     def files(self) -> TextFiles:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from infd.errors import CheckpointError
+from infd.untrusted import open_regular, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # says which file holds each tensor, where there are several
 HEADER_BYTES = 2**25  # several times the largest real one; the format's own limit would cost gigabytes to parse
-JSON_BYTES = 2**26  # config.json and its like; an index of a large model is a few MiB
 
 _COUNTED = re.compile(r"(\D*)(\d*)")
 
@@ -69,7 +68,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         """Open and check it. Raises CheckpointError, naming file and tensor."""
         self.path = path
-        self._descriptor = _open(path)
+        self._descriptor = open_regular(path)
         try:
             self.tensors = self._parse()
         except BaseException:
@@ -219,16 +218,8 @@ def indexed_files(path: Path) -> dict[str, str]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    descriptor = _open(path)
     try:
-        size = os.fstat(descriptor).st_size
-        if size > JSON_BYTES:
-            raise CheckpointError(f"{path}: {size} bytes; at most {JSON_BYTES} are read")
-        content = os.pread(descriptor, size, 0)
-    finally:
-        os.close(descriptor)
-    try:
-        return msgspec.json.decode(content, type=dict[str, Any])
+        return msgspec.json.decode(read(path), type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: malformed: {error}") from error
 
@@ -242,15 +233,3 @@ def _natural(name: str) -> list[tuple[str, int, str]]:
 def _instead(directory: Path) -> str:
     found = sorted(path.name for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".gguf"))
     return f"; there is {found[0]}, but infd reads safetensors only" if found else ""
-
-
-def _open(path: Path) -> int:
-    """Open a regular file. A pipe in its place must not hang the start."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path}: not a regular file")
-    return descriptor

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,8 @@ from transformers import AutoTokenizer
 
 from infd.errors import CheckpointError, InvalidRequest
 from infd.text import conversion
-from infd.text.tokenizer import Tokenizer
+from infd.text.tokenizer import LARGEST_BYTES, Tokenizer
+from infd.untrusted import SMALL_BYTES
 from tests.text.vocabularies import KINDS, TEXT, byte_level, write
 
 if TYPE_CHECKING:
@@ -218,6 +221,40 @@ def test_a_broken_file_is_named(name: str, content: str, tmp_path: Path):
     (directory / name).write_bytes(content.encode("latin-1"))
 
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        Tokenizer.load(directory)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
+        *("config.json", "chat_template.jinja"),
+    ],
+)
+def test_a_pipe_does_not_hold_up_the_start(name: str, tmp_path: Path):
+    directory = write(tmp_path, byte_level())
+    (directory / name).unlink(missing_ok=True)
+    os.mkfifo(directory / name)
+
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}: not a regular file"):
+        Tokenizer.load(directory)
+
+
+def test_a_pipe_is_not_converted_either(tmp_path: Path):
+    (tmp_path / "vocab.txt").write_text("a")
+    os.mkfifo(tmp_path / "merges.txt")
+
+    with pytest.raises(CheckpointError, match=r"merges\.txt: not a regular file"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "most"), [("tokenizer.json", LARGEST_BYTES), ("tokenizer_config.json", SMALL_BYTES)])
+def test_a_file_too_large_is_not_read(name: str, most: int, tmp_path: Path):
+    directory = write(tmp_path, byte_level())
+    with (directory / name).open("wb") as sparse:
+        sparse.truncate(most + 1)
+
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}: {most + 1} bytes; at most {most}"):
         Tokenizer.load(directory)
 
 
