@@ -50,7 +50,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"], about("type of weights and activations", flag="--dtype")
     ] = "auto"
     max_model_len: Annotated[
-        Count | None,
+        Annotated[int, Meta(ge=2)] | None,
         about("longest sequence in tokens, prompt and answer together (default: the model's)", flag="--max-model-len"),
     ] = None
 

@@ -48,7 +48,7 @@ def size_cache(
     wanted       bytes asked for, or None to take a share of `available`
     step_tokens  bounds a step; groups with a window hold a step's tokens beside it
 
-    Raises OutOfMemory where not even one page fits.
+    Raises OutOfMemory where no prompt and answer fit, of a token each.
     """
     if not layout.groups:
         return CacheSize(0, 0, max_model_len, "the model keeps no cache")
@@ -61,11 +61,11 @@ def size_cache(
     useful = rows * layout.peak_pages(max_model_len, step_tokens)
     if wanted is None and pages > useful:
         pages, reason = useful, f"{rows} sequences of {max_model_len:,} tokens"
-    if pages < len(layout.groups):
+    longest = _longest(layout, max(pages, 0), max_model_len, step_tokens)
+    if longest < 2:
         raise OutOfMemory(
             f"the cache has room for {max(pages, 0)} pages of {page:,} bytes ({reason}): raise cache.bytes"
         )
-    longest = _longest(layout, pages, max_model_len, step_tokens)
     return CacheSize(pages, arena_bytes(layout, tensors, pages), longest, reason)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import Struct
 
-from infd.errors import ConfigError, DeviceMissing, OutOfMemory
+from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory
 from infd.kernels.select import select
 from infd.models import registry
 from infd.models.config import architecture, context_length, stored_dtype
@@ -85,12 +85,15 @@ def _build(
     pulse: Pulse,
     progress: Callable[[int, int], None] | None,
 ) -> Loaded:
-    dtype = choose_dtype(config.model.dtype, checkpoint.config, device)
-    ops = select(device, dtype)
-    max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
-    model = registry.build(
-        checkpoint.config, ops, dtype=dtype, device=device, max_len=max_len, stored=checkpoint.tensors.keys()
-    )
+    try:
+        dtype = choose_dtype(config.model.dtype, checkpoint.config, device)
+        ops = select(device, dtype)
+        max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
+        model = registry.build(
+            checkpoint.config, ops, dtype=dtype, device=device, max_len=max_len, stored=checkpoint.tensors.keys()
+        )
+    except CheckpointError as error:  # it knows what config.json says, not where that lies
+        raise CheckpointError(f"{checkpoint.directory}: {error}") from error
     required, free = required_bytes(model), available_bytes(device)
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
@@ -138,7 +141,10 @@ def assemble(
         reason = "the cache has no room for a longer sequence; raise cache.bytes"
         log.warning("max_model_len lowered from %d to %d: %s", max_len, size.max_model_len, reason)
         max_len = size.max_model_len
-    cache = Arena(size.bytes, device, "cache")
+    try:
+        cache = Arena(size.bytes, device, "cache")
+    except OutOfMemory as error:
+        raise OutOfMemory(f"{error}; lower cache.bytes (--kv-cache-bytes)") from error
     runner = Runner(
         model,
         Beating(attention, pulse),
@@ -210,6 +216,8 @@ def _has_bfloat16(cpuinfo: str) -> bool:
 
 def _max_model_len(wanted: int | None, config: Mapping[str, Any]) -> int:
     trained = context_length(config)
+    if trained < 2:
+        raise CheckpointError(f"config.json: max_position_embeddings is {trained}; a prompt and an answer take two")
     if wanted is not None and wanted > trained:
         raise ConfigError(f"model.max_model_len is {wanted}; the model was made for at most {trained} tokens")
     return wanted or trained

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 
 import pytest
 import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
-from infd.errors import ConfigError, DeviceMissing
+from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory
 from infd.runner import loading, stepsize
 from infd.runner.loading import build, choose_device, choose_dtype
 from infd.runner.pulse import Pulse
@@ -61,6 +63,26 @@ def settings(path, **model) -> Config:
 def test_a_context_beyond_the_models_own_is_refused(tiny):
     with pytest.raises(ConfigError, match="512"):
         build(settings(tiny("qwen3"), max_model_len=513), Pulse())
+
+
+def test_what_config_json_makes_impossible_is_told_with_the_directory(tiny, tmp_path):
+    described = json.loads((tiny("qwen3") / "config.json").read_text())
+
+    def build_with(**changes: object) -> None:
+        copy = shutil.copytree(tiny("qwen3"), tmp_path / "model", dirs_exist_ok=True)
+        (copy / "config.json").write_text(json.dumps(described | changes))
+        build(settings(copy), Pulse())
+
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/model: config.json: architecture 'Nonsense' is unknown"):
+        build_with(architectures=["Nonsense"])
+    with pytest.raises(CheckpointError, match=r"max_position_embeddings is 1; a prompt and an answer take two"):
+        build_with(max_position_embeddings=1)
+
+
+def test_a_cache_that_cannot_exist_names_the_setting_to_lower():
+    huge = Config(device=DeviceConfig(kind="cpu", threads=1), cache=CacheConfig(bytes=2**62, page_tokens=4))
+    with pytest.raises(OutOfMemory, match=r"no memory for cache: .*lower cache\.bytes"):
+        load(FakeModel(), huge, Pulse())
 
 
 def test_a_shorter_context_can_be_asked_for(tiny):

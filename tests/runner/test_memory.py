@@ -145,6 +145,13 @@ def test_a_cache_without_room_for_a_page_is_refused():
         sized(wanted=PAGE)
 
 
+def test_a_cache_for_one_token_is_refused_because_an_answer_takes_another():
+    single = CacheLayout((PageGroup(layers=(0, 1), page_tokens=1),))
+    assert sized(wanted=4 * PAGE, layout=single).max_model_len == 2
+    with pytest.raises(OutOfMemory, match=r"room for 1 pages .*cache\.bytes"):
+        sized(wanted=3 * PAGE, layout=single)
+
+
 def test_no_groups_need_no_cache():
     size = sized(layout=CacheLayout(()))
     assert (size.pages, size.bytes, size.max_model_len) == (0, 0, 64)
