@@ -110,6 +110,7 @@ def _from_sets(sets: Sequence[str]) -> Iterator[Assignment]:
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="infd", message="%(prog)s %(version)s")
 def cli() -> None:
     """Serve a language model over an OpenAI-compatible HTTP API."""
 

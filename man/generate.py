@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from infd.admin.ctl import main as infdctl
+from infd.admin.ctl import cli as infdctl
 from infd.cli import cli as infd
 from infd.config import SETTINGS, Config
 
@@ -110,7 +110,7 @@ Listen on all addresses, to clients that know the key.
 
 INFDCTL_END = r"""
 .SH EXIT STATUS
-0 done, 1 refused, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
+0 done, 1 refused or failed, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
 .SH ENVIRONMENT
 .TP
 .B INFD_ADMIN_SOCKET

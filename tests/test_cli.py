@@ -23,8 +23,9 @@ def run(*arguments: str) -> int:
     return left.value.code
 
 
-def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("version") == 0
+@pytest.mark.parametrize("argument", ["version", "--version"])
+def test_version_is_printed(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(argument) == 0
     assert capsys.readouterr().out == f"infd {__version__}\n"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from infd import __version__
 from infd.admin import protocol
 from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
 
@@ -51,6 +52,8 @@ async def test_json_and_table_of_every_reading_verb(house: House) -> None:
     assert "ready" in tables["status"]
     assert request_id in tables["ps"]
     assert "attention" in tables["ops"]
+    assert tables["ops"].startswith("device ")
+    assert [line for out in tables.values() for line in out.splitlines() if line != line.rstrip()] == []
     assert "Engine" in tables["dump"]
     assert "\x1b" not in "".join(tables.values())
 
@@ -75,7 +78,7 @@ async def test_what_is_refused_exits_1(house: House) -> None:
     async with house.loaded():
         code, out, err = await infdctl("--socket", house.socket, "abort", "no/such one")
     assert (code, out) == (1, "")
-    assert "no/such one" in err
+    assert err.startswith("infdctl: no request 'no/such one'")
 
 
 async def test_wrong_usage_exits_2(house: House) -> None:
@@ -83,6 +86,7 @@ async def test_wrong_usage_exits_2(house: House) -> None:
         infdctl("no-such-verb"), infdctl("abort"), infdctl("--socket", house.socket, "drain", "--timeout", "1")
     )
     assert [code for code, _, _ in runs] == [2, 2, 2]
+    assert all(err.startswith("infdctl: ") and err.count("\n") == 1 for _, _, err in runs)
     assert not house.drained.is_set()
 
 
@@ -100,6 +104,16 @@ async def test_a_left_over_socket_exits_3(tmp_path: Path) -> None:
     code, _, err = await infdctl("--socket", tmp_path / "admin.sock", "status")
     assert code == 3
     assert "left over" in err
+
+
+async def test_a_directory_is_not_taken_for_a_socket(tmp_path: Path) -> None:
+    code, _, err = await infdctl("--socket", tmp_path, "status")
+    assert code == 3
+    assert f"{tmp_path} is not a socket" in err
+
+
+async def test_the_version_is_printed() -> None:
+    assert await infdctl("--version") == (0, f"infdctl {__version__}\n", "")
 
 
 async def test_the_wrong_state_exits_4(house: House) -> None:

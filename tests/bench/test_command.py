@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from infd.http.auth import Keys
 from tests.admin.test_ctl import infdctl
 from tests.bench.fake_server import FakeOpenAI
+from tests.http.endpoint import serving
 
 
 async def test_json_carries_settings_and_figures() -> None:
@@ -25,10 +27,11 @@ async def test_json_carries_settings_and_figures() -> None:
 
 async def test_the_table_shows_percentiles_and_errors() -> None:
     async with FakeOpenAI(fail=["", "refuse", ""].__getitem__).serving() as server:
-        code, out, _ = await infdctl(
+        code, out, err = await infdctl(
             "bench", "--url", server.url, "--requests", "2", "--output-tokens", "4", "--concurrency", "1"
         )
-    assert code == 0
+    assert code == 1
+    assert err.endswith("infdctl: 1 of 2 requests failed\n")
     assert "http 429 queue_full" in out
     assert "first token" in out
     assert "P99" in out
@@ -44,13 +47,17 @@ async def test_a_key_is_taken_from_the_named_variable() -> None:
         code, _, err = await infdctl(*options)
     assert code == 2
     assert "MY_KEY" in err
+    async with serving(keys=Keys.of("secret")) as endpoint:
+        code, _, err = await infdctl("bench", "--url", endpoint.url, "--requests", "1")
+    assert code == 1
+    assert "--api-key-env" in err
 
 
 async def test_nobody_there_exits_3_and_nothing_done_exits_1() -> None:
     async with FakeOpenAI(fail=lambda number: "refuse").serving() as server:
         code, _, err = await infdctl("bench", "--url", server.url, "--requests", "2", "--warmup", "0")
         assert code == 1
-        assert "not one request" in err
+        assert "2 of 2 requests failed" in err
     code, _, err = await infdctl("bench", "--url", server.url)
     assert code == 3
     assert "is the server running" in err

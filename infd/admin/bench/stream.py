@@ -28,11 +28,12 @@ _ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
 
 
 class RequestFailed(Exception):
-    """A request without a complete answer. `kind` is what failures are counted by."""
+    """A request without a complete answer. `kind` is what failures are counted by, `status` HTTP's, if one came."""
 
-    def __init__(self, kind: str, detail: str = "") -> None:
+    def __init__(self, kind: str, detail: str = "", status: int | None = None) -> None:
         super().__init__(f"{kind}: {detail}" if detail else kind)
         self.kind = kind
+        self.status = status
 
 
 class Usage(Struct):
@@ -124,4 +125,4 @@ def refusal(status: int, body: bytes) -> RequestFailed:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         error = _Error(body[:200].decode(errors="replace"))
     kind = f"http {status}" if status != 200 else "error event"
-    return RequestFailed(f"{kind} {error.code or error.type or ''}".strip(), error.message)
+    return RequestFailed(f"{kind} {error.code or error.type or ''}".strip(), error.message, status)

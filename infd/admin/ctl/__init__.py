@@ -1,5 +1,5 @@
 """`infdctl`. Kept light: no torch, no server code; a command answers in tens of milliseconds."""
 
-from infd.admin.ctl.app import main
+from infd.admin.ctl.app import cli, main
 
-__all__ = ["main"]
+__all__ = ["cli", "main"]

@@ -1,12 +1,14 @@
 """`infdctl`: one command for each administrative verb.
 
 Data goes to standard output, chatter to standard error. Exit codes: 0 done,
-1 refused, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
+1 refused or failed, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 import urllib.parse
 from typing import TYPE_CHECKING, TypeVar
@@ -18,12 +20,12 @@ from infd import __version__
 from infd.admin import protocol
 from infd.admin.ctl import show
 from infd.admin.ctl.bench import bench
-from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
+from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable
 from infd.admin.listener import usurped
 from infd.config import Environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 C = TypeVar("C", bound="Callable[..., None]")
 
@@ -41,7 +43,23 @@ class Drained(Struct):
     exited: bool
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `infdctl` and leave with its exit code."""
+    try:
+        code: int | None = cli.main(arguments, prog_name="infdctl", standalone_mode=False)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx is not None else "infdctl"
+        click.echo(f"infdctl: {error.format_message().removesuffix('.')}. See `{command} --help`.", err=True)
+        code = error.exit_code
+    except Failure as failure:
+        click.echo(f"infdctl: {failure}", err=True)
+        code = failure.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 128 + signal.SIGINT
+    sys.exit(code)
+
+
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--socket",
     "path",
@@ -49,12 +67,12 @@ class Drained(Struct):
     metavar="PATH",
     help="The daemon's admin socket. Default: admin.sock in $XDG_RUNTIME_DIR/infd, else /tmp/infd-UID, else /run/infd.",
 )
-@click.version_option(__version__, prog_name="infdctl")
+@click.version_option(__version__, prog_name="infdctl", message="%(prog)s %(version)s")
 @click.pass_context
-def main(context: click.Context, path: str | None) -> None:
+def cli(context: click.Context, path: str | None) -> None:
     """Administer a running infd.
 
-    Exit codes: 0 done, 1 refused, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
+    Exit codes: 0 done, 1 refused or failed, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
     """
     context.obj = AdminClient([path] if path else list(_usual_places()))
 
@@ -66,7 +84,7 @@ def _usual_places() -> Iterator[str]:
             yield str(directory / "admin.sock")
 
 
-@main.command()
+@cli.command()
 @json_option
 @click.pass_obj
 def status(client: AdminClient, as_json: bool) -> None:
@@ -75,7 +93,7 @@ def status(client: AdminClient, as_json: bool) -> None:
     show.as_json(answer) if as_json else show.status(answer)
 
 
-@main.command()
+@cli.command()
 @json_option
 @click.pass_obj
 def ps(client: AdminClient, as_json: bool) -> None:
@@ -84,7 +102,7 @@ def ps(client: AdminClient, as_json: bool) -> None:
     show.as_json(answer) if as_json else show.requests(answer.requests)
 
 
-@main.command()
+@cli.command()
 @click.argument("request_id", metavar="ID")
 @json_option
 @click.pass_obj
@@ -94,7 +112,7 @@ def abort(client: AdminClient, request_id: str, as_json: bool) -> None:
     show.as_json(answer) if as_json else click.echo(f"aborted {answer.id}", err=True)
 
 
-@main.command()
+@cli.command()
 @json_option
 @click.pass_obj
 def ops(client: AdminClient, as_json: bool) -> None:
@@ -103,7 +121,7 @@ def ops(client: AdminClient, as_json: bool) -> None:
     show.as_json(answer) if as_json else show.ops(answer)
 
 
-@main.command()
+@cli.command()
 @json_option
 @click.pass_obj
 def dump(client: AdminClient, as_json: bool) -> None:
@@ -112,7 +130,7 @@ def dump(client: AdminClient, as_json: bool) -> None:
     show.as_json(answer) if as_json else show.dump(answer)
 
 
-@main.command()
+@cli.command()
 @click.option("--wait", is_flag=True, help="Return once the daemon has exited.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait at most this long.")
 @json_option
@@ -146,4 +164,4 @@ def _wait_until_gone(client: AdminClient, pid: int, timeout_s: float | None) -> 
         time.sleep(_POLL_S)
 
 
-main.add_command(bench)
+cli.add_command(bench)

@@ -63,10 +63,11 @@ def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **opt
             raise Unreachable(f"{failure}; is the server running, and is --url right?") from None
         if failure.kind == "timeout":
             raise TimedOut(f"no answer within {settings.timeout_s:g} s") from None
-        raise Refused(str(failure)) from None
+        advice = "; name the variable that holds the key with --api-key-env" if failure.status == 401 else ""
+        raise Refused(f"{failure}{advice}") from None
     show.as_json(report) if as_json else _show(report)
-    if not report.requests.completed:
-        raise Refused("not one request succeeded")
+    if report.requests.failed:
+        raise Refused(f"{report.requests.failed} of {settings.requests} requests failed")
 
 
 def _tell(text: str) -> None:

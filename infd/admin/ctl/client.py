@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import socket
+import stat
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -66,7 +67,8 @@ class AdminClient:
         except PermissionError:
             raise Refused(f"not allowed to open {where}; use sudo, or join group infd and log in again") from None
         except ConnectionRefusedError:
-            raise Unreachable(f"no daemon: {where} is left over from one that is gone; {_START_OR_NAME}") from None
+            what = "left over from one that is gone" if stat.S_ISSOCK(os.stat(where).st_mode) else "not a socket"
+            raise Unreachable(f"no daemon: {where} is {what}; {_START_OR_NAME}") from None
         except TimeoutError:
             raise TimedOut(
                 f"the daemon at {where} did not answer within {self._timeout_s:g} s; its log may say why,"

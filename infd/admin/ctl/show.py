@@ -67,7 +67,7 @@ def requests(rows: Iterable[protocol.RequestRow]) -> None:
 
 
 def ops(answer: protocol.Ops) -> None:
-    click.echo(f"device {answer.device or 'none'}, dtype {answer.dtype or 'none'}", err=True)
+    click.echo(f"device {answer.device or 'none'}, dtype {answer.dtype or 'none'}")
     table(
         ("FAMILY", "CHOSEN", "REFUSED"),
         (
@@ -99,4 +99,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence
         grid.add_column(name, justify="right" if name in right else "left", style=first, overflow="fold")
     for row in body:
         grid.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False).print(grid)
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    with console.capture() as drawn:
+        console.print(grid)
+    for line in drawn.get().splitlines():
+        click.echo(line.rstrip())  # columns are filled up with blanks
