@@ -183,6 +183,7 @@ class Engine:
                 self._flows[seq] = flow
                 self._queued_tokens += flow.prompt_tokens
                 ticket.flows.append(flow)
+                ticket.prompt_tokens += flow.prompt_tokens
                 if seq.idle:
                     self._end(flow, FinishReason.LENGTH)
         self.accepted += count
@@ -270,6 +271,8 @@ class Engine:
                 flow.started = issued.at
                 flow.ticket.deadlines.started()
                 self._queued_tokens -= flow.prompt_tokens
+                if flow.prompt_tokens:
+                    flow.ticket.cached_tokens += seq.prompt_cached or 0
                 self._measure.planned(flow)
 
     def _committed(self, issued: Issued, outcomes: list[Outcome]) -> None:
@@ -294,11 +297,14 @@ class Engine:
         flow.last = now
         if flow.first is None:
             flow.first = now
+        stream = flow.stream
+        before = stream.delivered
         try:
-            stopped = flow.stream.push(outcome.tokens, outcome.logprobs, outcome.finish, outcome.prompt_logprobs)
+            stopped = stream.push(outcome.tokens, outcome.logprobs, outcome.finish, outcome.prompt_logprobs)
         except Exception as error:
             self._end(flow, FinishReason.ERROR, error)
             raise
+        flow.ticket.generated_tokens += stream.delivered - before
         if stopped or outcome.finish is not None:
             self._end(flow, FinishReason.STOP if stopped else outcome.finish)
 

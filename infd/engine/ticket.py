@@ -51,6 +51,9 @@ class Ticket:
         self.client = ""
         self.admitted = now
         self.flows: list[Flow] = []
+        self.prompt_tokens = 0  # of all its requests; choices share their prompt
+        self.cached_tokens = 0  # of these, found in the cache
+        self.generated_tokens = 0  # handed to its reader
         self.reserved_choices = choices  # places in the queue held until submitted
         self.reserved_tokens = tokens
         self.deadlines = Deadlines(server, partial(engine.expire, self))
@@ -70,18 +73,6 @@ class Ticket:
         """
         self.client = client
         return self._engine.queue(self, requests, watchers)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(flow.prompt_tokens for flow in self.flows)
-
-    @property
-    def cached_tokens(self) -> int:
-        return sum(flow.seq.prompt_cached or 0 for flow in self.flows if flow.prompt_tokens)
-
-    @property
-    def generated_tokens(self) -> int:
-        return sum(flow.stream.delivered for flow in self.flows)
 
     @property
     def times(self) -> Times:

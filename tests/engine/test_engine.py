@@ -112,6 +112,15 @@ async def test_leaving_the_block_ends_the_work_and_frees_its_pages():
         assert engine.status().terminal["disconnect"] == 1
 
 
+async def test_a_ticket_counts_prompts_once_and_tokens_as_they_are_handed_over():
+    async with serving() as engine:
+        await ask(engine, request([1] * 9, 1))
+        async with engine.admit(3, 0) as ticket:
+            choices = await ticket.submit(request([1] * 9, 4, choices=2), request([2], 3))
+            await collect(choices)
+            assert (ticket.prompt_tokens, ticket.cached_tokens, ticket.generated_tokens) == (10, 8, 11)
+
+
 async def test_a_reader_that_lags_finds_its_tokens_merged():
     async with serving() as engine, engine.admit(1, 0) as ticket:
         choices = await ticket.submit(request([1, 2], 20))
