@@ -61,6 +61,7 @@ class Daemon:
         self.config = config
         self.environment = environment
         self._stopping = asyncio.Event()
+        self._asked_by = ""
         self._fast = asyncio.Event()
         self._guard: threading.Timer | None = None
         self._listening: Listening | None = None
@@ -78,7 +79,7 @@ class Daemon:
         self.engine = Engine(config, self.executor, self.metrics)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
-        self.admin = AdminServer(self.engine, config, model=self.names[0], drain=self._stopping.set)
+        self.admin = AdminServer(self.engine, config, model=self.names[0], drain=self._on_drain)
 
     async def run(self) -> int:
         """Serve until told to stop. Return the exit code. Raises StartError."""
@@ -198,9 +199,14 @@ class Daemon:
         self.http.close_listeners()
         # Whoever hears this finds the door closed.
         self.notifier.stopping(status_line(self.engine))
-        log.info("draining", extra={"timeout_s": self.config.server.drain_timeout_s, "fast": self._fast.is_set()})
+        timeout_s = 0.0 if self._fast.is_set() else self.config.server.drain_timeout_s
+        in_flight = self.engine.status().tickets
+        log.info("draining", extra={"reason": self._asked_by, "requests": in_flight, "timeout_s": timeout_s})
         if not self._fast.is_set() and await self._drain():
             return os.EX_OK
+        if cut_off := self.engine.status().tickets:
+            reason = self._asked_by if self._fast.is_set() else "the drain ran out of time"
+            log.warning("requests are cut off", extra={"requests": cut_off, "reason": reason})
         self.engine.fail_all(ServerStopped())
         return os.EX_OK if self._fast.is_set() else EX_DRAIN_TIMED_OUT
 
@@ -238,12 +244,22 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT):
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    def _on_term(self) -> None:
-        if self._stopping.is_set():
-            self._on_int()
+    def _on_drain(self) -> None:
+        self._asked_by = "infdctl drain"
         self._stopping.set()
 
+    def _on_term(self) -> None:
+        if self._stopping.is_set():
+            self._stop_at_once("a second TERM")
+        else:
+            self._asked_by = "TERM"
+            self._stopping.set()
+
     def _on_int(self) -> None:
+        self._stop_at_once("INT")
+
+    def _stop_at_once(self, asked_by: str) -> None:
+        self._asked_by = asked_by
         self._fast.set()
         self._stopping.set()
         if self._guard is None:

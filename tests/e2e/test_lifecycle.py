@@ -79,6 +79,10 @@ def test_a_drain_that_takes_too_long_ends_in_an_error_event_and_75(start_daemon:
     assert "error" in last
     assert events.done
     assert daemon.exit_code() == 75
+    begun = daemon.log("draining")
+    assert (begun["reason"], begun["requests"]) == ("TERM", 1)
+    cut_off = daemon.log("requests are cut off")
+    assert (cut_off["reason"], cut_off["requests"]) == ("the drain ran out of time", 1)
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
@@ -94,6 +98,8 @@ def test_int_or_a_second_term_ends_streams_at_once(start_daemon: Start, first: s
     assert "error" in last
     assert events.done
     assert daemon.exit_code() == 0
+    cut_off = daemon.log("requests are cut off")
+    assert (cut_off["reason"], cut_off["requests"]) == ("INT" if first is signal.SIGINT else "a second TERM", 1)
 
 
 def test_infdctl_drain_is_what_term_does(start_daemon: Start) -> None:
@@ -104,6 +110,7 @@ def test_infdctl_drain_is_what_term_does(start_daemon: Start) -> None:
         rest = list(events)
 
     assert done.returncode == 0, done.stderr
+    assert daemon.log("draining")["reason"] == "infdctl drain"
     assert [choice["finish_reason"] for event in rest for choice in event["choices"]][-1] == "length"
     assert daemon.exit_code() == 0
 
