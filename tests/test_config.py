@@ -148,12 +148,18 @@ def test_all_problems_are_reported_at_once_each_with_its_place(tmp_path: Path, w
     assert f"{file}: server.port = 99999: expected int <= 65535" in lines
     assert f"{file}: device.kind = 'tpu': expected auto|cpu|cuda|null" in lines
     assert any(line.startswith(f"{broken}: is not TOML: ") for line in lines)
-    assert any(line.startswith(f"{file}: unknown setting modle; ") for line in lines)
+    assert f"{file}: unknown table [modle]; the nearest known one is [model]" in lines
     assert (
         "environment variable INFD_CACHE__BYTES: cache.bytes = 'lots': expected a size such as 1048576, 512M or 2G"
         in lines
     )
     assert len(lines) == 5
+
+
+def test_a_misspelt_table_is_one_mistake(write: Write) -> None:
+    file = write("a.toml", "[servr]\nport = 1\nnonsense = 2\n")
+
+    assert problems(file=file) == [f"{file}: unknown table [servr]; the nearest known one is [server]"]
 
 
 def test_a_value_that_is_overridden_is_checked_too(write: Write) -> None:

@@ -78,7 +78,7 @@ def load(
     ):
         setting = SETTINGS.get(assignment.key)
         if setting is None:
-            problems.append(f"{assignment.origin}: {_unknown(assignment.key)}")
+            problems.append(f"{assignment.origin}: {_unknown(assignment)}")
             continue
         try:
             value = _typed(setting, assignment)
@@ -115,8 +115,8 @@ def _flatten(document: Mapping[str, Any], origin: str) -> Iterator[Assignment]:
     for name, content in document.items():
         if not isinstance(content, dict):
             yield Assignment(name, content, origin, text=False)
-        elif not content and name not in Config.__struct_fields__:
-            yield Assignment(name, content, origin, text=False)  # a misspelt table is a mistake even while empty
+        elif name not in Config.__struct_fields__:
+            yield Assignment(name, content, origin, text=False)  # one mistake, however much the table holds
         else:
             for key, value in content.items():
                 yield Assignment(f"{name}.{key}", value, origin, text=False)
@@ -147,7 +147,11 @@ def _size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def _unknown(key: str) -> str:
+def _unknown(assignment: Assignment) -> str:
+    key = assignment.key
+    if isinstance(assignment.value, dict):
+        (near,) = difflib.get_close_matches(key, Config.__struct_fields__, n=1, cutoff=0.0)
+        return f"unknown table [{key}]; the nearest known one is [{near}]"
     if key in Config.__struct_fields__:
         return f"{key} is a table, [{key}], and cannot have a value itself"
     return f"unknown setting {key}; the nearest known one is {_nearest(key)}"
