@@ -48,7 +48,7 @@ NEUTRAL = {
     "length_penalty": 1.0,
     "logits_processors": None,
     "modalities": ["text"],
-    "reasoning_effort": None,
+    "reasoning_effort": "none",
     "response_format": {"type": "text"},
     "return_tokens_as_token_ids": False,
     "structured_outputs": None,

@@ -77,6 +77,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         "function_call": ("none", "auto"),
         "include_reasoning": (True,),
         "modalities": (["text"],),
+        "reasoning_effort": ("none",),
         "tool_choice": ("none", "auto"),
     }
 
