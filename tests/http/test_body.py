@@ -89,6 +89,21 @@ def test_a_wrong_value_is_named_by_its_path(body: dict[str, Any], param: str):
 
 
 @pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"messages": [USER, {"role": "martian"}]}, "messages[1].role: .*'martian'; there are assistant, .*user"),
+        (
+            {"messages": [USER], "chat_template_kwargs": {"reasoning_effort": "some"}},
+            "chat_template_kwargs.reasoning_effort: .*'some'; there are .*high, low, max",
+        ),
+    ],
+)
+def test_where_few_values_may_stand_they_are_named(body: dict[str, Any], says: str):
+    with pytest.raises(InvalidRequest, match=says.replace("[1]", r"\[1\]")):
+        decode(json.dumps(body).encode(), CHAT, 128)
+
+
+@pytest.mark.parametrize(
     ("prompt", "param"),
     [
         (5, "prompt"),
