@@ -110,7 +110,9 @@ def test_one_value_of_several_needs_no_brackets(text: str, write: Write) -> None
     assert load(file=write("a.toml", f"[server]\n{text}")).config.server.host == ("::1",)
 
 
-@pytest.mark.parametrize("origin", ["https://chat.example/", "chat.example", "", "https://a b"])
+@pytest.mark.parametrize(
+    "origin", ["https://chat.example/", "https://chat.example\\n", "chat.example", "", "https://a b"]
+)
 def test_an_origin_is_written_as_browsers_send_it(origin: str, write: Write) -> None:
     (line,) = problems(file=write("a.toml", f'[server]\ncors_origins = ["{origin}"]'))
 

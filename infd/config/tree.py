@@ -15,7 +15,7 @@ Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
-Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
+Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
 
 
 def about(description: str, *, flag: str | None = None) -> Meta:
@@ -69,7 +69,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         about("pages that browsers let ask here: `https://chat.example`, or `*` for all; empty: none"),
     ] = ()
     unix_mode: Annotated[
-        str, Meta(pattern="^0?[0-7]{3}$"), about("who may connect to `unix:` hosts, as chmod's octal digits")
+        str, Meta(pattern=r"^0?[0-7]{3}\Z"), about("who may connect to `unix:` hosts, as chmod's octal digits")
     ] = "0660"
     api_key_file: Annotated[
         str,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 COLDEST: Final = 1e-3
 # Room above a seed for a choice to add its index.
 SEEDS: Final = 2**62
+# Room for the longest value that passes in a field not built yet, with space to spare.
+LONGEST_NEUTRAL_BYTES: Final = 256
 
 
 def check(request: GenerationRequest, limits: LimitsConfig) -> None:
@@ -60,12 +62,12 @@ def refuse_not_built(
     also: Mapping[str, tuple[Any, ...]] | None = None,
     at: str = "",
 ) -> None:
-    """Refuse a known field whose value asks for what infd does not do yet. Raises Unsupported."""
+    """Refuse a known field whose value asks for what infd does not do yet. Raises Unsupported, InvalidRequest."""
     for name in said.__struct_fields__:
         value = getattr(said, name)
         if type(value) is not Raw or value is ABSENT:
             continue
-        decoded = msgspec.json.decode(value)
+        decoded = _decode(value, name, f"{at}{name}")
         passing = (*neutral.get(name, ()), *(also or {}).get(name, ()))
         if decoded is not None and not any(_same(decoded, known) for known in passing):
             raise Unsupported(name, param=f"{at}{name}")
@@ -161,6 +163,16 @@ def check_ids(ids: Iterable[int], served: ServedModel, param: str) -> None:
     largest = max(ids, default=0)
     if largest >= served.vocab_size:
         raise InvalidRequest(f"token id {largest} is not in the vocabulary of {served.vocab_size} tokens", param=param)
+
+
+def _decode(value: Raw, name: str, param: str) -> Any:
+    # What passes is short. The rest of the body was only skimmed: such a value can still be none at all.
+    if len(memoryview(value)) > LONGEST_NEUTRAL_BYTES:
+        raise Unsupported(name, param=param)
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidRequest(f"{param}: {error}", param=param) from None
 
 
 def _same(value: Any, known: Any) -> bool:

@@ -156,6 +156,10 @@ TABLE: list[tuple[str, Any, int, str | None, str | None]] = [
     (COMPLETIONS, b"[" * 1_000_000, 400, None, "json_too_deep"),
     (COMPLETIONS, b'{"a":' * 100_000, 400, None, "json_too_deep"),
     (COMPLETIONS, b'{"prompt": "a", "n": 1, "n": 129}', 400, "n", None),  # the last of equal keys counts
+    *(
+        (COMPLETIONS, b'{"prompt": "a", "suffix": %b}' % value, 400, "suffix", code)
+        for value, code in ((b'"\xff"', None), (b'{"\xff": 1}', None), (b"1e999", None), (b"9" * 5000, "unsupported"))
+    ),
     # out of range
     (COMPLETIONS, {"prompt": [-1]}, 400, "prompt[0]", None),
     (COMPLETIONS, {"prompt": [512]}, 400, "prompt", None),
@@ -171,6 +175,7 @@ TABLE: list[tuple[str, Any, int, str | None, str | None]] = [
     (COMPLETIONS, {"prompt": "a", "stop": "a" * 257}, 400, "stop", None),
     (COMPLETIONS, {"prompt": "a", "cache_salt": "a" * 129}, 400, "cache_salt", None),
     (COMPLETIONS, {"prompt": "a", "request_id": "a b"}, 400, "request_id", None),
+    (COMPLETIONS, {"prompt": "a", "request_id": "a\n"}, 400, "request_id", None),
     (COMPLETIONS, {"prompt": ["a"] * 1025}, 400, "prompt", None),
     (COMPLETIONS, {"prompt": [1] * 2048}, 400, "prompt", "context_length_exceeded"),
     (COMPLETIONS, {"prompt": "a b " * 100_000}, 400, "prompt", "context_length_exceeded"),

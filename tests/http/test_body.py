@@ -75,6 +75,7 @@ USER = {"role": "user", "content": "hi"}
         ({"messages": [USER], "logit_bias": {"five": 1}}, "logit_bias"),
         ({"messages": [USER], "stop": ["a", ""]}, "stop[1]"),
         ({"messages": [USER], "stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
+        ({"messages": [USER], "request_id": "a\n"}, "request_id"),
         ({"messages": [USER], "request_id": "a\r\nSet-Cookie: b"}, "request_id"),
         ({"messages": [USER], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"messages": [USER], "chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs.enable_thinking"),

@@ -101,6 +101,19 @@ def test_a_field_that_is_not_built_is_refused_by_name(field: str):
     assert caught.value.param == field
 
 
+@pytest.mark.parametrize("value", [b'"\xff"', b'{"\xff": 1}', b"1e999"])
+def test_a_value_that_is_none_is_the_clients_error_in_a_field_not_built_too(value: bytes):
+    with pytest.raises(InvalidRequest) as caught:
+        sampling.check(completions.DECODER.decode(b'{"prompt": "a", "suffix": %b}' % value), LimitsConfig())
+
+    assert caught.value.param == "suffix"
+
+
+def test_a_long_value_of_a_field_not_built_is_refused_without_being_read():
+    with pytest.raises(Unsupported):
+        sampling.check(completions.DECODER.decode(b'{"prompt": "a", "suffix": %b}' % (b"9" * 5000)), LimitsConfig())
+
+
 @pytest.mark.parametrize("field", ["suffix", "prompt_embeds"])
 def test_what_completions_lack_is_refused_by_name(field: str):
     with pytest.raises(Unsupported, match=field):

@@ -69,7 +69,7 @@ async def read_prompt(said: ChatRequest, body_bytes: int, served: ServedModel, o
 
 def check(said: ChatRequest, limits: LimitsConfig) -> None:
     """Refuse what no model could answer. Raises InvalidRequest, Unsupported."""
-    if msgspec.json.decode(said.tools) == []:
+    if bytes(said.tools).translate(None, b" \t\r\n") == b"[]":
         raise InvalidRequest("tools is empty: leave it out", param="tools")
     sampling.check(said, limits)
     if said.top_logprobs is not None:

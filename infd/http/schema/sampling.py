@@ -57,7 +57,7 @@ class GenerationRequest(Struct, kw_only=True):
     return_token_ids: bool | None = None
 
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}$")] | None = None  # it comes back in a header
+    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}\Z")] | None = None  # it comes back in a header
     cache_salt: str | None = None
 
     guided_choice: NotBuilt = ABSENT
