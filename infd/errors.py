@@ -4,6 +4,7 @@ InfdError
 ├── RequestError           a client can fix it, or try later; carries an HTTP status
 │   ├── InvalidRequest     400
 │   ├── PromptTooLong      400 context_length_exceeded
+│   ├── NothingAllowed     400, found out while generating
 │   ├── Unsupported        400, names the feature
 │   ├── Unauthorized       401
 │   ├── ModelNotFound      404
@@ -66,6 +67,17 @@ class PromptTooLong(RequestError):
     def __init__(self, tokens: int, limit: int, *, at_least: bool = False, param: str | None = None) -> None:
         size = f"at least {tokens}" if at_least else tokens
         super().__init__(f"the prompt is {size} tokens; this model reads at most {limit}", param=param)
+
+
+class NothingAllowed(RequestError):
+    """What the request forbids, all together, leaves no token to choose."""
+
+    code = "nothing_allowed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "logit_bias, min_tokens, bad_words, allowed_token_ids and the grammar leave no token to choose"
+        )
 
 
 class Unsupported(RequestError):

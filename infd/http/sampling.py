@@ -130,6 +130,11 @@ def sampling_params(
     if len(allowed) > served.vocab_size:
         raise InvalidRequest("allowed_token_ids names more tokens than there are", param="allowed_token_ids")
     check_ids(allowed, served, "allowed_token_ids")
+    if allowed and min_tokens and end_ids(request, served).issuperset(allowed):
+        raise InvalidRequest(
+            "allowed_token_ids names only tokens that end an answer, and min_tokens forbids those",
+            param="allowed_token_ids",
+        )
     top_k = defaults.top_k if request.top_k is None else max(request.top_k, 0)
     return SamplingParams(
         max_tokens=max_tokens,

@@ -6,16 +6,16 @@ tokens once the mask is known. On a GPU both only issue work, and `read` waits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.errors import DeviceLost, RequestFailed, StepTooLarge
+from infd.errors import DeviceLost, NothingAllowed, RequestFailed, StepTooLarge
 from infd.request import TokenLogprobs
 from infd.runner.batch import gather
-from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Asking, Sampler
+from infd.runner.sampler import NOTHING_ALLOWED, SOUND, Asking, Sampler
 from infd.runner.scoring import Asked, score
 from infd.scheduler.plan import StepResult
 
@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-_REASONS = {
-    NOT_FINITE: "the model's logits are not finite",
-    NOTHING_ALLOWED: "logit_bias, min_tokens, bad_words, allowed_token_ids and the grammar leave no token to choose",
-}
+_NOT_FINITE: Final = "the model's logits are not finite"
 
 
 class Forwarded(Struct):
@@ -145,7 +142,7 @@ class Runner:
         if landing.scored is not None:
             for i, logprobs in landing.scored.read():
                 if logprobs is None:
-                    result.failed[i] = RequestFailed(_REASONS[NOT_FINITE])
+                    result.failed[i] = RequestFailed(_NOT_FINITE)
                 else:
                     result.prompt_logprobs[i] = logprobs
         if sampled is None:
@@ -159,7 +156,7 @@ class Runner:
                 accepted[i] = 1
                 result.tokens.append(token)
             else:
-                result.failed[i] = RequestFailed(_REASONS[verdict])
+                result.failed[i] = NothingAllowed() if verdict == NOTHING_ALLOWED else RequestFailed(_NOT_FINITE)
         if sampled.scores is not None:
             chosen, top, top_ids = (values.tolist() for values in sampled.scores)
             for n, (at, most) in enumerate(sampled.scored):

@@ -214,6 +214,18 @@ def test_each_bad_request_gets_its_error(start_daemon: Start) -> None:
             assert [*refusal(connection, path, body)] == expected, (path, str(body)[:200])
 
 
+def test_a_contradiction_that_leaves_no_token_is_the_clients_error(start_daemon: Start) -> None:
+    daemon = start_daemon(*QUICK, "--device", "cpu", "--set", "device.threads=1").ready()
+    asked = {"prompt": "a", "max_tokens": 4, "min_tokens": 3, "allowed_token_ids": [5]}
+    with connected(daemon) as connection:
+        at_once = {**asked, "stop_token_ids": [5]}
+        assert refusal(connection, COMPLETIONS, at_once) == (400, "allowed_token_ids", None)
+        (five,) = post(connection, "/detokenize", {"tokens": [5]})[1].values()
+        later = {**asked, "bad_words": [five]}
+        assert refusal(connection, COMPLETIONS, later) == (400, None, "nothing_allowed")
+    assert "Traceback" not in daemon.log_text()
+
+
 def test_a_wrong_type_in_any_field_is_refused_by_its_name(start_daemon: Start) -> None:
     whole, real, flag, text = (1, 1.5, True, "x")
     absurd: tuple[Any, ...] = ({"a": 1}, [[]], [None], 10**30, -(10**30), 1e308)

@@ -175,6 +175,7 @@ def test_everything_at_its_bound_passes():
         ({"stop_token_ids": [VOCAB]}, "stop_token_ids"),
         ({"allowed_token_ids": [VOCAB]}, "allowed_token_ids"),
         ({"allowed_token_ids": [1] * (VOCAB + 1)}, "allowed_token_ids"),
+        ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}, "allowed_token_ids"),
     ],
 )
 def test_what_contradicts_itself_or_the_model_is_refused(fields: dict[str, Any], param: str):
