@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import uvloop
 
@@ -26,6 +26,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 def serve(config: Config, environment: Environment) -> int:
     """Run a daemon in this process until it is told to stop. Return the exit code. Raises StartError."""
+    _open_standard_streams()
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _take_all_descriptors()
@@ -40,12 +41,21 @@ def serve(config: Config, environment: Environment) -> int:
     except Exception:
         code = os.EX_SOFTWARE
         logging.getLogger("infd.daemon").critical("this is a bug in infd, or a lost device", exc_info=True)
-    _leave_if_threads_remain(code)
+    _leave_at_once_if_the_interpreter_cannot(code)
     return code
 
 
 async def _run(config: Config, environment: Environment) -> int:
     return await Daemon(config, environment).run()
+
+
+def _open_standard_streams() -> None:
+    # Who starts us may have closed them. Then a socket of ours would get their numbers, and what others print.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _take_all_descriptors() -> None:
@@ -54,11 +64,19 @@ def _take_all_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _leave_if_threads_remain(code: int) -> None:
-    # The interpreter would wait for them, and one that is stuck in native code never ends.
+def _leave_at_once_if_the_interpreter_cannot(code: int) -> None:
+    # It would wait for threads, and one that is stuck in native code never ends.
     this = threading.current_thread()
-    if any(thread is not this and not thread.daemon for thread in threading.enumerate()):
+    stuck = any(thread is not this and not thread.daemon for thread in threading.enumerate())
+    # What others printed and nobody takes would turn its exit code into 120.
+    if not all([_flushed(sys.stdout), _flushed(sys.stderr)]) or stuck:
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
+
+
+def _flushed(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True

@@ -8,16 +8,23 @@ cannot forge a line. Prompts are never logged.
 from __future__ import annotations
 
 import logging
+import os
+import select
+import stat
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from infd.telemetry.backlog import Backlog
 from infd.telemetry.journal import JournalHandler, fields_of, goes_to_journal
 
 if TYPE_CHECKING:
     from infd.config import LogConfig
+
+FLUSH_S: Final = 0.5  # of the 2 s within which INT promises the end
 
 _ACCESS = logging.getLogger("infd.access")
 
@@ -30,12 +37,7 @@ def configure(config: LogConfig, journal_stream: str = "") -> None:
     chosen = config.format
     if chosen == "auto":
         chosen = "journal" if goes_to_journal(journal_stream, sys.stderr.fileno()) else "plain"
-    handler: logging.Handler
-    if chosen == "journal":
-        handler = JournalHandler()
-    else:
-        handler = StandardError()
-        handler.setFormatter(Json() if chosen == "json" else Plain())
+    handler = JournalHandler() if chosen == "journal" else StandardError(Json() if chosen == "json" else Plain())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("infd").setLevel(config.level.upper())
     _ACCESS.setLevel(logging.NOTSET if config.access else logging.CRITICAL)
@@ -46,12 +48,55 @@ def access(*, quiet: bool = False, **fields: Any) -> None:
     _ACCESS.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
 
 
-class StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what sys.stderr is at that moment: a progress bar takes its place, so that lines go above the bar."""
+class StandardError(logging.Handler):
+    """Writes to what sys.stderr is at that moment: a progress bar takes its place, so that lines go above the bar.
+
+    The caller waits for a regular file only. Any other has a reader, who may stall; a thread waits for him.
+    """
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._stream = sys.stderr
+        regular = stat.S_ISREG(os.fstat(self._stream.fileno()).st_mode)
+        self._backlog = None if regular else Backlog(self._write, self._gap)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
+        try:
+            line = self._line(record)
+            if self._backlog is not None:
+                self._backlog.put(line)
+            else:
+                with suppress(OSError):  # the disk is full
+                    self._write(line)
+        except Exception:  # as logging's own handlers: a lost line must not take the daemon down
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait until all is written, unless its reader stalls."""
+        if self._backlog is not None:
+            self._backlog.wait(FLUSH_S)
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return (self.format(record) + "\n").encode(errors="backslashreplace")
+
+    def _gap(self, lines: int) -> bytes:
+        fields = {"name": "infd.log", "levelno": logging.WARNING, "levelname": "WARNING", "dropped": lines}
+        return self._line(logging.makeLogRecord({**fields, "msg": "lines were lost: the log's reader did not keep up"}))
+
+    def _write(self, line: bytes) -> None:
+        if sys.stderr is not self._stream:
+            sys.stderr.write(line.decode())
+            return
+        # Past Python's buffer: what that cannot get rid of makes the interpreter exit with 120, or wait for ever.
+        descriptor, rest = self._stream.fileno(), memoryview(line)
+        while rest:
+            try:
+                rest = rest[os.write(descriptor, rest) :]
+            except BlockingIOError:  # whoever shares the other end's file may have made it so
+                writable = select.poll()
+                writable.register(descriptor, select.POLLOUT)
+                writable.poll()
 
 
 class Plain(logging.Formatter):
