@@ -281,3 +281,17 @@ def test_openmp_waits_calmly_unless_the_user_says_how(before: dict[str, str], af
     calm_openmp(before)
 
     assert before == after
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        ("INFD_SCHEDULER__STEP_TARGET_MS", ["0", "inf", "nan", "1e300"]),
+        ("INFD_SERVER__DRAIN_TIMEOUT_S", ["-1", "inf", "nan"]),
+        ("INFD_DEVICE__THREADS", ["0", "10000"]),
+    ],
+)
+def test_a_number_that_no_daemon_could_start_with_is_refused(setting: str, values: list[str]) -> None:
+    for value in values:
+        (problem,) = problems(environ={setting: value})
+        assert setting in problem

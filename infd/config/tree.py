@@ -13,8 +13,9 @@ from msgspec import Meta, Struct
 
 Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
+# No time is longer than 30 years, or infinite: where there may be no limit, nothing stands for that.
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
 
 
@@ -117,7 +118,10 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
     kind: Annotated[
         Literal["auto", "cpu", "cuda", "null"], about("what computes; 'null' computes nothing", flag="--device")
     ] = "auto"
-    threads: Annotated[Count | None, about("compute threads on a CPU (default: cores)")] = None
+    # Where the system has no room for as many, OpenMP ends the process without a word to us.
+    threads: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None, about("compute threads on a CPU (default: cores)")
+    ] = None
     depth: Annotated[
         Annotated[int, Meta(ge=1, le=8)] | None, about("steps in flight (default: 1 on a CPU, 2 on a GPU)")
     ] = None

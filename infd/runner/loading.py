@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import Struct
 
-from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory
+from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory, RequestFailed
 from infd.kernels.select import select
 from infd.models import registry
 from infd.models.config import architecture, context_length, stored_dtype
@@ -106,7 +106,13 @@ def _build(
             progress(done, total)
 
     load(model, checkpoint, weights, report)
-    loaded = assemble(config, model, ops.attention, weights, device=device, max_len=max_len, pulse=pulse)
+    try:
+        loaded = assemble(config, model, ops.attention, weights, device=device, max_len=max_len, pulse=pulse)
+    except RequestFailed as error:  # of the trial steps, which ask for nothing unusual
+        raise CheckpointError(
+            f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
+            f" model.dtype (--dtype) than {str(dtype).removeprefix('torch.')}"
+        ) from error
     loaded.facts.update(
         dtype=str(dtype).removeprefix("torch."), arch=architecture(checkpoint.config), ops=ops.describe()
     )

@@ -212,7 +212,7 @@ def indexed_files(path: Path) -> dict[str, str]:
     if not isinstance(files, dict) or not files:
         raise CheckpointError(f"{path}: expected a weight_map")
     for name, file in files.items():
-        if type(file) is not str or Path(file).name != file:
+        if type(file) is not str or Path(file).name != file or "\0" in file:
             raise CheckpointError(f"{path}: {name}: expected the name of a file, found {file!r}")
     return files
 

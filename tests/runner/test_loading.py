@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory
@@ -77,6 +78,18 @@ def test_what_config_json_makes_impossible_is_told_with_the_directory(tiny, tmp_
         build_with(architectures=["Nonsense"])
     with pytest.raises(CheckpointError, match=r"max_position_embeddings is 1; a prompt and an answer take two"):
         build_with(max_position_embeddings=1)
+
+
+def test_weights_that_are_not_finite_are_the_checkpoints_fault(tiny, tmp_path):
+    copy = shutil.copytree(tiny("qwen3"), tmp_path / "model")
+    weights = load_file(copy / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.nan)
+    save_file(weights, copy / "model.safetensors")
+
+    with pytest.raises(
+        CheckpointError, match=rf"^{copy}: the first step failed: .* not finite; the weights are damaged"
+    ):
+        build(settings(copy), Pulse())
 
 
 def test_a_cache_that_cannot_exist_names_the_setting_to_lower():

@@ -214,6 +214,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path):
         ({"weight_map": []}, "expected a weight_map"),
         ({"weight_map": {"x": "../x.safetensors"}}, "x: expected the name of a file, found '../x.safetensors'"),
         ({"weight_map": {"x": "/x.safetensors"}}, "x: expected the name of a file"),
+        ({"weight_map": {"x": "x\0"}}, "x: expected the name of a file"),
         ({"weight_map": {"x": ".."}}, "not a regular file"),
         ({"weight_map": {"x": 1}}, "x: expected the name of a file, found 1"),
         ({"weight_map": {"x": "gone.safetensors"}}, r"gone\.safetensors: No such file"),
