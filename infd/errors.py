@@ -11,6 +11,7 @@ InfdError
 │   ├── UnknownPath        404
 │   ├── MethodNotAllowed   405
 │   ├── BodyTooLarge       413
+│   ├── UnknownExpectation 417
 │   ├── Overloaded         429, with Retry-After
 │   ├── NotReady           503, with Retry-After
 │   ├── QueueTimeout       503, with Retry-After
@@ -110,6 +111,10 @@ class MethodNotAllowed(RequestError):
 
 class BodyTooLarge(RequestError):
     status, code = 413, "body_too_large"
+
+
+class UnknownExpectation(RequestError):
+    status, code = 417, "unknown_expectation"
 
 
 class Overloaded(RequestError):

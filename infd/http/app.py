@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from infd.http import middleware
+from infd.http import expectations, middleware
 from infd.http.admission import generation
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
-from infd.http.routes import chat, completions, health, metrics, models, render, tokens
+from infd.http.routes import chat, completions, elsewhere, health, metrics, models, render, tokens
 from infd.http.service import SERVICE, Service
 
 if TYPE_CHECKING:
@@ -35,30 +35,39 @@ SHUTDOWN_S: Final = 0.5
 def application(service: Service) -> web.Application:
     """Return the routes and what surrounds them."""
     app = web.Application(
-        middlewares=[middleware.record, middleware.preflight, middleware.explain, middleware.authorize],
+        middlewares=[
+            middleware.record,
+            middleware.preflight,
+            middleware.explain,
+            middleware.authorize,
+            middleware.understand,
+        ],
     )
     app[SERVICE] = service
     app.on_response_prepare.append(middleware.finish_headers)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", generation(chat.complete)),
-            web.post("/v1/chat/completions/render", render.chat_prompt),
-            web.post("/v1/completions", generation(completions.complete)),
-            web.post("/v1/completions/render", render.completion_prompts),
-            web.get("/v1/models", models.every),
-            web.get("/v1/models/{id:.+}", models.one),
-            web.post("/tokenize", tokens.tokenize),
-            web.post("/detokenize", tokens.detokenize),
-            web.get("/livez", health.live),
-            web.get("/readyz", health.ready),
-            web.get("/health", health.healthy),
-            web.get("/ping", health.healthy),
-            web.post("/ping", health.healthy),
-            web.get("/version", health.version),
-            web.get("/load", health.load),
-            web.get("/metrics", metrics.scrape),
-        ]
-    )
+    routes = [
+        web.post("/v1/chat/completions", generation(chat.complete)),
+        web.post("/v1/chat/completions/render", render.chat_prompt),
+        web.post("/v1/completions", generation(completions.complete)),
+        web.post("/v1/completions/render", render.completion_prompts),
+        web.get("/v1/models", models.every),
+        web.get("/v1/models/{id:.+}", models.one),
+        web.post("/tokenize", tokens.tokenize),
+        web.post("/detokenize", tokens.detokenize),
+        web.get("/livez", health.live),
+        web.get("/readyz", health.ready),
+        web.get("/health", health.healthy),
+        web.get("/ping", health.healthy),
+        web.post("/ping", health.healthy),
+        web.get("/version", health.version),
+        web.get("/load", health.load),
+        web.get("/metrics", metrics.scrape),
+    ]
+    for route in routes:
+        route.kwargs["expect_handler"] = expectations.unanswered
+    app.add_routes(routes)
+    nowhere = app.router.add_resource(elsewhere.PATH, name=elsewhere.NAME)
+    nowhere.add_route("*", elsewhere.nothing, expect_handler=expectations.unanswered)
     return app
 
 

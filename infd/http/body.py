@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from infd.errors import BodyTooLarge, InvalidRequest, Overloaded
-from infd.http import connection
+from infd.http import connection, expectations
 from infd.http.service import SERVICE
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ async def _receive(request: web.Request, data: bytearray, service: Service) -> N
         raise InvalidRequest("a compressed body is not accepted: send it without Content-Encoding")
     if (request.content_length or 0) > server.max_body_bytes:
         raise BodyTooLarge(f"the body is larger than {server.max_body_bytes} bytes")
+    await expectations.invite(request)
     client = connection.of(request)
     client.silent()
     deadline = asyncio.get_running_loop().time() + server.body_timeout_s

@@ -4,6 +4,7 @@
 2. preflight  answers browsers that ask whether a page may ask
 3. explain    turns what was raised into an error body
 4. authorize  lets nothing through without a key but the paths named in OPEN, compared as the client sent them
+5. understand refuses what the headers ask of us beyond what we do, of whoever may ask at all
 
 `finish_headers` runs last, when a response is about to leave, streamed or not.
 """
@@ -19,7 +20,7 @@ from aiohttp import web
 
 from infd.engine.state import State
 from infd.errors import InvalidRequest, MethodNotAllowed, NotReady, Overloaded, RequestError, UnknownPath
-from infd.http import connection, failure
+from infd.http import connection, expectations, failure
 from infd.http.service import EXCHANGE, SERVICE, Exchange
 from infd.telemetry import log
 
@@ -103,6 +104,15 @@ async def authorize(request: web.Request, handler: Handler) -> web.StreamRespons
     return await handler(request)
 
 
+@web.middleware
+async def understand(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse other expectations, and bodies that would have to be unpacked before they are read."""
+    expectations.check(request)
+    if ", ".join(request.headers.getall("Transfer-Encoding", ["chunked"])).lower() != "chunked":
+        raise InvalidRequest("a body comes as it is or chunked, in no other transfer coding", code="invalid_http")
+    return await handler(request)
+
+
 async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Name the request, say when to come back, and to whom the answer may be shown.
 
@@ -128,7 +138,7 @@ def _raw_path(request: web.Request) -> str:
 def _handler(request: web.Request) -> str:
     """Name the route, not the path: metrics may have only so many labels, and clients choose paths."""
     resource = request.match_info.route.resource
-    return "none" if resource is None else resource.canonical
+    return "none" if resource is None else resource.name or resource.canonical
 
 
 def _method(request: web.Request) -> str:

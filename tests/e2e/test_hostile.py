@@ -328,6 +328,27 @@ def test_no_odd_path_opens_what_a_key_guards(start_daemon: Start) -> None:
         assert daemon.get(path)[0] == 200
 
 
+def test_an_expectation_is_no_way_around_the_key(start_daemon: Start) -> None:
+    daemon = start_daemon(*QUICK, INFD_API_KEY="secret").ready()
+    body = b"Content-Length: %d\r\n\r\n%b" % (len(COMPLETION), COMPLETION)
+    heard = {
+        ("POST /v1/completions", "x", ""): [401],
+        ("POST /v1/completions", "x", "secret"): [417],
+        ("POST /v1/completions", "100-continue", ""): [401],
+        ("POST /v1/completions", "100-Continue", "secret"): [100, 200],
+        ("GET /v1/completions", "100-continue", "secret"): [405],
+        ("POST /v1/nothing", "x", ""): [401],
+        ("POST /v1/nothing", "x", "secret"): [417],
+        ("POST /v1/nothing", "100-continue", "secret"): [404],
+    }
+    for (asked, expectation, key), expected in heard.items():
+        head = f"{asked} HTTP/1.1\r\nHost: x\r\nExpect: {expectation}\r\nAuthorization: Bearer {key}\r\n"
+        answer = answers_to(daemon, head.encode() + b"Connection: close\r\n" + body)
+        assert statuses(answer) == expected, (asked, expectation, key)
+        assert b"X-Request-Id: " in answer
+        assert ("error" in json.loads(answer.rpartition(b"\r\n\r\n")[2])) == (expected[-1] != 200)
+
+
 def test_bodies_too_large_or_compressed_are_refused_unread(start_daemon: Start) -> None:
     daemon = start_daemon(*QUICK, "--set", "server.max_body_bytes=100000").ready()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -335,6 +356,9 @@ def test_bodies_too_large_or_compressed_are_refused_unread(start_daemon: Start) 
         for encoding in ("gzip", "GZIP", "deflate", "br", "identity, gzip", "x"):
             body = gzip.compress(b" " * 10**6 + COMPLETION)
             assert refusal(connection, COMPLETIONS, body, {"Content-Encoding": encoding}) == (400, None, None)
+        for coding in (b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked"):
+            coded = b"Connection: close\r\nTransfer-Encoding: %b\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+            assert statuses(answers_to(daemon, head + coded % (coding, len(COMPLETION), COMPLETION))) == [400]
         with socket.create_connection(daemon.address, timeout=PATIENCE_S) as client:
             client.sendall(head + b"Content-Length: 999999999\r\n\r\n")
             assert statuses(client.recv(65536)) == [413]
