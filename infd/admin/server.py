@@ -11,13 +11,13 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import web
 
+from infd.admin import connection
+from infd.admin.answers import problem, reply
 from infd.admin.commands import VERBS, Desk, Refused, Verb
 from infd.admin.listener import Listener
 from infd.admin.peers import ADMINS, READERS, Access, HasOptions, Peer, peer_of
-from infd.admin.protocol import PROBLEM_TYPE, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,22 +58,26 @@ class AdminServer:
         self._listener: Listener | None = None
         self._server: asyncio.AbstractServer | None = None
         self._runner: web.AppRunner | None = None
+        self._connections: dict[connection.Connection, None] = {}
 
     async def start(self, path: str | Path, *, private: bool = False) -> None:
         """Listen on `path`, in a directory that is this user's alone if `private`.
 
         Raises SocketTaken, or ConfigError if it cannot be made.
         """
-        app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_answer_problems, _refuse_browsers])
+        app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_keep, _answer_problems, _refuse_browsers])
         for verb in VERBS:
             app.router.add_route(verb.method, verb.path, partial(self._serve, verb))
         self._listener = Listener(path, group=self._access.readers, private=private)
         # A mutation once begun is finished even if the asker leaves: no handler_cancellation here.
-        self._runner = web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
-        self._server = await asyncio.get_running_loop().create_unix_server(server, sock=self._listener.socket)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(
+            lambda: connection.Connection(server, self._connections, loop), sock=self._listener.socket
+        )
 
     async def close(self) -> None:
         """Stop listening, let answers under way finish, remove the socket. Idempotent."""
@@ -88,13 +92,13 @@ class AdminServer:
             self._listener = None
 
     async def _serve(self, verb: Verb, request: web.Request) -> web.Response:
-        connection = request.get_extra_info("socket")
-        if connection is None:
+        asking = request.get_extra_info("socket")
+        if asking is None:
             raise Refused(HTTPStatus.BAD_REQUEST, "gone", "the asker left before the kernel could say who it was")
-        peer = self._identify(connection)
+        peer = self._identify(asking)
         if not verb.mutates:
             self._require_access(peer, verb)
-            return _reply(await verb.handler(self._desk, request.match_info))
+            return reply(await verb.handler(self._desk, request.match_info))
         result = "failed"
         try:
             self._require_access(peer, verb)
@@ -106,7 +110,7 @@ class AdminServer:
         finally:
             done = {"verb": verb.name, "uid": peer.uid, "pid": peer.pid, "result": result}
             log.info("asked to %s", verb.name, extra={**done, "path": request.rel_url.raw_path})
-        return _reply(answer)
+        return reply(answer)
 
     def _require_access(self, peer: Peer, verb: Verb) -> None:
         if not self._access.allows(peer, mutation=verb.mutates):
@@ -120,23 +124,34 @@ class AdminServer:
 
 
 @web.middleware
+async def _keep(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let no connection be closed for idleness while it is answered."""
+    asking = connection.of(request)
+    asking.asked()
+    try:
+        return await handler(request)
+    finally:
+        asking.busy = False
+
+
+@web.middleware
 async def _answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let every refusal leave as a problem document."""
     try:
         return await handler(request)
     except Refused as refusal:
-        return _problem(refusal.status, refusal.code, str(refusal))
+        return problem(refusal.status, refusal.code, str(refusal))
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        return _problem(error.status, "wrong_method", f"{request.path} is asked with {allowed}", {"Allow": allowed})
+        return problem(error.status, "wrong_method", f"{request.path} is asked with {allowed}", {"Allow": allowed})
     except web.HTTPNotFound as error:
         known = ", ".join(f"{verb.method} {verb.path}" for verb in VERBS)
-        return _problem(error.status, "unknown_path", f"nothing is at {request.path}; there is {known}")
+        return problem(error.status, "unknown_path", f"nothing is at {request.path}; there is {known}")
     except web.HTTPException as error:
-        return _problem(error.status, "bad_request", error.text or error.reason)
+        return problem(error.status, "bad_request", error.text or error.reason)
     except Exception:
         log.exception("an answer failed", extra={"method": request.method, "path": request.rel_url.raw_path})
-        return _problem(500, "internal_error", "this is a bug in infd; its log has the traceback")
+        return problem(500, "internal_error", "this is a bug in infd; its log has the traceback")
 
 
 @web.middleware
@@ -145,12 +160,3 @@ async def _refuse_browsers(request: web.Request, handler: Handler) -> web.Stream
     if "Origin" in request.headers:
         raise Refused(HTTPStatus.FORBIDDEN, "origin", "requests with an Origin header are refused; use infdctl or curl")
     return await handler(request)
-
-
-def _reply(answer: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
-
-
-def _problem(status: int, code: str, detail: str, headers: dict[str, str] | None = None) -> web.Response:
-    problem = Problem(HTTPStatus(status).phrase, status, detail, code)
-    return web.Response(status=status, body=msgspec.json.encode(problem), content_type=PROBLEM_TYPE, headers=headers)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 import uvloop
 
+from infd.admin import connection
 from infd.admin.commands import VERBS
 from infd.admin.peers import Access, Peer
 from infd.admin.protocol import Problem
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.admin.conftest import House
+
+PATIENCE_S = 30.0  # only a test that fails waits this long
 
 
 async def ask(path: Path, method: str, target: str, **options: Any) -> tuple[int, dict[str, Any]]:
@@ -196,3 +200,51 @@ def test_credentials_are_read_under_uvloop(tmp_path: Path) -> None:
             await house.engine.close()
 
     assert uvloop.run(main()) == 200
+
+
+async def door(house: House, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_unix_connection(house.socket)
+    writer.write(sent)
+    return reader, writer
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET /v1/status HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\na b: c\r\n\r\n"]
+)
+async def test_what_is_not_http_is_a_problem_and_no_news_for_the_log(
+    house: House, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    reader, writer = await door(house, sent)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+
+    assert b" 400 " in head
+    assert b"application/problem+json" in head
+    assert msgspec.json.decode(body, type=Problem).code == "invalid_http"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/sta", b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_a_connection_that_says_nothing_more_is_closed(
+    house: House, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(connection, "IDLE_S", 0.01)
+    reader, writer = await door(house, sent)
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.read()
+    writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 200") is sent.endswith(b"\r\n\r\n")
+
+
+async def test_whoever_opens_connections_and_says_nothing_shuts_nobody_out(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MOST", 3)
+    idle = [await door(house) for _ in range(4)]
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await ask(house.socket, "GET", "/version"))[0] == 200
+        assert [await reader.read() for reader, _ in idle[:2]] == [b"", b""]
+    assert not idle[3][0].at_eof()
+    for _, writer in idle:
+        writer.close()

@@ -1,0 +1,19 @@
+"""What an answer looks like over HTTP: JSON, and a problem document for every refusal."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from infd.admin.protocol import PROBLEM_TYPE, Problem
+
+
+def reply(answer: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+
+def problem(status: int, code: str, detail: str, headers: dict[str, str] | None = None) -> web.Response:
+    content = Problem(HTTPStatus(status).phrase, status, detail, code)
+    return web.Response(status=status, body=msgspec.json.encode(content), content_type=PROBLEM_TYPE, headers=headers)
