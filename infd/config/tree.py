@@ -84,7 +84,10 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     ] = 2048
     header_timeout_s: Annotated[Positive, about("from connecting to the end of the first request's headers")] = 10.0
     idle_timeout_s: Annotated[Positive, about("how long a connection may wait for its next request")] = 75.0
-    max_body_bytes: Annotated[int, Meta(ge=1024), about("largest request body")] = 16 * 2**20
+    max_body_bytes: Annotated[
+        Annotated[int, Meta(ge=1024)] | None,
+        about("largest request body (default: 64K, and 32 bytes a token of the longest sequence; at least 1M)"),
+    ] = None
     body_timeout_s: Annotated[Positive, about("longest time a request body may take to arrive")] = 30.0
     body_pace: Annotated[Count, about("bytes a second at which a larger body may take longer than that")] = 2**16
     max_bodies_bytes: Annotated[int, Meta(ge=1024), about("all request bodies arriving at once, then 429")] = (

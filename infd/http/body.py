@@ -86,8 +86,9 @@ async def _receive(request: web.Request, data: bytearray, service: Service) -> N
     # A few compressed kilobytes can stand for gigabytes.
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InvalidRequest("a compressed body is not accepted: send it without Content-Encoding")
-    if (request.content_length or 0) > server.max_body_bytes:
-        raise BodyTooLarge(f"the body is larger than {server.max_body_bytes} bytes")
+    most = service.largest_body_bytes
+    if (request.content_length or 0) > most:
+        raise BodyTooLarge(f"the body is larger than {most} bytes")
     await expectations.invite(request)
     client = connection.of(request)
     client.silent()
@@ -97,8 +98,8 @@ async def _receive(request: web.Request, data: bytearray, service: Service) -> N
             async for chunk in request.content.iter_any():
                 data += chunk
                 service.bodies_bytes += len(chunk)
-                if len(data) > server.max_body_bytes:
-                    raise BodyTooLarge(f"the body is larger than {server.max_body_bytes} bytes")
+                if len(data) > most:
+                    raise BodyTooLarge(f"the body is larger than {most} bytes")
                 if service.bodies_bytes > server.max_bodies_bytes:
                     raise Overloaded("too many large bodies are arriving at once", code="too_many_bodies")
                 timeout.reschedule(deadline + len(data) / server.body_pace)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # About 4 ms of encoding: longer texts would hold up every stream's tokens.
 SHORT_CHARACTERS: Final = 4096
 SHORT_WORDS: Final = 64
+# No text is read beyond the larger of these: few have so many characters a token, and a mebibyte takes a second.
+CHARACTERS_A_TOKEN: Final = 16
+FREE_CHARACTERS: Final = 2**20
 # Every step matches what has been generated against all of them.
 BAD_WORD_TOKENS: Final = 2**14
 
@@ -39,11 +42,20 @@ class Prompt(Struct, frozen=True):
     text: str | None = None
 
 
-def check_length(text: str, served: ServedModel, *, param: str) -> None:
-    """Refuse, before it is encoded, a text that is certainly too long: encoding 16 MiB takes seconds.
+def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) -> None:
+    """Refuse, before it is encoded, a text that is certainly too long.
 
-    Raises PromptTooLong.
+    One that need not fit, because it is cut or only counted, has a bound too: encoding a megabyte takes most of a
+    second of one of a few threads, and its tokens some fifty times its size, while everybody else's texts wait.
+    Raises PromptTooLong, InvalidRequest.
     """
+    most = max(FREE_CHARACTERS, CHARACTERS_A_TOKEN * served.max_model_len)
+    if len(text) > most:
+        raise InvalidRequest(
+            f"the text is {len(text)} characters; at most {most} are read", param=param, code="context_length_exceeded"
+        )
+    if not must_fit:
+        return
     least, limit = served.tokenizer.least_tokens(text), served.max_model_len - 1
     if least > limit:
         raise PromptTooLong(least, limit, at_least=True, param=param)
@@ -126,8 +138,7 @@ async def render(
             kwargs=None if kwargs is None else msgspec.to_builtins(kwargs),
             limits=limits,
         )
-        if must_fit:
-            check_length(text, served, param="messages")
+        check_length(text, served, param="messages", must_fit=must_fit)
         special = bool(add_special_tokens) and not served.template.begins_with_bos(text)
         return Prompt(_encode(text, served, add_special_tokens=special), text)
 

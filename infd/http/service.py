@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from msgspec import Struct, field
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from infd.telemetry.metrics import Metrics
 
 
+# Of a body where no limit is configured. Five characters a token, each escaped in six bytes.
+BODY_BYTES: Final = 2**20
+BODY_BYTES_BESIDES: Final = 2**16
+BODY_BYTES_A_TOKEN: Final = 32
+
+
 class Service:
     """The engine and all that stands between it and HTTP."""
 
@@ -39,6 +45,17 @@ class Service:
         self.origins = Origins(config.server.cors_origins)
         self.in_flight = InFlight()
         self.bodies_bytes = 0  # received of requests that are not decoded yet
+
+    @property
+    def largest_body_bytes(self) -> int:
+        """How large a body may be: what the settings say, or what the longest prompt could need.
+
+        Decoded, a body can take fifty times its size, so a limit beyond any need is a way to take memory.
+        """
+        if (configured := self.config.server.max_body_bytes) is not None:
+            return configured
+        tokens = 0 if self.served is None else self.served.max_model_len
+        return max(BODY_BYTES, BODY_BYTES_BESIDES + BODY_BYTES_A_TOKEN * tokens)
 
     def model(self) -> ServedModel:
         """Return what is served. Raises NotReady while nothing is."""

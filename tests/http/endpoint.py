@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -37,7 +38,7 @@ class Endpoint:
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
         """Return status and decoded body of the answer."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.session.post(path, data=data, headers=headers) as response:
+        async with self.session.post(path, data=BytesIO(data), headers=headers) as response:
             return response.status, await response.json()
 
     async def complete(self, **fields: Any) -> dict[str, Any]:

@@ -56,6 +56,8 @@ USER = {"role": "user", "content": "hi"}
     [
         ({}, "messages"),
         ({"messages": []}, "messages"),
+        ({"messages": [USER] * 16385}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}] * 4097}]}, "messages[0].content"),
         ({"messages": "hi"}, "messages"),
         ({"messages": [USER, USER, {"role": "user", "content": 3}]}, "messages[2].content"),
         ({"messages": [USER, {"content": "hi"}]}, "messages[1].role"),

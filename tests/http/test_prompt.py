@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from infd.config import Config, ServerConfig
 from infd.errors import InvalidRequest, PromptTooLong
-from infd.http.prompt import SHORT_CHARACTERS, Prompt, render
+from infd.http.prompt import FREE_CHARACTERS, SHORT_CHARACTERS, Prompt, render
 from infd.http.schema.chat import Message
 from infd.offload import Offload
 from infd.text.chat import ChatTemplate
 from infd.text.sandbox import Limits
+from tests.http.endpoint import serving
 from tests.http.model import TEMPLATE, served, tokenizer
 
 if TYPE_CHECKING:
@@ -104,7 +106,35 @@ async def test_a_text_far_too_long_is_refused_by_its_length(endpoint: Endpoint, 
     assert "the prompt is at least" in answer["error"]["message"]
 
 
-async def test_any_text_can_be_counted(endpoint: Endpoint):
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "x" * (FREE_CHARACTERS + 1)}, "prompt"),
+        ("/tokenize", {"messages": [{**TURN, "content": "x" * FREE_CHARACTERS}]}, "messages"),
+        ("/v1/completions", {"prompt": "x" * (FREE_CHARACTERS + 1), "truncate_prompt_tokens": 3}, "prompt"),
+    ],
+)
+async def test_a_text_that_need_not_fit_is_not_read_beyond_a_bound_either(path: str, body: Any, param: str):
+    async with serving(Config(server=ServerConfig(max_body_bytes=2**22))) as endpoint:
+        status, answer = await endpoint.post(path, body)
+
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "context_length_exceeded", param)
+    assert f"at most {FREE_CHARACTERS}" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("tokens", [256, 2**17])
+async def test_a_body_has_room_for_the_longest_prompt_unless_a_setting_says_less(endpoint: Endpoint, tokens: int):
+    endpoint.server.served = served(tokens)
+    most = endpoint.server.service.largest_body_bytes
+    head = b'{"prompt": "hi"}'
+    status, _ = await endpoint.post("/tokenize", head.ljust(most))
+    refused, answer = await endpoint.post("/tokenize", head.ljust(most + 1))
+
+    assert most >= max(2**20, 32 * tokens)
+    assert (status, refused, answer["error"]["code"]) == (200, 413, "body_too_large")
+
+
+async def test_a_text_longer_than_the_context_can_be_counted(endpoint: Endpoint):
     status, answer = await endpoint.post("/tokenize", {"prompt": "x" * 10_000})
 
     assert (status, answer["count"]) == (200, 10_000)

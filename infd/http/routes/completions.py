@@ -52,8 +52,7 @@ async def read_prompts(
     prompts: list[Prompt] = []
     for each in written:
         if isinstance(each, str):
-            if said.truncate_prompt_tokens is None:
-                check_length(each, served, param="prompt")
+            check_length(each, served, param="prompt", must_fit=said.truncate_prompt_tokens is None)
             special = said.add_special_tokens is not False
             prompt = Prompt(await encode(each, served, offload, add_special_tokens=special), each)
         else:

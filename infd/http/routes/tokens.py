@@ -10,7 +10,7 @@ from infd.errors import InvalidRequest
 from infd.http import send
 from infd.http.body import read
 from infd.http.formats.base import readable
-from infd.http.prompt import SHORT_CHARACTERS, decode, encode, render
+from infd.http.prompt import SHORT_CHARACTERS, check_length, decode, encode, render
 from infd.http.sampling import check_ids
 from infd.http.schema.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from infd.http.service import SERVICE
@@ -44,6 +44,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         )
         ids = prompt.ids
     else:
+        check_length(said.prompt or "", served, param="prompt", must_fit=False)
         special = said.add_special_tokens is not False
         ids = await encode(said.prompt or "", served, service.offload, add_special_tokens=special)
 

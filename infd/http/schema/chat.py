@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import ABSENT, GenerationRequest, NotBuilt
 from infd.http.schema.usage import Timings, Usage
+
+# A turn costs the template more than its bytes cost to send.
+MESSAGES: Final = 2**14
 
 
 class ContentPart(Struct, kw_only=True):
@@ -22,7 +25,7 @@ class Message(Struct, kw_only=True):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=4096)] | None = None
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -47,7 +50,7 @@ class TemplateKwargs(Struct, kw_only=True, forbid_unknown_fields=True, omit_defa
 class ChatRequest(GenerationRequest, kw_only=True):
     """What is asked."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES)]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from infd.http.schema.chat import Message, TemplateKwargs
+from infd.http.schema.chat import MESSAGES, Message, TemplateKwargs
 from infd.http.schema.sampling import TokenId
 
 
@@ -15,7 +15,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -46,7 +46,7 @@ class DetokenizeRequest(Struct, kw_only=True):
     """Ids to turn back into text, special ones included."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Meta(max_length=2**20)]
 
 
 class DetokenizeResponse(Struct, kw_only=True):
