@@ -7,6 +7,7 @@ converted. Nothing changes after loading, so any thread may encode.
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LARGEST_BYTES: Final = 2**28  # of tokenizer.json; vocabularies of a quarter million tokens take some 30 MiB
+LARGEST_ID: Final = 2**24  # tables have a place for each id up to the largest; vocabularies end at some 2**18
 
 # Some chat models end a turn with a token that their configuration does not call an end.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
@@ -70,6 +72,9 @@ class Tokenizer:
                 raise CheckpointError(f"{path}: {error}") from error
         else:
             backend = convert(directory)
+        largest = max(chain(backend.get_vocab().values(), backend.get_added_tokens_decoder()), default=0)
+        if largest > LARGEST_ID:
+            raise CheckpointError(f"{path}: a token has the id {largest}; at most {LARGEST_ID} is accepted")
         return cls(backend, files)
 
     @property
@@ -103,7 +108,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; those without a token add nothing."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        # Unlike `decode`, this one lets go of the interpreter's lock.
+        return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token written out, None if there is no such token."""

@@ -173,6 +173,19 @@ def test_older_files_are_converted(kind: str, tmp_path: Path):
     assert ours.pieces(skip_special_tokens=True) is not None
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_one_far_id_does_not_buy_a_table_up_to_it(tmp_path: Path, added: bool):
+    path = write(tmp_path, byte_level()) / "tokenizer.json"
+    described = json.loads(path.read_text())
+    if added:
+        described["added_tokens"][-1]["id"] = 10**9
+    described["model"]["vocab"][described["added_tokens"][-1]["content"] if added else "far"] = 10**9
+    path.write_text(json.dumps(described))
+
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: a token has the id 1000000000; at most 16777216"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_missing_tokenizer_is_named(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing, and so is any of tokenizer\.model"):
         Tokenizer.load(tmp_path)
