@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("infd.http")
 
-# Descriptors for all else: weights, caches, the admin socket, logs, the event loop.
+# Descriptors for all else: weights, caches, the admin socket, logs, the event loop. Half of them where they are few.
 KEPT_DESCRIPTORS: Final = 128
 # A customer's usual share of IPv6. Whoever has one address has all of these.
 SHARED_PREFIX: Final = 64
@@ -120,4 +120,4 @@ def address_of(peername: object) -> str:
 def descriptors() -> int:
     """Return how many connections this process may hold open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**31 if soft == resource.RLIM_INFINITY else max(soft - KEPT_DESCRIPTORS, 1)
+    return 2**31 if soft == resource.RLIM_INFINITY else max(soft - KEPT_DESCRIPTORS, soft // 2, 1)

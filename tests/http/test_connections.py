@@ -111,12 +111,22 @@ def test_an_address_is_a_host_or_an_ipv6_network(peername: object, address: str)
     assert address_of(peername) == address
 
 
-def test_the_process_holds_no_more_connections_than_it_has_descriptors(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (connections.KEPT_DESCRIPTORS + 1, 10**6))
+@pytest.mark.parametrize(
+    ("limit", "most"), [(1000, 1000 - connections.KEPT_DESCRIPTORS), (64, 32), (1, 1), (resource.RLIM_INFINITY, 2**31)]
+)
+def test_the_process_holds_no_more_connections_than_it_has_descriptors(
+    monkeypatch: pytest.MonkeyPatch, limit: int, most: int
+):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, 10**6))
+
+    assert connections.descriptors() == most
+
+
+def test_few_descriptors_count_for_more_than_the_setting(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2, 10**6))
     here = house()
     here.enter(Guest())
-    first = Guest()
-    here.enter(first)
+    here.enter(Guest())
 
     assert len(here) == 1
 
