@@ -39,6 +39,11 @@ import os
 from typing import ClassVar
 
 
+def brief(text: str) -> str:
+    """Return as much of a client's words as an error repeats."""
+    return text if len(text) <= 100 else text[:100] + "..."
+
+
 class InfdError(Exception):
     """Any error that infd raises on purpose."""
 
@@ -98,7 +103,7 @@ class ModelNotFound(RequestError):
     status, code, param = 404, "model_not_found", "model"
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(f"model {name!r} is not served here; served: {', '.join(known)}")
+        super().__init__(f"model {brief(name)!r} is not served here; served: {', '.join(known)}")
 
 
 class UnknownPath(RequestError):

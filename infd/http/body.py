@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 from msgspec import inspect
 
-from infd.errors import BodyTooLarge, InvalidRequest, Overloaded
+from infd.errors import BodyTooLarge, InvalidRequest, Overloaded, brief
 from infd.http import connection, expectations
 from infd.http.service import SERVICE
 
@@ -34,6 +34,7 @@ SMALL_BYTES: Final = 64 * 2**10
 _STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]+|[\]}]+', re.DOTALL)
 _PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _STEP: Final = re.compile(r"[^.\[\]]+")
+_LONG_QUOTE: Final = re.compile(r"(['`])(.{100}).+\1", re.DOTALL)
 _MISSING: Final = re.compile(r"required field `(?P<field>[^`]+)`|unknown field `(?P<unknown>[^`]+)`")
 
 
@@ -119,10 +120,11 @@ def _explain(error: str, body: object) -> tuple[str, str | None]:
         path = at["path"].removesuffix("[...]")
         error = error[: at.start()]
     if named := _MISSING.search(error):
-        field = named["field"] or named["unknown"]
+        field = brief(named["field"] or named["unknown"])
         path = f"{path}.{field}" if path else field
     elif "enum value" in error and (known := _known(_shape(body), _STEP.findall(path))):
         error += f"; there are {', '.join(map(str, known))}"
+    error = _LONG_QUOTE.sub(r"\1\2...\1", error)
     return (f"{path}: {error}" if path else error), path or None
 
 

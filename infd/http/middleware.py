@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from infd.engine.state import State
-from infd.errors import InvalidRequest, MethodNotAllowed, NotReady, Overloaded, RequestError, UnknownPath
+from infd.errors import InvalidRequest, MethodNotAllowed, NotReady, Overloaded, RequestError, UnknownPath, brief
 from infd.http import connection, expectations, failure
 from infd.http.service import EXCHANGE, SERVICE, Exchange
 from infd.telemetry import log
@@ -79,9 +79,11 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     except web.HTTPMethodNotAllowed as refused:
         allow = refused.headers.get("Allow")
-        error: RequestError = MethodNotAllowed(f"{request.method} is not a method of {request.path}; it knows {allow}")
+        error: RequestError = MethodNotAllowed(
+            f"{brief(request.method)} is not a method of {brief(request.path)}; it knows {allow}"
+        )
     except web.HTTPNotFound:
-        error = UnknownPath(f"there is no {request.path} here")
+        error = UnknownPath(f"there is no {brief(request.path)} here")
     except web.HTTPException as refused:
         error = InvalidRequest(refused.reason)
     except Exception as unexpected:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from infd.errors import InvalidRequest, PromptTooLong, Unsupported
+from infd.errors import InvalidRequest, PromptTooLong, Unsupported, brief
 from infd.http.sampling import refuse_not_built
 from infd.text.chat import TooCostly
 from infd.text.sandbox import BRIEF
@@ -157,7 +157,7 @@ def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _turn(message: Message, at: str) -> dict[str, Any]:
     refuse_not_built(message, message.NEUTRAL, at=f"{at}.")
     if message.role in ("tool", "function"):
-        raise Unsupported(f"the role {message.role!r}", param=f"{at}.role")
+        raise Unsupported(f"the role {brief(message.role)!r}", param=f"{at}.role")
     # Open models were taught one name for both.
     turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     if message.content is None:
@@ -169,7 +169,7 @@ def _turn(message: Message, at: str) -> dict[str, Any]:
         for number, part in enumerate(message.content):
             where = f"{at}.content[{number}]"
             if part.type != "text":
-                raise Unsupported(f"content of type {part.type!r}", param=f"{where}.type")
+                raise Unsupported(f"content of type {brief(part.type)!r}", param=f"{where}.type")
             if part.text is None:
                 raise InvalidRequest("a part of type 'text' has a text", param=f"{where}.text")
             texts.append({"type": "text", "text": part.text})

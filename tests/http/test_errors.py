@@ -118,6 +118,25 @@ async def test_a_compressed_body_is_refused(endpoint: Endpoint):
     assert "compressed" in error["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [USER], "model": "x" * 10_000}),
+        (CHAT, {"messages": [{**USER, "role": "x" * 10_000}]}),
+        (CHAT, {"messages": [{**USER, "content": [{"type": "x" * 10_000}]}]}),
+        (CHAT, {"messages": [USER], "chat_template_kwargs": {"x" * 10_000: 1}}),
+        (CHAT, {"messages": [USER], "chat_template_kwargs": {"reasoning_effort": "'`x" * 10_000}}),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"9" * 4000: 1}}),
+        (COMPLETIONS, b'{"prompt": "a", "stop_token_ids": [%b]}' % (b"9" * 4000)),
+        ("/" + "x" * 4000, {}),
+    ],
+)
+async def test_an_error_repeats_little_of_what_a_client_said(endpoint: Endpoint, path: str, body: Any):
+    _, answer = await endpoint.post(path, body)
+
+    assert len(str(answer["error"])) < 700
+
+
 async def test_a_body_that_never_arrives_is_not_waited_for_for_ever():
     async with serving(Config(server=ServerConfig(body_timeout_s=0.05))) as endpoint:
 
