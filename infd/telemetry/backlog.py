@@ -6,6 +6,7 @@ the backlog grows to its limit, and what comes after is dropped and counted.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from contextlib import suppress
 from threading import Condition, Thread
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST_BYTES: Final = 16 * 2**20  # QUIT's stacks of some thousand tasks fit
+FLUSH_S: Final = 0.5  # of the 2 s within which INT promises the end
+
+
+def gap_record(lines: int) -> logging.LogRecord:
+    """Return the record that stands for so many lost ones."""
+    fields = {"name": "infd.log", "levelno": logging.WARNING, "levelname": "WARNING", "dropped": lines}
+    return logging.makeLogRecord({**fields, "msg": "lines were lost: the log's reader did not keep up"})
 
 
 class Backlog:

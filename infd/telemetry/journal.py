@@ -11,6 +11,8 @@ import re
 import socket
 from typing import Any
 
+from infd.telemetry.backlog import FLUSH_S, Backlog, gap_record
+
 SOCKET = "/run/systemd/journal/socket"
 
 # syslog's numbers, which journalctl colours and filters by
@@ -38,18 +40,26 @@ def goes_to_journal(journal_stream: str, fd: int) -> bool:
 
 
 class JournalHandler(logging.Handler):
-    """Sends records to journald with their fields, `prompt=12` as INFD_PROMPT=12."""
+    """Sends records to journald with their fields, `prompt=12` as INFD_PROMPT=12.
+
+    journald may stall like any reader, so a thread waits for it; what it does not take because it is gone, is lost.
+    """
 
     def __init__(self, address: str = SOCKET) -> None:
         super().__init__()
         self._address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._backlog = Backlog(self._send, lambda lines: encode(self._fields(gap_record(lines))))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._send(encode(self._fields(record)))
+            self._backlog.put(encode(self._fields(record)))
         except Exception:  # as logging's own handlers: a lost line must not take the daemon down
             self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait until all is sent, unless journald stalls."""
+        self._backlog.wait(FLUSH_S)
 
     def close(self) -> None:
         self._socket.close()

@@ -14,17 +14,15 @@ import stat
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from infd.telemetry.backlog import Backlog
+from infd.telemetry.backlog import FLUSH_S, Backlog, gap_record
 from infd.telemetry.journal import JournalHandler, fields_of, goes_to_journal
 
 if TYPE_CHECKING:
     from infd.config import LogConfig
-
-FLUSH_S: Final = 0.5  # of the 2 s within which INT promises the end
 
 _ACCESS = logging.getLogger("infd.access")
 
@@ -59,7 +57,7 @@ class StandardError(logging.Handler):
         self.setFormatter(formatter)
         self._stream = sys.stderr
         regular = stat.S_ISREG(os.fstat(self._stream.fileno()).st_mode)
-        self._backlog = None if regular else Backlog(self._write, self._gap)
+        self._backlog = None if regular else Backlog(self._write, lambda lines: self._line(gap_record(lines)))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -79,10 +77,6 @@ class StandardError(logging.Handler):
 
     def _line(self, record: logging.LogRecord) -> bytes:
         return (self.format(record) + "\n").encode(errors="backslashreplace")
-
-    def _gap(self, lines: int) -> bytes:
-        fields = {"name": "infd.log", "levelno": logging.WARNING, "levelname": "WARNING", "dropped": lines}
-        return self._line(logging.makeLogRecord({**fields, "msg": "lines were lost: the log's reader did not keep up"}))
 
     def _write(self, line: bytes) -> None:
         if sys.stderr is not self._stream:
