@@ -19,14 +19,23 @@ R = TypeVar("R")
 
 
 class Offload:
-    """A few threads for work that would hold up the loop: long tokenizations, files."""
+    """A few threads for work that would hold up the loop: long tokenizations, files.
+
+    One more takes only what is short (some 50 ms), so that texts of ordinary length never wait behind seconds of work.
+    """
 
     def __init__(self, threads: int = 2) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="infd-offload")
+        self._short = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-short")
 
     async def __call__(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `work` on a thread. Cancelling the caller leaves the thread to finish on its own."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
 
+    async def short(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do the same with work that is known to be short."""
+        return await asyncio.get_running_loop().run_in_executor(self._short, partial(work, *args, **kwargs))
+
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._short):
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # About 4 ms of encoding: longer texts would hold up every stream's tokens.
 SHORT_CHARACTERS: Final = 4096
+# About 50 ms: longer texts would hold up those of ordinary length.
+ORDINARY_CHARACTERS: Final = 2**16
 SHORT_WORDS: Final = 64
 # No text is read beyond the larger of these: few have so many characters a token, and a mebibyte takes a second.
 CHARACTERS_A_TOKEN: Final = 16
@@ -65,7 +67,8 @@ async def encode(text: str, served: ServedModel, offload: Offload, *, add_specia
     """Return the ids of a text."""
     if len(text) <= SHORT_CHARACTERS:
         return _encode(text, served, add_special_tokens=add_special_tokens)
-    return await offload(_encode, text, served, add_special_tokens=add_special_tokens)
+    door = offload.short if len(text) <= ORDINARY_CHARACTERS else offload
+    return await door(_encode, text, served, add_special_tokens=add_special_tokens)
 
 
 async def decode(ids: Sequence[int], served: ServedModel, offload: Offload, *, skip_special_tokens: bool) -> str:
@@ -146,7 +149,7 @@ async def render(
         # The template is a stranger's: it gets a few milliseconds of the loop, and its full time on a thread.
         with suppress(TooCostly):
             return work(BRIEF)
-    return await offload(work)
+    return await (offload.short(work) if SHORT_CHARACTERS < body_bytes <= ORDINARY_CHARACTERS else offload(work))
 
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,7 +11,7 @@ import pytest
 
 from infd.config import Config, ServerConfig
 from infd.errors import InvalidRequest, PromptTooLong
-from infd.http.prompt import FREE_CHARACTERS, SHORT_CHARACTERS, Prompt, render
+from infd.http.prompt import FREE_CHARACTERS, SHORT_CHARACTERS, Prompt, encode, render
 from infd.http.schema.chat import Message
 from infd.offload import Offload
 from infd.text.chat import ChatTemplate
@@ -37,6 +39,10 @@ class Counting(Offload):
     async def __call__(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.asked += 1
         return await super().__call__(work, *args, **kwargs)
+
+    async def short(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.asked += 1
+        return await super().short(work, *args, **kwargs)
 
 
 @pytest.fixture
@@ -72,6 +78,19 @@ async def test_a_long_chat_is_rendered_on_a_thread(offload: Counting):
     await rendered(TEMPLATE, offload, "x" * (SHORT_CHARACTERS + 1), must_fit=False)
 
     assert offload.asked == 1
+
+
+async def test_a_text_of_ordinary_length_does_not_wait_for_long_ones(offload: Counting):
+    free = threading.Event()
+    held = [asyncio.create_task(offload(free.wait)) for _ in range(3)]
+    try:
+        ids = await encode("x" * (SHORT_CHARACTERS + 1), served(256), offload, add_special_tokens=False)
+        prompt = await rendered("{{ messages[0].content }}", offload, "x" * (SHORT_CHARACTERS + 1), must_fit=False)
+    finally:
+        free.set()
+        await asyncio.gather(*held)
+
+    assert ids == prompt.ids
 
 
 async def test_a_template_that_takes_long_for_a_short_chat_gets_its_time_on_a_thread(offload: Counting):
