@@ -116,7 +116,7 @@ async def test_clients_killed_at_any_moment_leak_nothing_and_cost_a_neighbour_no
 
     status = await asyncio.to_thread(idle_status, daemon)
     assert status.pages_referenced == 0
-    assert status.terminal["disconnect"] > CLIENTS // 10  # the others had their answer, or were gone before a word of it
+    assert status.terminal["disconnect"] > CLIENTS // 10  # others had their answer, or had not asked
     assert status.terminal["error"] == 0
     assert "Traceback" not in daemon.log_text()
     async with asyncio.timeout(60):  # connections that were reset are closed soon after
