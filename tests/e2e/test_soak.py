@@ -101,16 +101,17 @@ async def test_clients_killed_at_any_moment_leak_nothing_and_cost_a_neighbour_no
     start_daemon: Start, step_ms: int
 ) -> None:
     daemon = await asyncio.to_thread(lambda: start_daemon("--set", f"device.null_step_ms={step_ms}").ready())
-    alone = await Neighbour(daemon.address, 300).text()
+    address = daemon.address
+    alone = await Neighbour(address, 300).text()
     await asyncio.to_thread(idle_status, daemon)
     descriptors_before, resident_before = descriptors(daemon), resident_kib(daemon)
     chance = random.Random(step_ms)
 
     async def some(count: int) -> None:
         for _ in range(count):
-            await killed(daemon.address, chance)
+            await killed(address, chance)
 
-    beside = asyncio.create_task(Neighbour(daemon.address, 300).text())
+    beside = asyncio.create_task(Neighbour(address, 300).text())
     await asyncio.gather(*(some(CLIENTS // AT_ONCE) for _ in range(AT_ONCE)))
     assert await beside == alone
 
