@@ -47,7 +47,7 @@ class Delta(Struct):
     finish: FinishReason | None = None
     stop_id: int | None = None
     error: Exception | None = None
-    prompt_logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: Many[TokenLogprobs] = ()
 
 
 class Stream:
@@ -68,7 +68,7 @@ class Stream:
         token_ids: list[int],
         logprobs: list[TokenLogprobs],
         finish: FinishReason | None = None,
-        prompt_logprobs: list[TokenLogprobs] | None = None,
+        prompt_logprobs: Many[TokenLogprobs] = (),
     ) -> bool:
         """Hand over new tokens. Return True if the watcher found a stop in them, which ends the stream here.
 
@@ -108,13 +108,13 @@ class Stream:
         *,
         stop_id: int | None = None,
         error: Exception | None = None,
-        prompt_logprobs: list[TokenLogprobs] | None = None,
+        prompt_logprobs: Many[TokenLogprobs] = (),
     ) -> None:
         self.finish = finish
         self.delivered += len(token_ids)
         pending = self._pending
         if pending is None:
-            self._pending = Delta(token_ids, logprobs, finish, stop_id, error, prompt_logprobs or [])
+            self._pending = Delta(token_ids, logprobs, finish, stop_id, error, prompt_logprobs)
             self._choices._announce(self)
         else:
             pending.token_ids = pending.token_ids + token_ids

@@ -81,7 +81,7 @@ class Answer:
         self._answers_each = answers_each
         self._openings = openings
         self._unopened = set(range(len(replies))) if openings else set()
-        self._scores: dict[int, list[TokenLogprobs]] = {}  # of the prompts' tokens, by prompt
+        self._scores: dict[int, Sequence[TokenLogprobs]] = {}  # of the prompts' tokens, by prompt
         self._stop_ids = stop_ids
         self._show_stop_id = show_stop_id
 
@@ -123,12 +123,12 @@ class Answer:
 
     def _part(self, index: int, delta: Delta) -> Part:
         part = self._generated(index, delta)
-        if index in self._unopened:
+        if self._unopened and index in self._unopened:
             self._unopened.remove(index)
             self._open(part, delta.prompt_logprobs)
         return part
 
-    def _open(self, part: Part, scores: list[TokenLogprobs]) -> None:
+    def _open(self, part: Part, scores: Sequence[TokenLogprobs]) -> None:
         """Let a choice begin with its prompt. The scores come to the first choice, which is never behind the others."""
         prompt = part.index // self._choices_each
         opening = self._openings[prompt]

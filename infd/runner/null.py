@@ -124,23 +124,25 @@ class NullExecutor:
                 self._logprobs.pop(join.row, None)
             else:
                 self._logprobs[join.row] = join.sampling.logprobs
-        accepted: list[int] = []
-        tokens: list[int] = []
-        logprobs: dict[int, list[TokenLogprobs]] = {}
-        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        sampling = [span for span in plan.spans if span.samples]
+        mixed = [(seeds[s.row] + (s.start + s.count) * POSITION_FACTOR) & 0xFFFFFFFF for s in sampling]
+        tokens = [first + ((mix ^ mix >> 15) * POSITION_FACTOR >> 7) % ordinary for mix in mixed]
+        result = StepResult([int(span.samples) for span in plan.spans], tokens)
+        if self._logprobs or any([span.scores for span in plan.spans]):
+            self._explain(plan, result)
+        return result
+
+    def _explain(self, plan: StepPlan, result: StepResult) -> None:
+        """Make up log-probabilities where they are asked for."""
+        token = iter(result.tokens)
         for i, span in enumerate(plan.spans):
             if span.scores:
-                prompt_logprobs[i] = [self._likely(first, self._prompt_logprobs[span.row], rank=1)] * span.scores
-            if not span.samples:
-                accepted.append(0)
-                continue
-            mixed = (seeds[span.row] + (span.start + span.count) * POSITION_FACTOR) & 0xFFFFFFFF
-            token = first + ((mixed ^ mixed >> 15) * POSITION_FACTOR >> 7) % ordinary
-            accepted.append(1)
-            tokens.append(token)
-            if span.row in self._logprobs:
-                logprobs[i] = [self._likely(token, self._logprobs[span.row])]
-        return StepResult(accepted, tokens, logprobs, prompt_logprobs)
+                likely = self._likely(self._first, self._prompt_logprobs[span.row], rank=1)
+                result.prompt_logprobs[i] = [likely] * span.scores
+            if span.samples:
+                sampled = next(token)
+                if span.row in self._logprobs:
+                    result.logprobs[i] = [self._likely(sampled, self._logprobs[span.row])]
 
     def _likely(self, token: int, most: int, rank: int | None = None) -> TokenLogprobs:
         """Make up `most` tokens, the likeliest of them `token`."""

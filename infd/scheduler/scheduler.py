@@ -23,6 +23,7 @@ from infd.scheduler.prefix import PrefixIndex, longest_hit, page_keys
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
+    from collections.abc import Sequence as Many
 
     from infd.request import TokenLogprobs
     from infd.scheduler.layout import Capacity
@@ -43,7 +44,7 @@ class Outcome(Struct, gc=False):
     tokens: list[int]
     logprobs: list[TokenLogprobs]
     finish: FinishReason | None
-    prompt_logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: Many[TokenLogprobs] = ()
 
 
 class Scheduler:
