@@ -144,14 +144,17 @@ class Choices:
 
     async def __anext__(self) -> tuple[int, Delta]:
         while not self._news:
-            if not self._open:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self.news()
         return self.take()
+
+    def news(self) -> asyncio.Future[None]:
+        """Return what resolves with the next delta. Raises StopAsyncIteration once every choice has ended."""
+        if not self._open:
+            raise StopAsyncIteration
+        self._waiter = asyncio.get_running_loop().create_future()
+        if self._news:
+            self._waiter.set_result(None)
+        return self._waiter
 
     def take(self) -> tuple[int, Delta]:
         """Return a delta that is `ready`, as the iteration does."""

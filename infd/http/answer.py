@@ -90,7 +90,9 @@ class Answer:
 
     async def __anext__(self) -> list[Part]:
         choices = self._choices
-        parts = [self._part(*await choices.__anext__())]
+        while not choices.ready:
+            await choices.news()
+        parts = [self._part(*choices.take())]
         while choices.ready:
             parts.append(self._part(*choices.take()))
         return parts
@@ -122,8 +124,10 @@ class Answer:
         return sum(chosen) / len(chosen) if chosen else 0.0
 
     def _part(self, index: int, delta: Delta) -> Part:
+        if delta.finish is None and not self._unopened:
+            return Part(index, self._replies[index].take(), delta.token_ids, delta.logprobs)
         part = self._generated(index, delta)
-        if self._unopened and index in self._unopened:
+        if index in self._unopened:
             self._unopened.remove(index)
             self._open(part, delta.prompt_logprobs)
         return part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -11,10 +12,10 @@ from infd.http.service import EXCHANGE, SERVICE
 from infd.http.sse import DONE, event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from infd.http.answer import Answer, Part
     from infd.http.formats.base import Format
+    from infd.http.sse import EventStream
+    from infd.offload import Offload
 
 # Explaining so many tokens, each with 20 alternatives, takes about 4 ms.
 SHORT_EXPLANATION: Final = 128
@@ -26,14 +27,14 @@ def json(body: bytes, status: int = 200) -> web.Response:
 
 async def answer(request: web.Request, answer: Answer, format: Format, *, stream: bool) -> web.StreamResponse:
     """Send a whole answer. Raises what ended it in an error, unless the client has read a part of it already."""
+    offload = request.app[SERVICE].offload
     if not stream:
-        return json(await _write(request, format.whole, await answer.gather()))
+        parts = await answer.gather()
+        return json(await offload(format.whole, parts) if _is_long(parts) else format.whole(parts))
     with request.app[SERVICE].streams.open(request) as events:
         try:
-            async for parts in answer:
-                if news := await _write(request, format.events, parts):
-                    await events.send(news)
-            await events.send(format.closing_events() + DONE)
+            # A task of its own is woken for each token without going down through every middleware to get there.
+            await asyncio.ensure_future(_stream(answer, format, events, offload))
         except ConnectionError:
             raise
         except Exception as error:
@@ -46,7 +47,18 @@ async def answer(request: web.Request, answer: Answer, format: Format, *, stream
         return events.response
 
 
-async def _write(request: web.Request, write: Callable[[list[Part]], bytes], parts: list[Part]) -> bytes:
-    """Put parts into words, off the loop where that takes long: a long prompt may be explained token by token."""
-    explained = sum(len(part.logprobs) + len(part.prompt_logprobs or ()) for part in parts)
-    return write(parts) if explained <= SHORT_EXPLANATION else await request.app[SERVICE].offload(write, parts)
+async def _stream(answer: Answer, format: Format, events: EventStream, offload: Offload) -> None:
+    async for parts in answer:
+        news = await offload(format.events, parts) if _is_long(parts) else format.events(parts)
+        if news:
+            await events.send(news)
+    await events.send(format.closing_events() + DONE)
+
+
+def _is_long(parts: list[Part]) -> bool:
+    """Say whether to put parts into words off the loop: a long prompt may be explained token by token."""
+    explained = 0
+    for part in parts:
+        if part.logprobs or part.prompt_logprobs:
+            explained += len(part.logprobs) + len(part.prompt_logprobs or ())
+    return explained > SHORT_EXPLANATION

@@ -128,7 +128,7 @@ class NullExecutor:
         mixed = [(seeds[s.row] + (s.start + s.count) * POSITION_FACTOR) & 0xFFFFFFFF for s in sampling]
         tokens = [first + ((mix ^ mix >> 15) * POSITION_FACTOR >> 7) % ordinary for mix in mixed]
         result = StepResult([int(span.samples) for span in plan.spans], tokens)
-        if self._logprobs or any([span.scores for span in plan.spans]):
+        if self._logprobs or any(span.scores for span in plan.spans):
             self._explain(plan, result)
         return result
 
