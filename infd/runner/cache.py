@@ -8,12 +8,13 @@ from msgspec import Struct
 
 from infd.errors import OutOfMemory
 from infd.kernels.ops import KeyValuePages
-from infd.runner.memory import ALIGNMENT, Arena
+from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infd.models.base import PageTensor
+    from infd.runner.memory import Arena
     from infd.scheduler.layout import CacheLayout
 
 FRACTION = {"cpu": 0.6, "cuda": 0.9}  # of what is free once the weights are loaded; the rest is for activations

@@ -6,7 +6,6 @@ Importing this does not import torch; the thread does, once `load` has started i
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from infd.runner.loading import Loaded
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
-
-# At the default 5 ms, a thread that makes many short calls waits that long for the interpreter at each of them.
-SWITCH_INTERVAL_S = 0.0005
 
 
 def build_runner(config: Config, pulse: Pulse) -> Loaded:
@@ -111,7 +107,6 @@ class LocalExecutor:
         loaded: Loaded | None = None
         error: BaseException = DeviceLost("the executor was closed")
         try:
-            sys.setswitchinterval(SWITCH_INTERVAL_S)
             loaded = self._build(self._config, self._pulse)
             self._post(self._have_loaded, loaded)
             self._device.serve(loaded.runner)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.errors import OutOfMemory
+from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CGROUPS = Path("/sys/fs/cgroup")
-ALIGNMENT = 64  # a cache line, and the widest vector load
 
 
 class Arena:

@@ -139,16 +139,14 @@ class TensorFile:
 class Checkpoint:
     """An open checkpoint directory. A context manager: leaving it closes the files.
 
-    config             config.json
-    generation_config  generation_config.json; empty if there is none
-    tensors            by name
+    config   config.json
+    tensors  by name
     """
 
     def __init__(self, directory: Path) -> None:
         """Open and check every file. Raises CheckpointError."""
         self.directory = directory
         self.config = read_config(directory)
-        self.generation_config = read_generation_config(directory)
         self._files: list[TensorFile] = []
         try:
             self.tensors = self._open()
@@ -195,12 +193,6 @@ class Checkpoint:
 def read_config(directory: Path) -> dict[str, Any]:
     """Return config.json. Raises CheckpointError."""
     return _read_object(directory / "config.json")
-
-
-def read_generation_config(directory: Path) -> dict[str, Any]:
-    """Return generation_config.json, empty if there is none. Raises CheckpointError."""
-    path = directory / "generation_config.json"
-    return _read_object(path) if path.exists() else {}
 
 
 def indexed_files(path: Path) -> dict[str, str]:

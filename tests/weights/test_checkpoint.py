@@ -45,7 +45,6 @@ def test_tensors_are_read_as_written(tmp_path):
     a, b = torch.arange(6, dtype=torch.float32).view(2, 3), torch.tensor([1.5], dtype=torch.bfloat16)
     with Checkpoint(write(tmp_path, {"b": b, "a": a}, {"x": 1})) as checkpoint:
         assert checkpoint.config == {"x": 1}
-        assert checkpoint.generation_config == {}
         assert {name: (t.dtype, t.shape) for name, t in checkpoint.tensors.items()} == {
             "a": ("F32", (2, 3)),
             "b": ("BF16", (1,)),
@@ -72,13 +71,6 @@ def test_shards_are_found_through_the_index(tmp_path):
             ("z", "a.safetensors"),
             ("x", "b.safetensors"),
         ]
-
-
-def test_generation_config_is_read_where_there_is_one(tmp_path):
-    write(tmp_path, {})
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')
-    with Checkpoint(tmp_path) as checkpoint:
-        assert checkpoint.generation_config == {"eos_token_id": 2}
 
 
 @pytest.mark.parametrize(
