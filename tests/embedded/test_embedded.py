@@ -73,7 +73,7 @@ def test_a_turn_or_the_text_may_end_an_answer(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
-@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}], ids=str)
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": True}], ids=str)
 def test_its_template_renders_as_transformers_does(
     tokenizer: Tokenizer, conversation: str, tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]
 ):
@@ -83,7 +83,7 @@ def test_its_template_renders_as_transformers_does(
     assert prompt == AutoTokenizer.from_pretrained(embedded.path()).apply_chat_template(
         messages, tools=tools, tokenize=False, add_generation_prompt=True, **kwargs
     )
-    assert prompt.endswith("</think>\n\n" if kwargs else "<|im_start|>assistant\n")
+    assert prompt.endswith("<|im_start|>assistant\n" if kwargs else "</think>\n\n")
     assert all(message["content"] in prompt for message in messages if isinstance(message.get("content"), str))
 
 
