@@ -22,7 +22,6 @@ from infd.errors import Aborted, InfdError, InvalidRequest, NotReady, Overloaded
 from infd.request import FinishReason
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
-from infd.telemetry.metrics import Gauges
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from infd.request import Request
     from infd.scheduler.layout import Capacity
     from infd.scheduler.scheduler import Outcome
-    from infd.telemetry.metrics import Metrics
+    from infd.telemetry.metrics import Gauges, Metrics
 
 log = logging.getLogger("infd.engine")
 
@@ -348,70 +347,30 @@ class Engine:
 
     def status(self) -> Status:
         """Return the state and the load."""
-        life, scheduler, capacity = self.lifecycle, self._scheduler, self.capacity
-        status = Status(
-            state=life.state.value,
-            reason=life.reason,
-            since=life.since,
+        return Status.of(
+            self.lifecycle,
+            self._scheduler,
+            self.capacity,
             tickets=len(self._tickets),
+            preparing=self._reserved_choices,
             waiting_tokens=self._queued_tokens,
             steps=self._steps,
             last_step_age_s=None if self._last_step is None else self.now() - self._last_step,
             accepted=self.accepted,
             terminal=dict(self._metrics.terminal),
         )
-        if scheduler is not None and capacity is not None:
-            status.running, status.waiting = len(scheduler.running), len(scheduler.waiting) + self._reserved_choices
-            status.pages, status.pages_referenced = scheduler.pool.total, scheduler.pool.referenced
-            status.pages_cached = scheduler.pool.cached
-            status.preemptions = scheduler.preemptions
-            status.prefix_queries, status.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
-            status.max_model_len, status.step_tokens = capacity.max_model_len, capacity.step_tokens
-            status.rows = capacity.rows
-        return status
 
     def requests(self) -> list[RequestRow]:
         """Return every request that is being worked on or read, oldest first."""
         now = self.now()
-        return [
-            RequestRow(
-                id=ticket.id,
-                state=self._stage(ticket),
-                client=ticket.client,
-                prompt_tokens=ticket.prompt_tokens,
-                cached_tokens=ticket.cached_tokens,
-                generated_tokens=ticket.generated_tokens,
-                choices=len(ticket.flows) or ticket.reserved_choices,
-                age_s=now - ticket.admitted,
-                priority=ticket.flows[0].seq.request.priority if ticket.flows else 0,
-            )
-            for ticket in self._tickets.values()
-        ]
+        return [RequestRow.of(ticket, now) for ticket in self._tickets.values()]
 
     def describe(self) -> dict[str, Any]:
         """Return the executor's facts: device, dtype, memory, kernels."""
         return self.executor.describe()
 
-    def _stage(self, ticket: Ticket) -> str:
-        if not ticket.flows:
-            return "admitted"
-        sequences = [flow.seq for flow in ticket.flows]
-        if any(seq.row is not None for seq in sequences):
-            return "running"
-        return "waiting" if any(seq in self._flows for seq in sequences) else "done"
-
     def _gauges(self) -> Gauges:
-        status = self.status()
-        return Gauges(
-            state=status.state,
-            running=status.running,
-            waiting=status.waiting,
-            preparing=self._reserved_choices,
-            pages=status.pages,
-            pages_referenced=status.pages_referenced,
-            pages_cached=status.pages_cached,
-            last_step_timestamp=self._last_step_time,
-        )
+        return self.status().gauges(self._reserved_choices, self._last_step_time)
 
 
 def _check(request: Request, capacity: Capacity) -> None:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, Self
+
 from msgspec import Struct
+
+from infd.telemetry.metrics import Gauges
+
+if TYPE_CHECKING:
+    from infd.engine.state import Lifecycle
+    from infd.engine.ticket import Ticket
+    from infd.scheduler.layout import Capacity
+    from infd.scheduler.scheduler import Scheduler
 
 
 class Status(Struct, kw_only=True):
@@ -29,6 +39,38 @@ class Status(Struct, kw_only=True):
     step_tokens: int = 0
     rows: int = 0
 
+    @classmethod
+    def of(
+        cls, life: Lifecycle, scheduler: Scheduler | None, capacity: Capacity | None, *, preparing: int, **counts: Any
+    ) -> Self:
+        """Return the engine's own counts beside what the scheduler and the device can tell, once there are any.
+
+        preparing  choices with a place in the queue whose prompt is not encoded yet
+        """
+        status = cls(state=life.state.value, reason=life.reason, since=life.since, **counts)
+        if scheduler is not None and capacity is not None:
+            status.running, status.waiting = len(scheduler.running), len(scheduler.waiting) + preparing
+            status.pages, status.pages_referenced = scheduler.pool.total, scheduler.pool.referenced
+            status.pages_cached = scheduler.pool.cached
+            status.preemptions = scheduler.preemptions
+            status.prefix_queries, status.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+            status.max_model_len, status.step_tokens = capacity.max_model_len, capacity.step_tokens
+            status.rows = capacity.rows
+        return status
+
+    def gauges(self, preparing: int, last_step_timestamp: float) -> Gauges:
+        """Return what of it the metrics tell."""
+        return Gauges(
+            state=self.state,
+            running=self.running,
+            waiting=self.waiting,
+            preparing=preparing,
+            pages=self.pages,
+            pages_referenced=self.pages_referenced,
+            pages_cached=self.pages_cached,
+            last_step_timestamp=last_step_timestamp,
+        )
+
 
 class RequestRow(Struct, kw_only=True):
     """One line of `infdctl ps`."""
@@ -42,3 +84,25 @@ class RequestRow(Struct, kw_only=True):
     choices: int
     age_s: float
     priority: int
+
+    @classmethod
+    def of(cls, ticket: Ticket, now: float) -> Self:
+        return cls(
+            id=ticket.id,
+            state=_stage(ticket),
+            client=ticket.client,
+            prompt_tokens=ticket.prompt_tokens,
+            cached_tokens=ticket.cached_tokens,
+            generated_tokens=ticket.generated_tokens,
+            choices=len(ticket.flows) or ticket.reserved_choices,
+            age_s=now - ticket.admitted,
+            priority=ticket.flows[0].seq.request.priority if ticket.flows else 0,
+        )
+
+
+def _stage(ticket: Ticket) -> str:
+    if not ticket.flows:
+        return "admitted"
+    if any(flow.seq.row is not None for flow in ticket.flows):
+        return "running"
+    return "waiting" if any(flow.stream.finish is None for flow in ticket.flows) else "done"
