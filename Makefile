@@ -8,13 +8,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
 
-.PHONY: run test soak test-gpu lint types format man bench-serve bench-overhead clean
+NATIVE := infd/kernels/cpu/native
+
+.PHONY: run native test soak test-gpu lint types format man bench-serve bench-overhead clean
 
 run: $(VENV)/.installed
 	$(BIN)/infd start
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# The native kernels alone, for who changes them: seconds, and only what has changed.
+native:
+	cmake -S $(NATIVE) -B build/native -G Ninja
+	cmake --build build/native
 
 soak: $(VENV)/.installed-test
 	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s tests/e2e/test_soak.py tests/scheduler/test_invariants.py $(PYTEST_FLAGS)
@@ -50,7 +57,7 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard $(NATIVE)/*) | $(VENV)/bin/python
 	$(INSTALL) -e .
 	touch $@
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from msgspec import Struct
 
 from infd.errors import DeviceMissing
@@ -19,8 +20,6 @@ from infd.kernels.ops import Ops, Selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    import torch
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -52,18 +51,32 @@ def runs_anywhere(_: Facts) -> None:
     """Refuse nothing: plain torch."""
 
 
-def _reference(place: str) -> tuple[Candidate, ...]:
-    return (Candidate(name="reference", place=f"infd.kernels.reference.{place}", refuses=runs_anywhere),)
+def _native_refuses(facts: Facts) -> str | None:
+    if facts.device.type != "cpu":
+        return f"runs on a CPU, not on {facts.device.type}"
+    if facts.dtype is not torch.bfloat16:
+        return f"computes in bfloat16, not in {str(facts.dtype).removeprefix('torch.')}"
+    from infd.kernels.cpu.library import why_not
+
+    return why_not()
+
+
+def _native(place: str) -> Candidate:
+    return Candidate(name="native", place=f"infd.kernels.cpu.{place}", refuses=_native_refuses)
+
+
+def _reference(place: str) -> Candidate:
+    return Candidate(name="reference", place=f"infd.kernels.reference.{place}", refuses=runs_anywhere)
 
 
 CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
-        "attention": _reference("attention:PagedAttention"),
-        "linear": _reference("dense:Linear"),
-        "embedding": _reference("dense:Embedding"),
-        "norm": _reference("dense:Norm"),
-        "rope": _reference("dense:Rope"),
-        "activation": _reference("dense:Activation"),
+        "attention": (_reference("attention:PagedAttention"),),
+        "linear": (_reference("dense:Linear"),),
+        "embedding": (_native("embedding:Embedding"), _reference("dense:Embedding")),
+        "norm": (_reference("dense:Norm"),),
+        "rope": (_reference("dense:Rope"),),
+        "activation": (_reference("dense:Activation"),),
     }
 )
 

@@ -1,0 +1,95 @@
+"""Find the native kernels, and the best instruction set that this CPU runs them in; or say why there are none.
+
+The library is plain C, reached through ctypes, which lets the interpreter go
+during a call. It shares torch's OpenMP runtime: two pools of threads would fight
+for the same cores, so where torch brings another runtime there are no native
+kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch  # noqa: F401  # its OpenMP runtime must be the one already loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE: Final = Path(__file__).parent
+BEST_FIRST: Final = ("avx512_bf16", "avx512", "avx2")
+
+POINTER: Final = ctypes.c_void_p
+INT: Final = ctypes.c_int64
+FLOAT: Final = ctypes.c_float
+
+
+class NativeMissing(Exception):
+    """There are no native kernels here, and why."""
+
+
+class Library:
+    """The native kernels in one instruction set."""
+
+    def __init__(self, isa: str | None = None, directory: Path = HERE) -> None:
+        """Open the library; without `isa`, in the best that this CPU has. Raises NativeMissing."""
+        self._library = _open(directory)
+        refused = {}
+        for name in (isa,) if isa else BEST_FIRST:
+            missing = self._text(f"infd_{name}_missing")
+            if missing is None:
+                self.isa = name
+                return
+            refused[name] = missing
+        raise NativeMissing("this CPU lacks " + "; ".join(f"{what} ({name})" for name, what in refused.items()))
+
+    def kernel(self, name: str, *arguments: Any) -> Callable[..., None]:
+        """Return a kernel, called with values of the ctypes `arguments`. Nothing is checked: its caller must."""
+        function = self._library[f"infd_{self.isa}_{name}"]
+        function.argtypes = arguments
+        function.restype = None
+        return function
+
+    def _text(self, name: str) -> str | None:
+        function = self._library[name]
+        function.restype = ctypes.c_char_p
+        text = function()
+        return None if text is None else text.decode()
+
+
+def why_not() -> str | None:
+    """Return why native kernels cannot be used in this process, or None."""
+    try:
+        Library()
+    except NativeMissing as missing:
+        return str(missing)
+    return None
+
+
+def _open(directory: Path) -> ctypes.CDLL:
+    path = directory / "native.so"
+    if not path.exists():
+        raise NativeMissing("not built: infd was installed where there was no C++ compiler that it could use")
+    try:
+        ctypes.CDLL("libgomp.so.1", os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        raise NativeMissing("torch's OpenMP runtime is not libgomp.so.1, and two would fight for the cores") from None
+    try:
+        library = ctypes.CDLL(str(path), os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as error:
+        raise NativeMissing(f"cannot be loaded: {error}") from error
+    sources = directory / "native"
+    if sources.is_dir():  # a tree; an installed package has no sources
+        library.infd_sources.restype = ctypes.c_char_p
+        if library.infd_sources().decode() != _digest(sources):
+            raise NativeMissing("built from other sources than those beside it: `make native` builds it again")
+    return library
+
+
+def _digest(sources: Path) -> str:
+    """Return what CMakeLists.txt wrote into a library built from these sources."""
+    digests = (sha256(path.read_bytes()).hexdigest() for path in sorted(sources.iterdir()))
+    return sha256("".join(digests).encode()).hexdigest()

@@ -1,0 +1,67 @@
+// What the caller must know before it calls a kernel: the instruction sets that may be used here, and the sources
+// that this library was built from. Compiled for any x86-64.
+
+#include <cpuid.h>
+#include <stdint.h>
+
+#define INFD_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+struct Feature {
+  const char* name;
+  bool present;
+};
+
+// The registers that the operating system saves when it switches threads.
+uint64_t saved_registers() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+  uint32_t low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (uint64_t{high} << 32) | low;
+}
+
+const char* first_missing(const Feature* features, int count) {
+  for (int i = 0; i < count; i++)
+    if (!features[i].present) return features[i].name;
+  return nullptr;
+}
+
+}  // namespace
+
+INFD_EXPORT const char* infd_sources() { return INFD_SOURCES; }
+
+// Return what stands against the kernels of an instruction set here, or null.
+INFD_EXPORT const char* infd_avx2_missing() {
+  __builtin_cpu_init();
+  const Feature features[] = {
+      {"AVX2", __builtin_cpu_supports("avx2") != 0},
+      {"FMA", __builtin_cpu_supports("fma") != 0},
+      {"F16C", __builtin_cpu_supports("f16c") != 0},
+      {"BMI2", __builtin_cpu_supports("bmi2") != 0},
+      {"AVX registers kept by the system", (saved_registers() & 0x6) == 0x6},
+  };
+  return first_missing(features, 5);
+}
+
+INFD_EXPORT const char* infd_avx512_missing() {
+  if (const char* missing = infd_avx2_missing()) return missing;
+  const Feature features[] = {
+      {"AVX512F", __builtin_cpu_supports("avx512f") != 0},
+      {"AVX512BW", __builtin_cpu_supports("avx512bw") != 0},
+      {"AVX512DQ", __builtin_cpu_supports("avx512dq") != 0},
+      {"AVX512VL", __builtin_cpu_supports("avx512vl") != 0},
+      {"AVX-512 registers kept by the system", (saved_registers() & 0xe6) == 0xe6},
+  };
+  return first_missing(features, 5);
+}
+
+INFD_EXPORT const char* infd_avx512_bf16_missing() {
+  if (const char* missing = infd_avx512_missing()) return missing;
+  const Feature features[] = {
+      {"AVX512_BF16", __builtin_cpu_supports("avx512bf16") != 0},
+      {"AVX512_VNNI", __builtin_cpu_supports("avx512vnni") != 0},
+  };
+  return first_missing(features, 2);
+}

@@ -1,0 +1,27 @@
+"""The native kernels, in every instruction set that this CPU has."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from infd.kernels.cpu.library import BEST_FIRST, Library, NativeMissing, why_not
+
+
+@pytest.fixture(scope="session")
+def built() -> None:
+    """Skip where there are no native kernels, unless a compiler says that there should be."""
+    reason = why_not()
+    if reason is not None and shutil.which("g++") and shutil.which("cmake"):
+        pytest.fail(f"native kernels: {reason} (`make native` builds them)")
+    if reason is not None:
+        pytest.skip(f"native kernels: {reason}")
+
+
+@pytest.fixture(scope="session", params=BEST_FIRST)
+def library(request: pytest.FixtureRequest, built: None) -> Library:
+    try:
+        return Library(request.param)
+    except NativeMissing as missing:
+        pytest.skip(str(missing))

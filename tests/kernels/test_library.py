@@ -1,0 +1,90 @@
+"""The native library: found, refused with a reason, and no second runtime beside torch's."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from infd.kernels.cpu.embedding import Embedding
+from infd.kernels.cpu.library import BEST_FIRST, HERE, Library, NativeMissing
+from infd.kernels.select import select
+
+CPU = torch.device("cpu")
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(NativeMissing) as missing:
+        Library(directory=directory)
+    return str(missing.value)
+
+
+def test_one_openmp_runtime_serves_torch_and_the_kernels(built):
+    program = """
+import torch
+from infd.kernels.cpu.embedding import Embedding
+torch.set_num_threads(2)
+Embedding()(torch.zeros(4096, dtype=torch.int64), torch.zeros(2, 64))
+torch.randn(512, 512) @ torch.randn(512, 512)
+maps = open("/proc/self/maps").read().split()
+print(*sorted({path for path in maps if "omp" in path.rpartition("/")[2] and ".so" in path}))
+"""
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    (runtime,) = output.split()
+    assert Path(runtime).parent == Path(torch.__file__).parent / "lib"
+
+
+def test_a_tree_without_a_library_says_so(tmp_path):
+    assert "no C++ compiler" in refusal(tmp_path)
+
+
+def test_a_library_of_other_sources_is_refused(built, tmp_path):
+    shutil.copytree(HERE, tmp_path, dirs_exist_ok=True)
+    Library(directory=tmp_path)
+    (tmp_path / "native" / "kernel.h").write_text("// changed")
+    assert "other sources" in refusal(tmp_path)
+
+
+def test_an_installed_library_has_no_sources_to_compare_with(built, tmp_path):
+    shutil.copy(HERE / "native.so", tmp_path)
+    Library(directory=tmp_path)
+
+
+def test_what_is_no_library_is_refused(tmp_path):
+    (tmp_path / "native.so").write_bytes(b"text")
+    assert "cannot be loaded" in refusal(tmp_path)
+
+
+def test_instruction_sets_share_no_inline_function(built):
+    # The linker keeps one of several equal inline functions: perhaps that with instructions which the CPU lacks.
+    objects = sorted((HERE.parents[2] / "build" / "native").rglob("*.o"))
+    if not objects or not shutil.which("nm"):
+        pytest.skip("built elsewhere")
+    symbols = subprocess.run(["nm", "--defined-only", *objects], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r" [WVuvw] (\S+)", symbols) == []
+
+
+def test_without_the_library_the_reference_serves_and_the_reason_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(Library.__init__, "__defaults__", (None, tmp_path))
+    row = next(row for row in select(CPU, torch.bfloat16).describe() if row["family"] == "embedding")
+    assert row["chosen"] == "reference"
+    assert "not built" in row["refused"]["native"]
+
+
+def test_the_best_instruction_set_is_chosen(library):
+    assert BEST_FIRST.index(Library().isa) <= BEST_FIRST.index(library.isa)
+
+
+def test_rows_are_gathered(library):
+    table = torch.randn(7, 5).bfloat16()
+    assert Embedding(library)(torch.tensor([6, 0, 6]), table).equal(table[[6, 0, 6]])
+
+
+def test_a_row_that_does_not_exist_is_not_a_number(library):
+    rows = Embedding(library)(torch.tensor([1, 2, -1]), torch.ones(2, 3).bfloat16())
+    assert rows.isnan().any(1).tolist() == [False, True, True]
