@@ -289,6 +289,8 @@ class Engine:
         if flow is None:
             return  # its reader left, or it was ended, while this was on its way
         if outcome.finish is FinishReason.ERROR:
+            if not isinstance(seq.failure, InfdError):
+                log.error("%s failed", seq, exc_info=seq.failure)
             self._end(flow, FinishReason.ERROR, seq.failure)
             return
         now = self.now()

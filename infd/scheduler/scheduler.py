@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from infd.request import FinishReason
+from infd.scheduler.fitting import StepSize
 from infd.scheduler.pages import PagePool
 from infd.scheduler.plan import Grant, Join, Span, StepPlan
 from infd.scheduler.policy import Policy, by_order, decoding_first
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepResult
     from infd.scheduler.sequence import Sequence
-
-
-CALM_STEPS = 64  # that must fit before larger ones are tried again
 
 
 class Outcome(Struct, gc=False):
@@ -57,7 +55,6 @@ class Scheduler:
 
     def __init__(self, capacity: Capacity, *, priority_patience: int = 64, prefix_caching: bool = True) -> None:
         self.capacity = capacity
-        self.step_tokens = capacity.step_tokens  # less after a step that did not fit the device's memory
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.index = PrefixIndex()
@@ -69,10 +66,10 @@ class Scheduler:
         self._page_tokens = min((group.page_tokens for group in self._groups), default=0)
         self._prefix_caching = prefix_caching and bool(self._groups)
         self._policy = Policy(priority_patience)
+        self._size = StepSize(capacity.step_tokens)
         self._rows = list(range(capacity.rows - 1, -1, -1))
         self._number = 0
         self._unsettled: dict[int, list[int]] = {}  # pages indexed by each step in flight
-        self._calm = 0  # steps committed since one did not fit
         self._refused: tuple[Sequence, int] | None = None  # who did not fit, and into how many pages
 
     # The caller's side
@@ -97,7 +94,7 @@ class Scheduler:
     def plan(self, only: Container[Sequence] | None = None) -> StepPlan | None:
         """Fill the next step, of these sequences `only` if given; return None if nothing can be computed now."""
         plan = StepPlan(self._number, [], [], [])
-        left = self.step_tokens
+        left = self._size.tokens
         for seq in decoding_first(self.running):
             if not left:
                 break
@@ -116,10 +113,9 @@ class Scheduler:
         if result.failed:
             for page in fresh:  # whoever filled it: it may have been preempted or removed since
                 self.pool.forget(page)
-        if self.step_tokens < self.capacity.step_tokens:
-            self._grow_back()
+        self._size.fitted()
         outcomes: list[Outcome] = []
-        at = 0
+        at, sound = 0, True
         for i, span in enumerate(plan.spans):
             accepted = result.accepted[i]
             tokens = result.tokens[at : at + accepted]
@@ -129,24 +125,20 @@ class Scheduler:
                 seq.in_flight -= 1
             if seq.finish is not None:
                 continue
-            if i in result.failed:
+            try:
+                failure = result.failed.get(i)
+                outcome = self._take_in(plan.number, span, tokens, i, result) if failure is None else None
+            except Exception as error:  # fault point "commit": whatever it is, it is this sequence's
+                failure, outcome, sound = error, None, False
+            if failure is not None:
                 self._unindex(seq)
-                self.remove(seq, FinishReason.ERROR, result.failed[i])
-                outcomes.append(Outcome(seq, [], [], seq.finish))
-                continue
-            if span.scores and seq.scoring:
-                self._score(seq, span.start, result.prompt_logprobs[i])
-            if tokens:
-                logprobs = result.logprobs.get(i, [])
-                kept = self._append(seq, tokens, plan.number)
-                outcomes.append(Outcome(seq, tokens[:kept], logprobs[:kept], seq.finish))
-            elif seq.idle:
-                self.remove(seq, FinishReason.LENGTH)
-                outcomes.append(Outcome(seq, [], [], seq.finish))
-            else:
-                continue
-            if seq.prompt_logprobs:
-                outcomes[-1].prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, []
+                self.remove(seq, FinishReason.ERROR, failure)
+                seq.finish, seq.failure = FinishReason.ERROR, failure  # it may just have ended otherwise
+                outcome = Outcome(seq, [], [], FinishReason.ERROR)
+            if outcome is not None:
+                outcomes.append(outcome)
+        if not sound:
+            self.verify()
         return outcomes
 
     def rollback(self, plans: Iterable[StepPlan]) -> None:
@@ -166,12 +158,7 @@ class Scheduler:
 
     def shrink(self, plan: StepPlan) -> bool:
         """Plan steps of half the size of this one from now on, for a while; False if it cannot be halved."""
-        tokens = plan.tokens
-        if tokens < 2 or not self.capacity.layout.divisible:
-            return False
-        self.step_tokens = tokens // 2
-        self._calm = 0
-        return True
+        return self.capacity.layout.divisible and self._size.shrink(plan.tokens)
 
     def verify(self) -> None:
         """Assert every invariant of pages and rows."""
@@ -185,13 +172,6 @@ class Scheduler:
             assert queue == sorted(queue, key=by_order), "a queue is out of order"
 
     # One sequence, one step
-
-    def _grow_back(self) -> None:
-        """Double the size of steps after a number of them have fitted."""
-        self._calm += 1
-        if self._calm >= CALM_STEPS:
-            self.step_tokens = min(2 * self.step_tokens, self.capacity.step_tokens)
-            self._calm = 0
 
     def _grant(self, plan: StepPlan, seq: Sequence, left: int) -> int:
         """Add a span of at most `left` tokens to the plan; return its length, 0 if it cannot go on now."""
@@ -324,6 +304,24 @@ class Scheduler:
                     plan.grants.append(Grant(seq.row, number, index, page))
         seq.covered = min(len(table) * group.page_tokens for group, table in zip(self._groups, seq.tables, strict=True))
         return True
+
+    def _take_in(self, step: int, span: Span, tokens: list[int], number: int, result: StepResult) -> Outcome | None:
+        """Take in what `step` brought to its span of this number; None if that is no news to anybody."""
+        seq = span.seq
+        if span.scores and seq.scoring:
+            self._score(seq, span.start, result.prompt_logprobs[number])
+        if tokens:
+            logprobs = result.logprobs.get(number, [])
+            kept = self._append(seq, tokens, step)
+            outcome = Outcome(seq, tokens[:kept], logprobs[:kept], seq.finish)
+        elif seq.idle:
+            self.remove(seq, FinishReason.LENGTH)
+            outcome = Outcome(seq, [], [], seq.finish)
+        else:
+            return None
+        if seq.prompt_logprobs:
+            outcome.prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, []
+        return outcome
 
     def _append(self, seq: Sequence, tokens: list[int], step: int) -> int:
         """Add the tokens that `step` sampled, up to the first that ends the sequence; return how many were kept."""

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.config import Config, SchedulerConfig
+from infd.config import Config
 from infd.engine.engine import Engine
 from infd.engine.progress import PATIENCE_S
 from infd.engine.state import State
@@ -21,65 +20,15 @@ from infd.errors import (
     RequestFailed,
     StepTooLarge,
 )
-from infd.request import FinishReason, Request, SamplingParams
+from infd.request import FinishReason
 from infd.telemetry.metrics import Metrics
+from tests.engine.driving import ask, collect, request, serving
 from tests.fakes import FakeExecutor, capacity, continuation, prompt_likelihoods
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from infd.engine.stream import Choices
     from infd.scheduler.plan import StepPlan
 
 POISON = 499
-
-
-def request(
-    prompt: list[int],
-    max_tokens: int = 5,
-    *,
-    choices: int = 1,
-    seed: int = 0,
-    logprobs: int | None = None,
-    prompt_logprobs: int | None = None,
-):
-    sampling = SamplingParams(max_tokens=max_tokens, seed=seed, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-    return Request(id="r", prompt=tuple(prompt), sampling=sampling, choices=choices)
-
-
-@asynccontextmanager
-async def serving(executor: FakeExecutor | None = None, **scheduler: int) -> AsyncIterator[Engine]:
-    engine = Engine(Config(scheduler=SchedulerConfig(**scheduler)), executor or FakeExecutor(), Metrics())
-    await engine.load()
-    running = asyncio.create_task(engine.run())
-    await asyncio.sleep(0)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-        await asyncio.gather(running, return_exceptions=True)
-        assert engine._scheduler is not None
-        engine._scheduler.verify()
-        status = engine.status()
-        assert status.pages_referenced == 0, "a page leaked"
-        assert status.tickets == status.waiting == status.waiting_tokens == 0
-        assert status.accepted == sum(status.terminal.values()), "a choice without its one terminal event"
-
-
-async def collect(choices: Choices) -> dict[int, tuple[list[int], FinishReason | None]]:
-    """Read every choice to its end."""
-    tokens: dict[int, list[int]] = {}
-    finish: dict[int, FinishReason | None] = {}
-    async for index, delta in choices:
-        assert index not in finish or finish[index] is None, "something came after the terminal event"
-        tokens.setdefault(index, []).extend(delta.token_ids)
-        finish[index] = delta.finish
-    return {index: (tokens[index], finish[index]) for index in tokens}
-
-
-async def ask(engine: Engine, *requests: Request) -> dict[int, tuple[list[int], FinishReason | None]]:
-    async with engine.admit(sum(r.choices for r in requests), 0) as ticket:
-        return await collect(await ticket.submit(*requests))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

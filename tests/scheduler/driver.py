@@ -65,10 +65,19 @@ class Driver:
         self.check()
         return plan
 
-    def complete(self) -> None:
-        """The device runs the oldest step only now, so that what a dropped step was to write is missing."""
+    def complete(self, spoilt: int | None = None) -> None:
+        """The device runs the oldest step only now, so that what a dropped step was to write is missing.
+
+        spoilt  the number of a span whose result cannot be taken in, if it brings a token
+        """
         plan = self.in_flight.popleft()
-        for outcome in self.scheduler.commit(plan, self.device.run(plan)):
+        result = self.device.run(plan)
+        if spoilt is not None:
+            result.logprobs[spoilt % len(plan.spans)] = None  # type: ignore[assignment]
+        for outcome in self.scheduler.commit(plan, result):
+            if outcome.finish is FinishReason.ERROR:
+                assert spoilt is not None
+                assert outcome.seq is plan.spans[spoilt % len(plan.spans)].seq
             if outcome.prompt_logprobs:
                 assert outcome.seq not in self.scored, "a prompt was scored twice"
                 self.scored[outcome.seq] = outcome.prompt_logprobs

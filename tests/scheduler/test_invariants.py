@@ -104,6 +104,11 @@ class Histories(RuleBasedStateMachine):
         self.driver.complete()
 
     @precondition(lambda self: self.driver.in_flight)
+    @rule(which=st.integers(0, 10))
+    def complete_but_for_one(self, which: int) -> None:
+        self.driver.complete(spoilt=which)
+
+    @precondition(lambda self: self.driver.in_flight)
     @rule()
     def fail(self) -> None:
         self.driver.fail()
