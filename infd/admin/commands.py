@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -14,7 +14,7 @@ from infd.engine.state import State
 from infd.errors import InfdError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from infd.engine.engine import Engine
 
@@ -41,11 +41,15 @@ class Desk(Struct, frozen=True):
 
 
 class Verb(Struct, frozen=True):
-    """One thing to ask. Path parameters reach the handler by name."""
+    """One thing to ask.
+
+    handler  is given `asks`, made of a JSON body's fields and of the path's parameters
+    """
 
     name: str
     path: str
-    handler: Callable[[Desk, Mapping[str, str]], Awaitable[Struct]]
+    handler: Callable[[Desk, Any], Awaitable[Struct]]
+    asks: type[Struct] = protocol.Nothing
     mutates: bool = False
 
     @property
@@ -53,21 +57,21 @@ class Verb(Struct, frozen=True):
         return "POST" if self.mutates else "GET"
 
 
-async def version(desk: Desk, path: Mapping[str, str]) -> protocol.Version:
+async def version(desk: Desk, asked: protocol.Nothing) -> protocol.Version:
     return protocol.Version(__version__)
 
 
-async def status(desk: Desk, path: Mapping[str, str]) -> protocol.Status:
+async def status(desk: Desk, asked: protocol.Nothing) -> protocol.Status:
     now = msgspec.structs.asdict(desk.engine.status())
     return msgspec.convert({**now, "version": __version__, "pid": os.getpid(), "model": desk.model}, protocol.Status)
 
 
-async def requests(desk: Desk, path: Mapping[str, str]) -> protocol.Requests:
+async def requests(desk: Desk, asked: protocol.Nothing) -> protocol.Requests:
     rows = msgspec.convert(desk.engine.requests(), list[protocol.RequestRow], from_attributes=True)
     return protocol.Requests(rows)
 
 
-async def ops(desk: Desk, path: Mapping[str, str]) -> protocol.Ops:
+async def ops(desk: Desk, asked: protocol.Nothing) -> protocol.Ops:
     if desk.engine.capacity is None:
         state = desk.engine.lifecycle.state.value
         raise Refused(409, "not_loaded", f"kernels are chosen while a model loads; the daemon is {state}: try later")
@@ -79,23 +83,22 @@ async def ops(desk: Desk, path: Mapping[str, str]) -> protocol.Ops:
     )
 
 
-async def abort(desk: Desk, path: Mapping[str, str]) -> protocol.Aborted:
-    request_id = path["id"]
-    if not desk.engine.abort(request_id):
+async def abort(desk: Desk, asked: protocol.Abort) -> protocol.Aborted:
+    if not desk.engine.abort(asked.id):
         raise Refused(
-            404, "unknown_request", f"no request {request_id!r} waits or runs; it may have ended: see `infdctl ps`"
+            404, "unknown_request", f"no request {asked.id!r} waits or runs; it may have ended: see `infdctl ps`"
         )
-    return protocol.Aborted(request_id)
+    return protocol.Aborted(asked.id)
 
 
-async def drain(desk: Desk, path: Mapping[str, str]) -> protocol.Draining:
+async def drain(desk: Desk, asked: protocol.Nothing) -> protocol.Draining:
     now = desk.engine.status()
     if desk.engine.lifecycle.state is not State.DRAINING:
         desk.drain()
     return protocol.Draining(os.getpid(), now.running, now.waiting)
 
 
-async def dump(desk: Desk, path: Mapping[str, str]) -> protocol.Dump:
+async def dump(desk: Desk, asked: protocol.Nothing) -> protocol.Dump:
     return protocol.Dump(stacks.task_stacks(), stacks.thread_stacks())
 
 
@@ -104,7 +107,7 @@ VERBS = (
     Verb("status", "/v1/status", status),
     Verb("ps", "/v1/requests", requests),
     Verb("ops", "/v1/ops", ops),
-    Verb("abort", "/v1/requests/{id}/abort", abort, mutates=True),
+    Verb("abort", "/v1/requests/{id}/abort", abort, protocol.Abort, mutates=True),
     Verb("drain", "/v1/drain", drain, mutates=True),
     Verb("dump", "/v1/dump", dump),
 )

@@ -1,7 +1,9 @@
 """What the admin socket says, in the words that server and `infdctl` share.
 
 Replies are JSON objects. Within /v1 fields are added, never renamed or removed,
-so an older `infdctl` reads a newer daemon: it skips what it does not know.
+so an older `infdctl` reads a newer daemon: it skips what it does not know. What
+a verb is told is the other way round: a daemon refuses what it does not know,
+rather than do something else than it was asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ class Problem(Struct, omit_defaults=False):
     detail: str
     code: str
     type: str = "about:blank"
+
+
+class Nothing(Struct, forbid_unknown_fields=True):
+    """What a verb is told that needs no telling."""
 
 
 class Version(Struct):
@@ -92,6 +98,12 @@ class Ops(Struct):
     device: str
     dtype: str
     ops: list[Selection]
+
+
+class Abort(Struct, forbid_unknown_fields=True):
+    """`id` is a request's, as in `RequestRow`."""
+
+    id: str
 
 
 class Aborted(Struct):

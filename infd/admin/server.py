@@ -9,8 +9,9 @@ import asyncio
 import logging
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import web
 
 from infd.admin import connection
@@ -98,11 +99,11 @@ class AdminServer:
         peer = self._identify(asking)
         if not verb.mutates:
             self._require_access(peer, verb)
-            return reply(await verb.handler(self._desk, request.match_info))
+            return reply(await verb.handler(self._desk, await _asked(verb, request)))
         result = "failed"
         try:
             self._require_access(peer, verb)
-            answer = await verb.handler(self._desk, request.match_info)
+            answer = await verb.handler(self._desk, await _asked(verb, request))
             result = "done"
         except Refused as refusal:
             result = refusal.code
@@ -121,6 +122,17 @@ class AdminServer:
                 f"{verb.name} is for the daemon's owner, root and group {group}, and uid {peer.uid} is none of these;"
                 f" use sudo, or join the group (`usermod -aG {group} USER`) and log in again",
             )
+
+
+async def _asked(verb: Verb, request: web.Request) -> msgspec.Struct:
+    """Return what a verb is told. Raises Refused."""
+    try:
+        fields = msgspec.json.decode(await request.read() or b"{}", type=dict[str, Any])
+        return msgspec.convert({**fields, **request.match_info}, verb.asks)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        known = ", ".join(field for field in verb.asks.__struct_fields__ if field not in request.match_info)
+        takes = f"takes a JSON object of {known}" if known else "takes no body"
+        raise Refused(HTTPStatus.BAD_REQUEST, "bad_request", f"{verb.name} {takes}: {error}") from None
 
 
 @web.middleware

@@ -52,16 +52,35 @@ class Go:
         self.mask = mask
 
 
+class Errand:
+    """Other work for the device thread, done between the steps before it and those behind it."""
+
+    __slots__ = ("_done", "_work")
+
+    def __init__(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
+        """Both are called on the device thread; `done` with what `work` returned, or with what it raised."""
+        self._work = work
+        self._done = done
+
+    def run(self) -> None:
+        try:
+            outcome = self._work()
+        except Exception as error:  # it belongs to whoever sent the errand
+            self._done(None, error)
+        else:
+            self._done(outcome, None)
+
+
 class Device:
-    """What runs on the device thread. `inbox` takes orders, words to sample, and None to end.
+    """What runs on the device thread. `inbox` takes orders, words to sample, errands, and None to end.
 
     answer  called with each order and what came of it, on the device thread
     """
 
     def __init__(self, answer: Callable[[Order, StepResult | Exception], None]) -> None:
-        self.inbox: SimpleQueue[Order | Go | None] = SimpleQueue()
+        self.inbox: SimpleQueue[Order | Go | Errand | None] = SimpleQueue()
         self._answer = answer
-        self._backlog: deque[Order] = deque()
+        self._backlog: deque[Order | Errand] = deque()
         self._taken = 0
         self._failed: Order | None = None
         self._failure: Exception | None = None
@@ -72,10 +91,13 @@ class Device:
         with runner.active():
             while True:
                 order = self._next(wait=unread is None)
-                forwarded = None if order is None else self._forward(runner, order)
+                forwarded = self._forward(runner, order) if isinstance(order, Order) else None
                 if unread is not None:
                     self._read(runner, *unread)
                     unread = None
+                if isinstance(order, Errand):
+                    order.run()
+                    continue
                 if order is None or forwarded is None:
                     continue
                 landing = self._sample(runner, order, forwarded)
@@ -121,8 +143,8 @@ class Device:
             self._failed, self._failure = order, runner.diagnose(error)
             self._answer(order, self._failure)
 
-    def _next(self, *, wait: bool) -> Order | None:
-        """Return the oldest order not yet begun; without waiting, None if there is none."""
+    def _next(self, *, wait: bool) -> Order | Errand | None:
+        """Return the oldest order or errand not yet begun; without waiting, None if there is none."""
         try:
             while not self._backlog:
                 self._receive(self.inbox.get(block=wait))
@@ -130,12 +152,13 @@ class Device:
             return None
         return self._backlog.popleft()
 
-    def _receive(self, message: Order | Go | None) -> None:
+    def _receive(self, message: Order | Go | Errand | None) -> None:
         if message is None:
             raise Stopped
         if isinstance(message, Go):
             message.order.told, message.order.mask = True, message.mask
-        else:
+            return
+        if isinstance(message, Order):
             self._taken += 1
             message.number = self._taken
-            self._backlog.append(message)
+        self._backlog.append(message)

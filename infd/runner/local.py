@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from infd.errors import DeviceLost
-from infd.runner.device import Device, Go, Order
+from infd.runner.device import Device, Errand, Go, Order
 from infd.runner.pulse import Pulse, Stopped
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from infd.runner.loading import Loaded
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
+
+R = TypeVar("R")
 
 
 def build_runner(config: Config, pulse: Pulse) -> Loaded:
@@ -57,6 +60,8 @@ class LocalExecutor:
         self._device = Device(self._answer)
         self._line = 0
         self._in_flight: set[LocalStep] = set()
+        self._errands: set[asyncio.Future[Any]] = set()
+        self._parts: Loaded | None = None  # touched on the device thread only
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Loaded] | None = None
@@ -69,7 +74,7 @@ class LocalExecutor:
         self._thread = Thread(target=self._run, name="infd-device", daemon=True)
         self._thread.start()
         loaded = await self._loaded
-        self._loaded = None
+        self._loaded, self._parts = None, loaded
         self.depth = loaded.depth
         self._facts = loaded.facts
         return loaded.capacity
@@ -86,6 +91,19 @@ class LocalExecutor:
     def go(self, step: LocalStep, mask: Any | None) -> None:
         """Let a step sample."""
         self._device.inbox.put(Go(step, mask))
+
+    def between(self, work: Callable[[Loaded], R]) -> asyncio.Future[R]:
+        """Have the device thread do `work` behind the steps issued so far and before any later one.
+
+        The future resolves on the event loop. What `work` raises goes there, and harms no step.
+        """
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        if self._parts is None or self._ended is None or self._ended.done():
+            _fail(future, DeviceLost("the device thread does not run"))
+            return future
+        self._errands.add(future)
+        self._device.inbox.put(Errand(partial(work, self._parts), partial(self._post, self._returned, future)))
+        return future
 
     def describe(self) -> dict[str, Any]:
         return dict(self._facts)
@@ -140,18 +158,28 @@ class LocalExecutor:
         elif not step.future.done():
             step.future.set_result(outcome)
 
+    def _returned(self, future: asyncio.Future[Any], outcome: Any, error: Exception | None) -> None:
+        self._errands.discard(future)
+        if error is not None:
+            _fail(future, error)
+        elif not future.done():
+            future.set_result(outcome)
+
     def _have_ended(self, error: BaseException) -> None:
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_exception(error)
         for step in self._in_flight:
             _fail(step.future, error)
         self._in_flight.clear()
+        for errand in self._errands:
+            _fail(errand, error)
+        self._errands.clear()
         if self._ended is not None:
             self._ended.set_result(None)
 
 
-def _fail(future: asyncio.Future[StepResult], error: BaseException) -> None:
-    """End a step that failed. A step behind it may be dropped without ever being awaited, which is no news."""
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    """End what failed. A step behind it may be dropped without ever being awaited, which is no news."""
     if not future.done():
         future.set_exception(error)
         future.exception()

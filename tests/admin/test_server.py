@@ -113,6 +113,26 @@ async def test_a_page_in_a_browser_is_refused(house: House) -> None:
     assert not house.drained.is_set()
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "takes a JSON object of"),
+        (b"[1]", "takes a JSON object of"),
+        (b"\xff", "takes a JSON object of"),
+        (b'{"nonsense": 1}', "nonsense"),
+        (b"[" * 5000, "takes a JSON object of"),
+    ],
+)
+async def test_a_verb_refuses_what_it_does_not_understand(house: House, body: bytes, said: str) -> None:
+    for verb in VERBS:
+        if verb.mutates:
+            status, answer = await ask(house.socket, "POST", verb.path.replace("{id}", "x"), data=body)
+            assert (status, answer["code"]) == (400, "bad_request")
+            assert said.replace("takes a JSON object of", "takes") in answer["detail"]
+            assert verb.name in answer["detail"]
+    assert not house.drained.is_set()
+
+
 async def test_unknown_paths_and_wrong_methods_are_problems_too(house: House) -> None:
     status, body = await ask(house.socket, "GET", "/v1/nothing")
     assert (status, body["code"]) == (404, "unknown_path")

@@ -328,3 +328,64 @@ async def test_the_executor_describes_what_it_loaded():
     assert facts["torch"]
     assert runs.pulse() > before
     await runs.close()
+
+
+async def test_an_errand_runs_behind_the_steps_issued_before_it_and_before_the_next_one():
+    model, gate = FakeModel(), Gate()
+    model.fault = gate
+    runs = executor(model, config(depth=2))
+    await runs.load()
+    gate.armed, before = True, model.batches
+    first = runs.forward(start(0, [3], 1)).sample()
+    await asyncio.to_thread(gate.arrived.wait)
+    errand = runs.between(lambda loaded: (threading.current_thread().name, model.batches, loaded.capacity.rows))
+    second = runs.forward(start(1, [4], 2)).sample()
+    gate.open.set()
+
+    assert await errand == ("infd-device", before + 1, 4)
+    assert (await first).tokens == continuation([3], 1)
+    assert (await second).tokens == continuation([4], 1)
+    await runs.close()
+
+
+async def test_an_errand_that_fails_harms_no_step():
+    def refuse(loaded):
+        raise ValueError("no")
+
+    runs = executor(FakeModel(), config(depth=3))
+    await runs.load()
+    before = runs.forward(start(0, [3], 1)).sample()
+    errand = runs.between(refuse)
+    behind = runs.forward(start(1, [4], 2)).sample()
+    with pytest.raises(ValueError, match="no"):
+        await errand
+    assert ((await before).tokens, (await behind).tokens) == (continuation([3], 1), continuation([4], 1))
+    await runs.close()
+
+
+async def test_an_errand_that_the_end_overtakes_is_told_so():
+    gate = Gate()
+    runs = executor(FakeModel(fault=gate), config())
+    with pytest.raises(DeviceLost):
+        await runs.between(lambda loaded: None)
+    await runs.load()
+    gate.armed = True
+    runs.forward(start(0, [3], 1)).sample()
+    await asyncio.to_thread(gate.arrived.wait)
+    errand = runs.between(lambda loaded: None)
+    closing = asyncio.ensure_future(runs.close())
+    await asyncio.sleep(0)
+    gate.open.set()
+    await closing
+    with pytest.raises(DeviceLost):
+        await errand
+
+
+async def test_with_overlap_an_errand_finds_the_steps_before_it_read(monkeypatch):
+    monkeypatch.setattr("infd.runner.loading.Runner", Overlapping)
+    runs = executor(FakeModel(), config(depth=2))
+    await runs.load()
+    step = runs.forward(start(0, [3], 1)).sample()
+    assert await runs.between(lambda loaded: "done") == "done"
+    assert step.done()
+    await runs.close()

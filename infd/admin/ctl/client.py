@@ -52,18 +52,22 @@ class AdminClient:
     def get(self, path: str, reply: type[Reply]) -> Reply:
         return self._ask("GET", path, reply)
 
-    def post(self, path: str, reply: type[Reply]) -> Reply:
-        return self._ask("POST", path, reply)
+    def post(
+        self, path: str, reply: type[Reply], asked: msgspec.Struct | None = None, *, patient: bool = False
+    ) -> Reply:
+        """asked: what the verb is told. patient: the answer may take as long as it takes."""
+        body = b"" if asked is None else msgspec.json.encode(asked)
+        return self._ask("POST", path, reply, body, patient=patient)
 
-    def _ask(self, method: str, path: str, reply: type[Reply]) -> Reply:
+    def _ask(self, method: str, path: str, reply: type[Reply], body: bytes = b"", *, patient: bool = False) -> Reply:
         where = next(filter(os.path.exists, self._sockets), None)
         if where is None:
             raise Unreachable(f"no daemon: nothing is at {' or '.join(self._sockets)}; {_START_OR_NAME}")
-        connection = _UnixConnection(where, self._timeout_s)
+        connection = _UnixConnection(where, None if patient else self._timeout_s)
         try:
-            connection.request(method, path)
+            connection.request(method, path, body)
             response = connection.getresponse()
-            body = response.read()
+            answer = response.read()
         except PermissionError:
             raise Refused(f"not allowed to open {where}; use sudo, or join group infd and log in again") from None
         except ConnectionRefusedError:
@@ -80,9 +84,9 @@ class AdminClient:
             connection.close()
         try:
             if response.status < 300:
-                return msgspec.json.decode(body, type=reply)
+                return msgspec.json.decode(answer, type=reply)
             if response.headers.get_content_type() == PROBLEM_TYPE:
-                problem = msgspec.json.decode(body, type=Problem)
+                problem = msgspec.json.decode(answer, type=Problem)
                 raise (WrongState if problem.status == http.HTTPStatus.CONFLICT else Refused)(problem.detail)
         except msgspec.MsgspecError:
             pass
@@ -93,7 +97,7 @@ _START_OR_NAME = "start one with `infd start`, or name its socket with --socket 
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
+    def __init__(self, path: str, timeout_s: float | None) -> None:
         super().__init__("infd", timeout=timeout_s)
         self._path = path
 
