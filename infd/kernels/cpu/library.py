@@ -91,5 +91,6 @@ def _open(directory: Path) -> ctypes.CDLL:
 
 def _digest(sources: Path) -> str:
     """Return what CMakeLists.txt wrote into a library built from these sources."""
-    digests = (sha256(path.read_bytes()).hexdigest() for path in sorted(sources.iterdir()))
+    files = sorted((*sources.glob("*.cpp"), *sources.glob("*.h"), sources / "CMakeLists.txt"))
+    digests = (sha256(path.read_bytes()).hexdigest() for path in files)
     return sha256("".join(digests).encode()).hexdigest()
