@@ -20,8 +20,8 @@ test: $(VENV)/.installed-test
 
 # The native kernels alone, for who changes them: seconds, and only what has changed.
 native:
-	cmake -S $(NATIVE) -B build/native -G Ninja
-	cmake --build build/native
+	cmake -S $(NATIVE) -B build/native
+	cmake --build build/native --parallel
 
 soak: $(VENV)/.installed-test
 	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s tests/e2e/test_soak.py tests/scheduler/test_invariants.py $(PYTEST_FLAGS)
@@ -50,7 +50,7 @@ bench-overhead: $(VENV)/.installed
 	$(BIN)/python bench/overhead.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) infd/kernels/cpu/native.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The stamps are newer than what was installed from, so a second `make test` installs nothing.
 # The install is editable: what runs is the tree.
