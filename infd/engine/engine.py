@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +171,7 @@ class Engine:
         if queued and queued + tokens > self._config.scheduler.max_waiting_tokens:
             raise Overloaded(f"{queued} prompt tokens are waiting; {tokens} more would be too many")
         self._unreserve(ticket)
-        choices = Choices(watchers or [None] * count)
+        choices = Choices(watchers or [None] * count, partial(self._resume, ticket))
         streams, now = iter(choices.streams), self.now()
         for request in requests:
             root = self._prefix_root(request)
@@ -308,6 +309,15 @@ class Engine:
         flow.ticket.generated_tokens += stream.delivered - before
         if stopped or outcome.finish is not None:
             self._end(flow, FinishReason.STOP if stopped else outcome.finish)
+        elif stream.too_much and self._scheduler is not None:
+            self._scheduler.hold(seq)  # it goes on when its reader has caught up
+
+    def _resume(self, ticket: Ticket) -> None:
+        """The reader of a ticket's choices has caught up."""
+        if self._scheduler is not None:
+            for flow in ticket.flows:
+                self._scheduler.resume(flow.seq)
+            self._wake()
 
     def _end(self, flow: Flow, finish: FinishReason | None, error: BaseException | None = None) -> None:
         """Give a choice its one terminal event. None: its reader has gone."""

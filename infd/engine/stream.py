@@ -1,24 +1,35 @@
 """What a caller reads: the choices of its requests, each a buffer that it empties at its own pace.
 
 The engine pushes, the caller takes. A slow caller finds several tokens in one
-delta; it never holds up the engine. Each stream ends with exactly one terminal
-event, and nothing follows it.
+delta; it never holds up the engine, which computes no more for a caller with
+too much to take. Each stream ends with exactly one terminal event, and nothing
+follows it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
 
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Many
 
     from infd.request import TokenLogprobs
+
+
+# What may lie here for one caller, all choices together: the same again is on its way through its handler, as Structs
+# and as the bytes of events.
+PENDING_BYTES: Final = 64 * 2**10
+# About what a token takes: its id and its text; its log-probability; one of the likeliest in its place.
+TOKEN_BYTES: Final = 64
+LOGPROBS_BYTES: Final = 256
+LIKELY_BYTES: Final = 72
 
 
 class Watcher(Protocol):
@@ -53,7 +64,7 @@ class Delta(Struct):
 class Stream:
     """One choice: the buffer between the engine and its caller."""
 
-    __slots__ = ("_choices", "_pending", "delivered", "finish", "index", "watcher")
+    __slots__ = ("_bytes", "_choices", "_pending", "delivered", "finish", "index", "watcher")
 
     def __init__(self, choices: Choices, index: int, watcher: Watcher | None) -> None:
         self.index = index
@@ -62,6 +73,12 @@ class Stream:
         self.delivered = 0  # tokens
         self._choices = choices
         self._pending: Delta | None = None
+        self._bytes = 0  # about what is pending takes
+
+    @property
+    def too_much(self) -> bool:
+        """Whether its caller has fallen behind, with this choice and its siblings together."""
+        return self._choices._pending_bytes > PENDING_BYTES
 
     def push(
         self,
@@ -98,6 +115,8 @@ class Stream:
         """Return and clear what is pending."""
         delta, self._pending = self._pending, None
         assert delta is not None
+        self._choices._pending_bytes -= self._bytes
+        self._bytes = 0
         return delta
 
     def _append(
@@ -112,6 +131,11 @@ class Stream:
     ) -> None:
         self.finish = finish
         self.delivered += len(token_ids)
+        added = TOKEN_BYTES * len(token_ids)
+        if logprobs or prompt_logprobs:
+            added += sum(LOGPROBS_BYTES + LIKELY_BYTES * len(each.top) for each in (*prompt_logprobs, *logprobs))
+        self._bytes += added
+        self._choices._pending_bytes += added
         pending = self._pending
         if pending is None:
             self._pending = Delta(token_ids, logprobs, finish, stop_id, error, prompt_logprobs)
@@ -126,13 +150,22 @@ class Choices:
     """All choices of one ticket, iterated as (index, Delta) until each has ended.
 
     Indices count choice after choice, request after request, in the order submitted.
+
+    on_relief  called when a caller who had too much to take has taken it
     """
 
-    def __init__(self, watchers: Many[Watcher | None]) -> None:
+    def __init__(self, watchers: Many[Watcher | None], on_relief: Callable[[], None]) -> None:
         self.streams = [Stream(self, index, watcher) for index, watcher in enumerate(watchers)]
         self._news: deque[Stream] = deque()
         self._open = len(self.streams)
         self._waiter: asyncio.Future[None] | None = None
+        self._on_relief = on_relief
+        self._pending_bytes = 0
+
+    @property
+    def too_much(self) -> bool:
+        """Whether more lies here than a caller who keeps up ever leaves."""
+        return self._pending_bytes > PENDING_BYTES
 
     @property
     def ready(self) -> bool:
@@ -158,8 +191,10 @@ class Choices:
 
     def take(self) -> tuple[int, Delta]:
         """Return a delta that is `ready`, as the iteration does."""
-        stream = self._news.popleft()
+        stream, behind = self._news.popleft(), self.too_much
         delta = stream.take()
+        if behind and not self.too_much:
+            self._on_relief()
         if delta.finish is not None:
             self._open -= 1
         return stream.index, delta

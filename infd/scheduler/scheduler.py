@@ -50,7 +50,7 @@ class Scheduler:
 
     waiting and running are each in the order of arrival (`policy.py`). A
     running sequence holds a row and pages; a preempted one waits again, in its
-    old place.
+    old place. One whose reader has fallen behind is held: it stands in neither.
     """
 
     def __init__(self, capacity: Capacity, *, priority_patience: int = 64, prefix_caching: bool = True) -> None:
@@ -69,6 +69,7 @@ class Scheduler:
         self._size = StepSize(capacity.step_tokens)
         self._rows = list(range(capacity.rows - 1, -1, -1))
         self._number = 0
+        self._held: set[Sequence] = set()
         self._unsettled: dict[int, list[int]] = {}  # pages indexed by each step in flight
         self._refused: tuple[Sequence, int] | None = None  # who did not fit, and into how many pages
 
@@ -86,10 +87,19 @@ class Scheduler:
         if seq.finish is not None:
             return
         seq.finish, seq.failure = finish, failure
-        if seq.row is None:
-            self.waiting.remove(seq)
-        else:
-            self._let_go(seq)
+        self._take_out(seq)
+
+    def hold(self, seq: Sequence) -> None:
+        """Compute nothing more for a sequence until `resume`. Meanwhile it has neither a row nor pages."""
+        if seq.finish is None and seq not in self._held:
+            self._take_out(seq)
+            self._held.add(seq)
+
+    def resume(self, seq: Sequence) -> None:
+        """Send a sequence, if it is held, back to its old place in the queue."""
+        if seq in self._held:
+            self._held.remove(seq)
+            insort(self.waiting, seq, key=by_order)
 
     def plan(self, only: Container[Sequence] | None = None) -> StepPlan | None:
         """Fill the next step, of these sequences `only` if given; return None if nothing can be computed now."""
@@ -162,11 +172,11 @@ class Scheduler:
 
     def verify(self) -> None:
         """Assert every invariant of pages and rows."""
-        everybody = self.waiting + self.running
+        everybody = [*self.waiting, *self.running, *self._held]
         self.pool.verify(table for seq in everybody for table in seq.tables)
         rows = [seq.row for seq in self.running if seq.row is not None]
         assert sorted(self._rows + rows) == list(range(self.capacity.rows)), "a row is lost or held twice"
-        assert all(seq.row is None and not seq.computed for seq in self.waiting)
+        assert all(seq.row is None and not seq.computed for seq in (*self.waiting, *self._held))
         assert all(seq.finish is None for seq in everybody)
         for queue in (self.waiting, self.running):
             assert queue == sorted(queue, key=by_order), "a queue is out of order"
@@ -309,7 +319,7 @@ class Scheduler:
         """Take in what `step` brought to its span of this number; None if that is no news to anybody."""
         seq = span.seq
         if span.scores and seq.scoring:
-            self._score(seq, span.start, result.prompt_logprobs[number])
+            seq.score(span.start, result.prompt_logprobs[number])
         if tokens:
             logprobs = result.logprobs.get(number, [])
             kept = self._append(seq, tokens, step)
@@ -337,17 +347,6 @@ class Scheduler:
         if seq.step > step and self._prefix_caching:
             self._offer(seq, seq.step)  # a step in flight computes tokens that were not known when it was planned
         return len(tokens)
-
-    @staticmethod
-    def _score(seq: Sequence, start: int, logprobs: list[TokenLogprobs]) -> None:
-        """Add those of the prompt's log-probabilities that are not known yet.
-
-        A sequence preempted in its prompt begins again while its last step is still in flight, so two steps may
-        score the same tokens.
-        """
-        assert start <= len(seq.prompt_logprobs), "a part of the prompt was not scored"
-        seq.prompt_logprobs += logprobs[len(seq.prompt_logprobs) - start :]
-        seq.scoring = len(seq.prompt_logprobs) < seq.prompt_tokens - 1
 
     def _offer(self, seq: Sequence, step: int) -> None:
         """Index the full pages whose tokens are known and computed; `step`, in flight, computes the last of them."""
@@ -377,6 +376,15 @@ class Scheduler:
         self._let_go(seq)
         insort(self.waiting, seq, key=by_order)
         self.preemptions += 1
+
+    def _take_out(self, seq: Sequence) -> None:
+        """Let a sequence stand nowhere, and have nothing."""
+        if seq.row is not None:
+            self._let_go(seq)
+        elif seq in self._held:
+            self._held.remove(seq)
+        else:
+            self.waiting.remove(seq)
 
     def _let_go(self, seq: Sequence) -> None:
         """Take row and pages from a running sequence."""

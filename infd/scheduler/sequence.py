@@ -81,6 +81,16 @@ class Sequence:
         """Tokens generated and known."""
         return len(self.tokens) - self.prompt_tokens
 
+    def score(self, start: int, logprobs: list[TokenLogprobs]) -> None:
+        """Add those of its prompt's log-probabilities, from the one after token `start` on, that are not known yet.
+
+        One preempted in its prompt begins again while its last step is still in flight, so two steps may score the
+        same tokens.
+        """
+        assert start <= len(self.prompt_logprobs), "a part of the prompt was not scored"
+        self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]
+        self.scoring = len(self.prompt_logprobs) < self.prompt_tokens - 1
+
     def __repr__(self) -> str:
         return (
             f"<Sequence {self.request.id}/{self.choice} computed={self.computed} known={len(self.tokens)}"

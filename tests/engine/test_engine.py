@@ -10,6 +10,7 @@ from infd.config import Config
 from infd.engine.engine import Engine
 from infd.engine.progress import PATIENCE_S
 from infd.engine.state import State
+from infd.engine.stream import PENDING_BYTES
 from infd.errors import (
     Aborted,
     DeviceLost,
@@ -78,6 +79,26 @@ async def test_a_reader_that_lags_finds_its_tokens_merged():
         deltas = [delta async for _, delta in choices]
 
     assert [(delta.token_ids, delta.finish) for delta in deltas] == [(continuation([1, 2], 20), FinishReason.LENGTH)]
+
+
+async def test_a_reader_that_falls_far_behind_is_not_computed_for_until_it_has_caught_up():
+    limits = capacity(pages=512, rows=16, step_tokens=64, max_model_len=1024)
+    got: list[list[int]] = [[], []]
+    async with serving(FakeExecutor(limits, depth=2)) as engine, engine.admit(2, 0) as ticket:
+        choices = await ticket.submit(request([1, 2], 500, choices=2, logprobs=20))
+        for _ in range(3):
+            await ask(engine, request([3], 200))  # what is in flight for the laggard arrives beside it
+            handed_over = ticket.generated_tokens
+            assert await ask(engine, request([3], 200)) == {0: (continuation([3], 200), FinishReason.LENGTH)}
+            assert (ticket.generated_tokens, engine.status().pages_referenced) == (handed_over, 0)
+            assert PENDING_BYTES < choices._pending_bytes < 1.2 * PENDING_BYTES
+            while choices.ready:
+                index, delta = choices.take()
+                got[index] += delta.token_ids
+        async for index, delta in choices:
+            got[index] += delta.token_ids
+
+    assert got == [continuation([1, 2], 500, seed=seed) for seed in range(2)]
 
 
 async def test_a_watcher_ends_its_choice_at_the_token_it_names():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from infd.engine.stream import PENDING_BYTES
 from infd.errors import ServerStopped
 from infd.http import app, connection, sse
 from tests.fakes import FakeExecutor, capacity
@@ -50,6 +52,22 @@ def raw(endpoint: Endpoint, body: dict[str, Any], path: str = COMPLETIONS) -> so
     return client
 
 
+def weight(value: Any) -> int:
+    """Return the bytes that a value and all in it take."""
+    parts: Any = ()
+    if isinstance(value, msgspec.Struct):
+        parts = (getattr(value, name) for name in value.__struct_fields__)
+    elif isinstance(value, list | tuple):
+        parts = value
+    return sys.getsizeof(value) + sum(map(weight, parts))
+
+
+def held_for_readers(endpoint: Endpoint) -> int:
+    """Return the bytes that wait to be taken by handlers."""
+    flows = [flow for ticket in endpoint.engine._tickets.values() for flow in ticket.flows]
+    return sum(weight(flow.stream._pending) for flow in flows)
+
+
 BOUND = 2 * sse.HIGH_WATER + 64  # what may wait, one slice more, and the frames around them
 LONG = {"prompt": [5, 6, 7], "seed": 0, "n": 4, "max_tokens": 250, "logprobs": 20, "stream": True}
 
@@ -70,6 +88,10 @@ async def test_a_slow_reader_holds_little_and_holds_up_nobody(endpoint: Endpoint
 
     (slow,) = streams
     assert 0 < slow.buffered_bytes <= most <= BOUND
+    assert PENDING_BYTES / 2 < held_for_readers(endpoint) < 1.2 * PENDING_BYTES
+    (row,) = endpoint.engine.requests()
+    assert row.generated_tokens < 500, "nobody computes what nobody takes"
+    assert endpoint.engine.status().pages_referenced == 0, "and it holds no page"
     received = await read_all(client, lambda data: data.endswith(b"0\r\n\r\n"))
     assert len(received) > 3 * BOUND
     assert joined_text(dechunk(received)) == joined_text(whole)

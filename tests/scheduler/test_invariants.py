@@ -93,6 +93,17 @@ class Histories(RuleBasedStateMachine):
         if alive:
             self.driver.scheduler.remove(alive[which % len(alive)], FinishReason.ABORT)
 
+    @rule(which=st.integers(0, 100))
+    def hold(self, which: int) -> None:
+        alive = [seq for seq in self.driver.everybody if seq.finish is None]
+        if alive:
+            self.driver.scheduler.hold(alive[which % len(alive)])
+
+    @rule()
+    def resume(self) -> None:
+        for seq in self.driver.everybody:
+            self.driver.scheduler.resume(seq)
+
     @precondition(lambda self: len(self.driver.in_flight) < self.driver.depth)
     @rule()
     def issue(self) -> None:
@@ -123,10 +134,12 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "driver"):
             self.driver.scheduler.verify()
             alive = sum(seq.finish is None for seq in self.driver.everybody)
-            assert alive == len(self.driver.scheduler.waiting) + len(self.driver.scheduler.running)
+            scheduler = self.driver.scheduler
+            assert alive == len(scheduler.waiting) + len(scheduler.running) + len(scheduler._held)
 
     def teardown(self) -> None:
         if hasattr(self, "driver"):
+            self.resume()
             self.driver.finish()
             self.driver.check_answers()
 
