@@ -16,6 +16,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import Tensor
 
 
@@ -68,14 +69,36 @@ class Attention(Protocol):
     def prepare(self, batch: AttentionBatch) -> AttentionPlan: ...
 
 
-class Linear(Protocol):
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x [T, in] times weight [out, in], transposed, plus bias."""
+class Form(Protocol):
+    """How one weight matrix [out, in] is kept, and what is computed of it.
+
+    shape, dtype  of `kept`, the one tensor that holds it. Only the form knows what its numbers mean; a
+                  tensor of zeros is a matrix of zeros in every form.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def rows(self, kept: Tensor, first: int, count: int) -> Tensor | None:
+        """Return the part of `kept` that holds these rows as a checkpoint does, [count, in], or None."""
+
+    def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
+        """Make [n, in], floating-point and contiguous, the matrix's rows from `first` on."""
+
+    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return x [T, in] times the matrix, transposed, plus bias [out]: [T, out] in x's dtype."""
+
+    def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
+        """Return the rows for tokens [T] int64: [T, in] in the dtype of activations."""
 
 
-class Embedding(Protocol):
-    def __call__(self, tokens: Tensor, weight: Tensor) -> Tensor:
-        """Return the rows of weight [vocab, hidden] for tokens [T] int64."""
+class Matrices(Protocol):
+    """The forms of one family: `linear`, the weights of layers; `vocabulary`, the embedding and the head."""
+
+    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Form:
+        """Return the form of a matrix [outputs, inputs] for activations of `dtype`."""
 
 
 class Norm(Protocol):
@@ -121,8 +144,8 @@ class Ops(Struct, frozen=True, kw_only=True):
     """The chosen implementation of each family, passed to whatever computes."""
 
     attention: Attention
-    linear: Linear
-    embedding: Embedding
+    linear: Matrices
+    vocabulary: Matrices
     norm: Norm
     rope: Rope
     activation: Activation

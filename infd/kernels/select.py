@@ -72,8 +72,8 @@ def _reference(place: str) -> Candidate:
 CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
         "attention": (_reference("attention:PagedAttention"),),
-        "linear": (_reference("dense:Linear"),),
-        "embedding": (_native("embedding:Embedding"), _reference("dense:Embedding")),
+        "linear": (_reference("dense:Matrices"),),
+        "vocabulary": (_reference("dense:Matrices"),),
         "norm": (_reference("dense:Norm"),),
         "rope": (_reference("dense:Rope"),),
         "activation": (_reference("dense:Activation"),),

@@ -7,6 +7,7 @@ list of all parameters is complete when the last layer exists.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from infd.kernels.ops import Ops
+    from infd.kernels.ops import Form, Matrices, Ops
 
 
 class Source(Struct, frozen=True):
@@ -28,7 +29,10 @@ class Source(Struct, frozen=True):
 
 
 class Parameter:
-    """One tensor of the model. `tensor` is set when the weights are loaded; reading it earlier is an AttributeError."""
+    """One tensor of the model, as checkpoints have it: row after row.
+
+    `tensor` is set when the weights are loaded; reading it earlier is an AttributeError.
+    """
 
     __slots__ = ("dtype", "shape", "sources", "tensor")
 
@@ -38,6 +42,38 @@ class Parameter:
         self.shape = shape
         self.dtype = dtype
         self.sources = sources
+
+    def rows(self, first: int, count: int) -> torch.Tensor | None:
+        """Return the part of `tensor` that lies as rows of the checkpoint do, or None: then they are to be placed."""
+        return self.tensor.narrow(0, first, count) if self.shape else self.tensor
+
+    def place(self, first: int, rows: torch.Tensor) -> None:
+        """Make these the rows from `first` on."""
+        self.tensor.narrow(0, first, rows.shape[0]).copy_(rows)
+
+
+class Matrix(Parameter):
+    """A matrix [out, in] in the form that its kernels want."""
+
+    __slots__ = ("form",)
+
+    def __init__(self, form: Form, sources: tuple[Source, ...]) -> None:
+        super().__init__(form.shape, form.dtype, sources)
+        self.form = form
+
+    def rows(self, first: int, count: int) -> torch.Tensor | None:
+        return self.form.rows(self.tensor, first, count)
+
+    def place(self, first: int, rows: torch.Tensor) -> None:
+        self.form.place(self.tensor, first, rows)
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x [T, in] times the matrix, transposed, plus bias [out]."""
+        return self.form.multiply(x, self.tensor, bias)
+
+    def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the rows [T, in] for tokens [T]."""
+        return self.form.look_up(tokens, self.tensor)
 
 
 class Blueprint(Struct, frozen=True, kw_only=True):
@@ -57,11 +93,19 @@ class Blueprint(Struct, frozen=True, kw_only=True):
 
     def declare(self, rows: Mapping[str, int], columns: tuple[int, ...] = ()) -> Parameter:
         """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors, named with their rows."""
-        sources = []
-        row = 0
-        for name, count in rows.items():
-            sources.append(Source(name, (count, *columns), row))
-            row += count
-        parameter = Parameter((row, *columns), self.dtype, tuple(sources))
+        parameter = Parameter((sum(rows.values()), *columns), self.dtype, _stack(rows, columns))
         self.parameters.append(parameter)
         return parameter
+
+    def matrix(self, rows: Mapping[str, int], inputs: int, family: Matrices) -> Matrix:
+        """Declare a matrix [sum of rows, inputs] that stacks checkpoint tensors, in a form of `family`."""
+        matrix = Matrix(family.form(sum(rows.values()), inputs, self.dtype), _stack(rows, (inputs,)))
+        self.parameters.append(matrix)
+        return matrix
+
+
+def _stack(rows: Mapping[str, int], columns: tuple[int, ...]) -> tuple[Source, ...]:
+    firsts = accumulate(rows.values(), initial=0)
+    return tuple(
+        Source(name, (count, *columns), first) for (name, count), first in zip(rows.items(), firsts, strict=False)
+    )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from infd.weights.checkpoint import Checkpoint
+    from infd.weights.checkpoint import Checkpoint, StoredTensor
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest load of a CPU; enough for a GPU's kernels too
 PROBLEMS_SHOWN = 20
@@ -56,6 +56,12 @@ class Parameter(Protocol):
     @property
     def sources(self) -> Sequence[Source]: ...
 
+    def rows(self, first: int, count: int) -> Tensor | None:
+        """Return the part of `tensor` that lies as these rows do in a checkpoint, or None: then they are placed."""
+
+    def place(self, first: int, rows: Tensor) -> None:
+        """Make these, of any floating-point type, the rows from `first` on."""
+
 
 class Loadable(Protocol):
     """What loading knows of a model."""
@@ -72,9 +78,14 @@ class _Place(NamedTuple):
     parameter: Parameter
     source: Source
 
-    def rows(self) -> Tensor:
-        whole = self.parameter.tensor
-        return whole.narrow(0, self.source.row, self.source.shape[0]) if whole.ndim else whole
+    def read(self, reader: PlainReader, stored: StoredTensor) -> None:
+        first, count = self.source.row, self.source.shape[0] if self.source.shape else 1
+        rows = self.parameter.rows(first, count)
+        if rows is None:
+            for start, chunk in reader.rows(stored):
+                self.parameter.place(first + start, chunk)
+        else:
+            reader.read(stored, rows)
 
 
 def required_bytes(model: Loadable) -> int:
@@ -111,7 +122,7 @@ def load(
     reader = PlainReader(report)
     for stored in checkpoint.stored_order():
         if stored.name in places:
-            reader.read(stored, places[stored.name].rows())
+            places[stored.name].read(reader, stored)
 
 
 def _problems(model: Loadable, places: dict[str, _Place], checkpoint: Checkpoint) -> Iterator[str]:

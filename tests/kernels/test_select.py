@@ -10,17 +10,17 @@ import torch
 from infd.errors import DeviceMissing
 from infd.kernels.ops import Selected
 from infd.kernels.reference.attention import PagedAttention
-from infd.kernels.reference.dense import Linear
+from infd.kernels.reference.dense import Matrices
 from infd.kernels.select import CANDIDATES, Candidate, Facts, select
 
 CPU = torch.device("cpu")
 
 
-class FakeLinear(Linear):
+class FakeMatrices(Matrices):
     """Stands for a faster kernel."""
 
 
-def fake(refuses, place=f"{__name__}:FakeLinear"):
+def fake(refuses, place=f"{__name__}:FakeMatrices"):
     """Put a candidate in front of the reference for `linear`."""
     return {**CANDIDATES, "linear": (Candidate(name="fake", place=place, refuses=refuses), *CANDIDATES["linear"])}
 
@@ -33,26 +33,26 @@ def test_every_family_has_a_reference_that_runs_anywhere():
     ops = select(CPU, torch.float32)
     assert isinstance(ops.attention, PagedAttention)
     assert [(row["family"], row["chosen"]) for row in ops.describe()] == [
-        (family, "reference") for family in ("attention", "linear", "embedding", "norm", "rope", "activation")
+        (family, "reference") for family in ("attention", "linear", "vocabulary", "norm", "rope", "activation")
     ]
 
 
 def test_the_first_candidate_that_does_not_refuse_is_chosen():
     ops = select(CPU, torch.float32, fake(lambda facts: None))
-    assert type(ops.linear) is FakeLinear
+    assert type(ops.linear) is FakeMatrices
     assert Selected("linear", "fake", {}) in ops.selection
 
 
 def test_a_refusal_is_explained():
     ops = select(CPU, torch.float32, fake(only_cuda))
-    assert type(ops.linear) is Linear
+    assert type(ops.linear) is Matrices
     assert Selected("linear", "reference", {"fake": "runs on CUDA, not on cpu"}) in ops.selection
 
 
 def test_a_refusal_may_depend_on_the_dtype():
     candidates = fake(lambda facts: None if facts.dtype is torch.bfloat16 else "bfloat16 only")
-    assert type(select(CPU, torch.bfloat16, candidates).linear) is FakeLinear
-    assert type(select(CPU, torch.float32, candidates).linear) is Linear
+    assert type(select(CPU, torch.bfloat16, candidates).linear) is FakeMatrices
+    assert type(select(CPU, torch.float32, candidates).linear) is Matrices
 
 
 def test_a_refused_implementation_is_never_imported():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from infd.errors import CheckpointError
+from infd.models.parameter import Parameter
 from infd.weights import load as load_module
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.formats import plain
@@ -23,11 +24,19 @@ class Piece:
         self.name, self.shape, self.row = name, shape, row
 
 
-class Slot:
-    tensor: Tensor
-
+class Slot(Parameter):
     def __init__(self, shape: tuple[int, ...], *sources: Piece, dtype: torch.dtype = torch.float32) -> None:
-        self.shape, self.dtype, self.sources = shape, dtype, sources
+        super().__init__(shape, dtype, sources)
+
+
+class Turned(Slot):
+    """A matrix that does not lie as checkpoints have it."""
+
+    def rows(self, first: int, count: int) -> None:
+        return None
+
+    def place(self, first: int, rows: Tensor) -> None:
+        self.tensor[:, first : first + len(rows)] = rows.T
 
 
 class Shelf:
@@ -91,6 +100,18 @@ def test_types_are_converted_on_the_way(tmp_path, monkeypatch, stored, wanted):
     filled(Shelf(slot), write(tmp_path, {"w": weight}))
     assert slot.tensor.dtype == wanted
     assert slot.tensor.equal(weight.to(wanted))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_what_lies_otherwise_is_placed_part_by_part(tmp_path, monkeypatch, stored):
+    monkeypatch.setattr(plain, "CHUNK_BYTES", 1024)
+    first, second = torch.randn(200, 3).to(stored), torch.randn(7, 3).to(stored)
+    slot = Turned((3, 207), Piece("a", (200, 3)), Piece("b", (7, 3), 200))
+    seen: list[tuple[int, int]] = []
+    filled(Shelf(slot), write(tmp_path, {"a": first, "b": second}), lambda *at: seen.append(at))
+    assert slot.tensor.equal(torch.cat((first, second)).float().T)
+    assert seen[-1] == (207 * 3 * stored.itemsize,) * 2
+    assert len(seen) > 2
 
 
 def test_scalars_and_empty_tensors_load(tmp_path):

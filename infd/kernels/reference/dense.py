@@ -5,20 +5,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec import Struct
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Linear:
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+class Plain(Struct, frozen=True):
+    """A matrix that lies as checkpoints have it: row after row."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def rows(self, kept: Tensor, first: int, count: int) -> Tensor:
+        return kept.narrow(0, first, count)
+
+    def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
+        kept.narrow(0, first, rows.shape[0]).copy_(rows)
+
+    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, kept, bias)
+
+    def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
+        return F.embedding(tokens, kept)
 
 
-class Embedding:
-    def __call__(self, tokens: Tensor, weight: Tensor) -> Tensor:
-        return F.embedding(tokens, weight)
+class Matrices:
+    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Plain:
+        return Plain((outputs, inputs), dtype)
 
 
 class Norm:

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.models.parameter import Blueprint, Parameter
+    from infd.models.parameter import Blueprint, Matrix
 
 
 class Embedding:
     def __init__(
         self, blueprint: Blueprint, name: str, vocab_size: int, hidden_size: int, *, scale: float = 1.0
     ) -> None:
-        self._embedding = blueprint.ops.embedding
-        self.weight = blueprint.declare({f"{name}.weight": vocab_size}, (hidden_size,))
+        self.weight = blueprint.matrix({f"{name}.weight": vocab_size}, hidden_size, blueprint.ops.vocabulary)
         self._scale = scale
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Return [T, hidden] of tokens [T]."""
-        x = self._embedding(tokens, self.weight.tensor)
+        x = self.weight.look_up(tokens)
         return x if self._scale == 1 else x * self._scale
 
 
@@ -34,18 +33,18 @@ class Head:
         vocab_size: int,
         hidden_size: int,
         *,
-        tied: Parameter | None,
+        tied: Matrix | None,
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> None:
         """Declare the weight, if it is not `tied`. Logits are scaled, then bounded: softcap * tanh(logit / softcap)."""
-        self._linear = blueprint.ops.linear
-        self._weight = tied or blueprint.declare({f"{name}.weight": vocab_size}, (hidden_size,))
+        family = blueprint.ops.vocabulary
+        self._weight = tied or blueprint.matrix({f"{name}.weight": vocab_size}, hidden_size, family)
         self._scale, self._softcap = scale, softcap
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [N, vocab] of hidden [N, hidden]."""
-        logits = self._linear(hidden, self._weight.tensor, None).float()
+        logits = self._weight.multiply(hidden).float()
         if self._scale != 1:
             logits.mul_(self._scale)
         if self._softcap is not None:

@@ -1,4 +1,4 @@
-"""The one place where the form of a weight matters: fused, and later quantized, packed or sharded."""
+"""Products with weights, in whatever form `kernels/ops.py` Form keeps them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Linear:
 
     def __init__(self, blueprint: Blueprint, modules: Mapping[str, int], inputs: int, *, bias: bool = False) -> None:
         """Declare a weight [sum of outputs, inputs] made of checkpoint modules, each named with its outputs."""
-        self._linear = blueprint.ops.linear
-        self._weight = blueprint.declare({f"{name}.weight": rows for name, rows in modules.items()}, (inputs,))
+        weights = {f"{name}.weight": rows for name, rows in modules.items()}
+        self._weight = blueprint.matrix(weights, inputs, blueprint.ops.linear)
         self._bias = blueprint.declare({f"{name}.bias": rows for name, rows in modules.items()}) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [T, sum of outputs] of x [T, inputs]."""
-        return self._linear(x, self._weight.tensor, None if self._bias is None else self._bias.tensor)
+        return self._weight.multiply(x, None if self._bias is None else self._bias.tensor)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 assert sys.byteorder == "little"  # as safetensors stores numbers
 
 DTYPES = MappingProxyType({"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
+ROWS = 64  # where a part begins: forms that keep rows in blocks have no larger ones
 CHUNK_BYTES = 2**24  # between two reports of progress, and the size of the staging buffer; a multiple of every item
 
 
@@ -46,6 +48,19 @@ class PlainReader:
             if not direct:
                 items.copy_(target.view(dtype))
             self._progress(count)
+
+    def rows(self, stored: StoredTensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield a matrix part by part: the first row, and rows of the stored type, valid until the next part."""
+        dtype = DTYPES[stored.dtype]
+        count, *shape = stored.shape
+        width = prod(shape) * dtype.itemsize
+        most = max(ROWS, CHUNK_BYTES // max(width, 1) // ROWS * ROWS)
+        buffer = torch.empty(min(most, count) * width, dtype=torch.uint8)
+        for first in range(0, count, most):
+            part = buffer[: min(most, count - first) * width]
+            stored.read(part.numpy().data, first * width)
+            yield first, part.view(dtype).view(-1, *shape)
+            self._progress(part.nbytes)
 
     def _stage(self, pinned: bool) -> Tensor:
         if self._staging is None or self._staging.is_pinned() != pinned:
