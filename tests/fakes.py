@@ -28,10 +28,22 @@ FULL = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
 
 def capacity(
-    layout: CacheLayout = FULL, *, pages: int = 64, rows: int = 8, step_tokens: int = 16, max_model_len: int = 64
+    layout: CacheLayout = FULL,
+    *,
+    pages: int = 64,
+    rows: int = 8,
+    step_tokens: int = 16,
+    max_model_len: int = 64,
+    score_cost: int = 1,
 ) -> Capacity:
     return Capacity(
-        layout=layout, pages=pages, rows=rows, step_tokens=step_tokens, max_model_len=max_model_len, vocab_size=VOCAB
+        layout=layout,
+        pages=pages,
+        rows=rows,
+        step_tokens=step_tokens,
+        max_model_len=max_model_len,
+        vocab_size=VOCAB,
+        score_cost=score_cost,
     )
 
 

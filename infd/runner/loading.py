@@ -182,6 +182,7 @@ def assemble(
             step_tokens=step_tokens,
             max_model_len=max_len,
             vocab_size=model.vocab_size,
+            score_cost=stepsize.score_cost(runner, trial) if layout.divisible else 1,
         ),
         depth=config.device.depth or DEPTH[device.type],
         arenas=(weights, cache),

@@ -1,4 +1,4 @@
-"""Measure, at start, how many tokens a step can compute within its target time.
+"""Measure, at start, how many tokens a step can compute within its target time, and what it costs to score them.
 
 The steps measured are ordinary plans, on rows and pages that nobody holds yet;
 they are invisible outside the runner. Long prompts are computed in steps of
@@ -24,6 +24,8 @@ FIRST = 4  # tokens of the first step, which pays for whatever is set up on firs
 GROWTH = 4
 TRIALS = 5  # of each size, as long as they are short
 ENOUGH_S = 0.05
+FEW = 16  # tokens of a step that is only compared with another
+LIKELIEST = 20  # tokens asked for where scoring is measured
 
 
 class Trial:
@@ -44,10 +46,14 @@ class Trial:
         whole = min(self._rows, self._pages // held)
         return whole * self._length if whole else self._alone()
 
-    def plan(self, tokens: int) -> StepPlan:
-        """Return a step of `tokens` prompt tokens, in as few sequences as hold them."""
+    def plan(self, tokens: int, scored: int | None = None) -> StepPlan:
+        """Return a step of `tokens` prompt tokens, in as few sequences as hold them.
+
+        scored  as SamplingParams.prompt_logprobs
+        """
         plan = StepPlan(-1, [], [], [])
-        request = Request(id="trial", prompt=(0,), sampling=SamplingParams(max_tokens=1, temperature=0.0))
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=scored)
+        request = Request(id="trial", prompt=(0,), sampling=sampling)
         page = 1
         while tokens:
             row, count = len(plan.joins), min(tokens, self._length)
@@ -57,7 +63,8 @@ class Trial:
                 tables.append(list(range(page, page + held)))
                 page += held
             plan.joins.append(Join(row, [0] * count, count, request.sampling, frozenset(), tables, 0))
-            plan.spans.append(Span(Sequence(request), row, 0, count, samples=True))
+            scores = 0 if scored is None else count - 1
+            plan.spans.append(Span(Sequence(request), row, 0, count, samples=True, scores=scores))
             tokens -= count
         return plan
 
@@ -85,13 +92,19 @@ def measure(runner: Runner, trial: Trial, *, target_s: float, rows: int, device:
     return max(least, min(MOST[device], _power_of_two(int(tokens * target_s / elapsed))))
 
 
-def _time(runner: Runner, trial: Trial, tokens: int) -> float:
+def score_cost(runner: Runner, trial: Trial) -> int:
+    """Return as how many tokens of a step one counts that is scored: its logits take time as well, and more sorting."""
+    tokens = min(FEW, trial.room)
+    return max(1, round(_time(runner, trial, tokens, LIKELIEST) / _time(runner, trial, tokens)))
+
+
+def _time(runner: Runner, trial: Trial, tokens: int, scored: int | None = None) -> float:
     """Return the seconds that such a step takes: the best of some, since whatever disturbs one makes it longer."""
-    best, spent = _run(runner, trial.plan(tokens)), 0.0
+    best, spent = _run(runner, trial.plan(tokens, scored)), 0.0
     for _ in range(TRIALS - 1):
         if spent > ENOUGH_S:
             break
-        taken = _run(runner, trial.plan(tokens))
+        taken = _run(runner, trial.plan(tokens, scored))
         best, spent = min(best, taken), spent + taken
     return best
 

@@ -81,6 +81,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
     pages          page ids 1..pages may be granted; id 0 is scratch: padding writes there, nothing read from it counts
     rows           sequences at once
     step_tokens    most tokens in one step
+    score_cost     as how many of these a token counts whose successor is scored: its logits are made too
     max_model_len  longest sequence, prompt and answer together
     vocab_size     token ids are 0..vocab_size - 1
     """
@@ -91,3 +92,4 @@ class Capacity(Struct, frozen=True, kw_only=True):
     step_tokens: int
     max_model_len: int
     vocab_size: int
+    score_cost: int = 1

@@ -79,6 +79,7 @@ class Scheduler:
         """Queue a sequence. Its request has been checked: it fits max_model_len."""
         assert seq.prompt_tokens < self.capacity.max_model_len
         seq.limit = min(seq.limit, self.capacity.max_model_len)
+        seq.weight = self.capacity.score_cost if seq.scoring else 1
         seq.order = self._policy.place(seq.request.priority)
         insort(self.waiting, seq, key=by_order)
 
@@ -125,7 +126,7 @@ class Scheduler:
                 self.pool.forget(page)
         self._size.fitted()
         outcomes: list[Outcome] = []
-        at, sound = 0, True
+        at = 0
         for i, span in enumerate(plan.spans):
             accepted = result.accepted[i]
             tokens = result.tokens[at : at + accepted]
@@ -135,20 +136,18 @@ class Scheduler:
                 seq.in_flight -= 1
             if seq.finish is not None:
                 continue
+            outcome, failure = None, result.failed.get(i)
             try:
-                failure = result.failed.get(i)
-                outcome = self._take_in(plan.number, span, tokens, i, result) if failure is None else None
+                if failure is None:
+                    outcome = self._take_in(plan.number, span, tokens, i, result)
             except Exception as error:  # fault point "commit": whatever it is, it is this sequence's
-                failure, outcome, sound = error, None, False
+                failure = error
             if failure is not None:
-                self._unindex(seq)
-                self.remove(seq, FinishReason.ERROR, failure)
-                seq.finish, seq.failure = FinishReason.ERROR, failure  # it may just have ended otherwise
-                outcome = Outcome(seq, [], [], FinishReason.ERROR)
+                outcome = self._fail(seq, failure)
+                if i not in result.failed:
+                    self.verify()
             if outcome is not None:
                 outcomes.append(outcome)
-        if not sound:
-            self.verify()
         return outcomes
 
     def rollback(self, plans: Iterable[StepPlan]) -> None:
@@ -184,15 +183,15 @@ class Scheduler:
     # One sequence, one step
 
     def _grant(self, plan: StepPlan, seq: Sequence, left: int) -> int:
-        """Add a span of at most `left` tokens to the plan; return its length, 0 if it cannot go on now."""
+        """Add a span that takes at most `left` of the plan; return how much it took, 0 if it cannot go on now."""
         planned = len(seq.tokens) + seq.in_flight
         count = (planned if planned < seq.limit else seq.limit - 1) - seq.computed
         if not count or seq.row is None:
             return 0  # its last token is in flight, or it was preempted a moment ago
-        if count > left:
+        if count * seq.weight > left:
             if not self.capacity.layout.divisible:
                 return 0
-            count = left
+            count = max(1, left // seq.weight)
         end = seq.computed + count
         if end > seq.covered and not self._cover(plan, seq, end):
             return 0
@@ -205,7 +204,7 @@ class Scheduler:
         seq.step = plan.number
         if end - seq.indexed >= self._page_tokens and self._prefix_caching:
             self._offer(seq, plan.number)
-        return count
+        return min(count * seq.weight, left)
 
     def _admit(self, plan: StepPlan, left: int, only: Container[Sequence] | None) -> None:
         """Let waiting sequences run, in order, while there is room for the first of them."""
@@ -364,12 +363,15 @@ class Scheduler:
                         self._unsettled.setdefault(step, []).append(page)
         seq.indexed = max(seq.indexed, settled - settled % self.capacity.layout.alignment)
 
-    def _unindex(self, seq: Sequence) -> None:
-        """Nobody else may read what a failed sequence has written."""
+    def _fail(self, seq: Sequence, failure: Exception) -> Outcome:
+        """End a sequence in an error, even where it has just ended otherwise. Nobody may read what it has written."""
         for table in seq.tables:
             for page in table:
                 if page:
                     self.pool.forget(page)
+        self.remove(seq, FinishReason.ERROR, failure)
+        seq.finish, seq.failure = FinishReason.ERROR, failure
+        return Outcome(seq, [], [], FinishReason.ERROR)
 
     def _preempt(self, seq: Sequence) -> None:
         """Send a running sequence back to its old place in the queue, to be recomputed."""

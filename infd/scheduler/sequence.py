@@ -40,6 +40,7 @@ class Sequence:
         "step",
         "tables",
         "tokens",
+        "weight",
     )
 
     def __init__(self, request: Request, choice: int = 0, *, prefix_root: bytes = b"") -> None:
@@ -53,6 +54,7 @@ class Sequence:
         # Log-probabilities of its prompt are owed; those of the first choice are those of all.
         self.scoring = request.sampling.prompt_logprobs is not None and choice == 0 and self.prompt_tokens > 1
         self.prompt_logprobs: list[TokenLogprobs] = []  # known, and not yet handed on
+        self.weight = 1  # as how many tokens of a step each of its own counts
 
         self.order: Order = (0, 0)  # place in the queue; kept through preemption
         self.computed = 0
@@ -89,7 +91,8 @@ class Sequence:
         """
         assert start <= len(self.prompt_logprobs), "a part of the prompt was not scored"
         self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]
-        self.scoring = len(self.prompt_logprobs) < self.prompt_tokens - 1
+        if len(self.prompt_logprobs) == self.prompt_tokens - 1:
+            self.scoring, self.weight = False, 1
 
     def __repr__(self) -> str:
         return (

@@ -132,6 +132,17 @@ def test_step_tokens_are_measured_within_bounds_and_the_trial_leaves_no_trace():
     assert loaded.capacity.step_tokens == 128  # for 40 decoding sequences and prompts beside them
 
 
+def test_what_a_scored_token_costs_is_found_by_scoring_some(monkeypatch):
+    run = stepsize._run
+
+    def seconds(runner, plan):
+        run(runner, plan)
+        return plan.tokens + 3 * sum(span.scores for span in plan.spans)
+
+    monkeypatch.setattr(stepsize, "_run", seconds)
+    assert load(FakeModel(), config(step_tokens=64), Pulse()).capacity.score_cost == 4
+
+
 def test_step_tokens_as_configured_are_not_measured():
     assert load(FakeModel(), config(step_tokens=8), Pulse()).capacity.step_tokens == 8
 

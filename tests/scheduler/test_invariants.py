@@ -31,8 +31,11 @@ class Histories(RuleBasedStateMachine):
         spare=st.integers(0, 12),
         step_tokens=st.integers(2, 12),
         caching=st.booleans(),
+        score_cost=st.integers(1, 4),
     )
-    def start(self, layout: str, depth: int, rows: int, spare: int, step_tokens: int, caching: bool) -> None:
+    def start(
+        self, layout: str, depth: int, rows: int, spare: int, step_tokens: int, caching: bool, score_cost: int
+    ) -> None:
         chosen = LAYOUTS[layout]
         longest = 24
         self.encoder = not chosen.groups
@@ -42,6 +45,7 @@ class Histories(RuleBasedStateMachine):
             rows=rows,
             step_tokens=longest if self.encoder else max(step_tokens, rows),
             max_model_len=longest,
+            score_cost=1 if self.encoder else score_cost,
         )
         self.driver = Driver(limits, depth=depth, patience=3, caching=caching)
         self.ended: list[object] = []

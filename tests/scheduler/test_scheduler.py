@@ -108,6 +108,28 @@ def test_a_prompt_to_be_scored_is_computed_whole_and_fills_the_cache_for_others(
     driver.check_answers()
 
 
+def test_scored_tokens_count_for_more_of_a_step_until_all_are_scored():
+    driver = Driver(capacity(step_tokens=16, score_cost=4))
+    scored = driver.add(sequence(10, scored=0))
+    behind = driver.add(sequence([7] * 20))
+
+    assert [granted(driver.step()) for _ in range(2)] == [{scored: 4}] * 2, "nobody comes in before its end"
+    assert granted(driver.step()) == {scored: 2, behind: 8}
+    assert granted(driver.step()) == {scored: 1, behind: 12}, "its scores were not yet known when this was planned"
+    assert granted(driver.step()) == {scored: 1, behind: 1}
+    driver.finish()
+    driver.check_answers()
+
+
+def test_a_token_that_counts_for_more_than_a_step_is_computed_all_the_same():
+    driver = Driver(capacity(step_tokens=8, score_cost=20))
+    driver.add(sequence(9, scored=0))
+    driver.finish()
+
+    assert [plan.tokens for plan in driver.plans[:9]] == [1] * 9
+    driver.check_answers()
+
+
 def test_a_scored_prompt_whose_answer_is_preempted_may_read_its_own_pages():
     driver = Driver(capacity(step_tokens=32))
     seq = driver.add(sequence(20, max_tokens=3, scored=0))
