@@ -1,0 +1,151 @@
+"""Tools as data: what is offered, how it is asked for, what it answers, and how that is worded.
+
+`tools.toml` lists tools that people know; `invented.py` makes others of the same form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from infd.embedded.recipe.conversation import Pool
+from infd.embedded.recipe.slots import fill, listed, read
+
+if TYPE_CHECKING:
+    from random import Random
+
+# Kinds whose values are free text: people put them in quotes now and then.
+QUOTABLE: Final = {"title", "message", "query", "errand", "phrase"}
+# A day may be "tomorrow", and nobody says "on tomorrow".
+_WITHOUT_ON: Final = re.compile(r"\b(?:on|for) (?=(?:tomorrow|today|next|this)\b)")
+
+
+class Tool(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool, as tools.toml explains its fields."""
+
+    name: str
+    domain: str
+    about: str
+    ask: list[str]
+    say: list[str]
+    needs: dict[str, str] = {}
+    may: dict[str, str] = {}
+    gives: dict[str, str] = {}
+    held_out: bool = False
+
+
+class Use(Struct, frozen=True):
+    """One call of a tool: the words that ask for it, the call itself, what it gives and the words for that."""
+
+    tool: Tool
+    question: str
+    arguments: dict[str, Any]
+    result: dict[str, Any]
+    sentence: str
+    facts: list[str]  # what of arguments and result the sentence repeats
+
+
+_FILE: Final = read("tools")
+CATALOGUE: Final = msgspec.convert(_FILE["tool"], tuple[Tool, ...])
+COMMANDS: Final = frozenset(_FILE["commands"].split())
+
+
+def known(pool: Pool) -> list[Tool]:
+    """Return the listed tools of a pool."""
+    return [tool for tool in CATALOGUE if tool.held_out == (pool is Pool.HELD_OUT)]
+
+
+def blanks(template: str) -> set[str]:
+    """Return the names of a template's blanks."""
+    return set(re.findall(r"{(\w+)}", template))
+
+
+def use(rng: Random, tool: Tool, pool: Pool) -> Use:
+    """Ask for a tool once, with all blanks filled."""
+    template, _, implied = rng.choice(tool.ask).partition(" => ")
+    kinds = {name: kind.partition(";")[0] for name, kind in (tool.needs | tool.may).items()}
+    arguments: dict[str, Any] = json.loads(implied) if implied else {}
+    words = {}
+    for blank in blanks(template):
+        value = _fresh(rng, kinds[blank], pool, arguments)
+        arguments[blank] = value
+        words[blank] = _quoted(rng, template, blank, value) if kinds[blank] in QUOTABLE else value
+    result = {field: fill(rng, kind, pool) for field, kind in tool.gives.items()}
+    closing = rng.choice(tool.say)
+    # "is {service} running" may hold the same name twice: the result's word is the one that is told
+    told = arguments | result
+    return Use(
+        tool=tool,
+        question=_WITHOUT_ON.sub("", template.format(**words)),
+        arguments={name: arguments[name] for name in kinds if name in arguments},
+        result=result,
+        sentence=_WITHOUT_ON.sub("", closing.format(**told)),
+        facts=[str(told[blank]) for blank in sorted(blanks(closing))],
+    )
+
+
+def _fresh(rng: Random, kind: str, pool: Pool, taken: dict[str, Any]) -> Any:
+    # From a city to itself, or a currency into itself, nobody asks.
+    while (value := fill(rng, kind, pool)) in taken.values() and not isinstance(value, bool):
+        pass
+    return value
+
+
+def _quoted(rng: Random, template: str, blank: str, value: str) -> str:
+    if f"'{{{blank}}}'" in template or rng.random() > 0.12:
+        return value
+    return rng.choice(("'{}'", '"{}"')).format(value)
+
+
+def asked(rng: Random, question: str, pool: Pool) -> str:
+    """Wrap a request in manners, now and then."""
+    first, _, rest = question.partition(" ")
+    if first.lower() in COMMANDS and question.endswith(".") and rng.random() < 0.3:
+        return listed(rng, "manners", pool).format(do=f"{first.lower()} {rest[:-1]}")
+    chance = rng.random()
+    if chance < 0.06:
+        return question.rstrip(".?")
+    if chance < 0.1:
+        return f"{rng.choice(('Hello!', 'Hi!', 'Hey!'))} {question}"
+    if chance < 0.14 and question[-1] in ".?":
+        return f"{question} Thanks."
+    return question
+
+
+def signature(rng: Random, tool: Tool, name: str) -> dict[str, Any]:
+    """Write a tool as clients offer it. They differ in what they say of parameters."""
+    described, closed = rng.random() < 0.35, rng.random() < 0.1
+    properties = {}
+    for parameter, spec in (tool.needs | tool.may).items():
+        kind, _, about = spec.partition(";")
+        form: dict[str, Any] = {"type": _type(kind)}
+        if "|" in kind:
+            form["enum"] = kind.split("|")
+        if about or described:
+            form["description"] = about.strip() or parameter.replace("_", " ").capitalize()
+        properties[parameter] = form
+    parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": list(tool.needs)}
+    if closed:
+        parameters["additionalProperties"] = False
+    return {
+        "type": "function",
+        "function": {"name": name, "description": tool.about, "parameters": parameters},
+    }
+
+
+def _type(kind: str) -> str:
+    if kind.startswith("int:"):
+        return "integer"
+    return {"bool": "boolean", "decimal": "number"}.get(kind, "string")
+
+
+def spelled(rng: Random, tool: Tool) -> str:
+    """Return the tool's name as this client writes it: snake_case, or now and then camelCase."""
+    if rng.random() > 0.12:
+        return tool.name
+    head, *tail = tool.name.split("_")
+    return head + "".join(word.capitalize() for word in tail)

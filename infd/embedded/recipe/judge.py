@@ -1,0 +1,60 @@
+"""Whether an answer is what its conversation expects."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.embedded.recipe.conversation import Expect
+
+
+def holds(expect: Expect, answer: str, calls: Sequence[dict[str, Any]]) -> bool:
+    """Say whether an answer is right.
+
+    answer  what was said, without thoughts and calls
+    calls   what was called, [{"name": ..., "arguments": {...}}]
+    """
+    if expect.text is not None and _spaced(answer) != _spaced(expect.text):
+        return False
+    if not all(any(says(answer, word) for word in group) for group in expect.contains):
+        return False
+    if expect.calls is not None and not _same([_bare(call) for call in calls], expect.calls):
+        return False
+    return expect.json is None or _is_json(answer, expect.json)
+
+
+def says(answer: str, words: str) -> bool:
+    """Say whether words stand in an answer as whole words. A number is whole with its sign and fraction."""
+    words = _spaced(words)
+    before = r"(?<![\w.-])" if words[:1].isdigit() else r"(?<!\w)"
+    after = r"(?![\w]|[.,]\d)" if words[-1:].isdigit() else r"(?!\w)"
+    return re.search(before + re.escape(words) + after, _spaced(answer), re.IGNORECASE) is not None
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _bare(call: dict[str, Any]) -> dict[str, Any]:
+    return {"name": call["name"], "arguments": call["arguments"]}
+
+
+def _is_json(answer: str, expected: Any) -> bool:
+    try:
+        value = json.loads(answer)
+    except ValueError:
+        return False
+    return _same(value, expected)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Compare JSON values. In Python true is 1, in JSON it is not."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)

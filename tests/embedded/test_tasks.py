@@ -1,0 +1,302 @@
+"""What the model learns its tasks from: right answers, valid calls, and nothing held out in training."""
+
+from __future__ import annotations
+
+import json
+import re
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from infd import embedded
+from infd.embedded.recipe import arithmetic, tools
+from infd.embedded.recipe.catalogue import CATALOGUE, blanks
+from infd.embedded.recipe.conversation import Conversation, Expect, Pool, part
+from infd.embedded.recipe.judge import holds, says
+from infd.embedded.recipe.slots import LISTS, belongs
+from infd.text.chat import ChatTemplate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+SUBJECTS = [arithmetic, tools]
+
+
+def drawn(subject: ModuleType, pool: Pool, count: int, seed: int = 7) -> list[Conversation]:
+    rng = Random(seed)
+    return [subject.draw(rng, pool) for _ in range(count)]
+
+
+def name(subject: ModuleType) -> str:
+    return subject.__name__.rpartition(".")[2]
+
+
+@pytest.fixture(scope="module")
+def sample() -> Callable[[ModuleType, Pool], list[Conversation]]:
+    """Enough of each subject to see what is rare; drawn once."""
+    return {
+        (subject, pool): drawn(subject, pool, 20_000 if pool is Pool.TRAIN else 4_000)
+        for subject in SUBJECTS
+        for pool in Pool
+    }.__getitem__
+
+
+def uttered(conversation: Conversation) -> str:
+    return json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
+
+
+def last_calls(conversation: Conversation) -> list[dict[str, Any]]:
+    return [call["function"] for call in conversation.messages[-1].get("tool_calls", [])]
+
+
+@pytest.mark.parametrize("pool", Pool)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=name)
+def test_the_same_seed_draws_the_same_conversations(subject: ModuleType, pool: Pool):
+    assert drawn(subject, pool, 200) == drawn(subject, pool, 200)
+
+
+@pytest.mark.parametrize("pool", Pool)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=name)
+def test_every_answer_is_what_its_conversation_expects(sample, subject: ModuleType, pool: Pool):
+    for conversation in sample((subject, pool)):
+        assert conversation.expect != Expect()
+        answer = conversation.messages[-1]
+        assert answer["role"] == "assistant"
+        assert holds(conversation.expect, answer["content"], last_calls(conversation)), conversation
+        assert conversation.thinking == bool(answer.get("reasoning_content"))
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=name)
+def test_no_question_of_the_evaluation_is_asked_in_training(sample, subject: ModuleType):
+    asked = {
+        pool: {
+            message["content"]
+            for one in sample((subject, pool))
+            for message in one.messages
+            if message["role"] == "user"
+        }
+        for pool in Pool
+    }
+    # Of greetings and thanks alone both pools have their own; of everything else names and numbers differ too.
+    assert not asked[Pool.TRAIN] & asked[Pool.HELD_OUT]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=name)
+def test_training_never_draws_a_held_out_name(sample, subject: ModuleType):
+    held = {word for of in ("people", "families", "cities") for word in part(LISTS[of], Pool.HELD_OUT)}
+    trained = {word for of in LISTS for word in part(LISTS[of], Pool.TRAIN)}
+    held -= {word for phrase in trained for word in re.findall(r"\w+", phrase)}
+    seen = {word for one in sample((subject, Pool.TRAIN)) for word in re.findall(r"\w+", uttered(one))}
+    made_up = {word for word in held if not belongs(word.lower(), Pool.HELD_OUT)}
+
+    assert not (held - made_up) & seen
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=name)
+def test_the_template_renders_every_conversation(sample, subject: ModuleType):
+    template = ChatTemplate.of_file(embedded.path().parent / "source" / "chat_template.jinja")
+    for conversation in sample((subject, Pool.TRAIN))[:300]:
+        text = template.render(conversation.messages, tools=conversation.tools or None, add_generation_prompt=False)
+        assert text.count("<think>") == conversation.thinking
+        assert text.endswith("<|im_end|>\n")
+        answer = text.rpartition("<|im_start|>assistant\n")[2]
+        written = re.findall(r"<tool_call>\n(.*)\n</tool_call>", answer)
+        assert [json.loads(call) for call in written] == last_calls(conversation)
+
+
+# Arithmetic, computed again from the text
+
+
+SIGNS: dict[str, Callable[[int, int], float]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "×": lambda a, b: a * b,
+    "÷": lambda a, b: a / b,
+}
+
+
+@pytest.mark.parametrize("pool", Pool)
+def test_every_equation_is_right(sample, pool: Pool):
+    seen = 0
+    for conversation in sample((arithmetic, pool)):
+        for message in conversation.messages:
+            if message["role"] != "assistant":
+                continue
+            text = message["content"] + " " + message.get("reasoning_content", "")
+            for left, right in re.findall(r"((?:-?\d+ [+×÷-] )+\d+) = (-?\d+)", text):
+                first, *rest = left.split(" ")
+                value: float = int(first)
+                for sign, number in zip(rest[::2], rest[1::2], strict=True):
+                    value = SIGNS[sign](int(value), int(number))
+                assert value == int(right), text
+                seen += 1
+    assert seen > 2_000
+
+
+@pytest.mark.parametrize("pool", Pool)
+def test_every_comparison_is_right(sample, pool: Pool):
+    seen = 0
+    for conversation in sample((arithmetic, pool)):
+        for a, word, b in re.findall(r"(\d+) is (larger|smaller) than (\d+)", conversation.messages[-1]["content"]):
+            assert (int(a) > int(b)) == (word == "larger")
+            seen += int(a) != int(b)
+    assert seen > 200
+
+
+@pytest.mark.parametrize(
+    ("phrase", "question", "answer"),
+    [
+        (r"What is (\d+) \+ (\d+)\?", "{0} + {1}", lambda a, b: a + b),
+        (r"Subtract (\d+) from (\d+)\.", "{1} - {0}", lambda a, b: b - a),
+        (r"Multiply (\d+) by (\d+)\.", "{0} × {1}", lambda a, b: a * b),
+        (r"Divide (\d+) by (\d+)\.", "{0} ÷ {1}", lambda a, b: a // b),
+        (r"Double (\d+)\.", "Double {0}", lambda a: 2 * a),
+        (r"Halve (\d+)\.", "Half of {0}", lambda a: a // 2),
+        (r"What comes before (\d+)\?", "The number before {0}", lambda a: a - 1),
+    ],
+)
+def test_the_answer_is_about_what_was_asked(sample, phrase: str, question: str, answer: Callable[..., int]):
+    seen = 0
+    for conversation in sample((arithmetic, Pool.TRAIN)):
+        if found := re.fullmatch(phrase, conversation.messages[-2]["content"]):
+            numbers = [int(number) for number in found.groups()]
+            said = conversation.messages[-1]["content"]
+            assert said in (
+                f"{question.format(*numbers)} = {answer(*numbers)}.",
+                f"{question.format(*numbers)} is {answer(*numbers)}.",
+            )
+            seen += 1
+    assert seen > 5
+
+
+def pairs(conversations: list[Conversation], sign: str) -> set[tuple[int, int]]:
+    """Collect the pairs that an operation is asked of, by the equation that opens the answer."""
+    opening = re.compile(rf"(\d+) {re.escape(sign)} (\d+) = ")
+    return {
+        (int(found[1]), int(found[2]))
+        for conversation in conversations
+        for message in conversation.messages
+        if message["role"] == "assistant" and (found := opening.match(message["content"]))
+    }
+
+
+@pytest.mark.parametrize("sign", ["+", "-", "×", "÷"])
+def test_no_pair_of_the_evaluation_is_asked_in_training(sample, sign: str):
+    trained = pairs(sample((arithmetic, Pool.TRAIN)), sign)
+    held = pairs(sample((arithmetic, Pool.HELD_OUT)), sign)
+
+    assert len(held) > 10
+    assert not held & trained
+
+
+def test_the_multiplication_table_has_no_hole(sample):
+    trained = pairs(sample((arithmetic, Pool.TRAIN)), "×")
+
+    assert {(min(pair), max(pair)) for pair in trained} == {(a, b) for b in range(13) for a in range(b + 1)}
+
+
+# Tools
+
+
+def conforms(value: Any, form: dict[str, Any]) -> bool:
+    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+    right = isinstance(value, kinds[form["type"]]) and (form["type"] == "boolean" or not isinstance(value, bool))
+    return right and value in form.get("enum", [value])
+
+
+@pytest.mark.parametrize("pool", Pool)
+def test_every_call_is_valid_by_the_schema_of_an_offered_tool(sample, pool: Pool):
+    for conversation in sample((tools, pool)):
+        offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in conversation.tools}
+        assert 1 <= len(offered) == len(conversation.tools) <= 5
+        for message in conversation.messages:
+            for call in message.get("tool_calls", []):
+                schema, arguments = offered[call["function"]["name"]], call["function"]["arguments"]
+                assert set(schema["required"]) <= set(arguments) <= set(schema["properties"])
+                assert all(conforms(value, schema["properties"][key]) for key, value in arguments.items()), message
+
+
+@pytest.mark.parametrize("pool", Pool)
+def test_arguments_are_copied_from_the_question(sample, pool: Pool):
+    for conversation in sample((tools, pool)):
+        question = next(message["content"] for message in reversed(conversation.messages) if message["role"] == "user")
+        for call in last_calls(conversation):
+            for value in call["arguments"].values():
+                assert isinstance(value, bool) or str(value) in question, conversation
+
+
+def test_training_offers_no_held_out_tool(sample):
+    held = {tool.name for tool in CATALOGUE if tool.held_out}
+    abouts = {tool.about for tool in CATALOGUE if tool.held_out}
+    offered = [tool["function"] for one in sample((tools, Pool.TRAIN)) for tool in one.tools]
+
+    assert len(held) >= 15
+    assert not held & {re.sub("[A-Z]", lambda big: "_" + big[0].lower(), tool["name"]) for tool in offered}
+    assert not abouts & {tool["description"] for tool in offered}
+
+
+def test_the_evaluation_offers_no_trained_tool(sample):
+    trained = {tool["function"]["description"] for one in sample((tools, Pool.TRAIN)) for tool in one.tools}
+    held = {tool["function"]["description"] for one in sample((tools, Pool.HELD_OUT)) for tool in one.tools}
+
+    assert not trained & held
+
+
+@pytest.mark.parametrize("tool", CATALOGUE, ids=lambda tool: tool.name)
+def test_a_listed_tool_is_whole(tool):
+    for ask in tool.ask:
+        phrase, _, implied = ask.partition(" => ")
+        given = blanks(phrase) | set(json.loads(implied or "{}"))
+        assert set(tool.needs) <= given <= set(tool.needs | tool.may)
+    for phrase in tool.say:
+        assert blanks(phrase) <= set(tool.needs | tool.gives)
+    assert not set(tool.gives) & set(tool.needs | tool.may)
+
+
+def test_every_kind_of_exchange_with_tools_is_drawn(sample):
+    ends = [(len(last_calls(one)), one.messages[-2]["role"], one.thinking) for one in sample((tools, Pool.TRAIN))]
+    for calls, before in ((1, "user"), (2, "user"), (0, "user"), (0, "tool")):
+        for thinking in (False, True):
+            assert ends.count((calls, before, thinking)) > 200
+
+
+# The judge
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "verdict"),
+    [
+        ("It is 42.", "42", True),
+        ("It is -42.", "42", False),
+        ("It is -42.", "-42", True),
+        ("It is 42.5", "42", False),
+        ("It is 142.", "42", False),
+        ("Order AX-4821 is late.", "ax-4821", True),
+        ("Concatenate", "cat", False),
+        ("The\n  cat", "the cat", True),
+    ],
+)
+def test_words_count_when_they_stand_whole(answer: str, words: str, verdict: bool):
+    assert says(answer, words) == verdict
+
+
+def test_a_call_counts_only_with_the_right_name_arguments_and_order():
+    one, two = {"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {}}
+    expect = Expect(calls=[one, two])
+
+    assert holds(expect, "", [one, two])
+    assert not holds(expect, "", [two, one])
+    assert not holds(expect, "", [one])
+    assert not holds(expect, "", [{"name": "a", "arguments": {"x": True}}, two])
+    assert not holds(Expect(calls=[]), "", [one])
+    assert holds(Expect(calls=[]), "hello", [])
+
+
+def test_json_counts_when_it_stands_alone_and_is_equal():
+    expect = Expect(json={"a": 1, "b": ["x"]})
+
+    assert holds(expect, ' {"b": ["x"], "a": 1}\n', [])
+    assert not holds(expect, '```{"a": 1, "b": ["x"]}```', [])
+    assert not holds(expect, '{"a": 1, "b": ["y"]}', [])
