@@ -20,6 +20,8 @@ InfdError
 │   ├── ServerStopped      503, with Retry-After
 │   └── Internal           500, our bug; the message names the request id
 ├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
+├── WrongState             an operator's wish that cannot be begun now
+├── Overtaken              an operator's wish that a later one, or the end, has taken the place of
 ├── StepTooLarge           a step did not fit the device's memory; smaller ones may
 ├── DeviceLost             the device cannot be used any more; the daemon exits 70
 └── StartError             the daemon cannot start; carries a sysexits code
@@ -181,6 +183,20 @@ class Internal(RequestError):
 
 class RequestFailed(InfdError):
     """An accepted request that infd could not finish; its stream ends with this."""
+
+
+class WrongState(InfdError):
+    """What an operator wishes cannot be begun in this state."""
+
+    def __init__(self, state: str, reason: str = "", advice: str = "see `infdctl status`") -> None:
+        super().__init__(f"the daemon is {state}{f' ({reason})' if reason else ''}; {advice}")
+
+
+class Overtaken(InfdError):
+    """Another operator wished otherwise meanwhile, or the daemon ends."""
+
+    def __init__(self, state: str) -> None:
+        super().__init__(f"overtaken: the daemon was told meanwhile to be {state}; see `infdctl status`")
 
 
 class StepTooLarge(InfdError):

@@ -107,6 +107,29 @@ async def test_a_step_that_does_not_move_stops_the_watchdog(manager: socket.sock
     await engine.close()
 
 
+async def test_a_frozen_request_is_no_reason_to_bark(manager: socket.socket, notifier: Notifier) -> None:
+    executor = FakeExecutor()
+    engine = Engine(Config(), executor, Metrics())
+    heartbeat = Heartbeat(engine, executor, notifier, watchdog_s=30.0)
+    await engine.load()
+    running = asyncio.ensure_future(engine.run())
+    await asyncio.sleep(0)
+    async with engine.admit(1, 0) as ticket:
+        sampling = SamplingParams(max_tokens=200)
+        choices = await ticket.submit(Request(id=ticket.id, prompt=(1, 2, 3), sampling=sampling))
+        await anext(choices)
+        await engine.rest.pause("keep").result()
+        heartbeat.beat()
+        heard(manager)
+        heartbeat.beat()
+        heartbeat.beat()
+        assert heard(manager) == ["WATCHDOG=1"] * 2
+        assert engine.status().running == 1
+    engine.stop()
+    await running
+    await engine.close()
+
+
 async def test_status_is_sent_only_when_it_changed(manager: socket.socket, notifier: Notifier) -> None:
     executor = FakeExecutor()
     engine = Engine(Config(), executor, Metrics())

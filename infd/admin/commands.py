@@ -11,12 +11,13 @@ from msgspec import Struct
 from infd import __version__
 from infd.admin import protocol, stacks
 from infd.engine.state import State
-from infd.errors import InfdError
+from infd.errors import InfdError, Overtaken, WrongState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from infd.engine.engine import Engine
+    from infd.engine.rest import Move
 
 
 class Refused(InfdError):
@@ -98,6 +99,35 @@ async def drain(desk: Desk, asked: protocol.Nothing) -> protocol.Draining:
     return protocol.Draining(os.getpid(), now.running, now.waiting)
 
 
+async def pause(desk: Desk, asked: protocol.Pause) -> protocol.Moved:
+    return await _moved(desk, lambda: desk.engine.rest.pause(asked.mode, asked.new), asked.wait_s)
+
+
+async def resume(desk: Desk, asked: protocol.Resume) -> protocol.Moved:
+    return await _moved(desk, desk.engine.rest.resume, asked.wait_s)
+
+
+async def _moved(desk: Desk, wish: Callable[[], Move], wait_s: float | None) -> protocol.Moved:
+    """Utter a wish, and wait for it to come true, at most so long."""
+    try:
+        move = wish()
+        done = await move.result(wait_s)
+    except (WrongState, Overtaken) as error:
+        raise Refused(409, "wrong_state" if isinstance(error, WrongState) else "overtaken", str(error)) from error
+    now = desk.engine.status()
+    return protocol.Moved(
+        state=now.state,
+        reason=now.reason,
+        done=done,
+        took_s=move.took_s,
+        aborted=move.aborted,
+        frozen=move.frozen,
+        running=now.running,
+        waiting=now.waiting,
+        held=now.held,
+    )
+
+
 async def dump(desk: Desk, asked: protocol.Nothing) -> protocol.Dump:
     return protocol.Dump(stacks.task_stacks(), stacks.thread_stacks())
 
@@ -109,5 +139,7 @@ VERBS = (
     Verb("ops", "/v1/ops", ops),
     Verb("abort", "/v1/requests/{id}/abort", abort, protocol.Abort, mutates=True),
     Verb("drain", "/v1/drain", drain, mutates=True),
+    Verb("pause", "/v1/pause", pause, protocol.Pause, mutates=True),
+    Verb("resume", "/v1/resume", resume, protocol.Resume, mutates=True),
     Verb("dump", "/v1/dump", dump),
 )

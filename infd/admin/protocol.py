@@ -8,7 +8,11 @@ rather than do something else than it was asked for.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 PROBLEM_TYPE = "application/problem+json"
 
@@ -37,6 +41,7 @@ class Status(Struct):
 
     since            Unix time at which the state was entered
     running, waiting choices; waiting_tokens counts the prompts of those that wait
+    held             requests, of those that wait, until a paused daemon goes on
     pages            of the cache: all, held by running sequences, and kept for their prefix
     prefix_queries   prompt tokens looked up in the cache; prefix_hits were found
     last_step_age_s  None before the first step
@@ -66,6 +71,7 @@ class Status(Struct):
     max_model_len: int
     step_tokens: int
     rows: int
+    held: int = 0
 
 
 class RequestRow(Struct):
@@ -116,6 +122,45 @@ class Draining(Struct):
     pid: int
     running: int
     waiting: int
+
+
+class Pause(Struct, forbid_unknown_fields=True):
+    """Let no step run until a resume.
+
+    mode    what becomes of the requests in flight: they end, finish first, or stay where they are
+    new     what new requests get meanwhile: a wait within bounds, or 503
+    wait_s  how long the answer may wait for the end of it; null: until the end
+    """
+
+    mode: Literal["abort", "wait", "keep"] = "wait"
+    new: Literal["hold", "reject"] = "hold"
+    wait_s: Seconds | None = None
+
+
+class Resume(Struct, forbid_unknown_fields=True):
+    """Be ready. `wait_s` is as in `Pause`."""
+
+    wait_s: Seconds | None = None
+
+
+class Moved(Struct):
+    """How far the daemon has come on its way to the state asked for.
+
+    done     whether it is there; else it goes on by itself
+    took_s   from the wish to its end
+    aborted  choices that it ended
+    frozen   choices that wait for the daemon to go on
+    """
+
+    state: str
+    reason: str
+    done: bool
+    took_s: float | None
+    aborted: int
+    frozen: int
+    running: int
+    waiting: int
+    held: int
 
 
 class Stack(Struct):

@@ -99,6 +99,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     request_timeout_s: Annotated[
         Positive | None, about("longest life of a request, then 504 or an error event (default: no limit)")
     ] = None
+    hold_timeout_s: Annotated[
+        Positive, about("longest wait of a new request for a paused server to go on, then 503")
+    ] = 300.0
     drain_timeout_s: Annotated[NotNegative, about("how long TERM waits for requests in flight")] = 60.0
 
 

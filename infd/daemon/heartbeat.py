@@ -62,23 +62,24 @@ class Heartbeat:
         last, self._pulse = self._pulse, self._executor.pulse()
         if self._engine.lifecycle.state is State.FAILED:
             return False
-        return not self._engine.stuck and (self._pulse != last or not self._engine.status().running)
+        return not self._engine.stuck and (self._pulse != last or not self._engine.busy)
 
 
 def status_line(engine: Engine) -> str:
     """Return `ready · 12 running · 3 waiting · KV 61%`, before that `starting · fetching org/name`."""
     now = engine.status()
-    if engine.capacity is None:
-        return " · ".join(filter(None, (engine.lifecycle.state.value, engine.lifecycle.reason)))
-    used = now.pages_referenced / now.pages if now.pages else 0.0
-    return f"{engine.lifecycle.state.value} · {now.running} running · {now.waiting} waiting · KV {used:.0%}"
+    said = [now.state, now.reason]
+    if engine.capacity is not None:
+        used = now.pages_referenced / now.pages if now.pages else 0.0
+        said += [f"{now.running} running", f"{now.waiting} waiting", f"KV {used:.0%}"]
+    return " · ".join(filter(None, said))
 
 
 async def sample_lag(engine: Engine, metrics: Metrics) -> None:
     """Observe how late timers fire, as long as there is something to be late for."""
     loop = asyncio.get_running_loop()
     while True:
-        if not engine.status().running:
+        if not engine.busy:
             await asyncio.sleep(BEAT_S)
             continue
         due = loop.time() + SAMPLE_S

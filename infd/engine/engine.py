@@ -11,15 +11,25 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from infd.engine.door import Door
 from infd.engine.fanout import FanOut
 from infd.engine.loop import StepLoop
 from infd.engine.measure import Measure
 from infd.engine.progress import Progress
+from infd.engine.rest import Rest
 from infd.engine.state import Lifecycle, State
 from infd.engine.status import RequestRow, Status
 from infd.engine.stream import Choices
 from infd.engine.ticket import Flow, Ticket
-from infd.errors import Aborted, InfdError, InvalidRequest, NotReady, Overloaded, PromptTooLong, RequestFailed
+from infd.errors import (
+    Aborted,
+    InfdError,
+    InvalidRequest,
+    NotReady,
+    PromptTooLong,
+    RequestFailed,
+    ServerStopped,
+)
 from infd.request import FinishReason
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
@@ -54,6 +64,7 @@ class Engine:
         self, config: Config, executor: Executor, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.lifecycle = Lifecycle()
+        self.door = Door(config, self.lifecycle)
         self.capacity: Capacity | None = None
         self.executor = executor
         self.now = clock
@@ -62,13 +73,12 @@ class Engine:
         self._metrics = metrics
         self._measure = Measure(metrics)
         self._scheduler: Scheduler | None = None
-        self._loop: StepLoop | None = None
+        self.loop: StepLoop | None = None
         self._running: asyncio.Task[None] | None = None
+        self.rest = Rest(self)
         self._fan_out = FanOut(self._deliver)
         self._tickets: dict[str, Ticket] = {}
         self._flows: dict[Sequence, Flow] = {}
-        self._reserved_choices = 0  # of tickets not yet submitted
-        self._queued_tokens = 0  # prompt tokens reserved, or submitted and not yet planned
         self._failed = False
         self._progress = Progress(executor.pulse)
         self._empty = asyncio.Event()
@@ -90,16 +100,16 @@ class Engine:
             priority_patience=settings.priority_patience,
             prefix_caching=self._config.cache.prefix_caching,
         )
-        self._loop = StepLoop(self._scheduler, self.executor, self.now, self._planned, self._committed)
+        self.loop = StepLoop(self._scheduler, self.executor, self.now, self._planned, self._committed)
 
     async def run(self) -> None:
         """Serve until `stop`. Loads the model first if nobody has. Raises StartError, DeviceLost."""
-        if self._loop is None:
+        if self.loop is None:
             await self.load()
-        assert self._loop is not None
+        assert self.loop is not None
         if self.lifecycle.state is State.STARTING:
             self.lifecycle.enter(State.READY)
-        self._running = asyncio.ensure_future(self._loop.run())
+        self._running = asyncio.ensure_future(self.loop.run())
         try:
             await self._running
         except asyncio.CancelledError:
@@ -107,6 +117,7 @@ class Engine:
                 raise
         except Exception as error:
             self.lifecycle.enter(State.FAILED, str(error))
+            self.rest.leave()
             self.fail_all(RequestFailed("the engine failed"))
             raise
 
@@ -116,9 +127,15 @@ class Engine:
             self._running.cancel()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new work and wait until every reader has left; False if the time ran out."""
+        """Refuse new work and wait until every reader has left; False if the time ran out.
+
+        What is frozen would never finish, and ends at once.
+        """
         if self.lifecycle.state is not State.DRAINING:
             self.lifecycle.enter(State.DRAINING)
+        if self.rest.leave():
+            log.warning("requests are cut off", extra={"requests": len(self._flows), "reason": "no step runs"})
+            self.fail_all(ServerStopped())
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
@@ -129,6 +146,8 @@ class Engine:
     def fail_all(self, error: Exception) -> None:
         """End every stream with one error event, and refuse whatever is still being prepared."""
         self._failed = True
+        self.door.holds = False
+        self.door.look()
         for flow in list(self._flows.values()):
             try:
                 self._end(flow, FinishReason.ERROR, error)
@@ -138,6 +157,7 @@ class Engine:
     async def close(self) -> None:
         """Stop, and free the device."""
         self.stop()
+        await self.rest.close()
         await self.executor.close()
 
     # A request
@@ -146,10 +166,11 @@ class Engine:
     async def admit(self, choices: int, body_bytes: int) -> AsyncIterator[Ticket]:
         """Reserve places in the queue. Leaving the block, for any reason, ends the work done on it.
 
-        Raises NotReady or Overloaded before anything is spent.
+        Raises NotReady or Overloaded before anything is spent. While the engine rests it may wait here.
         """
         ticket = self._reserve(choices, body_bytes)
         try:
+            await self.door.enter(ticket)
             yield ticket
         finally:
             self._retire(ticket)
@@ -157,8 +178,7 @@ class Engine:
     def queue(self, ticket: Ticket, requests: Many[Request], watchers: Many[Watcher | None] | None) -> Choices:
         """Turn a ticket's requests into sequences. Called by `Ticket.submit`."""
         scheduler, capacity = self._scheduler, self.capacity
-        admitted_in = (State.READY, State.DRAINING)
-        if scheduler is None or capacity is None or self._failed or self.lifecycle.state not in admitted_in:
+        if scheduler is None or capacity is None or self._failed:
             raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
         if ticket.expired is not None:
             raise ticket.expired
@@ -167,10 +187,8 @@ class Engine:
         count = sum(request.choices for request in requests)
         assert count <= ticket.reserved_choices, "more choices than reserved, or submitted twice"
         tokens = sum(len(request.prompt) for request in requests)
-        queued = self._queued_tokens - ticket.reserved_tokens
-        if queued and queued + tokens > self._config.scheduler.max_waiting_tokens:
-            raise Overloaded(f"{queued} prompt tokens are waiting; {tokens} more would be too many")
-        self._unreserve(ticket)
+        self.door.require_tokens(tokens, self.door.queued_tokens - ticket.reserved_tokens)
+        self.door.unreserve(ticket)
         choices = Choices(watchers or [None] * count, partial(self._resume, ticket))
         streams, now = iter(choices.streams), self.now()
         for request in requests:
@@ -181,7 +199,7 @@ class Engine:
                 flow = Flow(seq, next(streams), ticket, now, 0 if choice else len(request.prompt))
                 scheduler.add(seq)
                 self._flows[seq] = flow
-                self._queued_tokens += flow.prompt_tokens
+                self.door.queued_tokens += flow.prompt_tokens
                 ticket.flows.append(flow)
                 ticket.prompt_tokens += flow.prompt_tokens
                 if seq.idle:
@@ -192,33 +210,36 @@ class Engine:
 
     def require_room(self, choices: int = 1, tokens: int = 0) -> None:
         """Raise NotReady or Overloaded where a request of this size would be refused now."""
-        if self.lifecycle.state is not State.READY or self._scheduler is None:
-            raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
-        settings = self._config.scheduler
-        waiting = len(self._scheduler.waiting) + self._reserved_choices
-        if waiting + choices > settings.max_waiting:
-            raise Overloaded(f"{waiting} choices are waiting, of at most {settings.max_waiting}")
-        if self._queued_tokens and self._queued_tokens + tokens > settings.max_waiting_tokens:
-            raise Overloaded(
-                f"{self._queued_tokens} prompt tokens are waiting, of at most {settings.max_waiting_tokens}"
-            )
+        self.door.require(choices, tokens, 0 if self._scheduler is None else len(self._scheduler.waiting))
 
     def abort(self, request_id: str) -> bool:
         """End a request with "abort". False if there is none of that id."""
         ticket = self._tickets.get(request_id)
         if ticket is None:
             return False
+        self._abort(ticket)
+        return True
+
+    def abort_all(self) -> int:
+        """End all that came in with "abort"; return how many choices that were."""
+        inside = [ticket for ticket in self._tickets.values() if not self.door.is_outside(ticket)]
+        return sum(map(self._abort, inside))
+
+    def _abort(self, ticket: Ticket) -> int:
         if not ticket.flows:
             ticket.expired = Aborted()
-        for flow in ticket.flows:
-            if flow.seq in self._flows:
-                self._end(flow, FinishReason.ABORT)
-        return True
+            self.door.call(ticket)
+            return ticket.reserved_choices
+        alive = [flow for flow in ticket.flows if flow.seq in self._flows]
+        for flow in alive:
+            self._end(flow, FinishReason.ABORT)
+        return len(alive)
 
     def expire(self, ticket: Ticket, error: RequestError) -> None:
         """End what is left of a ticket whose time ran out. Called by its deadlines."""
         if not ticket.flows:
             ticket.expired = error
+            self.door.call(ticket)
         for flow in ticket.flows:
             if flow.seq in self._flows:
                 self._end(flow, FinishReason.ERROR, error)
@@ -228,20 +249,14 @@ class Engine:
         self.require_room(choices, tokens)
         ticket = Ticket(self, secrets.token_hex(12), choices, tokens, self.now(), self._config.server)
         self._tickets[ticket.id] = ticket
-        self._reserved_choices += choices
-        self._queued_tokens += tokens
+        self.door.reserve(ticket)
         self._empty.clear()
         return ticket
-
-    def _unreserve(self, ticket: Ticket) -> None:
-        self._reserved_choices -= ticket.reserved_choices
-        self._queued_tokens -= ticket.reserved_tokens
-        ticket.reserved_choices = ticket.reserved_tokens = 0
 
     def _retire(self, ticket: Ticket) -> None:
         """The caller left. What it did not wait for ends here."""
         ticket.deadlines.cancel()
-        self._unreserve(ticket)
+        self.door.unreserve(ticket)
         for flow in ticket.flows:
             if flow.seq in self._flows:
                 self._end(flow, None)
@@ -249,6 +264,7 @@ class Engine:
             self._metrics.request_choices.observe(ticket.flows[0].seq.request.choices)
             self._metrics.request_longest_tokens.observe(max(flow.seq.generated for flow in ticket.flows))
         del self._tickets[ticket.id]
+        self.rest.look()
         if not self._tickets:
             self._empty.set()
 
@@ -261,8 +277,8 @@ class Engine:
     # What the step loop tells
 
     def _wake(self) -> None:
-        if self._loop is not None:
-            self._loop.wake()
+        if self.loop is not None:
+            self.loop.wake()
 
     def _planned(self, issued: Issued) -> None:
         for seq in issued.plan.admitted:
@@ -270,7 +286,7 @@ class Engine:
             if flow.started is None:
                 flow.started = issued.at
                 flow.ticket.deadlines.started()
-                self._queued_tokens -= flow.prompt_tokens
+                self.door.queued_tokens -= flow.prompt_tokens
                 if flow.prompt_tokens:
                     flow.ticket.cached_tokens += seq.prompt_cached or 0
                 self._measure.planned(flow)
@@ -323,7 +339,7 @@ class Engine:
         """Give a choice its one terminal event. None: its reader has gone."""
         del self._flows[flow.seq]
         if flow.started is None:
-            self._queued_tokens -= flow.prompt_tokens
+            self.door.queued_tokens -= flow.prompt_tokens
         if finish is not None:  # its reader hears of it whatever happens below
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
@@ -331,6 +347,7 @@ class Engine:
         if self._scheduler is not None:
             self._scheduler.remove(flow.seq, finish or FinishReason.ABORT, error)
             self._wake()
+        self.rest.look()
 
     def _verify(self) -> None:
         """Check every page and row after work, once nobody waits for anything."""
@@ -346,6 +363,17 @@ class Engine:
     # What operators ask
 
     @property
+    def busy(self) -> bool:
+        """Whether the device has work."""
+        return self.loop is not None and self.loop.in_flight > 0
+
+    @property
+    def unfinished(self) -> int:
+        """How many choices have come in and not ended: in the scheduler, or still being prepared."""
+        preparing = sum(t.reserved_choices for t in self._tickets.values() if not self.door.is_outside(t))
+        return len(self._flows) + preparing
+
+    @property
     def stuck(self) -> bool:
         """Whether a step was stuck when `watch` last looked."""
         return self._progress.stuck
@@ -354,8 +382,7 @@ class Engine:
         """Look whether all is well, about once a second. True when a step is found stuck, once for each time."""
         self._verify()
         known = self.stuck
-        busy = self._loop is not None and self._loop.in_flight > 0
-        return self._progress.look(self.now(), busy=busy) and not known
+        return self._progress.look(self.now(), busy=self.busy) and not known
 
     def status(self) -> Status:
         """Return the state and the load."""
@@ -364,8 +391,9 @@ class Engine:
             self._scheduler,
             self.capacity,
             tickets=len(self._tickets),
-            preparing=self._reserved_choices,
-            waiting_tokens=self._queued_tokens,
+            preparing=self.door.reserved_choices,
+            held=self.door.outside,
+            waiting_tokens=self.door.queued_tokens,
             steps=self._steps,
             last_step_age_s=None if self._last_step is None else self.now() - self._last_step,
             accepted=self.accepted,
@@ -382,7 +410,7 @@ class Engine:
         return self.executor.describe()
 
     def _gauges(self) -> Gauges:
-        return self.status().gauges(self._reserved_choices, self._last_step_time)
+        return self.status().gauges(self.door.reserved_choices, self._last_step_time)
 
 
 def _check(request: Request, capacity: Capacity) -> None:

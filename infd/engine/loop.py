@@ -59,10 +59,32 @@ class StepLoop:
         self._in_flight: deque[Issued] = deque()
         self._suspects = Suspects()
         self._news = asyncio.Event()
+        self._held = False
+        self._still = asyncio.Event()
 
     def wake(self) -> None:
         """There is something to plan, or a result to take in."""
         self._news.set()
+
+    def hold(self) -> None:
+        """Issue no more steps until `go`."""
+        if not self._held:
+            self._held = True
+            self._still.clear()
+            self.wake()
+
+    def go(self) -> None:
+        """Issue steps again."""
+        self._held = False
+        self.wake()
+
+    @property
+    def held(self) -> bool:
+        return self._held
+
+    async def settled(self) -> None:
+        """Return once it is held and the steps that were in flight are committed."""
+        await self._still.wait()
 
     @property
     def in_flight(self) -> int:
@@ -78,6 +100,8 @@ class StepLoop:
             for issued, outcomes in committed:
                 self._on_commit(issued, outcomes)
             committed.clear()
+            if self._held and not self._in_flight:
+                self._still.set()
             await self._news.wait()
             while self._in_flight and self._in_flight[0].result.done():
                 issued = self._in_flight.popleft()
@@ -92,7 +116,7 @@ class StepLoop:
 
     def _fill(self) -> None:
         """Issue steps until enough are in flight; while somebody is suspected, one at a time."""
-        while len(self._in_flight) < self._executor.depth:
+        while not self._held and len(self._in_flight) < self._executor.depth:
             suspects = self._suspects.on_trial
             if suspects is not None and self._in_flight:
                 return

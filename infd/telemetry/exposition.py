@@ -125,6 +125,7 @@ class _Scrape:
         )
         yield _gauge("infd_requests_running", "Sequences that run.", [(model, gauges.running)])
         yield _gauge("infd_requests_waiting", "Sequences that wait.", [(model, gauges.waiting)])
+        yield _gauge("infd_requests_held", "Requests that wait for a paused server to go on.", [(model, gauges.held)])
         yield _gauge("infd_cache_pages", "Pages of the cache by use.", _by("use", pages, model))
         yield _gauge(
             "infd_last_step_timestamp_seconds",

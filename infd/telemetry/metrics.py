@@ -79,6 +79,7 @@ class Gauges(Struct, kw_only=True):
     state: str = "starting"
     running: int = 0
     waiting: int = 0
+    held: int = 0  # requests, of those that wait, until the engine goes on
     preparing: int = 0  # of the waiting, those whose prompt is not encoded yet
     pages: int = 0
     pages_referenced: int = 0

@@ -21,6 +21,8 @@ from infd.admin import protocol
 from infd.admin.ctl import show
 from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable
+from infd.admin.ctl.options import json_option, patience_options
+from infd.admin.ctl.rest import pause, resume
 from infd.admin.listener import usurped
 from infd.config import Environment
 
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Callable[..., None]")
 
 _POLL_S = 0.2
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable schema.")
 
 
 class Drained(Struct):
@@ -131,14 +131,11 @@ def dump(client: AdminClient, as_json: bool) -> None:
 
 
 @cli.command()
-@click.option("--wait", is_flag=True, help="Return once the daemon has exited.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait at most this long.")
+@patience_options("Return once the daemon has exited.")
 @json_option
 @click.pass_obj
 def drain(client: AdminClient, wait: bool, timeout_s: float | None, as_json: bool) -> None:
     """Admit nothing more, let what is in flight finish, then exit: what TERM does."""
-    if timeout_s is not None and not wait:
-        raise click.UsageError("--timeout says how long --wait waits; give both")
     begun = client.post("/v1/drain", protocol.Draining)
     click.echo(f"draining: {begun.running} running, {begun.waiting} waiting", err=True)
     if wait:
@@ -164,4 +161,5 @@ def _wait_until_gone(client: AdminClient, pid: int, timeout_s: float | None) -> 
         time.sleep(_POLL_S)
 
 
-cli.add_command(bench)
+for command in (bench, pause, resume):
+    cli.add_command(command)

@@ -14,7 +14,7 @@ import msgspec
 from infd.admin.protocol import PROBLEM_TYPE, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
@@ -53,7 +53,7 @@ class AdminClient:
         return self._ask("GET", path, reply)
 
     def post(
-        self, path: str, reply: type[Reply], asked: msgspec.Struct | None = None, *, patient: bool = False
+        self, path: str, reply: type[Reply], asked: Mapping[str, object] | None = None, *, patient: bool = False
     ) -> Reply:
         """asked: what the verb is told. patient: the answer may take as long as it takes."""
         body = b"" if asked is None else msgspec.json.encode(asked)

@@ -27,7 +27,10 @@ def status(now: protocol.Status) -> None:
         ("state", f"{now.state}{f' ({now.reason})' if now.reason else ''} since {since}"),
         ("model", now.model),
         ("infd", f"{now.version}, pid {now.pid}"),
-        ("requests", f"{now.running} running, {now.waiting} waiting ({now.waiting_tokens} prompt tokens)"),
+        (
+            "requests",
+            f"{now.running} running, {now.waiting} waiting ({now.waiting_tokens} prompt tokens), {now.held} held",
+        ),
         ("cache", _pages(now)),
         ("ended", ", ".join(f"{count} {reason}" for reason, count in now.terminal.items() if count) or "none yet"),
         ("limits", f"{now.max_model_len} tokens a sequence, {now.rows} sequences, {now.step_tokens} tokens a step"),

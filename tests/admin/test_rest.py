@@ -1,0 +1,94 @@
+"""`infdctl pause | resume`, as processes against a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from infd.admin import protocol
+from infd.engine.state import State
+from infd.request import FinishReason
+from tests.admin.test_ctl import infdctl
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.admin.conftest import House
+
+
+def at(house: House, *arguments: str) -> Any:
+    return infdctl("--socket", house.socket, *arguments)
+
+
+async def test_pause_and_resume_say_what_they_did(house: House) -> None:
+    async with house.loaded():
+        code, out, err = await at(house, "pause", "--mode", "keep", "--new", "reject", "--json")
+        assert code == 0, err
+        paused = msgspec.json.decode(out, type=protocol.Moved, strict=True)
+        assert (paused.state, paused.done, paused.frozen) == ("paused", True, 0)
+        assert "frozen" in paused.reason
+        assert "refused" in paused.reason
+        code, out, err = await at(house, "resume", "--wait", "--timeout", "30", "--json")
+        assert code == 0, err
+        assert msgspec.json.decode(out, type=protocol.Moved).state == "ready"
+        assert house.engine.lifecycle.state is State.READY
+
+
+async def test_a_pause_that_waits_for_a_request_goes_on_by_itself(house: House) -> None:
+    async with house.loaded(), house.request() as (_, choices):
+        code, out, err = await at(house, "pause", "--json")
+        assert (code, msgspec.json.decode(out, type=protocol.Moved).done) == (0, False)
+        assert "goes on" in err
+        code, _, err = await at(house, "pause", "--wait", "--timeout", "0")
+        assert code == 5
+        assert "it goes on: wait again" in err
+        waiting = asyncio.create_task(at(house, "pause", "--wait", "--json"))
+        house.executor.gate.set()
+        assert [delta.finish async for _, delta in choices][-1] is FinishReason.LENGTH
+        code, out, err = await waiting
+        assert code == 0, err
+        assert msgspec.json.decode(out, type=protocol.Moved).done
+
+
+async def test_an_overtaken_or_impossible_wish_exits_4_and_says_where_to_look(house: House) -> None:
+    code, _, err = await at(house, "pause")
+    assert code == 4
+    assert "starting" in err
+    assert "infdctl status" in err
+    async with house.loaded(), house.request():
+        waiting = asyncio.create_task(at(house, "pause", "--wait"))
+        while house.engine.lifecycle.state is not State.PAUSED:
+            await asyncio.sleep(0)
+        await at(house, "resume")
+        code, _, err = await waiting
+        assert code == 4
+        assert "overtaken" in err
+
+
+async def test_a_pause_is_written_down_with_who_asked(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with house.loaded():
+        await at(house, "pause", "--mode", "abort")
+        await at(house, "resume")
+        await at(house, "pause", "--mode", "never")
+    told = [record.__dict__ for record in caplog.records if record.name == "infd.admin"]
+    assert [(entry["verb"], entry["result"], entry["uid"]) for entry in told] == [
+        ("pause", "done", os.geteuid()),
+        ("resume", "done", os.geteuid()),
+    ]
+    moved = [record for record in caplog.records if record.name == "infd.engine"]
+    assert [record.getMessage() for record in moved] == ["paused, as asked", "ready, as asked"]
+    assert moved[0].__dict__["mode"] == "abort"
+
+
+async def test_the_state_is_told_everywhere(house: House) -> None:
+    async with house.loaded():
+        await at(house, "pause")
+        _, table, _ = await at(house, "status")
+        _, out, _ = await at(house, "status", "--json")
+    assert "paused (what is in flight finishes first, new requests are held) since" in table
+    assert msgspec.json.decode(out)["state"] == "paused"

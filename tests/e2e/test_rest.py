@@ -1,0 +1,65 @@
+"""Pause, resume and TERM between them, as clients, operators and systemd see it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.process import Daemon
+
+    Start = Callable[..., Daemon]
+
+QUICK = ("--set", "device.null_step_ms=2")
+ENDLESS = 2000  # tokens
+
+
+def infdctl(daemon: Daemon, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", "from infd.admin.ctl import main; main()", "--socket", str(daemon.admin_socket)]
+    done = subprocess.run([*command, *arguments, "--json"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def test_term_ends_frozen_streams_with_an_error_event_at_once_and_exits_0(start_daemon: Start) -> None:
+    daemon = start_daemon(*QUICK).ready()
+    with daemon.stream(max_tokens=ENDLESS) as events:
+        assert infdctl(daemon, "pause", "--mode", "keep")["frozen"] == 1
+        status, said = daemon.get("/readyz?verbose")
+        assert (status, json.loads(said)["state"]) == (503, "paused")
+        assert daemon.get("/health")[0] == daemon.get("/livez")[0] == 200
+        assert b'infd_state{state="paused"} 1.0' in daemon.get("/metrics")[1].replace(b'model_name="embedded",', b"")
+        while not daemon.notified[-1].get("STATUS", "").startswith("paused · what is in flight is frozen"):
+            assert daemon.hear()
+        while not daemon.notified[-1].get("STATUS", "").startswith("paused · what is in flight is frozen"):
+            assert daemon.hear()
+        daemon.signal(signal.SIGTERM)
+        *_, last = events
+    assert "error" in last
+    assert events.done
+    assert daemon.exit_code() == 0
+
+
+def test_a_request_that_comes_during_a_pause_is_answered_after_it(start_daemon: Start) -> None:
+    daemon = start_daemon(*QUICK).ready()
+    with ThreadPoolExecutor(1) as pool, daemon.stream(max_tokens=20, seed=3) as events:
+        alone = "".join(choice["text"] for event in [events.first, *events] for choice in event["choices"])
+        infdctl(daemon, "pause", "--wait")
+
+        def late() -> str:
+            with daemon.stream(max_tokens=20, seed=3) as events:
+                return "".join(choice["text"] for event in [events.first, *events] for choice in event["choices"])
+
+        answer = pool.submit(late)
+        while not infdctl(daemon, "status")["held"]:
+            pass
+        assert not answer.done()
+        infdctl(daemon, "resume", "--wait")
+        assert answer.result() == alone
