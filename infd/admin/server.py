@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpVersion11
 
 from infd.admin import connection
 from infd.admin.answers import problem, reply
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("infd.admin")
 
 _LARGEST_BODY = 64 * 2**10
+_ELSEWHERE = "elsewhere"
+_CONTINUE = "100-continue"
 
 
 class AdminServer:
@@ -68,7 +71,8 @@ class AdminServer:
         """
         app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_keep, _answer_problems, _refuse_browsers])
         for verb in VERBS:
-            app.router.add_route(verb.method, verb.path, partial(self._serve, verb))
+            app.router.add_route(verb.method, verb.path, partial(self._serve, verb), expect_handler=_expected)
+        app.router.add_route("*", "/{elsewhere:.*}", _nothing, name=_ELSEWHERE, expect_handler=_expected)
         self._listener = Listener(path, group=self._access.readers, private=private)
         # A mutation once begun is finished even if the asker leaves: no handler_cancellation here.
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -133,6 +137,26 @@ async def _asked(verb: Verb, request: web.Request) -> msgspec.Struct:
         known = ", ".join(field for field in verb.asks.__struct_fields__ if field not in request.match_info)
         takes = f"takes a JSON object of {known}" if known else "takes no body"
         raise Refused(HTTPStatus.BAD_REQUEST, "bad_request", f"{verb.name} {takes}: {error}") from None
+
+
+async def _nothing(request: web.Request) -> web.Response:
+    """Tell a wrong method from an unknown path: a route like the others, so that it refuses like them."""
+    methods: set[str] = set()
+    for resource in request.app.router.resources():
+        if resource.name != _ELSEWHERE:
+            methods |= (await resource.resolve(request))[1]
+    raise web.HTTPMethodNotAllowed(request.method, methods) if methods else web.HTTPNotFound
+
+
+async def _expected(request: web.Request) -> web.Response | None:
+    """Meet what an Expect header asks, or refuse it. HTTP/1.0 has none."""
+    if request.version < HttpVersion11:
+        return None
+    if request.headers["Expect"].lower() != _CONTINUE:
+        return problem(417, "unknown_expectation", f"the only expectation known here is {_CONTINUE}")
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # nothing of the answer has been sent
+    return None
 
 
 @web.middleware

@@ -143,6 +143,16 @@ async def test_unknown_paths_and_wrong_methods_are_problems_too(house: House) ->
     assert (problem.status, problem.type) == (405, "about:blank")
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/status"), ("POST", "/v1/drain"), ("PUT", "/v1/nothing")])
+async def test_an_expectation_is_met_or_refused_with_a_problem(house: House, method: str, path: str) -> None:
+    _, plain = await ask(house.socket, method, path)
+    status, body = await ask(house.socket, method, path, headers={"Expect": "the unexpected"})
+    assert (status, body["code"]) == (417, "unknown_expectation")
+
+    _, body = await ask(house.socket, method, path, data=b"{}", expect100=True)
+    assert body.get("code") == plain.get("code")
+
+
 async def test_a_bug_is_a_problem_that_tells_nothing(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -207,6 +207,29 @@ async def test_a_stream_quiet_for_long_gets_headers_and_then_comments():
         assert not list(streams)
 
 
+async def test_pings_go_past_a_reader_that_has_stalled():
+    async with serving(
+        executor=FakeExecutor(capacity(pages=512, rows=16, step_tokens=64, max_model_len=256))
+    ) as endpoint:
+        streams = endpoint.server.service.streams
+        stalled = [raw(endpoint, LONG) for _ in range(8)]
+        await until(lambda: sum(bool(stream.buffered_bytes) for stream in streams) == len(stalled))
+        endpoint.executor.gate.clear()
+        asking = asyncio.create_task(endpoint.session.post(COMPLETIONS, json={"prompt": [5, 6, 7], "stream": True}))
+        await until(lambda: len(list(streams)) > len(stalled))
+
+        async with asyncio.timeout(20):  # only ever reached by a failure
+            for _ in range(sse.BEATS_TO_HEADERS):
+                await streams.beat()
+            response = await asking
+        assert await response.content.readuntil(b"\n\n") == sse.PING
+
+        endpoint.executor.gate.set()
+        assert decode_events(await response.text())
+        for client in stalled:
+            client.close()
+
+
 async def test_a_stream_that_is_busy_gets_no_comments(endpoint: Endpoint):
     async with endpoint.session.post(COMPLETIONS, json={"prompt": [5, 6, 7], "stream": True}) as response:
         text = await response.text()
