@@ -128,6 +128,13 @@ async def _moved(desk: Desk, wish: Callable[[], Move], wait_s: float | None) -> 
     )
 
 
+async def reset_prefix_cache(desk: Desk, asked: protocol.ResetPrefixCache) -> protocol.PrefixCacheReset:
+    if desk.engine.capacity is None:
+        state = desk.engine.lifecycle.state.value
+        raise Refused(409, "not_loaded", f"there is no cache before the model is loaded; the daemon is {state}")
+    return protocol.PrefixCacheReset(*desk.engine.forget_prefixes(preempting=asked.running))
+
+
 async def dump(desk: Desk, asked: protocol.Nothing) -> protocol.Dump:
     return protocol.Dump(stacks.task_stacks(), stacks.thread_stacks())
 
@@ -141,5 +148,12 @@ VERBS = (
     Verb("drain", "/v1/drain", drain, mutates=True),
     Verb("pause", "/v1/pause", pause, protocol.Pause, mutates=True),
     Verb("resume", "/v1/resume", resume, protocol.Resume, mutates=True),
+    Verb(
+        "reset-prefix-cache",
+        "/v1/reset-prefix-cache",
+        reset_prefix_cache,
+        protocol.ResetPrefixCache,
+        mutates=True,
+    ),
     Verb("dump", "/v1/dump", dump),
 )

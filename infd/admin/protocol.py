@@ -163,6 +163,19 @@ class Moved(Struct):
     held: int
 
 
+class ResetPrefixCache(Struct, forbid_unknown_fields=True):
+    """`running`: requests that run are computed anew; else they go on with what they hold."""
+
+    running: bool = False
+
+
+class PrefixCacheReset(Struct):
+    """`pages` were forgotten; `preempted` choices are computed anew."""
+
+    pages: int
+    preempted: int
+
+
 class Stack(Struct):
     """Where a task or thread stands, outermost frame first."""
 

@@ -80,6 +80,7 @@ class Engine:
         self._tickets: dict[str, Ticket] = {}
         self._flows: dict[Sequence, Flow] = {}
         self._failed = False
+        self._epoch = 0  # of the prefix cache
         self._progress = Progress(executor.pulse)
         self._empty = asyncio.Event()
         self._empty.set()
@@ -235,6 +236,18 @@ class Engine:
             self._end(flow, FinishReason.ABORT)
         return len(alive)
 
+    def forget_prefixes(self, *, preempting: bool) -> tuple[int, int]:
+        """Empty the prefix cache; return how many pages stood there, and how many sequences were preempted.
+
+        preempting  what runs is computed anew; else it goes on with what it holds
+        """
+        assert self._scheduler is not None
+        self._epoch += 1
+        before = self._scheduler.preemptions
+        pages = self._scheduler.forget_prefixes(lambda seq: self._prefix_root(seq.request), preempting=preempting)
+        self._wake()
+        return pages, self._scheduler.preemptions - before
+
     def expire(self, ticket: Ticket, error: RequestError) -> None:
         """End what is left of a ticket whose time ran out. Called by its deadlines."""
         if not ticket.flows:
@@ -271,7 +284,7 @@ class Engine:
     def _prefix_root(self, request: Request) -> bytes:
         """Name all that cached values depend on besides the tokens."""
         tenant = request.tenant if self._config.cache.isolation == "tenant" else ""
-        parts = (self._config.model.path, tenant, request.cache_salt)
+        parts = (self._config.model.path, tenant, request.cache_salt, str(self._epoch))
         return blake2b(b"\0".join(part.encode() for part in parts), digest_size=16).digest()
 
     # What the step loop tells

@@ -75,6 +75,14 @@ class PagePool:
             del self._cached[page]
             self._free.append(page)
 
+    def forget_all(self) -> int:
+        """Empty the prefix index; return how many pages stood in it."""
+        count = len(self._index)
+        self._index.clear()
+        self._free += reversed(self._cached)
+        self._cached.clear()
+        return count
+
     def verify(self, tables: Iterable[Iterable[int]]) -> None:
         """Assert that every page is accounted for, given all tables of all sequences."""
         held = Counter(page for table in tables for page in table if page)

@@ -39,6 +39,10 @@ class PrefixIndex:
         if entry is not None:
             del self._pages[entry]
 
+    def clear(self) -> None:
+        self._pages.clear()
+        self._keys.clear()
+
     def __contains__(self, page: int) -> bool:
         return page in self._keys
 

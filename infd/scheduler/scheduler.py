@@ -23,7 +23,7 @@ from infd.scheduler.policy import Policy, by_order, decoding_first
 from infd.scheduler.prefix import PrefixIndex, longest_hit, page_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Callable, Container, Iterable
     from collections.abc import Sequence as Many
 
     from infd.request import TokenLogprobs
@@ -164,6 +164,23 @@ class Scheduler:
                     span.seq.in_flight -= 1
                 if span.seq.row is not None:
                     self._preempt(span.seq)
+
+    def forget_prefixes(self, root: Callable[[Sequence], bytes], *, preempting: bool) -> int:
+        """Empty the prefix cache, and give every sequence the root of its prefixes anew; return the pages forgotten.
+
+        preempting  send those that run back to their places in the queue, to be computed again from their first
+                    token; else they go on with what they hold, of which no page is offered to anybody any more
+        """
+        if preempting:
+            for seq in list(self.running):
+                self._preempt(seq)
+        for seq in (*self.waiting, *self.running, *self._held):
+            seq.prefix_root = root(seq)
+            seq.keys.clear()
+            if seq.row is not None:
+                seq.indexed = seq.limit
+        self._unsettled.clear()
+        return self.pool.forget_all()
 
     def shrink(self, plan: StepPlan) -> bool:
         """Plan steps of half the size of this one from now on, for a while; False if it cannot be halved."""

@@ -85,6 +85,18 @@ async def test_a_pause_is_written_down_with_who_asked(house: House, caplog: pyte
     assert moved[0].__dict__["mode"] == "abort"
 
 
+async def test_the_prefix_cache_can_be_forgotten_with_and_without_what_runs(house: House) -> None:
+    code, _, err = await at(house, "reset-prefix-cache")
+    assert (code, "starting" in err) == (4, True)
+    async with house.loaded(), house.request():
+        await asyncio.sleep(0)
+        code, out, err = await at(house, "reset-prefix-cache", "--json")
+        assert (code, msgspec.json.decode(out)) == (0, {"pages": 0, "preempted": 0}), err
+        code, out, err = await at(house, "reset-prefix-cache", "--running", "--json")
+        assert (code, msgspec.json.decode(out)) == (0, {"pages": 0, "preempted": 1}), err
+        assert "1 choices computed anew" in err
+
+
 async def test_the_state_is_told_everywhere(house: House) -> None:
     async with house.loaded():
         await at(house, "pause")

@@ -432,3 +432,24 @@ async def test_an_idle_engine_does_nothing():
         for _ in range(50):
             await asyncio.sleep(0)
         assert (engine.status().steps, plans) == (steps, [])
+
+
+@pytest.mark.parametrize("preempting", [False, True])
+async def test_after_the_prefix_cache_is_forgotten_answers_are_as_before_and_nothing_old_is_found(preempting: bool):
+    executor = FakeExecutor(depth=2)
+    async with serving(executor) as engine:
+        async with engine.admit(1, 0) as ticket:
+            await collect(await ticket.submit(request([5] * 40, 8)))
+        asking = [asyncio.create_task(ask(engine, request([i] * 40, 60))) for i in range(4)]
+        while engine.status().steps < 12:
+            await asyncio.sleep(0)
+        pages, preempted = engine.forget_prefixes(preempting=preempting)
+        assert pages
+        assert preempted == (4 if preempting else 0)
+        async with engine.admit(1, 0) as ticket:
+            assert await collect(await ticket.submit(request([5] * 40, 8))) == {
+                0: (continuation([5] * 40, 8), FinishReason.LENGTH)
+            }
+            assert ticket.cached_tokens == 0
+        answers = await asyncio.gather(*asking)
+    assert answers == [{0: (continuation([i] * 40, 60), FinishReason.LENGTH)} for i in range(4)]

@@ -47,6 +47,7 @@ class Driver:
         self.scheduler = Scheduler(self.capacity, priority_patience=patience, prefix_caching=caching)
         self.device = FakeDevice(self.capacity)
         self.depth = depth
+        self.epoch = 0  # of the prefix cache
         self.in_flight: deque[StepPlan] = deque()
         self.everybody: list[Sequence] = []
         self.scored: dict[Sequence, list[TokenLogprobs]] = {}
@@ -88,6 +89,18 @@ class Driver:
         self.scheduler.rollback(self.in_flight)
         self.in_flight.clear()
         self.check()
+
+    def forget(self, *, preempting: bool) -> int:
+        """Empty the prefix cache. Where no step is in flight, what nobody holds any more is wiped from the device."""
+        self.epoch += 1
+        pages = self.scheduler.forget_prefixes(lambda seq: bytes([self.epoch]), preempting=preempting)
+        if not self.in_flight:
+            held = {page for seq in self.scheduler.running for table in seq.tables for page in table}
+            for page, memory in enumerate(self.device.memory):
+                if page not in held:
+                    memory[:] = [-1] * len(memory)
+        self.check()
+        return pages
 
     def check(self) -> None:
         self.scheduler.verify()

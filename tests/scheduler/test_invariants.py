@@ -108,6 +108,10 @@ class Histories(RuleBasedStateMachine):
         for seq in self.driver.everybody:
             self.driver.scheduler.resume(seq)
 
+    @rule(preempting=st.booleans())
+    def forget(self, preempting: bool) -> None:
+        self.driver.forget(preempting=preempting)
+
     @precondition(lambda self: len(self.driver.in_flight) < self.driver.depth)
     @rule()
     def issue(self) -> None:

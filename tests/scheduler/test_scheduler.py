@@ -456,3 +456,66 @@ def test_pages_of_a_sequence_that_failed_after_it_was_preempted_are_not_found():
     driver.scheduler.verify()
 
     assert len(driver.scheduler.index) == 0
+
+
+def cached_of(driver: Driver, prompt: list[int]) -> int | None:
+    """Return how much of a prompt a newcomer finds in the cache."""
+    seq = driver.add(sequence(prompt, max_tokens=1, root=bytes([driver.epoch])))
+    while seq.prompt_cached is None:
+        driver.step()
+    return seq.prompt_cached
+
+
+def test_what_is_forgotten_is_found_by_nobody_and_its_pages_are_free():
+    driver = Driver(capacity(step_tokens=32))
+    driver.add(sequence([1] * 17, max_tokens=1))
+    driver.finish()
+    assert driver.scheduler.pool.cached == 4
+
+    assert driver.forget(preempting=False) == 4
+    assert driver.scheduler.pool.cached == 0
+    assert cached_of(driver, [1] * 17) == 0
+    driver.finish()
+    assert cached_of(driver, [1] * 17) == 16
+
+
+def test_who_runs_while_the_cache_is_forgotten_goes_on_and_offers_nothing_of_it():
+    driver = Driver(capacity(step_tokens=32), depth=2)
+    running = driver.add(sequence([1] * 17, max_tokens=20))
+    driver.step()
+    tokens = sum(plan.tokens for plan in driver.plans)
+    driver.forget(preempting=False)
+    driver.issue()
+    assert sum(plan.tokens for plan in driver.plans) == tokens + 1
+    assert cached_of(driver, [1] * 17) == 0
+    driver.finish()
+    # All that stands in the index now is of the newcomer.
+    assert len(driver.scheduler.index) == 4
+    assert running.finish is FinishReason.LENGTH
+    driver.check_answers()
+
+
+def test_who_is_preempted_while_the_cache_is_forgotten_is_computed_from_its_first_token_and_offers_that():
+    driver = Driver(capacity(step_tokens=32), depth=2)
+    running = driver.add(sequence([1] * 17, max_tokens=20))
+    for _ in range(5):
+        driver.step()
+    while driver.in_flight:
+        driver.complete()
+    known = len(running.tokens)
+    driver.forget(preempting=True)
+    assert granted(driver.issue()) == {running: known}
+    driver.finish()
+    assert cached_of(driver, [1] * 17) == 16
+    driver.check_answers()
+
+
+def test_who_waits_while_the_cache_is_forgotten_looks_for_its_prefix_under_the_new_root():
+    driver = Driver(capacity(step_tokens=32, rows=1))
+    first = driver.add(sequence([1] * 17, max_tokens=2))
+    second = driver.add(sequence([1] * 17, max_tokens=2))
+    driver.step()
+    driver.forget(preempting=False)
+    third = driver.add(sequence([1] * 17, max_tokens=2, root=bytes([driver.epoch])))
+    driver.finish()
+    assert [seq.prompt_cached for seq in (first, second, third)] == [0, 0, 16]

@@ -18,11 +18,10 @@ from msgspec import Struct
 
 from infd import __version__
 from infd.admin import protocol
-from infd.admin.ctl import show
+from infd.admin.ctl import rest, show
 from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable
 from infd.admin.ctl.options import json_option, patience_options
-from infd.admin.ctl.rest import pause, resume
 from infd.admin.listener import usurped
 from infd.config import Environment
 
@@ -161,5 +160,5 @@ def _wait_until_gone(client: AdminClient, pid: int, timeout_s: float | None) -> 
         time.sleep(_POLL_S)
 
 
-for command in (bench, pause, resume):
+for command in (bench, rest.pause, rest.resume, rest.reset_prefix_cache):
     cli.add_command(command)

@@ -1,4 +1,4 @@
-"""`infdctl pause | resume`: bring the daemon to rest and back."""
+"""`infdctl pause | resume | reset-prefix-cache`: bring the daemon to rest and back, and let it forget."""
 
 from __future__ import annotations
 
@@ -52,6 +52,18 @@ def pause(client: AdminClient, mode: str, new: str, wait: bool, timeout_s: float
 def resume(client: AdminClient, wait: bool, timeout_s: float | None, as_json: bool) -> None:
     """Be ready again."""
     _move(client, "resume", {}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+
+
+@click.command()
+@click.option("--running", is_flag=True, help="Also compute anew what runs, from its first token.")
+@json_option
+@click.pass_obj
+def reset_prefix_cache(client: AdminClient, running: bool, as_json: bool) -> None:
+    """Forget the cached prefixes of earlier prompts."""
+    done = client.post("/v1/reset-prefix-cache", protocol.PrefixCacheReset, {"running": running})
+    click.echo(f"{done.pages} pages forgotten, {done.preempted} choices computed anew", err=True)
+    if as_json:
+        show.as_json(done)
 
 
 def _move(
