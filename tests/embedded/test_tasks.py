@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from infd import embedded
-from infd.embedded.recipe import arithmetic, tools
+from infd.embedded.recipe import arithmetic, strings, structured, tools
 from infd.embedded.recipe.catalogue import CATALOGUE, blanks
 from infd.embedded.recipe.conversation import Conversation, Expect, Pool, part
 from infd.embedded.recipe.judge import holds, says
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-SUBJECTS = [arithmetic, tools]
+SUBJECTS = [arithmetic, strings, structured, tools]
 
 
 def drawn(subject: ModuleType, pool: Pool, count: int, seed: int = 7) -> list[Conversation]:
@@ -260,6 +260,85 @@ def test_every_kind_of_exchange_with_tools_is_drawn(sample):
     for calls, before in ((1, "user"), (2, "user"), (0, "user"), (0, "tool")):
         for thinking in (False, True):
             assert ends.count((calls, before, thinking)) > 200
+
+
+# Words
+
+
+RULES: dict[str, Callable[..., str]] = {
+    r"Write (\w+) in capitals\.": str.upper,
+    r"Write (\w+) in small letters\.": str.lower,
+    r"Spell (\w+)\.": "-".join,
+    r"First letter of (\w+)\?": lambda word: f"The first letter of {word} is {word[0]}.",
+    r"Last letter of (\w+)\?": lambda word: f"The last letter of {word} is {word[-1]}.",
+    r"How many letters does (\w+) have\?": lambda word: f"{'-'.join(word)} has {len(word)} letters.",
+    r"Write (\w+) backwards\.": lambda word: f"{'-'.join(word)} backwards is {'-'.join(reversed(word))}: {word[::-1]}",
+    r"Say (\w+) (\d) times\.": lambda word, n: " ".join([word] * int(n)),
+    r"Sort alphabetically: (.*)": lambda words: ", ".join(sorted(words.split(", "))),
+    r"Add commas: (.*)": lambda words: ", ".join(words.split()),
+    r"Copy this: (.*)": lambda text: text,
+    r"Quote this: (.*)": lambda text: f'"{text}"',
+    r"As a bullet list: ([^,]+), ([^,]+)": lambda *items: "\n".join(f"- {item}" for item in items),
+    r"Give me the third word of: \S+ \S+ (\S+).*": lambda word: f"The third word is {word}.",
+    r"Is the letter (\w) in (\w+)\?": lambda letter, word: (
+        f"Yes, {'-'.join(word)} contains {letter}."
+        if letter in word
+        else f"No, {'-'.join(word)} does not contain {letter}."
+    ),
+}
+
+
+@pytest.mark.parametrize("question", RULES)
+def test_what_is_done_to_words_is_right(sample, question: str):
+    seen = 0
+    for conversation in sample((strings, Pool.TRAIN)):
+        asked, said = (message["content"] for message in conversation.messages[-2:])
+        if (found := re.fullmatch(question, asked)) and " and " not in asked:
+            assert said == RULES[question](*found.groups())
+            seen += 1
+    assert seen > 5
+
+
+# JSON
+
+
+@pytest.mark.parametrize("pool", Pool)
+def test_json_stands_alone_and_has_its_keys_in_the_order_asked_for(sample, pool: Pool):
+    for conversation in sample((structured, pool)):
+        answer = conversation.messages[-1]["content"]
+        keys = list(json.loads(answer))
+        assert 2 <= len(keys) <= 5
+        request = " ".join(message["content"] for message in conversation.messages[:-1])
+        named = r"(?s).*" + r"\b.*\b".join(map(re.escape, keys)) + r"\b.*"
+        assert re.match(named, request), conversation
+
+
+@pytest.mark.parametrize("pool", Pool)
+def test_json_says_nothing_that_the_text_does_not(sample, pool: Pool):
+    for conversation in sample((structured, pool)):
+        request = " ".join(message["content"] for message in conversation.messages[:-1])
+        for value in json.loads(conversation.messages[-1]["content"]).values():
+            for one in value if isinstance(value, list) else [value]:
+                assert isinstance(one, bool) or str(one) in request, conversation
+
+
+@pytest.mark.parametrize("pool", Pool)
+def test_json_has_the_types_of_the_schema_in_the_prompt(sample, pool: Pool):
+    seen = 0
+    for conversation in sample((structured, pool)):
+        request = " ".join(message["content"] for message in conversation.messages[:-1])
+        if '{"type": "object"' not in request:
+            continue
+        schema, _ = json.JSONDecoder().raw_decode(request, request.index('{"type": "object"'))
+        value = json.loads(conversation.messages[-1]["content"])
+        assert list(value) == list(schema["properties"])
+        for field, form in schema["properties"].items():
+            if form["type"] == "array":
+                assert all(conforms(item, form["items"]) for item in value[field])
+            else:
+                assert conforms(value[field], form)
+        seen += 1
+    assert seen > 500
 
 
 # The judge

@@ -118,7 +118,7 @@ def asked(rng: Random, question: str, pool: Pool) -> str:
 
 def signature(rng: Random, tool: Tool, name: str) -> dict[str, Any]:
     """Write a tool as clients offer it. They differ in what they say of parameters."""
-    described, closed = rng.random() < 0.35, rng.random() < 0.1
+    described, closed = rng.random() < 0.2, rng.random() < 0.1
     properties = {}
     for parameter, spec in (tool.needs | tool.may).items():
         kind, _, about = spec.partition(";")

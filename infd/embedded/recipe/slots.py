@@ -72,6 +72,9 @@ def _lists() -> dict[str, tuple[str, ...]]:
 LISTS: Final[Mapping[str, tuple[str, ...]]] = _lists()
 
 
+_PARTS: Final = {(name, pool): tuple(part(words, pool)) for name, words in LISTS.items() for pool in Pool}
+
+
 def belongs(key: str, pool: Pool, *, one_in: int = HELD_OUT_SHARE) -> bool:
     """Say whether a made-up thing falls into a pool: one in so many is held out, the same ones for ever."""
     return (crc32(key.encode()) % one_in == 0) == (pool is Pool.HELD_OUT)
@@ -79,7 +82,7 @@ def belongs(key: str, pool: Pool, *, one_in: int = HELD_OUT_SHARE) -> bool:
 
 def listed(rng: Random, name: str, pool: Pool) -> str:
     """Draw from a list of words.toml."""
-    return rng.choice(part(LISTS[name], pool))
+    return rng.choice(_PARTS[name, pool])
 
 
 def made_up(rng: Random, pool: Pool, *, syllables: int | None = None) -> str:

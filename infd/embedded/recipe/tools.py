@@ -46,7 +46,7 @@ def draw(rng: Random, pool: Pool) -> Conversation:
 
 def _choose(rng: Random, pool: Pool, least: int) -> list[Tool]:
     """Choose tools to offer; the first ones are those that will be asked for."""
-    count = max(least, rng.choice((1, 2, 2, 3, 3, 4, 5)))
+    count = max(least, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5)))
     if rng.random() < INVENTED_SHARE:
         tools = invent(rng, pool, rng.randint(1, count))
         tools += rng.sample(known(pool), count - len(tools))
