@@ -208,9 +208,8 @@ async def test_a_stream_quiet_for_long_gets_headers_and_then_comments():
 
 
 async def test_pings_go_past_a_reader_that_has_stalled():
-    async with serving(
-        executor=FakeExecutor(capacity(pages=512, rows=16, step_tokens=64, max_model_len=256))
-    ) as endpoint:
+    async with held() as endpoint:
+        endpoint.executor.gate.set()
         streams = endpoint.server.service.streams
         stalled = [raw(endpoint, LONG) for _ in range(8)]
         await until(lambda: sum(bool(stream.buffered_bytes) for stream in streams) == len(stalled))
@@ -219,7 +218,7 @@ async def test_pings_go_past_a_reader_that_has_stalled():
         await until(lambda: len(list(streams)) > len(stalled))
 
         async with asyncio.timeout(20):  # only ever reached by a failure
-            for _ in range(sse.BEATS_TO_HEADERS):
+            for _ in range(sse.BEATS_TO_PING):  # no reader has heard anything for as long
                 await streams.beat()
             response = await asking
         assert await response.content.readuntil(b"\n\n") == sse.PING
