@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
 import socket
 import struct
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.admin.ctl.client import AdminClient
-from infd.admin.protocol import Status
+from tests.e2e.clients import FULL, Neighbour, ask, descriptors, idle_status, resident_kib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,40 +19,9 @@ if TYPE_CHECKING:
 
     Start = Callable[..., Daemon]
 
-FULL = bool(os.environ.get("INFD_SOAK"))
 CLIENTS = 10_000 if FULL else 100
 AT_ONCE = 50
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: what the peer sees of a process that was killed
-
-
-class Neighbour:
-    """A well-behaved stream, to be compared with itself when it is alone."""
-
-    def __init__(self, address: tuple[str, int], tokens: int) -> None:
-        self._address = address
-        self._body = {"prompt": "the neighbour", "max_tokens": tokens, "seed": 11, "ignore_eos": True, "stream": True}
-
-    async def text(self) -> str:
-        reader, writer = await ask(self._address, "/v1/completions", self._body)
-        parts = []
-        async for line in reader:
-            if line.startswith(b"data: {"):
-                parts.append(json.loads(line[6:])["choices"][0]["text"])
-            if line.startswith(b"data: [DONE]"):
-                break
-        writer.close()
-        return "".join(parts)
-
-
-async def ask(address: tuple[str, int], path: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, Any]:
-    reader, writer = await asyncio.open_connection(*address)
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: infd\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    writer.write(head.encode() + data)
-    await writer.drain()
-    return reader, writer
 
 
 async def killed(address: tuple[str, int], chance: random.Random) -> None:
@@ -75,25 +40,6 @@ async def killed(address: tuple[str, int], chance: random.Random) -> None:
             await reader.readline()
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     writer.transport.abort()
-
-
-def descriptors(daemon: Daemon) -> int:
-    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
-
-
-def resident_kib(daemon: Daemon) -> int:
-    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0])
-
-
-def idle_status(daemon: Daemon) -> Status:
-    """Return the daemon's status once everything accepted has ended."""
-    client = AdminClient([str(daemon.admin_socket)], timeout_s=60)
-    for _ in range(10_000):
-        status = client.get("/v1/status", Status)
-        if status.accepted == sum(status.terminal.values()) and not (status.running or status.waiting):
-            return status
-    raise AssertionError(f"something is still served: {status}")
 
 
 @pytest.mark.parametrize("step_ms", [0, 2])

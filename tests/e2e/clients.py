@@ -1,0 +1,69 @@
+"""Clients of a real daemon, many at once, and what they look at in it.
+
+`make soak` sets INFD_SOAK, and everything is done as often as SAFETY.md says; else a hundredth of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infd.admin.ctl.client import AdminClient
+from infd.admin.protocol import Status
+
+if TYPE_CHECKING:
+    from tests.e2e.process import Daemon
+
+FULL = bool(os.environ.get("INFD_SOAK"))
+
+
+class Neighbour:
+    """A well-behaved stream, to be compared with itself when it is alone."""
+
+    def __init__(self, address: tuple[str, int], tokens: int) -> None:
+        self._address = address
+        self._body = {"prompt": "the neighbour", "max_tokens": tokens, "seed": 11, "ignore_eos": True, "stream": True}
+
+    async def text(self) -> str:
+        reader, writer = await ask(self._address, "/v1/completions", self._body)
+        parts = []
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                parts.append(json.loads(line[6:])["choices"][0]["text"])
+            if line.startswith(b"data: [DONE]"):
+                break
+        writer.close()
+        return "".join(parts)
+
+
+async def ask(address: tuple[str, int], path: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, Any]:
+    reader, writer = await asyncio.open_connection(*address)
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: infd\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    writer.write(head.encode() + data)
+    await writer.drain()
+    return reader, writer
+
+
+def descriptors(daemon: Daemon) -> int:
+    return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+
+
+def resident_kib(daemon: Daemon) -> int:
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def idle_status(daemon: Daemon) -> Status:
+    """Return the daemon's status once everything accepted has ended."""
+    client = AdminClient([str(daemon.admin_socket)], timeout_s=60)
+    for _ in range(10_000):
+        status = client.get("/v1/status", Status)
+        if status.accepted == sum(status.terminal.values()) and not (status.running or status.waiting):
+            return status
+    raise AssertionError(f"something is still served: {status}")
