@@ -102,7 +102,8 @@ class Daemon:
 
     async def _serve(self) -> int:
         listening = self._listening = self._listen()
-        await self.http.start(listening.sockets)
+        if not listening.inherited:
+            await self.http.start(listening.sockets)
         await self.admin.start(self.admin_socket, private=self.admin_socket.parent == self.environment.private)
         log.info("listening", extra={"address": " ".join(listening.addresses), "admin": str(self.admin_socket)})
         if listening.beyond and not self.keys:
@@ -193,12 +194,16 @@ class Daemon:
             ready_s=process_age_s(),
             key=len(self.keys) > 0,
         )
+        if listening.inherited:  # until now clients waited where they wait between two of us
+            await self.http.start(listening.sockets)
         greet(ready, banner=self._on_terminal)
         self.notifier.ready(status_line(self.engine))
 
     async def _wind_down(self) -> int:
-        self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
         self.http.close_listeners()
+        if not self._fast.is_set():
+            await self.http.hear_out()
+        self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
         # Whoever hears this finds the door closed.
         self.notifier.stopping(status_line(self.engine))
         timeout_s = 0.0 if self._fast.is_set() else self.config.server.drain_timeout_s

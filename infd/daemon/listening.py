@@ -25,10 +25,14 @@ _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 class Listening:
-    """The endpoint's sockets, bound and not listening yet. They pass to the server; the files of Unix sockets stay."""
+    """The endpoint's sockets, bound and not listening yet. They pass to the server; the files of Unix sockets stay.
 
-    def __init__(self, sockets: list[socket.socket], files: list[Listener]) -> None:
+    inherited  from a manager that keeps them: who connects while nobody listens waits
+    """
+
+    def __init__(self, sockets: list[socket.socket], files: list[Listener], *, inherited: bool = False) -> None:
         self.sockets = sockets
+        self.inherited = inherited
         self.addresses = [address(listener) for listener in sockets]
         self._files = files
 
@@ -67,7 +71,7 @@ class Listening:
             listener = socket.socket(fileno=fd)
             listener.setblocking(False)
             sockets.append(listener)
-        return cls(sockets, [])
+        return cls(sockets, [], inherited=True)
 
     @property
     def url(self) -> str:

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from infd.offload import Offload
     from infd.telemetry.metrics import Metrics
 
-# The kernel doubles it; with what may wait on our side, a slow reader holds less than 256 KiB.
+# The kernel doubles it, and a slow reader has at most 256 KiB on our side besides (engine/stream.py).
 SEND_BUFFER_BYTES: Final = 64 * 2**10
 BACKLOG: Final = 1024
 # Once the engine has ended their work, handlers write a last event and are done, unless their reader lags.
 SHUTDOWN_S: Final = 0.5
+# What a client needs to send its first request after it was let in, and how often we look.
+MOMENT_S: Final = 0.2
+LOOK_S: Final = 0.005
 
 
 def application(service: Service) -> web.Application:
@@ -116,6 +119,15 @@ class HttpServer:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
+
+    async def hear_out(self) -> None:
+        """Give clients who were let in a moment ago the time to ask."""
+        loop = asyncio.get_running_loop()
+        late = loop.time() + MOMENT_S
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if not self._connections.unheard or loop.time() > late:
+                return
 
     async def close(self) -> None:
         """End everything. Requests should have ended before; what has not after SHUTDOWN_S is cancelled."""

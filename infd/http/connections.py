@@ -51,6 +51,7 @@ class Connections:
         self._metrics = metrics
         self._at: dict[str, int] = {}  # how many are open, by address
         self._open: set[Droppable] = set()
+        self.unheard: set[Droppable] = set()  # of these, who has not asked anything yet
         self._silent: dict[Droppable, None] = {}  # the longest first
         self._silent_at: dict[str, dict[Droppable, None]] = {}
 
@@ -65,6 +66,7 @@ class Connections:
         if len(self._open) >= self._most:
             self._make_room(self._silent, "there are too many connections, all of them in use")
         self._open.add(connection)
+        self.unheard.add(connection)
         self._at[address] = self._at.get(address, 0) + 1
         self.silent(connection)
         self._metrics.connections = len(self._open)
@@ -89,6 +91,7 @@ class Connections:
 
     def busy(self, connection: Droppable) -> None:
         """From now on we work for it."""
+        self.unheard.discard(connection)
         if connection in self._silent:
             del self._silent[connection]
             here = self._silent_at[connection.address]

@@ -80,6 +80,19 @@ def test_unix_sockets_are_of_no_address():
     assert not any(guest.dropped for guest in guests)
 
 
+def test_who_was_let_in_is_unheard_until_it_asks_or_leaves():
+    some = house()
+    asks, leaves = Guest(), Guest()
+    some.enter(asks)
+    some.enter(leaves)
+    assert some.unheard == {asks, leaves}
+
+    some.busy(asks)
+    some.silent(asks)
+    some.leave(leaves)
+    assert not some.unheard
+
+
 def test_who_has_left_is_counted_no_more():
     here, guest = house(per_address=1), Guest()
     here.enter(guest)
