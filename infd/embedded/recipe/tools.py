@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from infd.embedded.recipe import arithmetic
 from infd.embedded.recipe.catalogue import Tool, Use, asked, known, signature, spelled, use
 from infd.embedded.recipe.conversation import Conversation, Expect, Pool
@@ -24,6 +26,7 @@ THINKING_SHARE: Final = 0.3
 INVENTED_SHARE: Final = 0.45
 CANNOT: Final = "I cannot do that: none of the functions I have does it."
 UNKNOWN: Final = "I don't know."
+ANSWERING: Final = frozenset({"math", "search", "library", "movies"})
 
 
 class Offer:
@@ -186,18 +189,23 @@ def _calling_again(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
     return _called(rng, pool, offer, [use(rng, rng.choice(tools), pool)], before, thinking=thinking)
 
 
+def beside(rng: Random, pool: Pool, plain: Conversation) -> Conversation:
+    """Offer tools in a conversation that wants none of them."""
+    # What could be searched for, or worked out by a tool, would be a reason to call it.
+    tools = [tool for tool in _choose(rng, pool, 1) if tool.domain not in ANSWERING]
+    *messages, answer = plain.messages
+    thought = f"None of the functions is needed. {answer.get('reasoning_content', '')}".rstrip()
+    expect = replace(plain.expect, calls=[])
+    return _finish(
+        messages, answer, thought, Offer(rng, tools or invent(rng, pool, 1)), expect, thinking=plain.thinking
+    )
+
+
 def _chatting(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
     """Say something that wants no tool."""
-    tools = [tool for tool in _choose(rng, pool, 1) if tool.domain not in {"math", "search", "library", "movies"}]
-    offer = Offer(rng, tools or invent(rng, pool, 1))
-    thought = "None of the functions is needed."
     chance = rng.random()
     if chance < 0.35:
-        plain = arithmetic.draw(rng, pool)
-        *messages, answer = plain.messages
-        thought = f"{thought} {answer.get('reasoning_content', '')}".rstrip()
-        expect = Expect(text=plain.expect.text, contains=plain.expect.contains, calls=[])
-        return _finish(messages, answer, thought, offer, expect, thinking=plain.thinking)
+        return beside(rng, pool, arithmetic.draw(rng, pool))
     if chance < 0.6:
         question, reply, needle = listed(rng, "greetings", pool), "Hello! What can I do for you?", "hello"
     elif chance < 0.75:
@@ -206,9 +214,9 @@ def _chatting(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
         template = listed(rng, "unknowable", pool)
         question = template.format(**{kind: fill(rng, kind, pool) for kind in ("title", "full_name", "city")})
         reply, needle = UNKNOWN, "don't know"
-    messages = [*opening(rng, pool), {"role": "user", "content": question}]
-    expect = Expect(contains=[[needle]], calls=[])
-    return _finish(messages, {"role": "assistant", "content": reply}, thought, offer, expect, thinking=thinking)
+    messages = [*opening(rng, pool), {"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+    plain = Conversation(kind="tools", messages=messages, thinking=thinking, expect=Expect(contains=[[needle]]))
+    return beside(rng, pool, plain)
 
 
 def _declining(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
