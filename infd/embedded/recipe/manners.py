@@ -1,0 +1,165 @@
+"""How the model behaves in a chat: greetings, itself, jokes, common knowledge, and what it was told a moment ago.
+
+manners.toml holds what is said, common.toml tables of common knowledge, which are small on purpose: what
+stands in neither is not known (unknown.py).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct
+
+from infd.embedded.recipe import facts, slots
+from infd.embedded.recipe.conversation import Conversation, Expect, Pool, pick
+from infd.embedded.recipe.talk import Turn, converse, roughened, typed
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of common knowledge: keys and their values.
+
+    after  asks for another key, once one was asked for
+    """
+
+    id: str
+    questions: tuple[str, ...]
+    answer: str
+    after: tuple[str, ...]
+    pairs: dict[str, str]
+
+    def turn(self, rng: Random, pool: Pool, *, again: bool = False) -> Turn:
+        key = rng.choice(tuple(self.pairs))
+        phrase = pick(rng, self.after if again else self.questions, pool)
+        if pool is Pool.TRAIN:
+            phrase = roughened(rng, phrase)
+        answer = self.answer.format(key=key, Key=key[0].upper() + key[1:], value=self.pairs[key])
+        return Turn(
+            question=_with(phrase, key),
+            answer=answer,
+            expect=Expect(contains=[[self.pairs[key]]]),
+            thought=f"This is common knowledge. {answer}",
+        )
+
+
+class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that is told and asked for later. The blank {x} is a slot of slots.py."""
+
+    slot: str
+    tells: tuple[str, ...]
+    reply: str
+    asks: tuple[str, ...]
+    answer: str
+
+    def turns(self, rng: Random, pool: Pool) -> tuple[Turn, Turn]:
+        """Return the turn that tells, and the one that asks."""
+        value = str(slots.fill(rng, self.slot, pool))
+        told = pick(rng, self.tells, pool)
+        question = pick(rng, self.asks, pool)
+        if pool is Pool.TRAIN:
+            told, question = typed(rng, told), roughened(rng, question)
+        told = told.replace("{x}", value)
+        return (
+            Turn(
+                question=told,
+                answer=self.reply.replace("{x}", value),
+                expect=Expect(),
+                thought="The user tells me something.",
+            ),
+            Turn(
+                question=question,
+                answer=self.answer.replace("{x}", value),
+                expect=Expect(contains=[[value]]),
+                thought=f"The user said: {told}.",
+            ),
+        )
+
+
+def _with(phrase: str, key: str) -> str:
+    # A phrase in capitals has its blank in capitals too.
+    return re.sub(r"\{key\}", key, phrase, flags=re.IGNORECASE)
+
+
+SMALL_TALK: Final = facts.read("manners")
+TABLES: Final = msgspec.convert(slots.read("common")["table"], tuple[Table, ...])
+MEMORIES: Final = msgspec.convert(slots.read("manners")["memory"], tuple[Memory, ...])
+_HELD_OUT: Final = facts.held_out(SMALL_TALK)
+_BEFORE: Final[dict[str, list[str]]] = slots.read("manners")["before"]
+
+
+def small_talk(rng: Random, pool: Pool) -> Turn:
+    """Exchange one pleasantry."""
+    talk = rng.choice(SMALL_TALK)
+    return talk.answered(rng, facts.asked(rng, talk, pool, _HELD_OUT), "This is small talk:")
+
+
+def common(rng: Random, pool: Pool) -> Turn:
+    """Ask for common knowledge."""
+    return rng.choice(TABLES).turn(rng, pool)
+
+
+def some(rng: Random, pool: Pool) -> Turn:
+    """Ask for anything that is known and needs nothing told before."""
+    return rng.choice((small_talk, common, facts.turn))(rng, pool)
+
+
+def _plain(rng: Random, pool: Pool) -> Conversation:
+    ask = rng.choice((small_talk, small_talk, common))
+    earlier = [some(rng, pool) for _ in range(rng.choice((0, 0, 0, 1, 2)))]
+    return converse(rng, "chat", [*earlier, ask(rng, pool)], pool)
+
+
+def _table(rng: Random, pool: Pool) -> Conversation:
+    table = rng.choice(TABLES)
+    turns = [table.turn(rng, pool)]
+    turns += [table.turn(rng, pool, again=True) for _ in range(rng.choice((0, 1, 1, 2)))]
+    return converse(rng, "chat", turns, pool)
+
+
+def _memory(rng: Random, pool: Pool) -> Conversation:
+    told = [memory.turns(rng, pool) for memory in rng.sample(MEMORIES, rng.choice((1, 1, 2, 3)))]
+    if len({question.answer.split()[1] for _, question in told}) < len(
+        told
+    ):  # two names of two relatives are told apart by more than a 5M model has
+        told = told[:1]
+    asked = rng.choice(told)[1]
+    between = [some(rng, pool) for _ in range(rng.choice((0, 0, 1)))]
+    if rng.random() < 0.25:
+        system = " ".join(f"The user said: {telling.question.rstrip('.')}." for telling, _ in told)
+        return converse(rng, "chat", [*between, asked], pool, system=system)
+    if rng.random() < 0.25:
+        telling = told[0][0]
+        question = f"{telling.question.rstrip('.')}. {told[0][1].question}"
+        return converse(rng, "chat", [msgspec.structs.replace(told[0][1], question=question)], pool)
+    return converse(rng, "chat", [*(telling for telling, _ in told), *between, asked], pool)
+
+
+def _about_before(rng: Random, pool: Pool) -> Conversation:
+    before = some(rng, pool)
+    phrases, answer, thought = rng.choice(
+        (
+            (_BEFORE["again"], before.answer, "The user wants my last answer again."),
+            (
+                _BEFORE["shorter"],
+                re.split(r"(?<=[.!?]) (?=[A-Z])", before.answer)[0],
+                "The user wants the first sentence only.",
+            ),
+            (_BEFORE["asked"], f'You asked: "{before.question}"', "The user wants the last question again."),
+        )
+    )
+    question = pick(rng, phrases, pool)
+    if pool is Pool.TRAIN:
+        question = roughened(rng, question)
+    return converse(
+        rng, "chat", [before, Turn(question=question, answer=answer, expect=Expect(text=answer), thought=thought)], pool
+    )
+
+
+def draw(rng: Random, pool: Pool) -> Conversation:
+    """Chat: mostly one or two turns, some of them about what was said before."""
+    (chosen,) = rng.choices((_plain, _table, _memory, _about_before), (40, 20, 30, 10))
+    return chosen(rng, pool)

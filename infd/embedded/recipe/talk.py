@@ -1,0 +1,126 @@
+"""What facts, manners and ignorance share: a turn of talk, how people type, and how turns become a conversation.
+
+People leave out capitals and marks, mistype, say please. Training questions are
+roughened accordingly; held-out ones stay as they were written.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from infd.embedded.recipe import slots
+from infd.embedded.recipe.conversation import Conversation, Expect, Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+THINKING_SHARE: Final = 0.15
+
+_HABITS: Final = slots.read("talk")
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    """A question and its answer.
+
+    expect   when an answer counts as right
+    thought  what a thinking model thinks first
+    """
+
+    question: str
+    answer: str
+    expect: Expect
+    thought: str
+
+
+def fold(text: str) -> str:
+    """Return the words alone, for comparing phrasings."""
+    return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} "
+
+
+def fill(rng: Random, text: str, pool: Pool) -> str:
+    """Fill the blanks of a phrase, each with a value of its own: {city}, {int:1:9}, {made_up} in lower case."""
+
+    def value(blank: re.Match[str]) -> str:
+        if blank[1] == "made_up":
+            return slots.made_up(rng, pool)
+        return slots.listed(rng, "topics", pool) if blank[1] == "topics" else str(slots.fill(rng, blank[1], pool))
+
+    return re.sub(r"\{([^{}]+)\}", value, text)
+
+
+def typed(rng: Random, text: str) -> str:
+    """Type a phrase as people do, without a change to any of its words."""
+    if rng.random() < 0.4:
+        text = text[0].upper() + text[1:]
+    if rng.random() < 0.25:
+        text = text.rstrip("?.! ")
+    return text
+
+
+def roughened(rng: Random, text: str) -> str:
+    """Type a phrase as people do, with other words for the same, mistakes and politeness."""
+    if rng.random() < 0.35:
+        for start, others in _HABITS["otherwise"].items():
+            if text.startswith(start):
+                text = rng.choice(others) + text.removeprefix(start)
+                break
+    if rng.random() < 0.1 and re.search(r"(?<![\w`/.-])infd(?=[ ?]|$)", text):
+        text = re.sub(r"(?<![\w`/.-])infd(?=[ ?]|$)", rng.choice(_HABITS["daemon"]), text)
+    if rng.random() < 0.12:
+        text = _mistyped(rng, text)
+    if rng.random() < 0.15:
+        text = rng.choice(_HABITS["before"]) + text
+    if rng.random() < 0.1:
+        text = text.rstrip("?") + rng.choice(_HABITS["behind"])
+    if rng.random() < 0.03:
+        return text.upper()
+    return typed(rng, text)
+
+
+def _mistyped(rng: Random, text: str) -> str:
+    words = text.split(" ")
+    places = [place for place, word in enumerate(words) if len(word) > 3 and word.isalpha()]
+    if not places:
+        return text
+    place = rng.choice(places)
+    word = words[place]
+    at = rng.randrange(1, len(word) - 1)
+    words[place] = rng.choice(
+        (
+            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
+            word[:at] + word[at + 1 :],
+            word[:at] + word[at] + word[at:],
+        )
+    )
+    return " ".join(words)
+
+
+def converse(
+    rng: Random,
+    kind: str,
+    turns: Sequence[Turn],
+    pool: Pool,
+    *,
+    system: str | None = None,
+    thinking: bool | None = None,
+) -> Conversation:
+    """Chain turns into a conversation about the last of them.
+
+    system    what the system message says; None: what clients write out of habit, or none at all
+    thinking  whether the last answer is thought about; None: now and then
+    """
+    messages: list[dict[str, Any]] = (
+        slots.opening(rng, pool) if system is None else [{"role": "system", "content": system}]
+    )
+    if thinking is None:
+        thinking = rng.random() < THINKING_SHARE
+    for turn in turns:
+        messages.append({"role": "user", "content": turn.question})
+        messages.append({"role": "assistant", "content": turn.answer})
+    if thinking:
+        messages[-1]["reasoning_content"] = turns[-1].thought
+    return Conversation(kind=kind, messages=messages, thinking=thinking, expect=turns[-1].expect)

@@ -1,0 +1,57 @@
+"""What the model does not know, and says so: "I don't know."
+
+The difficulty is the border. Questions are built like those that it can answer (capitals, meanings,
+commands), with people, places and words that it has never heard of; half of the words are made up.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from infd.embedded.recipe import facts, manners, slots
+from infd.embedded.recipe.conversation import Conversation, Expect, Pool, pick
+from infd.embedded.recipe.talk import Turn, converse, fill, fold, typed
+
+if TYPE_CHECKING:
+    from random import Random
+
+_WORDS: Final = slots.read("unknown")
+_PRIVATE: Final = "private"
+# Words of the list that the model has learned something about are no example of ignorance.
+_KNOWN: Final = frozenset(
+    word for table in manners.TABLES for pair in table.pairs.items() for text in pair for word in fold(text).split()
+) | frozenset(word for fact in facts.FACTS for text in (*fact.topics, *fact.goals) for word in fold(text).split())
+_MEANINGS: Final = next(table.questions for table in manners.TABLES if table.id == "definitions")
+_CAPITALS: Final = next(table for table in manners.TABLES if table.id == "capitals")
+
+
+def turn(rng: Random, pool: Pool) -> Turn:
+    """Ask for something that is not known."""
+    if rng.random() < 0.1:
+        return _answered(rng, _near_the_border(rng, pool), _WORDS["says"], pool)
+    subject = rng.choice(tuple(_WORDS["questions"]))
+    question = fill(rng, pick(rng, _WORDS["questions"][subject], pool), pool)
+    return _answered(rng, question, _WORDS["not_told"] if subject == _PRIVATE else _WORDS["says"], pool)
+
+
+def _near_the_border(rng: Random, pool: Pool) -> str:
+    if rng.random() < 0.4:
+        return pick(rng, _CAPITALS.questions, pool).format(key=pick(rng, _WORDS["countries"], pool))
+    while (word := slots.listed(rng, "words", pool)) in _KNOWN:
+        pass
+    return pick(rng, _MEANINGS, pool).format(key=f"{'an' if word[0] in 'aeiou' else 'a'} {word}")
+
+
+def _answered(rng: Random, question: str, says: list[str], pool: Pool) -> Turn:
+    return Turn(
+        question=typed(rng, question) if pool is Pool.TRAIN else question,
+        answer=rng.choice(says),
+        expect=Expect(contains=[["don't know"]]),
+        thought="I have not learned this. I should say that I don't know.",
+    )
+
+
+def draw(rng: Random, pool: Pool) -> Conversation:
+    """Ask for something unknown, now and then after something known."""
+    earlier = [manners.some(rng, pool)] if rng.random() < 0.2 else []
+    return converse(rng, "unknown", [*earlier, turn(rng, pool)], pool)
