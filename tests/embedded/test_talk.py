@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.embedded import recipe
 from infd.embedded.recipe import facts, manners, slots, unknown
 from infd.embedded.recipe.conversation import Pool, part
 from infd.embedded.recipe.judge import holds, says
@@ -137,8 +136,3 @@ def test_what_was_told_is_what_is_asked_for():
             assert any(name in message["content"] for message in conversation.messages[:-1])
             seen += 1
     assert seen > 50
-
-
-def test_the_texts_stand_beside_the_code():
-    assert recipe.__file__ is not None
-    assert all(fact.says for fact in ASKED)

@@ -121,20 +121,18 @@ def _table(rng: Random, pool: Pool) -> Conversation:
 
 
 def _memory(rng: Random, pool: Pool) -> Conversation:
-    told = [memory.turns(rng, pool) for memory in rng.sample(MEMORIES, rng.choice((1, 1, 2, 3)))]
-    if len({question.answer.split()[1] for _, question in told}) < len(
-        told
-    ):  # two names of two relatives are told apart by more than a 5M model has
-        told = told[:1]
+    pairs = [memory.turns(rng, pool) for memory in rng.sample(MEMORIES, rng.choice((1, 1, 2, 3)))]
+    # "It is" answers for a code and for a host alike: of two such memories only one is told.
+    told = list({question.answer.split()[1]: (telling, question) for telling, question in pairs}.values())
     asked = rng.choice(told)[1]
     between = [some(rng, pool) for _ in range(rng.choice((0, 0, 1)))]
     if rng.random() < 0.25:
         system = " ".join(f"The user said: {telling.question.rstrip('.')}." for telling, _ in told)
         return converse(rng, "chat", [*between, asked], pool, system=system)
     if rng.random() < 0.25:
-        telling = told[0][0]
-        question = f"{telling.question.rstrip('.')}. {told[0][1].question}"
-        return converse(rng, "chat", [msgspec.structs.replace(told[0][1], question=question)], pool)
+        telling, question = told[0]
+        both = f"{telling.question.rstrip('.')}. {question.question}"
+        return converse(rng, "chat", [msgspec.structs.replace(question, question=both)], pool)
     return converse(rng, "chat", [*(telling for telling, _ in told), *between, asked], pool)
 
 

@@ -68,8 +68,6 @@ def roughened(rng: Random, text: str) -> str:
             if text.startswith(start):
                 text = rng.choice(others) + text.removeprefix(start)
                 break
-    if rng.random() < 0.1 and re.search(r"(?<![\w`/.-])infd(?=[ ?]|$)", text):
-        text = re.sub(r"(?<![\w`/.-])infd(?=[ ?]|$)", rng.choice(_HABITS["daemon"]), text)
     if rng.random() < 0.12:
         text = _mistyped(rng, text)
     if rng.random() < 0.15:
