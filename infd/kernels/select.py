@@ -51,18 +51,21 @@ def runs_anywhere(_: Facts) -> None:
     """Refuse nothing: plain torch."""
 
 
-def _native_refuses(facts: Facts) -> str | None:
-    if facts.device.type != "cpu":
-        return f"runs on a CPU, not on {facts.device.type}"
-    if facts.dtype is not torch.bfloat16:
-        return f"computes in bfloat16, not in {str(facts.dtype).removeprefix('torch.')}"
-    from infd.kernels.cpu.library import why_not
+def _native(place: str, *dtypes: torch.dtype) -> Candidate:
+    def refuses(facts: Facts) -> str | None:
+        if facts.device.type != "cpu":
+            return f"runs on a CPU, not on {facts.device.type}"
+        if facts.dtype not in dtypes:
+            return f"computes in {' and '.join(map(_name, dtypes))}, not in {_name(facts.dtype)}"
+        from infd.kernels.cpu.library import why_not
 
-    return why_not()
+        return why_not()
+
+    return Candidate(name="native", place=f"infd.kernels.cpu.{place}", refuses=refuses)
 
 
-def _native(place: str) -> Candidate:
-    return Candidate(name="native", place=f"infd.kernels.cpu.{place}", refuses=_native_refuses)
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _reference(place: str) -> Candidate:
@@ -71,7 +74,10 @@ def _reference(place: str) -> Candidate:
 
 CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
-        "attention": (_reference("attention:PagedAttention"),),
+        "attention": (
+            _native("attention:PagedAttention", torch.bfloat16, torch.float32),
+            _reference("attention:PagedAttention"),
+        ),
         "linear": (_reference("dense:Matrices"),),
         "vocabulary": (_reference("dense:Matrices"),),
         "norm": (_reference("dense:Norm"),),

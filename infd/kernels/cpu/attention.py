@@ -1,0 +1,126 @@
+"""Paged attention in C++: `native/attention.cpp` says how.
+
+A row's result depends on nothing but the row: not on its neighbours, and not on
+how many threads there are. How its prompt was cut into steps changes rounding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from infd.kernels.ops import AttentionBatch, KeyValuePages
+
+
+class Step(ctypes.Structure):
+    """AttentionStep of `native/attention.h`."""
+
+    _fields_ = (
+        ("tokens", INT),
+        ("spans", INT),
+        ("page_tokens", INT),
+        ("window", INT),
+        ("table_width", INT),
+        ("offsets", POINTER),
+        ("start", POINTER),
+        ("table", POINTER),
+    )
+
+
+class Layer(ctypes.Structure):
+    """AttentionLayer of `native/attention.h`."""
+
+    _fields_ = (
+        ("half", INT),
+        ("heads", INT),
+        ("kv_heads", INT),
+        ("size", INT),
+        ("q", POINTER),
+        ("q_stride", INT),
+        ("k", POINTER),
+        ("v", POINTER),
+        ("out", POINTER),
+        ("scale", FLOAT),
+        ("softcap", FLOAT),
+    )
+
+
+class PagedAttention:
+    """The attention family."""
+
+    def __init__(self, library: Library | None = None) -> None:
+        library = library or Library()
+        self._attend = library.kernel("attention", ctypes.POINTER(Step), ctypes.POINTER(Layer))
+        self._write = library.kernel("write_pages", POINTER, POINTER, POINTER, INT, INT, INT, INT, INT)
+
+    def prepare(self, batch: AttentionBatch) -> Plan:
+        return Plan(batch, self._attend, self._write)
+
+
+class Plan:
+    """One step of one page group. Lengths are read from `batch.start`, the truth; the host's bounds are not needed."""
+
+    def __init__(self, batch: AttentionBatch, attend: Callable[..., None], write: Callable[..., None]) -> None:
+        offsets = np.array(batch.offsets, dtype=np.int64)
+        self._held = (offsets, batch.start, batch.table)  # what the step points to
+        self._slots, self._page_tokens = batch.slots, batch.page_tokens
+        self.step = Step(
+            tokens=len(batch.slots),
+            spans=len(batch.counts),
+            page_tokens=batch.page_tokens,
+            window=batch.window or 0,
+            table_width=batch.table.stride(0),
+            offsets=offsets.ctypes.data,
+            start=batch.start.data_ptr(),
+            table=batch.table.data_ptr(),
+        )
+        self._attend, self._put = attend, write
+
+    def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
+        for new, cache in ((k, pages.k), (v, pages.v)):
+            rows = _packed_heads(new)
+            tokens, heads, size = rows.shape
+            self._put(
+                cache.data_ptr(),
+                rows.data_ptr(),
+                self._slots.data_ptr(),
+                tokens,
+                heads,
+                self._page_tokens,
+                size * rows.itemsize,
+                rows.stride(0) * rows.itemsize,
+            )
+
+    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float, softcap: float | None = None) -> Tensor:
+        q = _packed_heads(q)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        layer = Layer(
+            half=q.dtype is torch.bfloat16,
+            heads=q.shape[1],
+            kv_heads=pages.k.shape[1],
+            size=q.shape[2],
+            q=q.data_ptr(),
+            q_stride=q.stride(0),
+            k=pages.k.data_ptr(),
+            v=pages.v.data_ptr(),
+            out=out.data_ptr(),
+            scale=scale,
+            softcap=softcap or 0,
+        )
+        self._attend(self.step, layer)
+        return out
+
+
+def _packed_heads(x: Tensor) -> Tensor:
+    """Return x [T, heads, D] with the numbers of a token side by side; tokens may stand further apart."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -1,0 +1,552 @@
+// Paged attention, straight from the cache, for spans of any length.
+//
+// A piece of work is some queries of one span, with all heads that share a key-value head as its rows, and a run of
+// keys. It walks the keys in blocks: a product with the keys, a softmax that goes on from block to block, a product with
+// the values. Where the rows are many, a block's keys are transposed, and its values paired, in scratch memory, so that
+// both products read whole vectors. Where they are few, as in decoding, both products read the cache itself.
+//
+// How a span is cut depends on nothing but the span: neither its neighbours nor the number of threads change a bit of
+// its result.
+
+#include "attention.h"
+
+#include "scratch.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t BLOCK = 64;   // keys: with their values, and what is computed of them, they stay in the L1 and L2 cache
+constexpr int64_t ROWS = 64;    // rows of a piece; more only if one token has more
+constexpr int64_t SPLIT = 512;  // keys of a piece, where a span is cut along its keys
+constexpr int64_t SHORT = 16;   // tokens: a longer span gives pieces enough without being cut along its keys
+constexpr int64_t FEW = 8;      // rows that are not worth transposing a block for
+
+// How numbers enter a product: one float, or two of bfloat16 where the CPU multiplies those. Either is a unit of 32 bits.
+
+struct Singles {
+  static constexpr int64_t PER_UNIT = 1;
+  using Number = float;
+  static Vec multiply_add(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+
+  // WIDTH units of consecutive numbers, or of the first `count` and zeros.
+  template <class Cached>
+  static Vec along(const Cached* p) { return load(p); }
+  template <class Cached>
+  static Vec along_first(const Cached* p, int64_t count) { return load_first(p, count); }
+
+  // WIDTH units, each of as many rows as a unit holds.
+  template <class Cached>
+  static Vec across(const Cached* const* rows, int64_t at) { return load(rows[0] + at); }
+  template <class Cached>
+  static Vec across_first(const Cached* const* rows, int64_t at, int64_t count) { return load_first(rows[0] + at, count); }
+};
+
+#if defined(__AVX512BF16__)
+struct Pairs {
+  static constexpr int64_t PER_UNIT = 2;
+  using Number = bf16;
+  static Vec multiply_add(Vec a, Vec b, Vec c) {
+    return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+  static Vec along(const bf16* p) { return load(reinterpret_cast<const float*>(p)); }
+  static Vec along_first(const bf16* p, int64_t count) {
+    return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16((uint32_t{1} << count) - 1, p));
+  }
+  static Vec across(const bf16* const* rows, int64_t at) {
+    const __m256i* low = reinterpret_cast<const __m256i*>(rows[0] + at);
+    const __m256i* high = reinterpret_cast<const __m256i*>(rows[1] + at);
+    return interleaved(_mm256_loadu_si256(low), _mm256_loadu_si256(high));
+  }
+  static Vec across_first(const bf16* const* rows, int64_t at, int64_t count) {
+    const uint16_t mask = (1 << count) - 1;
+    return interleaved(_mm256_maskz_loadu_epi16(mask, rows[0] + at), _mm256_maskz_loadu_epi16(mask, rows[1] + at));
+  }
+  static Vec interleaved(__m256i low, __m256i high) {
+    alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(ORDER), both));
+  }
+};
+using Best = Pairs;
+#else
+using Best = Singles;
+#endif
+
+template <int N>
+struct Constant {
+  static constexpr int value = N;
+};
+
+inline Vec load_units(const uint32_t* p) { return load(reinterpret_cast<const float*>(p)); }
+inline Vec repeat_unit(const uint32_t* p) { return set(*reinterpret_cast<const float*>(p)); }
+
+// A matrix in scratch memory.
+template <class T>
+struct Matrix {
+  T* at;
+  int64_t pitch;
+
+  T* row(int64_t i) const { return at + i * pitch; }
+  Matrix from(int64_t i) const { return {row(i), pitch}; }
+};
+
+using Units = Matrix<uint32_t>;
+
+// c [R, V vectors] += a [R, steps units] times b [steps units, V vectors].
+template <class Form, int R, int V>
+void multiply_panel(Units a, Units b, Matrix<float> c, int64_t steps) {
+  Vec sums[R][V];
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) sums[r][v] = load(c.row(r) + v * WIDTH);
+  for (int64_t step = 0; step < steps; step++) {
+    Vec right[V];
+    for (int v = 0; v < V; v++) right[v] = load_units(b.row(step) + v * WIDTH);
+    for (int r = 0; r < R; r++) {
+      const Vec left = repeat_unit(a.row(r) + step);
+      for (int v = 0; v < V; v++) sums[r][v] = Form::multiply_add(left, right[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) store(c.row(r) + v * WIDTH, sums[r][v]);
+}
+
+// The same for any number of rows.
+template <class Form, int V>
+void multiply_columns(Units a, Units b, Matrix<float> c, int64_t rows, int64_t steps) {
+  constexpr int MOST = 6;
+  int64_t r = 0;
+  for (; r + MOST <= rows; r += MOST)
+    multiply_panel<Form, MOST, V>(a.from(r), b, c.from(r), steps);
+  a = a.from(r), c = c.from(r);
+  switch (rows - r) {
+    case 1: return multiply_panel<Form, 1, V>(a, b, c, steps);
+    case 2: return multiply_panel<Form, 2, V>(a, b, c, steps);
+    case 3: return multiply_panel<Form, 3, V>(a, b, c, steps);
+    case 4: return multiply_panel<Form, 4, V>(a, b, c, steps);
+    case 5: return multiply_panel<Form, 5, V>(a, b, c, steps);
+  }
+}
+
+// c [rows, columns] += a [rows, steps units] times b [steps units, columns], a multiple of WIDTH.
+template <class Form>
+void multiply(Units a, Units b, Matrix<float> c, int64_t rows, int64_t columns, int64_t steps) {
+  constexpr int MOST = WIDTH == 16 ? 4 : 2;  // with six rows, as many sums as registers can hold
+  int64_t column = 0;
+  for (; column + MOST * WIDTH <= columns; column += MOST * WIDTH)
+    multiply_columns<Form, MOST>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
+  for (; column < columns; column += WIDTH)
+    multiply_columns<Form, 1>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
+}
+
+template <class Number>
+inline void prefetch(const Number* p, int64_t count) {
+  const char* byte = reinterpret_cast<const char*>(p);
+  for (int64_t at = 0; at < count * int64_t{sizeof(Number)}; at += 64) _mm_prefetch(byte + at, _MM_HINT_T0);
+}
+
+// Where the keys and values of one block lie. Behind the last one it stands again: what is padded is finite.
+template <class Cached>
+struct Rows {
+  const Cached* k[BLOCK];
+  const Cached* v[BLOCK];
+  int64_t count;
+
+  void find(const AttentionStep& step, const AttentionLayer& layer, int64_t span, int64_t head, int64_t begin, int64_t end) {
+    const int32_t* pages = step.table + span * step.table_width;
+    int64_t page = begin / step.page_tokens, slot = begin % step.page_tokens;
+    count = end - begin;
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t at = ((pages[page] * layer.kv_heads + head) * step.page_tokens + slot) * layer.size;
+      k[i] = static_cast<const Cached*>(layer.k) + at;
+      v[i] = static_cast<const Cached*>(layer.v) + at;
+      if (++slot == step.page_tokens) page++, slot = 0;
+    }
+    for (int64_t i = count; i < BLOCK; i++) k[i] = k[count - 1], v[i] = v[count - 1];
+  }
+
+  int64_t padded() const { return whole_vectors(count); }
+};
+
+// Put a block's keys, transposed, into out [size in units, BLOCK]; fetch the next block meanwhile.
+template <class Number, class Form>
+void place_keys(const Rows<Number>& rows, const Rows<Number>& next, int64_t size, Units out, Matrix<float> spare) {
+  const int64_t steps = size / Form::PER_UNIT;
+  for (int64_t first = 0; first < rows.padded(); first += WIDTH) {
+    const uint32_t* lines[WIDTH];
+    for (int i = 0; i < WIDTH; i++) {
+      if constexpr (sizeof(Number) * Form::PER_UNIT == 4) {
+        lines[i] = reinterpret_cast<const uint32_t*>(rows.k[first + i]);
+      } else {
+        convert(rows.k[first + i], spare.row(i), size);
+        lines[i] = reinterpret_cast<const uint32_t*>(spare.row(i));
+      }
+      if (first + i < next.count) prefetch(next.k[first + i], size);
+    }
+    int64_t step = 0;
+    for (; step + WIDTH <= steps; step += WIDTH) transpose(lines, step, out.row(step) + first, out.pitch);
+    for (; step < steps; step++)
+      for (int i = 0; i < WIDTH; i++) out.row(step)[first + i] = lines[i][step];
+  }
+}
+
+// Put a block's values into out [BLOCK in units, size]; fetch the next block meanwhile.
+template <class Number, class Form>
+void place_values(const Rows<Number>& rows, const Rows<Number>& next, int64_t size, Units out) {
+  for (int64_t i = 0; i < rows.count; i += Form::PER_UNIT) {
+    float* line = reinterpret_cast<float*>(out.row(i / Form::PER_UNIT));
+    int64_t d = 0;
+    for (; d + WIDTH <= size; d += WIDTH) store(line + d, Form::across(rows.v + i, d));
+    if (d < size) store(line + d, Form::across_first(rows.v + i, d, size - d));
+    for (int64_t n = i; n < i + Form::PER_UNIT && n < next.count; n++) prefetch(next.v[n], size);
+  }
+}
+
+// The products for few rows, straight from the cache.
+
+// scores [R, WIDTH / R] of the keys from `first` on = a [R, size in units] times the keys.
+template <class Number, class Form, int R>
+void score_group(Units a, const Number* const* keys, int64_t size, float* scores, int64_t pitch) {
+  constexpr int KEYS = WIDTH / R;
+  constexpr int64_t SPAN = WIDTH * Form::PER_UNIT;  // numbers in a vector
+  Vec products[R * KEYS];
+  for (Vec& product : products) product = set(0);
+  const auto add = [&](int64_t unit, auto key) {
+    Vec right[KEYS];
+    for (int i = 0; i < KEYS; i++) right[i] = key(keys[i]);
+    for (int r = 0; r < R; r++) {
+      const Vec left = load_units(a.row(r) + unit);
+      for (int i = 0; i < KEYS; i++) products[r * KEYS + i] = Form::multiply_add(left, right[i], products[r * KEYS + i]);
+    }
+  };
+  int64_t d = 0;
+  for (; d + SPAN <= size; d += SPAN) add(d / Form::PER_UNIT, [&](const Number* key) { return Form::along(key + d); });
+  if (d < size) add(d / Form::PER_UNIT, [&](const Number* key) { return Form::along_first(key + d, size - d); });
+  float sums[WIDTH];
+  store(sums, sums_of(products));
+  for (int r = 0; r < R; r++) memcpy(scores + r * pitch, sums + r * KEYS, KEYS * sizeof(float));
+}
+
+template <class Number, class Form, int R>
+void score_rows(Units a, const Rows<Number>& block, int64_t size, Matrix<float> scores) {
+  for (int64_t first = 0; first < block.padded(); first += WIDTH / R)
+    score_group<Number, Form, R>(a, block.k + first, size, scores.at + first, scores.pitch);
+}
+
+// sums [R, V vectors] from number d on += weights [R, block in units] times the values.
+template <class Number, class Form, int R, int V>
+void weigh_columns(Units weights, const Rows<Number>& block, int64_t d, int64_t size, Matrix<float> sums) {
+  Vec kept[R][V];
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) kept[r][v] = load(sums.row(r) + d + v * WIDTH);
+  const bool whole = d + V * WIDTH <= size;
+  for (int64_t i = 0; i < block.count; i += Form::PER_UNIT) {
+    Vec values[V];
+    for (int v = 0; v < V; v++) {
+      const int64_t at = d + v * WIDTH;
+      values[v] = whole ? Form::across(block.v + i, at) : Form::across_first(block.v + i, at, size - at);
+    }
+    for (int r = 0; r < R; r++) {
+      const Vec weight = repeat_unit(weights.row(r) + i / Form::PER_UNIT);
+      for (int v = 0; v < V; v++) kept[r][v] = Form::multiply_add(weight, values[v], kept[r][v]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) store(sums.row(r) + d + v * WIDTH, kept[r][v]);
+}
+
+template <class Number, class Form, int R>
+void weigh_rows(Units weights, const Rows<Number>& block, int64_t size, Matrix<float> sums) {
+  constexpr int MOST = WIDTH == 16 ? 4 : 2;
+  int64_t d = 0;
+  for (; d + MOST * WIDTH <= size; d += MOST * WIDTH) weigh_columns<Number, Form, R, MOST>(weights, block, d, size, sums);
+  for (; d < size; d += WIDTH) weigh_columns<Number, Form, R, 1>(weights, block, d, size, sums);
+}
+
+// Call `act` for groups of 4, 2 and 1 rows, with their number as a constant and the first of them.
+template <class Act>
+void by_groups(int64_t rows, Act act) {
+  int64_t row = 0;
+  for (; row + 4 <= rows; row += 4) act(Constant<4>(), row);
+  if (row + 2 <= rows) act(Constant<2>(), row), row += 2;
+  if (row < rows) act(Constant<1>(), row);
+}
+
+// What a row has seen so far: the largest score, in powers of two, and the sum of all weights relative to that.
+struct Seen {
+  float largest, total;
+};
+
+// What becomes of q·k before softmax. Scores are powers of two from here on.
+struct Scores {
+  float factor, softcap;
+
+  explicit Scores(const AttentionLayer& layer)
+      : factor(layer.softcap > 0 ? layer.scale / layer.softcap : layer.scale * LOG2_E),
+        softcap(layer.softcap > 0 ? layer.softcap * LOG2_E : 0) {}
+
+  Vec operator()(Vec product) const {
+    const Vec score = product * set(factor);
+    return softcap > 0 ? hyperbolic_tangent(score) * set(softcap) : score;
+  }
+};
+
+// Turn a row of products, of which those in [first, last) are seen, into weights; scale what was summed before.
+template <class Form>
+void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scores& scores, Seen& seen,
+             typename Form::Number* weights, float* sums, int64_t width) {
+  for (int64_t i = 0; i < padded; i += WIDTH) store(row + i, scores(load(row + i)));
+  for (int64_t i = 0; i < first; i++) row[i] = -INFINITY;
+  for (int64_t i = last; i < padded; i++) row[i] = -INFINITY;
+  Vec most = set(-INFINITY);
+  for (int64_t i = 0; i < padded; i += WIDTH) most = max(load(row + i), most);
+  const float block = largest(most);
+  if (block > seen.largest) {
+    const Vec shrink = power_of_two(set(seen.largest - block));
+    for (int64_t d = 0; d < width; d += WIDTH) store(sums + d, load(sums + d) * shrink);
+    seen.total *= first_of(shrink);
+    seen.largest = block;
+  }
+  const Vec base = set(seen.largest > -INFINITY ? seen.largest : 0);  // nothing seen yet, or nothing but NaN
+  Vec total = set(0);
+  for (int64_t i = 0; i < padded; i += WIDTH) {
+    const Vec weight = power_of_two(load(row + i) - base);
+    total = total + weight;
+    store(weights + i, weight);
+  }
+  seen.total += sum(total);
+}
+
+// Some queries of a span, and the keys that this piece of work attends them to.
+struct Piece {
+  int32_t span, first_query, queries;
+  int32_t parts;     // of how many pieces, one behind the other, these queries' result is made
+  int64_t begin, end;
+  int64_t partial;   // where this part's sums are kept, in tokens
+};
+
+int64_t tokens_of_a_piece(int64_t shared) { return shared < ROWS ? ROWS / shared : 1; }
+
+// Tell `visit` every piece of a step, in order of spans, queries, keys.
+template <class Visit>
+void cut(const AttentionStep& step, int64_t shared, Visit visit) {
+  const int64_t most = tokens_of_a_piece(shared);
+  int64_t partial = 0;
+  for (int64_t span = 0; span < step.spans; span++) {
+    const int64_t count = step.offsets[span + 1] - step.offsets[span], start = step.start[span];
+    for (int64_t query = 0; query < count; query += most) {
+      const int64_t queries = count - query < most ? count - query : most;
+      const int64_t behind = step.window > 0 ? start + query - step.window + 1 : 0;
+      const int64_t begin = behind > 0 ? behind : 0, end = start + query + queries;
+      const int64_t parts = count <= SHORT ? (end - 1) / SPLIT - begin / SPLIT + 1 : 1;
+      for (int64_t part = 0; part < parts; part++) {
+        const int64_t from = part == 0 ? begin : (begin / SPLIT + part) * SPLIT;
+        const int64_t to = part == parts - 1 ? end : (begin / SPLIT + part + 1) * SPLIT;
+        visit(Piece{int32_t(span), int32_t(query), int32_t(queries), int32_t(parts), from, to, partial});
+        if (parts > 1) partial += queries;
+      }
+    }
+  }
+}
+
+// Where one thread works.
+template <class Form>
+struct Bench {
+  Units queries, keys, values, weights;
+  Matrix<float> scores, sums, spare;
+  Seen* seen;
+
+  // `width` is the size of a head in whole vectors of units. Behind the head's end queries are zeros, sums anything.
+  Bench(Carver& carver, int64_t rows, int64_t width)
+      : queries{carver.take<uint32_t>(rows * width / Form::PER_UNIT), width / Form::PER_UNIT},
+        keys{carver.take<uint32_t>(width / Form::PER_UNIT * BLOCK), BLOCK},
+        values{carver.take<uint32_t>(BLOCK / Form::PER_UNIT * width), width},
+        weights{carver.take<uint32_t>(rows * BLOCK / Form::PER_UNIT), BLOCK / Form::PER_UNIT},
+        scores{carver.take<float>(rows * BLOCK), BLOCK},
+        sums{carver.take<float>(rows * width), width},
+        spare{carver.take<float>(WIDTH * width), width},
+        seen(carver.take<Seen>(rows)) {}
+};
+
+// Attend a piece's queries to its keys for one key-value head; leave sums and what was seen on the bench, row by row.
+template <class Number, class Form>
+void attend(const AttentionStep& step, const AttentionLayer& layer, const Piece& piece, int64_t head, Bench<Form>& bench) {
+  const int64_t shared = layer.heads / layer.kv_heads, size = layer.size, rows = piece.queries * shared;
+  const int64_t width = bench.sums.pitch;
+  const Number* q = static_cast<const Number*>(layer.q) +
+                    (step.offsets[piece.span] + piece.first_query) * layer.q_stride + head * shared * size;
+  for (int64_t row = 0; row < rows; row++) {
+    auto* query = reinterpret_cast<typename Form::Number*>(bench.queries.row(row));
+    convert(q + row / shared * layer.q_stride + row % shared * size, query, size);
+    memset(query + size, 0, (width - size) * sizeof *query);
+    bench.seen[row] = {-INFINITY, 0};
+  }
+  memset(bench.sums.at, 0, rows * width * sizeof(float));
+
+  const Scores scores(layer);
+  const int64_t position = step.start[piece.span] + piece.first_query;  // of the first query
+  Rows<Number> blocks[2];
+  const auto find = [&](Rows<Number>& block, int64_t begin) {
+    const int64_t next = (begin / BLOCK + 1) * BLOCK, end = next < piece.end ? next : piece.end;
+    if (begin < piece.end)
+      block.find(step, layer, piece.span, head, begin, end);
+    else
+      block.count = 0;
+  };
+  find(blocks[0], piece.begin);
+  int turn = 0;
+  for (int64_t begin = piece.begin; begin < piece.end; turn ^= 1) {
+    const Rows<Number>& block = blocks[turn];
+    find(blocks[turn ^ 1], begin + block.count);
+    const Rows<Number>& next = blocks[turn ^ 1];
+    const int64_t padded = block.padded();
+    if (rows <= FEW) {
+      by_groups(rows, [&](auto group, int64_t row) {
+        score_rows<Number, Form, group.value>(bench.queries.from(row), block, size, bench.scores.from(row));
+      });
+      for (int64_t i = 0; i < next.count; i++) prefetch(next.k[i], size);
+    } else {
+      place_keys<Number, Form>(block, next, size, bench.keys, bench.spare);
+      for (int64_t row = 0; row < rows; row++) memset(bench.scores.row(row), 0, padded * sizeof(float));
+      multiply<Form>(bench.queries, bench.keys, bench.scores, rows, padded, size / Form::PER_UNIT);
+    }
+    for (int64_t row = 0; row < rows; row++) {
+      const int64_t self = position + row / shared - begin;  // in the block
+      const int64_t behind = step.window > 0 ? self - step.window + 1 : 0;
+      const int64_t first = behind < 0 ? 0 : behind < padded ? behind : padded;
+      const int64_t last = self < 0 ? 0 : self + 1 < block.count ? self + 1 : block.count;
+      softmax<Form>(bench.scores.row(row), padded, first, last, scores, bench.seen[row],
+                    reinterpret_cast<typename Form::Number*>(bench.weights.row(row)), bench.sums.row(row), width);
+    }
+    if (rows <= FEW) {
+      by_groups(rows, [&](auto group, int64_t row) {
+        weigh_rows<Number, Form, group.value>(bench.weights.from(row), block, size, bench.sums.from(row));
+      });
+      for (int64_t i = 0; i < next.count; i++) prefetch(next.v[i], size);
+    } else {
+      place_values<Number, Form>(block, next, size, bench.values);
+      const int64_t steps = (block.count + Form::PER_UNIT - 1) / Form::PER_UNIT;
+      multiply<Form>(bench.weights, bench.values, bench.sums, rows, width, steps);
+    }
+    begin += block.count;
+  }
+}
+
+// Numbers that parts of a result leave for `merge`: of every row the sums, then what was seen.
+struct Partials {
+  float* memory;
+  int64_t kv_heads, shared, width;
+
+  int64_t pitch() const { return width + WIDTH; }
+  float* row(const Piece& piece, int64_t head, int64_t row) const {
+    return memory + ((piece.partial * kv_heads + head * piece.queries) * shared + row) * pitch();
+  }
+};
+
+template <class Number>
+Number* result(const AttentionStep& step, const AttentionLayer& layer, const Piece& piece, int64_t head, int64_t row) {
+  const int64_t shared = layer.heads / layer.kv_heads;
+  const int64_t token = step.offsets[piece.span] + piece.first_query + row / shared;
+  return static_cast<Number*>(layer.out) + (token * layer.heads + head * shared + row % shared) * layer.size;
+}
+
+template <class Number>
+void divide(const float* sums, float total, Number* out, int64_t size) {
+  int64_t d = 0;
+  for (; d + WIDTH <= size; d += WIDTH) store(out + d, load(sums + d) / set(total));
+  for (; d < size; d++) set(out + d, sums[d] / total);
+}
+
+// Put together the parts of which a result is made; `piece` is the first of them. Its own sums are used up.
+template <class Number>
+void merge(const AttentionStep& step, const AttentionLayer& layer, const Piece* piece, int64_t head, const Partials& partials) {
+  const int64_t width = partials.width;
+  for (int64_t row = 0; row < piece->queries * partials.shared; row++) {
+    float most = -INFINITY, total = 0;
+    for (int part = 0; part < piece->parts; part++) {
+      const float seen = partials.row(piece[part], head, row)[width];
+      most = seen > most ? seen : most;
+    }
+    float* sums = partials.row(piece[0], head, row);
+    for (int part = 0; part < piece->parts; part++) {
+      const float* more = partials.row(piece[part], head, row);
+      const Vec share = power_of_two(set(more[width] - most));
+      total += more[width + 1] * first_of(share);
+      for (int64_t d = 0; d < width; d += WIDTH) {
+        const Vec weighted = load(more + d) * share;
+        store(sums + d, part == 0 ? weighted : load(sums + d) + weighted);
+      }
+    }
+    divide(sums, total, result<Number>(step, layer, *piece, head, row), layer.size);
+  }
+}
+
+template <class Number, class Form>
+void run(const AttentionStep& step, const AttentionLayer& layer) {
+  static thread_local Scratch shared_scratch, own_scratch;
+  const int64_t heads = layer.kv_heads, shared = layer.heads / heads, size = layer.size;
+  const int64_t width = whole_vectors((size + Form::PER_UNIT - 1) / Form::PER_UNIT) * Form::PER_UNIT;
+  int64_t count = 0, partial = 0;
+  cut(step, shared, [&](const Piece& piece) {
+    count++;
+    if (piece.parts > 1) partial = piece.partial + piece.queries;
+  });
+  Partials partials{nullptr, heads, shared, width};
+  const auto carve = [&](Carver carver, Piece** pieces) {
+    *pieces = carver.take<Piece>(count);
+    partials.memory = carver.take<float>(partial * heads * shared * partials.pitch());
+    return carver.used;
+  };
+  Piece* pieces;
+  carve(Carver(shared_scratch.at_least(carve(Carver(nullptr), &pieces))), &pieces);
+  int64_t at = 0;
+  cut(step, shared, [&](const Piece& piece) { pieces[at++] = piece; });
+
+  const int64_t rows = tokens_of_a_piece(shared) * shared;
+  const int64_t used = step.offsets[step.spans], row = layer.heads * size;
+  memset(static_cast<Number*>(layer.out) + used * row, 0, (step.tokens - used) * row * sizeof(Number));
+#pragma omp parallel if (count * heads > 1)
+  {
+    Carver sizes(nullptr);
+    Bench<Form> measured(sizes, rows, width);
+    Carver carver(own_scratch.at_least(sizes.used));
+    Bench<Form> bench(carver, rows, width);
+    // From the end: prompts stand behind, and a prompt's later queries see more.
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = count * heads - 1; i >= 0; i--) {
+      const Piece& piece = pieces[i / heads];
+      const int64_t head = i % heads;
+      attend<Number, Form>(step, layer, piece, head, bench);
+      for (int64_t row = 0; row < piece.queries * shared; row++) {
+        const Seen seen = bench.seen[row];
+        if (piece.parts == 1) {
+          divide(bench.sums.row(row), seen.total, result<Number>(step, layer, piece, head, row), size);
+        } else {
+          float* kept = partials.row(piece, head, row);
+          memcpy(kept, bench.sums.row(row), width * sizeof(float));
+          kept[width] = seen.largest;
+          kept[width + 1] = seen.total;
+        }
+      }
+    }
+    if (partial > 0) {
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < count * heads; i++) {
+        const Piece* piece = pieces + i / heads;
+        const bool first = i < heads || piece[-1].span != piece->span || piece[-1].first_query != piece->first_query;
+        if (piece->parts > 1 && first) merge<Number>(step, layer, piece, i % heads, partials);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+INFD_KERNEL(attention)(const AttentionStep* step, const AttentionLayer* layer) {
+  if (!layer->half)
+    run<float, Singles>(*step, *layer);
+  else if (layer->size % Best::PER_UNIT == 0)
+    run<bf16, Best>(*step, *layer);
+  else
+    run<bf16, Singles>(*step, *layer);
+}

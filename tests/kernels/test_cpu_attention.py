@@ -1,0 +1,123 @@
+"""What native attention promises beyond the contract that `test_attention.py` holds it to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from infd.kernels.cpu.attention import PagedAttention
+from tests.kernels.attention_case import Case
+
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@pytest.fixture
+def attention(library):
+    return PagedAttention(library)
+
+
+@pytest.fixture
+def threads():
+    """Return torch.set_num_threads; the number is put back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def alone(case: Case, attention: PagedAttention, span: int) -> torch.Tensor:
+    """Compute one span of a case, whose cache is filled, in a step of its own."""
+    offset = case.batch.offsets[span]
+    batch = type(case.batch)(
+        page_tokens=case.batch.page_tokens,
+        window=case.batch.window,
+        starts=[case.batch.starts[span]],
+        counts=[case.batch.counts[span]],
+        offsets=[0, case.batch.counts[span]],
+        start=case.batch.start[span : span + 1],
+        table=case.batch.table[span : span + 1],
+        slots=case.batch.slots[offset : case.batch.offsets[span + 1]],
+    )
+    q = case.q[offset : case.batch.offsets[span + 1]]
+    return attention.prepare(batch).run(q, case.pages, scale=case.scale, softcap=case.softcap)
+
+
+@BOTH
+@pytest.mark.parametrize("window", [None, 700])
+def test_neighbours_do_not_change_a_bit(attention, dtype, window):
+    case = Case(
+        [(1200, 1), (5, 1), (300, 40), (520, 3), (1023, 1)], window=window, dtype=dtype, head=64, page_tokens=16
+    )
+    together = case.compute(attention).split(case.batch.counts)
+    for span, rows in enumerate(together):
+        assert rows.equal(alone(case, attention, span))
+
+
+@BOTH
+def test_threads_do_not_change_a_bit(attention, threads, dtype):
+    case = Case([(1200, 1), (300, 40), (0, 90), (2000, 1)], dtype=dtype, head=64, page_tokens=16)
+    threads(1)
+    one = case.compute(attention)
+    threads(3)
+    assert case.compute(attention).equal(one)
+
+
+@pytest.mark.parametrize("window", [None, 513, 900])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_long_row_is_put_together_from_its_parts(attention, window, softcap):
+    case = Case([(1700, 1), (511, 1), (512, 2), (1023, 5)], window=window, softcap=softcap, head=16, page_tokens=16)
+    assert case.error(attention) < 1e-5
+
+
+@pytest.mark.parametrize("shared", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 71])
+@BOTH
+def test_any_number_of_heads_may_share_keys(attention, shared, dtype):
+    case = Case([(130, 1), (7, 3)], shared=shared, head=32, page_tokens=16, dtype=dtype)
+    assert case.error(attention) < (1e-5 if dtype is torch.float32 else 0.012)
+
+
+@pytest.mark.parametrize("head", [2, 6, 7, 8, 17, 24, 40, 48, 64, 80, 96, 112, 128, 192, 256])
+@BOTH
+def test_a_head_may_have_any_size(attention, head, dtype):
+    case = Case([(130, 1), (7, 30)], head=head, page_tokens=16, dtype=dtype)
+    assert case.error(attention) < (1e-5 if dtype is torch.float32 else 0.012)
+
+
+def test_how_a_prompt_is_cut_changes_rounding_only(attention):
+    case = Case([(0, 200)], head=64, page_tokens=16)
+    whole = case.compute(attention)
+    (span,) = case.spans
+    for start, count in [(0, 1), (1, 15), (16, 16), (32, 17), (49, 151)]:
+        part = Case([(start, count)], head=64, page_tokens=16)
+        part.pages, part.q = case.pages, case.q[start : start + count]
+        part.batch.table = torch.tensor([span.table], dtype=torch.int32)
+        plan = attention.prepare(part.batch)
+        torch.testing.assert_close(
+            plan.run(part.q, case.pages, scale=case.scale), whole[start : start + count], rtol=0, atol=2e-6
+        )
+
+
+def test_queries_may_stand_among_keys_and_values(attention):
+    case = Case([(100, 1), (3, 20)], head=16, page_tokens=16)
+    expected = case.compute(attention)
+    beside = torch.full((case.q.shape[0], case.q.shape[1] + 4, case.q.shape[2]), torch.nan)
+    beside[:, : case.q.shape[1]] = case.q
+    q = beside[:, : case.q.shape[1]]
+    assert not q.is_contiguous()
+    assert attention.prepare(case.batch).run(q, case.pages, scale=case.scale).equal(expected)
+
+
+def test_padding_comes_out_as_zeros(attention):
+    case = Case([(30, 1)], padding=3, head=16)
+    case.q[1:] = torch.nan
+    assert case.compute(attention)[1:].equal(torch.zeros(3, 4, 16))
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", ["k", "v"])
+@BOTH
+def test_a_broken_number_shows_in_its_own_rows_alone(attention, poison, where, dtype):
+    case = Case([(900, 1), (2, 1), (60, 20)], head=32, page_tokens=16, dtype=dtype)
+    case.compute(attention)
+    getattr(case.pages, where)[case.spans[0].table[3]] = poison
+    finite = attention.prepare(case.batch).run(case.q, case.pages, scale=case.scale).isfinite().flatten(1).all(1)
+    assert finite.tolist() == [False] + [True] * 21
