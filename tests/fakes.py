@@ -127,7 +127,7 @@ class FakeDevice:
             accepted.append(int(span.samples))
             if span.samples:
                 assert len(history) == end, "sampled from the middle of a sequence"
-                token = choose(self._read(span, end), self.seeds[span.row])
+                token = self.speak(span, self._read(span, end))
                 history.append(token)
                 tokens.append(token)
                 if (asked := span.seq.request.sampling.logprobs) is not None:
@@ -135,6 +135,10 @@ class FakeDevice:
                     chosen = likeliness(token)
                     logprobs[number] = [TokenLogprobs(chosen, ids, tuple(chosen - i for i in range(asked)))]
         return StepResult(accepted, tokens, logprobs, prompt_logprobs)
+
+    def speak(self, span: Span, histories: list[list[int]]) -> int:
+        """Return the token that follows."""
+        return choose(histories, self.seeds[span.row])
 
     def run(self, plan: StepPlan) -> StepResult:
         self.forward(plan)

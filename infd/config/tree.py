@@ -43,6 +43,14 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     chat_template: Annotated[
         str, about("file with the chat template (default: the checkpoint's)", flag="--chat-template")
     ] = ""
+    tool_parser: Annotated[
+        Literal["auto", "none", "hermes"],
+        about("how the model writes tool calls; auto: as its chat template does", flag="--tool-parser"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "qwen3"],
+        about("how the model marks its thinking; auto: as its chat template does", flag="--reasoning-parser"),
+    ] = "auto"
     served_names: Annotated[
         tuple[str, ...],
         about("names that clients use; the first is reported (default: from the path)", flag="--served-name"),

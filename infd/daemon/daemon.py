@@ -136,7 +136,7 @@ class Daemon:
         async with asyncio.TaskGroup() as tasks:
             # Tokenizer and template are read while the device thread imports torch.
             language = tasks.create_task(
-                self.offload(parts.Language.load, self.directory.result(), self.config.model.chat_template),
+                self.offload(parts.Language.load, self.directory.result(), self.config.model),
                 name="language",
             )
             with self.loading:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from infd.errors import CheckpointError
 from infd.http.served import SamplingDefaults, ServedModel
 from infd.text.chat import ChatTemplate
+from infd.text.syntax import Syntax
 from infd.text.tokenizer import Tokenizer
 from infd.untrusted import read
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from infd.config import Config, HubAccess
+    from infd.config import Config, HubAccess, ModelConfig
     from infd.engine.executor import Executor
     from infd.hub.fetch import Hub
     from infd.runner.loading import Loaded
@@ -32,19 +33,16 @@ class Language(Struct, frozen=True):
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    syntax: Syntax
     defaults: SamplingDefaults
 
     @classmethod
-    def load(cls, directory: Path, chat_template: str = "") -> Language:
-        """Read it. Takes a fraction of a second.
-
-        chat_template  file of a template to use instead of the checkpoint's
-
-        Raises CheckpointError, ConfigError.
-        """
+    def load(cls, directory: Path, model: ModelConfig) -> Language:
+        """Read it. Takes a fraction of a second. Raises CheckpointError, ConfigError."""
         tokenizer = Tokenizer.load(directory)
-        template = ChatTemplate.load(tokenizer, chat_template or None)
-        return cls(tokenizer, template, SamplingDefaults.read(tokenizer.files.generation_config))
+        template = ChatTemplate.load(tokenizer, model.chat_template or None)
+        syntax = Syntax.choose(tokenizer, template, reasoning_name=model.reasoning_parser, tools_name=model.tool_parser)
+        return cls(tokenizer, template, syntax, SamplingDefaults.read(tokenizer.files.generation_config))
 
     def serve(self, names: tuple[str, ...], capacity: Capacity) -> ServedModel:
         """Return what the HTTP side needs to know of the model."""
@@ -55,6 +53,7 @@ class Language(Struct, frozen=True):
             vocab_size=capacity.vocab_size,
             tokenizer=self.tokenizer,
             template=self.template,
+            syntax=self.syntax,
             defaults=self.defaults,
         )
 

@@ -11,12 +11,14 @@ from msgspec import Struct
 
 from infd.errors import RequestFailed
 from infd.request import FinishReason
+from infd.text.markup import joined
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from infd.engine.stream import Choices, Delta
     from infd.request import TokenLogprobs
+    from infd.text.markup import Aside
     from infd.text.reply import Reply
 
 
@@ -26,6 +28,7 @@ class Part(Struct):
     logprobs         one per token, where asked; None for a prompt's first, which nothing comes before
     stop_reason      the stop string, or the id among those the request named, that finished it
     prompt_logprobs  of the whole prompt, in a choice's first part, where asked
+    aside            thoughts and calls that were taken out of its text
     """
 
     index: int
@@ -35,6 +38,7 @@ class Part(Struct):
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    aside: Aside | None = None
 
 
 class Opening(Struct, frozen=True):
@@ -125,7 +129,8 @@ class Answer:
 
     def _part(self, index: int, delta: Delta) -> Part:
         if delta.finish is None and not self._unopened:
-            return Part(index, self._replies[index].take(), delta.token_ids, delta.logprobs)
+            reply = self._replies[index]
+            return Part(index, reply.take(), delta.token_ids, delta.logprobs, aside=reply.take_aside())
         part = self._generated(index, delta)
         if index in self._unopened:
             self._unopened.remove(index)
@@ -148,17 +153,18 @@ class Answer:
     def _generated(self, index: int, delta: Delta) -> Part:
         reply = self._replies[index]
         if delta.finish is None:
-            return Part(index, reply.take(), delta.token_ids, delta.logprobs)
+            return Part(index, reply.take(), delta.token_ids, delta.logprobs, aside=reply.take_aside())
         if delta.finish is FinishReason.ERROR:
             error = delta.error or RequestFailed("the engine gave no reason")
             raise error.with_traceback(None)  # many streams may end with one error: each shows its own way only
         stop_id = delta.stop_id if delta.stop_id in self._stop_ids else None
         if stop_id is not None and self._show_stop_id:
             reply.feed([stop_id])
-        text = reply.finish()
+        part = Part(index, reply.finish(), delta.token_ids, delta.logprobs, delta.finish, stop_id)
         if reply.stop_reason is not None:  # the last bytes may complete a stop string after the engine ended it
-            return Part(index, text, delta.token_ids, delta.logprobs, FinishReason.STOP, reply.stop_reason)
-        return Part(index, text, delta.token_ids, delta.logprobs, delta.finish, stop_id)
+            part.finish, part.stop_reason = FinishReason.STOP, reply.stop_reason
+        part.aside = reply.take_aside()
+        return part
 
 
 def _joined(parts: list[Part]) -> Part:
@@ -171,4 +177,5 @@ def _joined(parts: list[Part]) -> Part:
         last.finish,
         last.stop_reason,
         first.prompt_logprobs,
+        joined(part.aside for part in parts),
     )

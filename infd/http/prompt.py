@@ -5,19 +5,20 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from msgspec import Struct
 
-from infd.errors import InvalidRequest, PromptTooLong, Unsupported, brief
-from infd.http.sampling import refuse_not_built
+from infd.errors import InvalidRequest, PromptTooLong
+from infd.http.conversation import conversation, offered
 from infd.text.chat import TooCostly
 from infd.text.sandbox import BRIEF
+from infd.text.syntax import PROMPT_END
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from infd.http.schema.chat import Message, TemplateKwargs
+    from infd.http.schema.chat import Message
     from infd.http.schema.sampling import GenerationRequest
+    from infd.http.schema.tools import Tool
     from infd.http.served import ServedModel
     from infd.offload import Offload
     from infd.text.sandbox import Limits
@@ -38,10 +39,12 @@ class Prompt(Struct, frozen=True):
     """What the model reads.
 
     text  as it was written; None where ids were given, or only its end is read
+    end   of a conversation's text, which may have opened the answer
     """
 
     ids: tuple[int, ...]
     text: str | None = None
+    end: str = ""
 
 
 def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) -> None:
@@ -94,7 +97,7 @@ def cut(prompt: Prompt, said: GenerationRequest, max_tokens: int | None, served:
     keep = said.truncate_prompt_tokens
     if keep == -1:
         keep = max(1, served.max_model_len - max(1, max_tokens or 1))
-    return prompt if keep is None or len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:])
+    return prompt if keep is None or len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:], end=prompt.end)
 
 
 async def forbidden(words: Sequence[str], served: ServedModel, offload: Offload) -> tuple[tuple[int, ...], ...]:
@@ -115,9 +118,10 @@ async def render(
     served: ServedModel,
     offload: Offload,
     *,
+    tools: Sequence[Tool] | None,
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
-    kwargs: TemplateKwargs | None,
+    kwargs: Mapping[str, Any] | None,
     add_special_tokens: bool | None,
     must_fit: bool,
 ) -> Prompt:
@@ -134,54 +138,23 @@ async def render(
     def work(limits: Limits | None = None) -> Prompt:
         text = served.template.render(
             conversation(messages),
+            tools=offered(tools) if tools else None,
             add_generation_prompt=not continue_final_message
             if add_generation_prompt is None
             else add_generation_prompt,
             continue_final_message=bool(continue_final_message),
-            kwargs=None if kwargs is None else msgspec.to_builtins(kwargs),
+            kwargs=kwargs,
             limits=limits,
         )
         check_length(text, served, param="messages", must_fit=must_fit)
         special = bool(add_special_tokens) and not served.template.begins_with_bos(text)
-        return Prompt(_encode(text, served, add_special_tokens=special), text)
+        return Prompt(_encode(text, served, add_special_tokens=special), text, text[-PROMPT_END:])
 
     if body_bytes <= SHORT_CHARACTERS:
         # The template is a stranger's: it gets a few milliseconds of the loop, and its full time on a thread.
         with suppress(TooCostly):
             return work(BRIEF)
     return await (offload.short(work) if SHORT_CHARACTERS < body_bytes <= ORDINARY_CHARACTERS else offload(work))
-
-
-def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as templates read them. Raises InvalidRequest, Unsupported, naming the message."""
-    return [_turn(message, f"messages[{number}]") for number, message in enumerate(messages)]
-
-
-def _turn(message: Message, at: str) -> dict[str, Any]:
-    refuse_not_built(message, message.NEUTRAL, at=f"{at}.")
-    if message.role in ("tool", "function"):
-        raise Unsupported(f"the role {brief(message.role)!r}", param=f"{at}.role")
-    # Open models were taught one name for both.
-    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    if message.content is None:
-        raise InvalidRequest("content is required", param=f"{at}.content")
-    if isinstance(message.content, str):
-        turn["content"] = message.content
-    else:
-        texts = []
-        for number, part in enumerate(message.content):
-            where = f"{at}.content[{number}]"
-            if part.type != "text":
-                raise Unsupported(f"content of type {brief(part.type)!r}", param=f"{where}.type")
-            if part.text is None:
-                raise InvalidRequest("a part of type 'text' has a text", param=f"{where}.text")
-            texts.append({"type": "text", "text": part.text})
-        turn["content"] = texts
-    if message.name is not None:
-        turn["name"] = message.name
-    if (reasoning := message.reasoning_content or message.reasoning) is not None:
-        turn["reasoning_content"] = reasoning
-    return turn
 
 
 def _encode(text: str, served: ServedModel, *, add_special_tokens: bool) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from infd.errors import CheckpointError, ModelNotFound
+from infd.text.syntax import Syntax
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +46,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     created        Unix time, seconds
     max_model_len  prompt and answer together, tokens
     vocab_size     token ids are 0..vocab_size - 1
+    syntax         of the thoughts and tool calls in its answers
     """
 
     names: tuple[str, ...]
@@ -53,6 +55,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     vocab_size: int
     tokenizer: Tokenizer
     template: ChatTemplate
+    syntax: Syntax = Syntax()
     defaults: SamplingDefaults = SamplingDefaults()
 
     def name(self, asked: str | None) -> str:

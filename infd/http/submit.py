@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from infd.http.service import Exchange
     from infd.offload import Offload
     from infd.request import SamplingParams
+    from infd.text.markup import Reading
 
 
 CONTEXT_TOKENS: Final = 8  # no character takes as many
@@ -39,6 +41,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     logprobs            as in SamplingParams; so prompt_logprobs
     continues           whether an answer goes on in the middle of the prompt's text
     echo                whether each choice begins with its prompt
+    readings            of the choices, in order, where their text has markup to take out
     """
 
     prompt_param: str
@@ -50,6 +53,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None
     continues: bool
     echo: bool = False
+    readings: Sequence[Reading | None] = ()
 
 
 async def submit(
@@ -88,6 +92,7 @@ async def submit(
     strings = sampling.stop_strings(said)
     stops = StopStrings(strings) if strings else None
     show_stop = bool(said.include_stop_str_in_output)
+    requested = [request for request in requests for _ in range(request.choices)]
     replies = [
         Reply(
             served.tokenizer,
@@ -96,9 +101,10 @@ async def submit(
             min_tokens=said.min_tokens or 0,
             skip_special_tokens=skip_special,
             after=request.prompt[-CONTEXT_TOKENS:] if wanted.continues else (),
+            reading=reading,
+            shown=served.syntax.shown if reading is not None else frozenset(),
         )
-        for request in requests
-        for _ in range(request.choices)
+        for request, reading in zip_longest(requested, wanted.readings)
     ]
     choices = await ticket.submit(*requests, watchers=replies, client=exchange.client)
     return Answer(

@@ -134,6 +134,17 @@ class ChatTemplate:
         )
         return _cut_at_mark(text, final) if continue_final_message else text
 
+    def mentions(self, text: str) -> bool:
+        """Say whether a template's source has these words."""
+        return any(text in source for source in self._sources.values())
+
+    def reads(self, variable: str, *, tools: bool = False) -> bool:
+        """Say whether the template that renders conversations, or those with tools, reads a variable."""
+        try:
+            return self._compile(self._choose([] if tools else None)).reads(variable)
+        except InvalidRequest:
+            return False
+
     def begins_with_bos(self, text: str) -> bool:
         """Say whether a text writes the BOS token itself, so that encoding must not add another."""
         bos = self._variables.get("bos_token")
@@ -186,6 +197,9 @@ class _Compiled:
         except Exception as error:  # whatever else a stranger's source makes the compiler do
             raise InvalidRequest(f"the chat template cannot be compiled: {_short(error)}") from error
         self.reads_parts = self._find_out_about_parts()
+
+    def reads(self, variable: str) -> bool:
+        return variable in self._reads
 
     def allowed(self, kwargs: Mapping[str, Any], reserved: Mapping[str, str]) -> dict[str, Any]:
         """Return those that the template reads. Raises InvalidRequest for one that is not the caller's to set."""

@@ -29,15 +29,20 @@ class Detokenizer(Protocol):
         """Return what an unfinished character becomes, as nothing follows."""
 
 
-def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
-    """Start a text with the fastest way that is exact for this tokenizer."""
-    match tokenizer.pieces(skip_special_tokens=skip_special_tokens):
+def detokenizer(
+    tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+) -> Detokenizer:
+    """Start a text with the fastest way that is exact for this tokenizer.
+
+    shown  special ids that are written out even where the others are skipped
+    """
+    match tokenizer.pieces(skip_special_tokens=skip_special_tokens, shown=shown):
         case BytePieces() as pieces:
             return _ByteText(pieces)
         case TextPieces() as pieces:
             return _PieceText(pieces)
         case None:
-            return _WindowText(tokenizer, skip_special_tokens=skip_special_tokens)
+            return _WindowText(tokenizer, tokenizer.special_ids - shown if skip_special_tokens else frozenset())
 
 
 class _ByteText:
@@ -137,9 +142,9 @@ class _WindowText:
 
     PATIENCE = 16  # ids held back for a character to complete; no character takes as many
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._hidden = hidden
         self._window: list[int] = []
         self._shown = 0  # ids of the window whose text has been returned
         self._shown_text = ""

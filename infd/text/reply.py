@@ -1,8 +1,10 @@
-"""One choice's answer: ids in, text out, ended by stop strings.
+"""One choice's answer: ids in, text out, ended by stop strings, its markup taken apart.
 
 The engine feeds ids the moment they are committed, the handler takes text when
 it gets round to it. Text that may turn out to begin a stop string is held back
-until that is decided, so nothing of a stop string is ever sent.
+until that is decided, so nothing of a stop string is ever sent. Stop strings
+are looked for in the text as the model writes it, thoughts and calls included;
+only then is it read for these.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from infd.text.detokenize import detokenizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infd.text.markup import Aside, Reading
     from infd.text.stops import StopStrings
     from infd.text.tokenizer import Tokenizer
 
@@ -24,7 +27,17 @@ class Reply:
     stop_reason  the stop string that ended it, None so far or otherwise
     """
 
-    __slots__ = ("_detokenizer", "_held", "_include_stop", "_min_tokens", "_ready", "_search", "_tokens", "stop_reason")
+    __slots__ = (
+        "_detokenizer",
+        "_held",
+        "_include_stop",
+        "_min_tokens",
+        "_reading",
+        "_ready",
+        "_search",
+        "_tokens",
+        "stop_reason",
+    )
 
     def __init__(
         self,
@@ -35,17 +48,22 @@ class Reply:
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
         after: Sequence[int] = (),
+        reading: Reading | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         """Begin an answer. A stop string that is complete within the first `min_tokens` tokens does not count.
 
-        after  the last tokens of the text that it continues: many tokenizers write no space before a text's first word
+        after    the last tokens of the text that it goes on with: many tokenizers write no space before a first word
+        reading  takes the markup out of the text; None: all of it is content
+        shown    special ids that it needs to see
         """
-        self._detokenizer = detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._detokenizer = detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, shown=shown)
         if after:
             self._detokenizer.feed(after)
             self._detokenizer.flush()  # a character that it leaves unfinished belongs to what came before
         self._search = stops.search() if stops else None
         self._include_stop = include_stop_str_in_output
+        self._reading = reading
         self._min_tokens = min_tokens
         self._tokens = 0
         self._ready: list[str] = []  # may be sent
@@ -54,14 +72,17 @@ class Reply:
 
     def feed(self, token_ids: list[int]) -> int | None:
         """Add tokens; return how many of them were needed to complete a stop string, or None to go on."""
-        if self._search is None:
+        if self._search is None and self._reading is None:
             text = self._detokenizer.feed(token_ids)
             if text:
                 self._ready.append(text)
             return None
         for used, token_id in enumerate(token_ids, 1):
             self._tokens += 1
-            if self._add(self._detokenizer.feed((token_id,))):
+            ended = self._add(self._detokenizer.feed((token_id,)))
+            if self._reading is not None:
+                self._reading.count()
+            if ended:
                 return used
         return None
 
@@ -71,30 +92,40 @@ class Reply:
         self._ready.clear()
         return text
 
+    def take_aside(self) -> Aside | None:
+        """Return what was found beside that text, None if nothing was."""
+        return None if self._reading is None else self._reading.take()
+
     def finish(self) -> str:
         """Return all that remains, now that nothing follows; a stop string may still complete and cut it."""
         if self.stop_reason is None:
             self._add(self._detokenizer.flush())
-            self._ready.append(self._held)
+            self._release(self._held)
             self._held = ""
+        if self._reading is not None:
+            self._ready.append(self._reading.finish())
         return self.take()
 
     def _add(self, text: str) -> bool:
         """Sort new text into ready and held. Return True if a stop string ends the answer in it."""
         search = self._search
         if search is None:
-            self._ready.append(text)
+            self._release(text)
             return False
         end = search.feed(text, ignore=self._tokens <= self._min_tokens)
         if end is not None:
             assert search.found is not None
             self.stop_reason = search.found
             text = self._held + text[:end]
-            self._ready.append(text if self._include_stop else text[: len(text) - len(search.found)])
+            self._release(text if self._include_stop else text[: len(text) - len(search.found)])
             self._held = ""
             return True
         text = self._held + text
         safe = len(text) - (0 if self._include_stop else search.held)
-        self._ready.append(text[:safe])
+        self._release(text[:safe])
         self._held = text[safe:]
         return False
+
+    def _release(self, text: str) -> None:
+        """Let go of text in which no stop string can begin any more."""
+        self._ready.append(text if self._reading is None else self._reading.feed(text))

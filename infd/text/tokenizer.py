@@ -50,6 +50,7 @@ class Tokenizer:
         self._backend = backend
         self._files = files
         self._pieces = recognise(backend)
+        self._showing: tuple[frozenset[int], BytePieces | TextPieces] | None = None
         self._bound = bound(backend, self._pieces)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(
@@ -129,9 +130,20 @@ class Tokenizer:
         once, twice = (self.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return (twice.removeprefix(once) if twice.startswith(once) else once).encode()
 
-    def pieces(self, *, skip_special_tokens: bool) -> BytePieces | TextPieces | None:
-        """Return the table to decode with, None where this decoder has no table."""
-        return self._pieces_without_special if skip_special_tokens else self._pieces
+    def pieces(
+        self, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
+    ) -> BytePieces | TextPieces | None:
+        """Return the table to decode with, None where this decoder has no table.
+
+        shown  special ids that are not skipped with the others; one set of them is remembered, the model's marks
+        """
+        if not skip_special_tokens or self._pieces is None:
+            return self._pieces
+        if not shown:
+            return self._pieces_without_special
+        if self._showing is None or self._showing[0] != shown:
+            self._showing = shown, self._pieces.without(self.special_ids - shown)
+        return self._showing[1]
 
     @cached_property
     def _pieces_without_special(self) -> BytePieces | TextPieces | None:

@@ -18,7 +18,7 @@ from infd.admin.server import AdminServer
 from infd.config import Config, LimitsConfig
 from infd.errors import CheckpointError, RequestError
 from infd.http import body, sampling
-from infd.http.prompt import conversation
+from infd.http.conversation import conversation
 from infd.http.schema.chat import ChatRequest, Message
 from infd.http.schema.completions import CompletionRequest
 from infd.http.schema.tokens import DetokenizeRequest, TokenizeRequest

@@ -62,6 +62,7 @@ async def rendered(source: str, offload: Counting, content: str = "hi", *, must_
         add_generation_prompt=None,
         continue_final_message=None,
         kwargs=None,
+        tools=None,
         add_special_tokens=None,
         must_fit=must_fit,
     )

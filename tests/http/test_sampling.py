@@ -9,7 +9,7 @@ from infd.config import LimitsConfig
 from infd.errors import CheckpointError, InvalidRequest, PromptTooLong, Unsupported
 from infd.http import sampling
 from infd.http.body import decode
-from infd.http.prompt import conversation
+from infd.http.conversation import conversation
 from infd.http.routes import chat, completions
 from infd.http.served import SamplingDefaults
 from tests.fakes import VOCAB
@@ -44,17 +44,13 @@ NEUTRAL = {
     "function_call": "none",
     "functions": None,
     "guided_json": None,
-    "include_reasoning": True,
     "length_penalty": 1.0,
     "logits_processors": None,
     "modalities": ["text"],
-    "reasoning_effort": "none",
     "response_format": {"type": "text"},
     "return_tokens_as_token_ids": False,
     "structured_outputs": None,
     "thinking_token_budget": None,
-    "tool_choice": "auto",
-    "tools": None,
     "use_beam_search": False,
 }
 
@@ -70,19 +66,15 @@ NOT_BUILT = {
     "guided_grammar": "root ::= 'a'",
     "guided_json": {},
     "guided_regex": "a+",
-    "include_reasoning": False,
     "length_penalty": 0.5,
     "logits_processors": ["x"],
     "mm_processor_kwargs": {"a": 1},
     "modalities": ["text", "audio"],
     "prediction": {"type": "content"},
-    "reasoning_effort": "low",
     "response_format": {"type": "json_object"},
     "return_tokens_as_token_ids": True,
     "structured_outputs": {"regex": "a+"},
     "thinking_token_budget": 0,
-    "tool_choice": "required",
-    "tools": [{"type": "function", "function": {"name": "f"}}],
     "use_beam_search": True,
     "web_search_options": {},
 }
@@ -266,8 +258,11 @@ def test_a_conversation_is_what_templates_read():
     ("message", "param"),
     [
         ({"role": "user"}, "messages[0].content"),
-        ({"role": "tool", "content": "42", "tool_call_id": "1"}, "messages[0].role"),
-        ({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        ({"role": "function", "content": "42"}, "messages[0].role"),
+        (
+            {"role": "user", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]},
+            "messages[0].tool_calls",
+        ),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
     ],

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from infd.http.schema.logprobs import PromptLogprob
-from infd.http.schema.usage import PromptTokensDetails, Usage
+from infd.http.schema.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from infd.http.sse import event
 
 if TYPE_CHECKING:
@@ -41,22 +42,22 @@ class Format(Protocol):
         """Return the body of an answer that is not streamed."""
 
 
-def around(chunk: Struct) -> tuple[bytes, bytes]:
-    """Return the bytes before and after the text in a framed chunk whose text is PLACE.
+def around(chunk: Struct) -> list[bytes]:
+    """Return the bytes around the text in a framed chunk whose text is PLACE, wherever it stands.
 
     Encoding a chunk takes longer than all else that is done for a token; only its text changes.
     """
-    before, after = event(msgspec.json.encode(chunk)).split(msgspec.json.encode(PLACE))
-    return before, after
+    return event(msgspec.json.encode(chunk)).split(msgspec.json.encode(PLACE))
 
 
-def usage(ticket: Ticket) -> Usage:
-    """Return what the request has cost so far."""
+def usage(ticket: Ticket, thought_tokens: int = 0) -> Usage:
+    """Return what the request has cost so far, its thinking too if there was any."""
     return Usage(
         prompt_tokens=ticket.prompt_tokens,
         completion_tokens=ticket.generated_tokens,
         total_tokens=ticket.prompt_tokens + ticket.generated_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=ticket.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=thought_tokens) if thought_tokens else UNSET,
     )
 
 

@@ -21,7 +21,9 @@ from infd.http.schema.chat import (
     ReplyMessage,
     TopLogprob,
 )
+from infd.http.schema.tools import FunctionDelta, ReplyCall, ReplyCallDelta, ReplyFunction
 from infd.http.sse import event
+from infd.request import FinishReason
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from infd.http.schema.chat import ChatRequest
     from infd.http.schema.logprobs import PromptLogprobs
     from infd.http.schema.usage import Usage
+    from infd.text.markup import CallDelta
     from infd.text.tokenizer import Tokenizer
 
 
@@ -38,8 +41,16 @@ class ChatFormat:
     """The words of POST /v1/chat/completions."""
 
     def __init__(
-        self, request: ChatRequest, ticket: Ticket, *, model: str, tokenizer: Tokenizer, prompt: tuple[int, ...]
+        self,
+        request: ChatRequest,
+        ticket: Ticket,
+        *,
+        model: str,
+        tokenizer: Tokenizer,
+        prompt: tuple[int, ...],
+        marked_up: bool = False,
     ) -> None:
+        """Answer a request. Where its answers may be `marked_up`, there may be no content at all: then it is null."""
         options = request.stream_options
         self._include_usage = bool(options and options.include_usage)
         self._running_usage = bool(options and options.continuous_usage_stats)
@@ -53,6 +64,10 @@ class ChatFormat:
         self._created = int(time.time())
         self._model = model
         self._only_text = not (self._logprobs or self._show_ids or self._running_usage)
+        self._empty = None if marked_up else ""
+        self._show_thoughts = request.include_reasoning is not False
+        self._thought_tokens = 0
+        self._calling: set[int] = set()
         self._begun: set[int] = set()
         self._frames = [
             around(self._chunk(ChatChunkChoice(index=index, delta=ChatDelta(content=PLACE))))
@@ -65,11 +80,13 @@ class ChatFormat:
             if part.index not in self._begun:
                 self._begun.add(part.index)
                 pieces.append(self._opening_event(part))
-            if part.finish is None and self._only_text:
+            if part.finish is None and part.aside is None and self._only_text:
                 if part.text:
                     before, after = self._frames[part.index]
                     pieces += before, msgspec.json.encode(part.text), after
-            else:
+                continue
+            self._note(part)
+            if not self._only_text or self._shows(part):
                 pieces.append(self._event(part))
         return b"".join(pieces)
 
@@ -77,17 +94,19 @@ class ChatFormat:
         if not self._include_usage:
             return b""
         chunk = self._chunk(None)
-        chunk.usage = usage(self._ticket)
+        chunk.usage = usage(self._ticket, self._thought_tokens)
         chunk.timings = timings(self._ticket)
         return event(msgspec.json.encode(chunk))
 
     def whole(self, parts: list[Part]) -> bytes:
+        for part in parts:
+            self._note(part)
         choices = [
             ChatChoice(
                 index=part.index,
-                message=ReplyMessage(content=part.text),
+                message=self._message(part),
                 logprobs=self._explain(part),
-                finish_reason=part.finish.value if part.finish else "",
+                finish_reason=self._finish_reason(part) or "",
                 stop_reason=part.stop_reason,
                 token_ids=part.token_ids if self._show_ids else UNSET,
             )
@@ -99,7 +118,7 @@ class ChatFormat:
                 created=self._created,
                 model=self._model,
                 choices=choices,
-                usage=usage(self._ticket),
+                usage=usage(self._ticket, self._thought_tokens),
                 timings=timings(self._ticket),
                 prompt_token_ids=list(self._prompt) if self._show_ids else UNSET,
                 prompt_logprobs=self._explain_prompt(parts[0]),
@@ -107,7 +126,7 @@ class ChatFormat:
         )
 
     def _opening_event(self, part: Part) -> bytes:
-        chunk = self._chunk(ChatChunkChoice(index=part.index, delta=ChatDelta(role="assistant", content="")))
+        chunk = self._chunk(ChatChunkChoice(index=part.index, delta=ChatDelta(role="assistant", content=self._empty)))
         if self._show_ids:
             chunk.prompt_token_ids = list(self._prompt)
         chunk.prompt_logprobs = self._explain_prompt(part)
@@ -116,20 +135,59 @@ class ChatFormat:
     def _event(self, part: Part) -> bytes:
         choice = ChatChunkChoice(
             index=part.index,
-            delta=ChatDelta(content=part.text or UNSET),
+            delta=self._delta(part),
             logprobs=self._explain(part),
         )
         if self._show_ids:
             choice.token_ids = part.token_ids
         if part.finish is not None:
-            choice.finish_reason = part.finish.value
+            choice.finish_reason = self._finish_reason(part)
             choice.stop_reason = part.stop_reason
         return event(msgspec.json.encode(self._chunk(choice)))
+
+    def _note(self, part: Part) -> None:
+        """Remember what the end of the answer tells of it."""
+        if part.aside is not None:
+            self._thought_tokens += part.aside.thought_tokens
+            if part.aside.calls:
+                self._calling.add(part.index)
+
+    def _shows(self, part: Part) -> bool:
+        aside = part.aside
+        thought = aside is not None and aside.thought and self._show_thoughts
+        return bool(part.finish or part.text or thought or (aside is not None and aside.calls))
+
+    def _finish_reason(self, part: Part) -> str | None:
+        """A call that was cut off by length was cut off: only one that the model ended is for the client to answer."""
+        if part.finish is FinishReason.STOP and part.index in self._calling:
+            return "tool_calls"
+        return part.finish.value if part.finish is not None else None
+
+    def _message(self, part: Part) -> ReplyMessage:
+        message = ReplyMessage(content=part.text or self._empty)
+        if part.aside is not None:
+            if part.aside.thought and self._show_thoughts:
+                message.reasoning_content = message.reasoning = part.aside.thought
+            if part.aside.calls:
+                message.tool_calls = [
+                    ReplyCall(id=call.id or "", function=ReplyFunction(name=call.name or "", arguments=call.arguments))
+                    for call in part.aside.calls
+                ]
+        return message
+
+    def _delta(self, part: Part) -> ChatDelta:
+        delta = ChatDelta(content=part.text or UNSET)
+        if part.aside is not None:
+            if part.aside.thought and self._show_thoughts:
+                delta.reasoning_content = delta.reasoning = part.aside.thought
+            if part.aside.calls:
+                delta.tool_calls = [_call_delta(call) for call in part.aside.calls]
+        return delta
 
     def _chunk(self, choice: ChatChunkChoice | None) -> ChatChunk:
         cost: Usage | UnsetType | None = UNSET
         if self._running_usage:
-            cost = usage(self._ticket)
+            cost = usage(self._ticket, self._thought_tokens)
         elif self._include_usage:
             cost = None
         return ChatChunk(
@@ -164,3 +222,12 @@ class ChatFormat:
                 )
             )
         return ChatLogprobs(content=content)
+
+
+def _call_delta(call: CallDelta) -> ReplyCallDelta:
+    delta = ReplyCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments))
+    if call.id is not None:
+        delta.id, delta.type = call.id, "function"
+    if call.name is not None:
+        delta.function.name = call.name
+    return delta

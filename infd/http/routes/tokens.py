@@ -36,9 +36,10 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
             size,
             served,
             service.offload,
+            tools=said.tools,
             add_generation_prompt=said.add_generation_prompt,
             continue_final_message=said.continue_final_message,
-            kwargs=said.chat_template_kwargs,
+            kwargs=None if said.chat_template_kwargs is None else msgspec.to_builtins(said.chat_template_kwargs),
             add_special_tokens=said.add_special_tokens,
             must_fit=False,
         )

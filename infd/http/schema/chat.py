@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import ABSENT, GenerationRequest, NotBuilt
+from infd.http.schema.tools import CALLS, TOOLS, Called, CallId, ReplyCall, ReplyCallDelta, Tool, ToolChoice
 from infd.http.schema.usage import Timings, Usage
 
 # A turn costs the template more than its bytes cost to send.
@@ -29,11 +30,15 @@ class Message(Struct, kw_only=True):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: NotBuilt = ABSENT
+    tool_calls: Annotated[list[Called], Meta(max_length=CALLS)] | None = None
+    tool_call_id: CallId | None = None
     function_call: NotBuilt = ABSENT
     audio: NotBuilt = ABSENT
 
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"tool_calls": ([],)}
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TemplateKwargs(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -43,7 +48,7 @@ class TemplateKwargs(Struct, kw_only=True, forbid_unknown_fields=True, omit_defa
     thinking: bool | UnsetType = UNSET
     preserve_thinking: bool | UnsetType = UNSET
     clear_thinking: bool | UnsetType = UNSET
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | UnsetType = UNSET
+    reasoning_effort: Effort | UnsetType = UNSET
     date_string: Annotated[str, Meta(max_length=64)] | UnsetType = UNSET
 
 
@@ -57,6 +62,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    tools: Annotated[list[Tool], Meta(max_length=TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
 
     audio: NotBuilt = ABSENT
     best_of: NotBuilt = ABSENT
@@ -65,31 +75,27 @@ class ChatRequest(GenerationRequest, kw_only=True):
     echo: NotBuilt = ABSENT
     function_call: NotBuilt = ABSENT
     functions: NotBuilt = ABSENT
-    include_reasoning: NotBuilt = ABSENT
     mm_processor_kwargs: NotBuilt = ABSENT
     modalities: NotBuilt = ABSENT
     prediction: NotBuilt = ABSENT
-    reasoning_effort: NotBuilt = ABSENT
-    tool_choice: NotBuilt = ABSENT
-    tools: NotBuilt = ABSENT
     web_search_options: NotBuilt = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationRequest.NEUTRAL,
         "echo": (False,),
         "function_call": ("none", "auto"),
-        "include_reasoning": (True,),
         "modalities": (["text"],),
-        "reasoning_effort": ("none",),
-        "tool_choice": ("none", "auto"),
     }
 
 
 class ReplyMessage(Struct, kw_only=True):
-    """The assistant's turn."""
+    """The assistant's turn. What it thought has two names, because clients ask for either."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ReplyCall] | UnsetType = UNSET
 
 
 class TopLogprob(Struct, kw_only=True):
@@ -144,7 +150,10 @@ class ChatDelta(Struct, kw_only=True):
     """What is new."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ReplyCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, kw_only=True):

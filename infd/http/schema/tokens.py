@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from infd.http.schema.chat import MESSAGES, Message, TemplateKwargs
 from infd.http.schema.sampling import TokenId
+from infd.http.schema.tools import TOOLS, Tool
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -16,6 +17,7 @@ class TokenizeRequest(Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=TOOLS)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

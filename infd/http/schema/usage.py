@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct, kw_only=True):
     """How much of the prompt was found in the cache."""
 
     cached_tokens: int
+
+
+class CompletionTokensDetails(Struct, kw_only=True):
+    """How much of the answers was thinking, its marks included."""
+
+    reasoning_tokens: int
 
 
 class Usage(Struct, kw_only=True):
@@ -18,6 +24,7 @@ class Usage(Struct, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class Timings(Struct, kw_only=True):

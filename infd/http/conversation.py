@@ -1,0 +1,123 @@
+"""From the turns and tools of a request to the values that chat templates read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from infd.errors import InvalidRequest, Unsupported, brief
+from infd.http.body import exceeds_depth
+from infd.http.sampling import refuse_not_built
+from infd.http.schema.sampling import ABSENT
+from infd.http.schema.tools import SCHEMA_DEPTH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.http.schema.chat import ChatRequest, Message
+    from infd.http.schema.tools import Called, Tool
+    from infd.text.chat import ChatTemplate
+
+
+def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages as templates read them. Raises InvalidRequest, Unsupported, naming the message."""
+    return [_turn(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def offered(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return tools as templates read them: in one order, whatever the client's was, so that equal ones are equal text.
+
+    Raises InvalidRequest, naming the tool.
+    """
+    return [_tool(tool, f"tools[{number}].function") for number, tool in enumerate(tools)]
+
+
+def template_kwargs(said: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
+    """Return the variables that a request sets in the template. Its own chat_template_kwargs are the strongest.
+
+    Raises Unsupported where it asks for an effort of which the template knows nothing.
+    """
+    kwargs: dict[str, Any] = {} if said.chat_template_kwargs is None else msgspec.to_builtins(said.chat_template_kwargs)
+    if said.reasoning_effort is None:
+        return kwargs
+    thinks = said.reasoning_effort != "none"
+    words = {"reasoning_effort": said.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+    known = {name: value for name, value in words.items() if template.reads(name, tools=bool(said.tools))}
+    if thinks and not known:
+        raise Unsupported("reasoning_effort with this model, whose chat template reads none,", param="reasoning_effort")
+    return known | kwargs
+
+
+def last_words(messages: Sequence[Message]) -> str:
+    """Return the text of the final message."""
+    content = messages[-1].content
+    return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
+
+
+def _turn(message: Message, at: str) -> dict[str, Any]:
+    refuse_not_built(message, message.NEUTRAL, at=f"{at}.")
+    if message.role == "function":
+        raise Unsupported(f"the role {brief(message.role)!r}, which 'tool' has replaced,", param=f"{at}.role")
+    # Open models were taught one name for both.
+    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest("only the assistant calls tools", param=f"{at}.tool_calls")
+    if message.content is not None:
+        turn["content"] = _content(message, at)
+    elif not message.tool_calls:
+        raise InvalidRequest("content is required", param=f"{at}.content")
+    if message.name is not None:
+        turn["name"] = message.name
+    if (reasoning := message.reasoning_content or message.reasoning) is not None:
+        turn["reasoning_content"] = reasoning
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            _call(call, f"{at}.tool_calls[{number}].function") for number, call in enumerate(message.tool_calls)
+        ]
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _content(message: Message, at: str) -> str | list[dict[str, str]]:
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for number, part in enumerate(message.content or ()):
+        where = f"{at}.content[{number}]"
+        if part.type != "text":
+            raise Unsupported(f"content of type {brief(part.type)!r}", param=f"{where}.type")
+        if part.text is None:
+            raise InvalidRequest("a part of type 'text' has a text", param=f"{where}.text")
+        texts.append({"type": "text", "text": part.text})
+    return texts
+
+
+def _call(call: Called, at: str) -> dict[str, Any]:
+    # Some clients send nothing where a tool takes nothing.
+    arguments = _object(call.function.arguments.encode("utf-8", "surrogatepass") or b"{}", f"{at}.arguments")
+    turn: dict[str, Any] = {"type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+    return turn if call.id is None else {"id": call.id, **turn}
+
+
+def _tool(tool: Tool, at: str) -> dict[str, Any]:
+    function = tool.function
+    described: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        described["description"] = function.description
+    if (schema := bytes(function.parameters)) != bytes(ABSENT):
+        described["parameters"] = _object(schema, f"{at}.parameters")
+    if function.strict is not None:
+        described["strict"] = function.strict
+    return {"type": tool.type, "function": described}
+
+
+def _object(data: bytes, param: str) -> dict[str, Any]:
+    """Return the object that a JSON text is. Raises InvalidRequest."""
+    if exceeds_depth(data, SCHEMA_DEPTH):
+        raise InvalidRequest(f"{param} is nested more than {SCHEMA_DEPTH} levels deep", param=param)
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{param} is not a JSON object: {brief(str(error))}", param=param) from None

@@ -1,0 +1,117 @@
+"""What every syntax of thinking is, and the one shape that most of them have: a block between two marks."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final, Protocol
+
+from infd.text.markup import overlap
+
+if TYPE_CHECKING:
+    from infd.text.chat import ChatTemplate
+    from infd.text.markup import Asides, ThoughtParser
+
+
+_PATIENCE_CHARACTERS: Final = 256  # no model writes as much space before its mark
+
+
+class ReasoningSyntax(Protocol):
+    """How one family of models thinks aloud.
+
+    marks  tokens that must be written out for it to be read, even if the tokenizer calls them special
+    """
+
+    @property
+    def marks(self) -> tuple[str, ...]: ...
+
+    def fits(self, template: ChatTemplate) -> bool:
+        """Say whether a model with this template may think in this syntax."""
+
+    def start(self, prompt: str, continued: str) -> ThoughtParser | None:
+        """Begin an answer; None if it cannot hold a thought.
+
+        prompt     the end of the prompt, where templates open a thought, or close one to forbid it
+        continued  the words of the assistant's that the answer goes on with, mostly none
+        """
+
+
+class _Place(Enum):
+    BEFORE = auto()  # only space so far, or a beginning of the opening mark
+    INSIDE = auto()
+    BEHIND = auto()  # the newlines after the closing mark
+    BEYOND = auto()  # the rest is content
+
+
+class BlockParser:
+    """Takes one block at the beginning of an answer.
+
+    Newlines next to the marks belong to the marks: templates write them there, and take them away from what clients
+    send back.
+    """
+
+    __slots__ = ("_close", "_newlines", "_open", "_pending", "_place", "_told", "inside")
+
+    def __init__(self, open: str, close: str, *, inside: bool) -> None:
+        """Read an answer that begins outside the block, or `inside` one that the prompt has opened."""
+        self.inside = inside
+        self._open = open
+        self._close = close
+        self._place = _Place.INSIDE if inside else _Place.BEFORE
+        self._pending = ""  # may begin a mark
+        self._told = False  # any of the thought
+        self._newlines = 0  # of it, told only if more of it follows
+
+    def feed(self, text: str, asides: Asides) -> str:
+        if self._place is _Place.BEYOND:
+            return text
+        if self._place is _Place.BEFORE:
+            text = self._before(self._pending + text)
+        if self._place is _Place.INSIDE:
+            text = self._inside(self._pending + text, asides)
+        if self._place is _Place.BEHIND:
+            text = text.lstrip("\n")
+            if text:
+                self._place = _Place.BEYOND
+        return text
+
+    def finish(self, asides: Asides) -> str:
+        text, self._pending = self._pending, ""
+        if self._place is _Place.INSIDE:
+            self._think(text, asides)
+            return ""
+        return text
+
+    def _before(self, text: str) -> str:
+        """Return what follows the opening mark, all of it if it is something else, nothing if that is open."""
+        words = text.lstrip()
+        self._pending = ""
+        if words.startswith(self._open):
+            self._place, self.inside = _Place.INSIDE, True
+            return words[len(self._open) :]
+        if self._open.startswith(words) and len(text) <= _PATIENCE_CHARACTERS:
+            self._pending = text
+            return ""
+        self._place = _Place.BEYOND
+        return text
+
+    def _inside(self, text: str, asides: Asides) -> str:
+        """Return what follows the closing mark."""
+        end = text.find(self._close)
+        if end >= 0:
+            self._think(text[:end].rstrip("\n"), asides)
+            self._place, self.inside, self._pending = _Place.BEHIND, False, ""
+            return text[end + len(self._close) :]
+        safe = len(text) - overlap(text, self._close)
+        self._pending = text[safe:]
+        self._think(text[:safe], asides)
+        return ""
+
+    def _think(self, text: str, asides: Asides) -> None:
+        """Tell a thought, but not its newlines before something else follows them."""
+        if not self._told:
+            text = text.lstrip("\n")
+        words = text.rstrip("\n")
+        if words:
+            asides.think("\n" * self._newlines + words)
+            self._told, self._newlines = True, 0
+        self._newlines += len(text) - len(words)

@@ -1,0 +1,33 @@
+"""<think> ... </think> before the answer: Qwen3, and the many models that were taught the same marks.
+
+The model opens the block, or the prompt does (a model that always thinks), or the prompt closes an empty one (thinking
+is off). A block that is cut off is a thought, and no content.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from infd.text.reasoning.base import BlockParser
+
+if TYPE_CHECKING:
+    from infd.text.chat import ChatTemplate
+
+OPEN: Final = "<think>"
+CLOSE: Final = "</think>"
+
+
+class Qwen3:
+    """See ReasoningSyntax."""
+
+    marks = (OPEN, CLOSE)
+
+    def fits(self, template: ChatTemplate) -> bool:
+        return template.mentions(OPEN) and template.mentions(CLOSE)
+
+    def start(self, prompt: str, continued: str) -> BlockParser | None:
+        if continued.strip():
+            begun = continued.rfind(OPEN) > continued.rfind(CLOSE)
+            return BlockParser(OPEN, CLOSE, inside=True) if begun else None
+        end = prompt.rstrip()
+        return None if end.endswith(CLOSE) else BlockParser(OPEN, CLOSE, inside=end.endswith(OPEN))

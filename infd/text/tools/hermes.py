@@ -1,0 +1,225 @@
+"""<tool_call>, an object with a name and arguments, </tool_call>: Hermes, Qwen and infd's own model.
+
+Any number of such blocks, with text before, between and after them. The space around a block belongs to it: an answer
+of calls alone has no content. An object whose name and arguments come first, in that order, as every template asks for,
+is told while it is written; any other once its block is closed: arguments before the name, none at all, or a text with
+the object in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from infd.text.markup import overlap
+from infd.text.tools.scan import ObjectScan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infd.text.markup import Asides
+
+OPEN: Final = "<tool_call>"
+CLOSE: Final = "</tool_call>"
+
+_HEAD: Final = re.compile(
+    r'\s*+\{\s*+"name"\s*+:\s*+(?P<name>"(?:[^"\\\x00-\x1f]|\\.)++")\s*+,\s*+"arguments"\s*+:\s*+(?=\{)'
+)
+_HEAD_CHARACTERS: Final = 1024  # a longer one is not looked for again with every token
+_COULD_BE_AN_OBJECT: Final = re.compile(r'\s*+(?:\{\s*+"?|\Z)')
+
+
+class _Block(Struct):
+    """What stands in a block that is closed."""
+
+    name: str
+    arguments: Raw = Raw(b"{}")
+
+
+class Hermes:
+    """See ToolSyntax."""
+
+    marks = (OPEN, CLOSE)
+
+    def start(self, names: Sequence[str]) -> HermesParser:
+        return HermesParser()
+
+
+class HermesParser:
+    """Reads one answer. Each state eats of what is pending, and says whether the next one can go on."""
+
+    def __init__(self) -> None:
+        self._pending = ""
+        self._state: Callable[[Asides], bool] = self._between
+        self._content: list[str] = []
+        self._space: list[str] = []  # content only if more content follows it
+        self._spoken = False  # any content so far
+        self._behind = False  # nothing but space since the last block
+        self._block: list[str] = []  # what has been read of one that is told when it is closed
+        self._object = ObjectScan(CLOSE)
+
+    def feed(self, text: str, asides: Asides) -> str:
+        self._pending += text
+        while self._state(asides):
+            pass
+        return self._told()
+
+    def finish(self, asides: Asides) -> str:
+        rest, self._pending = self._pending, ""
+        if self._state == self._between:
+            self._say(rest)
+        elif self._state in (self._opened, self._collect):
+            self._block.append(rest)
+            self._close(asides, "")
+        elif self._state == self._arguments:
+            asides.argue(rest)
+        if not self._behind:
+            self._content += self._space
+        self._space.clear()
+        self._state = self._between
+        return self._told()
+
+    def _told(self) -> str:
+        text = "".join(self._content)
+        self._content.clear()
+        return text
+
+    def _between(self, _: Asides) -> bool:
+        """Content, up to a block."""
+        pending = self._pending
+        start = pending.find(OPEN)
+        if start >= 0:
+            self._say(pending[:start])
+            self._pending = pending[start + len(OPEN) :]
+            self._state = self._opened
+            return True
+        safe = len(pending) - overlap(pending, OPEN)
+        self._say(pending[:safe])
+        self._pending = pending[safe:]
+        return False
+
+    def _opened(self, asides: Asides) -> bool:
+        """The beginning of a block, until it is known to be a call or not."""
+        pending = self._pending
+        head = _HEAD.match(pending)
+        if head is not None and (name := _text(head["name"])):
+            self._begin(name, asides)
+            self._pending = pending[head.end() :]
+            self._object = ObjectScan(CLOSE, depth=1)
+            self._state = self._arguments
+            return True
+        possible = _COULD_BE_AN_OBJECT.match(pending)
+        if possible is None or (possible.end() < len(pending) and not possible[0].endswith('"')):
+            self._say(OPEN)
+            self._state = self._between
+            return True
+        if CLOSE in pending or len(pending) > _HEAD_CHARACTERS:
+            self._state = self._collect
+            return True
+        return False
+
+    def _collect(self, asides: Asides) -> bool:
+        """A block to be read as a whole."""
+        pending = self._pending
+        end = pending.find(CLOSE)
+        if end >= 0:
+            self._block.append(pending[:end])
+            self._pending = pending[end + len(CLOSE) :]
+            self._close(asides, CLOSE)
+            return True
+        safe = len(pending) - overlap(pending, CLOSE)
+        self._block.append(pending[:safe])
+        self._pending = pending[safe:]
+        return False
+
+    def _arguments(self, asides: Asides) -> bool:
+        """The arguments of a call, told as they come."""
+        read = self._object.scan(self._pending, until=1)
+        asides.argue(self._pending[:read])
+        self._pending = self._pending[read:]
+        if self._object.depth > 1 and not self._object.cut:
+            return False
+        self._state = self._members
+        return True
+
+    def _members(self, _: Asides) -> bool:
+        """The end of the object; what other members it may have is nobody's."""
+        if not self._object.cut and self._object.depth > 0:
+            self._pending = self._pending[self._object.scan(self._pending, until=0) :]
+            if self._object.depth > 0 and not self._object.cut:
+                return False
+        self._state = self._closing
+        return True
+
+    def _closing(self, _: Asides) -> bool:
+        """The closing mark, if the model remembers it."""
+        pending = self._pending.lstrip()
+        if not pending.startswith(CLOSE) and CLOSE.startswith(pending):
+            self._pending = pending
+            return False
+        self._pending = pending.removeprefix(CLOSE)
+        self._state = self._between
+        return True
+
+    def _begin(self, name: str, asides: Asides) -> None:
+        """A block has turned out to be a call."""
+        asides.call(name)
+        self._behind = True
+        if not self._spoken:
+            self._space.clear()
+
+    def _close(self, asides: Asides, mark: str) -> None:
+        """Read a whole block: it is a call, or content."""
+        text = "".join(self._block)
+        self._block.clear()
+        self._state = self._between
+        call = _read(text)
+        if call is None:
+            self._say(OPEN + text + mark)
+            return
+        name, arguments = call
+        self._begin(name, asides)
+        asides.argue(arguments)
+
+    def _say(self, text: str) -> None:
+        """Content comes. Of the space around a block only that before it is kept, and only between words."""
+        if self._behind:
+            text = text.lstrip()
+            if not text:
+                return
+            self._behind = False
+        words = text.rstrip()
+        if words:
+            self._content += self._space
+            self._content.append(words)
+            self._spoken = True
+            self._space.clear()
+        if len(words) < len(text):
+            self._space.append(text[len(words) :])
+
+
+def _read(block: str) -> tuple[str, str] | None:
+    """Return name and arguments of a whole block, None if it is no call."""
+    try:
+        call = msgspec.json.decode(block, type=_Block)
+        arguments = bytes(call.arguments).decode()
+        value: Any = msgspec.json.decode(call.arguments)
+        if value is None:
+            arguments, value = "{}", {}
+        if isinstance(value, str):  # they wrote the text of an object: that is the form in which clients want it
+            arguments, value = value, msgspec.json.decode(value)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return (call.name, arguments) if call.name and isinstance(value, dict) else None
+
+
+def _text(literal: str) -> str:
+    """Return what a JSON string says, nothing if it is none."""
+    try:
+        return str(json.loads(literal))
+    except ValueError:
+        return ""

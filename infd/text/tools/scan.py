@@ -1,0 +1,67 @@
+"""Follow a JSON object while it is being written, to know where its parts end before all of it is there.
+
+Brackets and strings only: whether it is JSON at all is for the reader of the whole to say.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_OUTSIDE: Final = re.compile(r'["{}\[\]<]')
+_IN_STRING: Final = re.compile(r'["\\<\x00-\x1f]')
+
+
+class ObjectScan:
+    """A place in one object.
+
+    depth  brackets open
+    cut    the mark that should follow the object came within it
+    """
+
+    __slots__ = ("_mark", "_string", "_torn", "cut", "depth")
+
+    def __init__(self, mark: str, depth: int = 0) -> None:
+        """Begin within `depth` brackets. `mark`, whose first character is `<`, must not stand outside a string."""
+        self.depth = depth
+        self.cut = False
+        self._mark = mark
+        self._string = False
+        self._torn = False  # a string with a bare newline is no JSON: its closing quote may never come
+
+    def scan(self, text: str, until: int) -> int:
+        """Return how much of `text` was read: up to the bracket that leaves `until` open, or before the mark, or all.
+
+        What is left beyond that is undecided (the half of an escape, the beginning of a mark): give it again with more.
+        """
+        at = 0
+        while True:
+            found = (_IN_STRING if self._string else _OUTSIDE).search(text, at)
+            if found is None:
+                return len(text)
+            place, character = found.start(), found[0]
+            at = place + 1
+            match character:
+                case "<" if not self._string or self._torn:
+                    if text.startswith(self._mark, place):
+                        self.cut = True
+                        return place
+                    if self._mark.startswith(text[place : place + len(self._mark)]):
+                        return place
+                case "<":
+                    pass
+                case '"':
+                    self._string = not self._string
+                    self._torn = False
+                case "\\":
+                    if at == len(text):
+                        return place
+                    at += 1
+                case "{" | "[":
+                    self.depth += 1
+                case "}" | "]":
+                    self.depth -= 1
+                    if self.depth <= until:
+                        return at
+                case _:
+                    self._torn = True

@@ -1,0 +1,57 @@
+"""An endpoint whose model says what a test has written down, byte by byte, under Qwen3's chat template."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from infd.text.chat import ChatTemplate
+from infd.text.syntax import Syntax
+from tests.fakes import FakeDevice, FakeExecutor, capacity
+from tests.http.endpoint import serving
+from tests.http.model import served, tokenizer
+from tests.text.templates import TEMPLATES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from infd.scheduler.plan import Span
+    from tests.http.endpoint import Endpoint
+
+CONTEXT = 8192
+
+
+class ScriptedDevice(FakeDevice):
+    """Says the answer of each choice, whose seed is its index, and then ends it."""
+
+    answers: tuple[str, ...] = ()
+
+    def speak(self, span: Span, histories: list[list[int]]) -> int:
+        said = span.start + span.count - len(span.seq.request.prompt)
+        ids = ids_of(self.answers[self.seeds[span.row]])
+        return ids[said] if said < len(ids) else tokenizer().id_of("<|im_end|>") or 0
+
+
+@cache
+def ids_of(text: str) -> list[int]:
+    """Return one id for each byte, so that marks and characters are split."""
+    single = {tokenizer().piece(token_id): token_id for token_id in range(3, 3 + 256)}
+    return [single[bytes([byte])] for byte in text.encode()]
+
+
+@asynccontextmanager
+async def speaking(*answers: str, template: str = TEMPLATES["qwen3"]) -> AsyncIterator[Endpoint]:
+    """Run an endpoint whose choices, one after the other, say these."""
+    room = capacity(pages=8192, rows=16, step_tokens=1024, max_model_len=CONTEXT)
+    executor = FakeExecutor(room)
+    executor.device = ScriptedDevice(room)
+    executor.device.answers = answers
+    async with serving(executor=executor) as endpoint:
+        chat = ChatTemplate({"default": template})
+        endpoint.server.served = msgspec.structs.replace(
+            served(CONTEXT), template=chat, syntax=Syntax.choose(tokenizer(), chat)
+        )
+        yield endpoint

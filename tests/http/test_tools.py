@@ -1,0 +1,304 @@
+"""Thoughts and tool calls through the whole endpoint, streamed and not, as the openai package reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+
+from tests.http.model import TEMPLATE
+from tests.http.scripted import ids_of, speaking
+from tests.text.templates import TOOLS
+
+if TYPE_CHECKING:
+    from tests.http.endpoint import Endpoint
+
+CHAT = "/v1/chat/completions"
+USER: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+PARIS = '{"city": "Paris", "days": 1}'
+CALL = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
+SECOND = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+NO_THOUGHT = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+async def both(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
+    """Ask streamed and not, check that the openai package makes the same of the stream, and return it."""
+    said = {"model": "alias", "messages": USER, "extra_body": {"seed": 0} | fields}
+    async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key="k", max_retries=0) as client:
+        whole = (await client.chat.completions.create(**said)).model_dump(exclude_unset=True)
+        state: Any = ChatCompletionStreamState()
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        async for chunk in await client.chat.completions.create(**said, **options):
+            state.handle_chunk(chunk)
+    streamed = state.current_completion_snapshot.model_dump(exclude_unset=True)
+    assert len(streamed["choices"]) == len(whole["choices"])
+    for ours, theirs in zip(whole["choices"], streamed["choices"], strict=True):
+        assert message(theirs) == message(ours)
+        assert theirs["finish_reason"] == ours["finish_reason"]
+    # The cache knows the prompt the second time.
+    for answer in (whole, streamed):
+        answer["usage"].pop("prompt_tokens_details")
+    assert streamed["usage"] == whole["usage"]
+    return whole
+
+
+def message(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return what a choice says, without the ids of calls, which are new each time."""
+    said = choice["message"]
+    calls = said.get("tool_calls") or []
+    ids = [call["id"] for call in calls]
+    assert len(set(ids)) == len(ids)
+    assert all(call_id.startswith("call_") for call_id in ids)
+    assert all(call["type"] == "function" for call in calls)
+    assert said["role"] == "assistant"
+    assert said.get("reasoning") == said.get("reasoning_content")
+    return {
+        "content": said["content"],
+        "thought": said.get("reasoning"),
+        "calls": [(call["function"]["name"], call["function"]["arguments"]) for call in calls],
+    }
+
+
+async def test_a_thought_and_a_call_come_beside_the_content():
+    answer = f"<think>\nParis – which?\n</think>\n\nLet me see.\n{CALL}\n{SECOND}"
+    async with speaking(answer) as endpoint:
+        body = await both(endpoint, tools=TOOLS)
+
+    (choice,) = body["choices"]
+    assert message(choice) == {
+        "content": "Let me see.",
+        "thought": "Paris – which?",
+        "calls": [("weather", PARIS), ("time", "{}")],
+    }
+    assert choice["finish_reason"] == "tool_calls"
+    thought = len("<think>\nParis – which?\n</think>".encode()) - len("<think")
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
+    assert body["usage"]["completion_tokens"] == len(answer.encode()) + 1
+
+
+async def test_an_answer_of_calls_alone_has_no_content():
+    async with speaking(CALL) as endpoint:
+        (choice,) = (await both(endpoint, tools=TOOLS, tool_choice="auto", **NO_THOUGHT))["choices"]
+
+    assert message(choice) == {"content": None, "thought": None, "calls": [("weather", PARIS)]}
+
+
+async def test_arguments_are_streamed_as_they_are_written():
+    async with speaking(CALL) as endpoint:
+        events = await endpoint.events(CHAT, {"messages": USER, "seed": 0, "tools": TOOLS, **NO_THOUGHT})
+
+    deltas = [event["choices"][0]["delta"] for event in events]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    first, *rest = calls
+    assert first == {
+        "index": 0,
+        "id": first["id"],
+        "type": "function",
+        "function": {"name": "weather", "arguments": first["function"]["arguments"]},
+    }
+    assert all(set(call) == {"index", "function"} and set(call["function"]) == {"arguments"} for call in rest)
+    assert len(rest) >= len(PARIS) // 2
+    assert "".join(call["function"]["arguments"] for call in calls) == PARIS
+    assert not any(delta.get("content") for delta in deltas)
+
+
+async def test_each_choice_makes_its_own_calls():
+    answers = (f"<think>a</think>{CALL}", SECOND, "<think>b</think>No.")
+    async with speaking(*answers) as endpoint:
+        body = await both(endpoint, tools=TOOLS, n=3, temperature=1)
+
+    assert [message(choice) for choice in body["choices"]] == [
+        {"content": None, "thought": "a", "calls": [("weather", PARIS)]},
+        {"content": None, "thought": None, "calls": [("time", "{}")]},
+        {"content": "No.", "thought": "b", "calls": []},
+    ]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["tool_calls", "tool_calls", "stop"]
+
+
+async def test_a_thought_cut_by_length_is_no_content():
+    async with speaking("<think>\nOn and on.\n</think>\n\nYes.") as endpoint:
+        body = await both(endpoint, max_tokens=14)
+
+    assert message(body["choices"][0]) == {"content": None, "thought": "On and", "calls": []}
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 8}
+
+
+async def test_a_call_cut_by_length_says_so():
+    async with speaking(CALL) as endpoint:
+        (choice,) = (await both(endpoint, tools=TOOLS, max_tokens=60, **NO_THOUGHT))["choices"]
+
+    assert message(choice)["calls"] == [("weather", PARIS[: 60 - CALL.index(PARIS)])]
+    assert choice["finish_reason"] == "length"
+
+
+async def test_only_one_call_is_kept_where_one_is_wanted():
+    async with speaking(f"{CALL}\n{SECOND}") as endpoint:
+        (choice,) = (await both(endpoint, tools=TOOLS, parallel_tool_calls=False, **NO_THOUGHT))["choices"]
+
+    assert message(choice)["calls"] == [("weather", PARIS)]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "none"}, {}, {"tool_choice": "auto"}])
+async def test_where_no_tool_may_be_called_nothing_is_a_call(fields: dict[str, Any]):
+    async with speaking(CALL) as endpoint:
+        (choice,) = (await both(endpoint, **fields, **NO_THOUGHT))["choices"]
+        _, prompt = await endpoint.post(f"{CHAT}/render", {"messages": USER, **fields})
+
+    assert choice["message"] == {"role": "assistant", "content": CALL}
+    assert choice["finish_reason"] == "stop"
+    assert "weather" not in prompt["prompt"].replace("What is the weather", "")
+
+
+async def test_a_thought_that_nobody_wants_is_not_shown_but_counted():
+    async with speaking("<think>hm</think>Yes.") as endpoint:
+        body = await both(endpoint, include_reasoning=False)
+
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Yes."}
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+async def test_a_stop_string_ends_the_text_as_the_model_writes_it():
+    async with speaking(f"<think>\nOne. Two.\n</think>\n\n{CALL}") as endpoint:
+        thinking = (await both(endpoint, tools=TOOLS, stop=["Two"]))["choices"][0]
+        calling = (await both(endpoint, tools=TOOLS, stop=["days"]))["choices"][0]
+        mark = (await both(endpoint, tools=TOOLS, stop=["</think>"]))["choices"][0]
+
+    assert message(thinking) == {"content": None, "thought": "One. ", "calls": []}
+    assert (thinking["finish_reason"], thinking["stop_reason"]) == ("stop", "Two")
+    assert message(calling)["calls"] == [("weather", '{"city": "Paris", "')]
+    assert (calling["finish_reason"], calling["stop_reason"]) == ("tool_calls", "days")
+    assert message(mark) == {"content": None, "thought": "One. Two.", "calls": []}
+
+
+async def test_every_token_has_its_logprob_and_id_whatever_it_is_part_of():
+    answer = f"<think>hm</think>{CALL}"
+    asked = {"messages": USER, "seed": 0, "tools": TOOLS, "logprobs": True, "return_token_ids": True}
+    async with speaking(answer) as endpoint:
+        _, body = await endpoint.post(CHAT, asked)
+        events = await endpoint.events(CHAT, asked)
+
+    (choice,) = body["choices"]
+    assert choice["token_ids"][:-1] == ids_of(answer)
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+    parts = [event["choices"][0] for event in events]
+    assert [i for part in parts for i in part.get("token_ids", ())] == choice["token_ids"]
+    assert [p for part in parts for p in (part["logprobs"] or {"content": []})["content"]] == choice["logprobs"][
+        "content"
+    ]
+
+
+async def test_the_model_reads_tools_calls_and_results_as_its_template_writes_them():
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": PARIS}}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c1", "content": '{"sky": "blue"}'},
+    ]
+    async with speaking() as endpoint:
+        status, body = await endpoint.post(f"{CHAT}/render", {"messages": messages, "tools": TOOLS})
+        _, tokens = await endpoint.post("/tokenize", {"messages": messages, "tools": TOOLS})
+        template = endpoint.server.served.template if endpoint.server.served is not None else None
+
+    assert status == 200
+    assert template is not None
+    call["function"]["arguments"] = json.loads(PARIS)  # type: ignore[index]
+    assert body["prompt"] == template.render(messages, tools=TOOLS)
+    assert tokens["tokens"] == body["token_ids"]
+
+
+async def test_a_final_thought_may_be_continued():
+    messages = [*USER, {"role": "assistant", "content": "<think>\nIt is"}]
+    async with speaking(" blue.</think>Blue.") as endpoint:
+        (choice,) = (await both(endpoint, messages=messages, continue_final_message=True))["choices"]
+
+    assert message(choice) == {"content": "Blue.", "thought": " blue.", "calls": []}
+
+
+@pytest.mark.parametrize(("effort", "end"), [("none", "</think>\n\n"), ("low", "assistant\n"), ("high", "assistant\n")])
+async def test_an_effort_is_what_the_template_knows_of_it(effort: str, end: str):
+    asked = {"messages": USER, "reasoning_effort": effort}
+    async with speaking() as endpoint:
+        _, body = await endpoint.post(f"{CHAT}/render", asked)
+        _, mine = await endpoint.post(f"{CHAT}/render", {**asked, **NO_THOUGHT})
+
+    assert body["prompt"].endswith(end)
+    assert mine["prompt"].endswith("</think>\n\n")
+
+
+async def test_what_the_model_cannot_do_is_refused_by_name():
+    async with speaking("", template=TEMPLATE.replace("enable_thinking", "other")) as endpoint:
+        for fields, param in [({"tools": TOOLS}, "tools"), ({"reasoning_effort": "low"}, "reasoning_effort")]:
+            status, body = await endpoint.post(CHAT, {"messages": USER, **fields})
+            assert (status, body["error"]["param"], body["error"]["code"]) == (400, param, "unsupported")
+        status, _ = await endpoint.post(CHAT, {"messages": USER, "seed": 0, "tools": TOOLS, "tool_choice": "none"})
+        assert status == 200
+        status, _ = await endpoint.post(CHAT, {"messages": USER, "seed": 0, "reasoning_effort": "none"})
+        assert status == 200
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
+
+
+def called(arguments: Any, **fields: Any) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}, **fields}
+    return {"messages": [*USER, {"role": "assistant", "tool_calls": [call]}]}
+
+
+DEEP = json.loads('{"a":' * 80 + "1" + "}" * 80)
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tools": []}, "tools"),
+    ({"tools": [NAMED] * 600}, "tools"),
+    ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
+    (function(name="with space"), "tools[0].function.name"),
+    (function(name="a" * 200), "tools[0].function.name"),
+    (function(description=1), "tools[0].function.description"),
+    (function(parameters=[]), "tools[0].function.parameters"),
+    (function(parameters="{}"), "tools[0].function.parameters"),
+    (function(parameters=DEEP), "tools[0].function.parameters"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": NAMED}, "tool_choice"),
+    (function() | {"tool_choice": "required"}, "tool_choice"),
+    (function() | {"tool_choice": NAMED}, "tool_choice"),
+    (function() | {"tool_choice": "some"}, "tool_choice"),
+    ({"reasoning_effort": "some"}, "reasoning_effort"),
+    (called("{"), "messages[1].tool_calls[0].function.arguments"),
+    (called("[]"), "messages[1].tool_calls[0].function.arguments"),
+    (called(json.dumps(DEEP)), "messages[1].tool_calls[0].function.arguments"),
+    (called({"a": 1}), "messages[1].tool_calls[0].function.arguments"),
+    (called("{}", type="custom"), "messages[1].tool_calls[0].type"),
+    ({"messages": [{"role": "tool", "tool_call_id": "c"}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+]
+
+
+async def test_what_is_wrong_is_named():
+    async with speaking("") as endpoint:
+        for fields, param in WRONG:
+            status, body = await endpoint.post(CHAT, {"messages": USER, **fields})
+            assert (status, body["error"]["param"]) == (400, param), body
+
+
+async def test_a_call_without_arguments_may_have_an_empty_text_of_them():
+    async with speaking("") as endpoint:
+        status, body = await endpoint.post(f"{CHAT}/render", called(""))
+
+    assert status == 200
+    assert '"arguments": {}' in body["prompt"]
+
+
+async def test_the_completions_endpoint_says_what_the_model_says():
+    answer = f"<think>hm</think>{CALL}"
+    async with speaking(answer) as endpoint:
+        body = await endpoint.complete(prompt="hi<think>\n", max_tokens=500)
+
+    assert body["choices"][0]["text"] == answer
+    assert "completion_tokens_details" not in body["usage"]

@@ -1,0 +1,122 @@
+"""What a model thinks is told apart from what it says, wherever the text is cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infd.text.markup import Reading
+from infd.text.reasoning.qwen3 import Qwen3
+from tests.text.transcripts import Said, cuts, read
+
+ASKED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+OPENED = ASKED + "<think>\n"
+CLOSED = ASKED + "<think>\n\n</think>\n\n"
+
+TRANSCRIPTS = {
+    "thinks first": (ASKED, "<think>\nTwo and two.\n</think>\n\nFour.", Said("Four.", "Two and two.")),
+    "does not think": (ASKED, "Four < five.", Said("Four < five.")),
+    "space before the mark": (ASKED, " \n<think>a</think>b", Said("b", "a")),
+    "space before the answer": (ASKED, " \n <thin air>", Said(" \n <thin air>")),
+    "thinks nothing": (ASKED, "<think>\n\n</think>\n\nFour.", Said("Four.")),
+    "thinks nothing and says nothing": (ASKED, "<think></think>", Said()),
+    "the prompt begins the thought": (OPENED, "Two\n\nand two.\n</think>\n\nFour.", Said("Four.", "Two\n\nand two.")),
+    "and it is empty": (OPENED, "\n</think>\n\nFour.", Said("Four.")),
+    "a second block is content": (ASKED, "<think>a</think>b<think>c</think>", Said("b<think>c</think>", "a")),
+    "no answer to thought": (ASKED, "<think>\na < b </thin </think>\n", Said("", "a < b </thin ")),
+    "a mark within a word": (ASKED, "Say <think>.", Said("Say <think>.")),
+    "cut within the thought": (ASKED, "<think>\nTwo and\n", Said("", "Two and")),
+    "cut within the closing mark": (ASKED, "<think>\nTwo and\n</thi", Said("", "Two and\n</thi")),
+    "cut within the opening mark": (ASKED, "<thi", Said("<thi")),
+    "cut at once": (OPENED, "", Said()),
+    "characters beyond ASCII": (ASKED, "<think>\né🙂\n</think>\n\n你好", Said("你好", "é🙂")),
+}
+
+
+@pytest.mark.parametrize("name", TRANSCRIPTS)
+def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str):
+    prompt, answer, message = TRANSCRIPTS[name]
+    for parts in cuts(answer):
+        assert read(Reading(Qwen3().start(prompt, "")), parts) == message, parts
+
+
+def test_where_the_prompt_closes_the_thought_there_is_nothing_to_read():
+    assert Qwen3().start(CLOSED, "") is None
+
+
+@pytest.mark.parametrize(
+    ("continued", "answer", "message"),
+    [
+        ("<think>\nTwo", " and two.\n</think>\n\nFour.", Said("Four.", " and two.")),
+        ("<think>a</think> Fo", "ur", None),
+        ("Fo", "ur <think>", None),
+        (" ", "<think>a</think>b", Said("b", "a")),
+    ],
+)
+def test_an_answer_that_goes_on_may_go_on_thinking(continued: str, answer: str, message: Said | None):
+    thoughts = Qwen3().start(ASKED + continued, continued)
+
+    assert (thoughts is None) == (message is None)
+    if message is not None:
+        assert read(Reading(thoughts), list(answer)) == message
+
+
+def test_a_thought_streams_as_it_comes():
+    reading = Reading(Qwen3().start(ASKED, ""))
+    told = []
+    for part in ["<think>", "\n", "Two", "\n", " and", "</", "b>", "\n</think>", "\n\n", "Four", "."]:
+        content = reading.feed(part)
+        aside = reading.take()
+        told.append(content or (aside.thought if aside is not None else ""))
+
+    assert told == ["", "", "Two", "", "\n and", "", "</b>", "", "", "Four", "."]
+
+
+def test_the_tokens_of_a_thought_are_counted_with_its_marks():
+    def count(prompt: str, tokens: list[str]) -> int:
+        reading = Reading(Qwen3().start(prompt, ""))
+        for token in tokens:
+            reading.feed(token)
+            reading.count()
+        aside = reading.take()
+        return 0 if aside is None else aside.thought_tokens
+
+    assert count(ASKED, ["<think>", "\n", "hm", "\n", "</think>", "\n\n", "yes"]) == 5
+    assert count(OPENED, ["hm", "</", "think>", "\n\n", "yes"]) == 3
+    assert count(OPENED, ["hm"]) == 1
+    assert count(ASKED, ["yes", " ", "no"]) == 0
+
+
+def test_endless_space_is_neither_held_back_nor_slow():
+    reading = Reading(Qwen3().start(ASKED, ""))
+
+    assert len("".join(reading.feed("\n") for _ in range(100_000))) >= 99_000
+    reading = Reading(Qwen3().start(OPENED, ""))
+    for _ in range(100_000):
+        reading.feed("\n")
+    reading.feed("a\n" * 100_000)
+    aside = reading.take()
+    assert aside is not None
+    assert len(aside.thought) == 199_999
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(st.sampled_from(["<think>", "</think>", "<", "think>", "/", "\n", " ", "a", "é"]), max_size=12),
+    begun=st.booleans(),
+    data=st.data(),
+)
+def test_nothing_is_lost_but_marks_and_the_newlines_beside_them(pieces: list[str], begun: bool, data: st.DataObject):
+    text = "".join(pieces)
+    places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    parts = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+    message = read(Reading(Qwen3().start(OPENED if begun else ASKED, "")), parts)
+
+    assert message == read(Reading(Qwen3().start(OPENED if begun else ASKED, "")), list(text))
+    told = message.thought + message.content
+    kept = text if begun else text.replace("<think>", "", text.lstrip().startswith("<think>"))
+    opened = begun or text.lstrip().startswith("<think>")
+    kept = kept.replace("</think>", "", opened)
+    assert told.replace("\n", "").lstrip() == kept.replace("\n", "").lstrip()
