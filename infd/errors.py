@@ -21,6 +21,9 @@ InfdError
 │   └── Internal           500, our bug; the message names the request id
 ├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
 ├── WrongState             an operator's wish that cannot be begun now
+├── Busy                   an operator's wish that waits for another one to end
+├── CannotSleep            memory cannot be given back on this device
+├── WeightsInvalid         no step may run with these weights
 ├── Overtaken              an operator's wish that a later one, or the end, has taken the place of
 ├── StepTooLarge           a step did not fit the device's memory; smaller ones may
 ├── DeviceLost             the device cannot be used any more; the daemon exits 70
@@ -190,6 +193,24 @@ class WrongState(InfdError):
 
     def __init__(self, state: str, reason: str = "", advice: str = "see `infdctl status`") -> None:
         super().__init__(f"the daemon is {state}{f' ({reason})' if reason else ''}; {advice}")
+
+
+class Busy(InfdError):
+    """Something of which there can be one at a time is under way."""
+
+
+class CannotSleep(InfdError):
+    """The device keeps its memory."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"this daemon cannot sleep: {reason}; `infdctl pause` stops steps and keeps memory")
+
+
+class WeightsInvalid(InfdError):
+    """Reading weights into place has failed midway."""
+
+    def __init__(self) -> None:
+        super().__init__("the weights are invalid: load good ones with `infdctl load-weights PATH`, or restart")
 
 
 class Overtaken(InfdError):

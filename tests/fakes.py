@@ -13,12 +13,13 @@ import zlib
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from infd.memory import Held, Memory, Part
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from infd.errors import InfdError
     from infd.scheduler.plan import Join, Span
@@ -102,8 +103,15 @@ class FakeDevice:
         self.seeds = [0] * capacity.rows
         self.most = [0] * capacity.rows
         self.steps = 0
+        self.asleep = False
+
+    def wipe(self) -> None:
+        """What a cache reads as once its memory was given back."""
+        for page in self.memory:
+            page[:] = [-1] * len(page)
 
     def forward(self, plan: StepPlan) -> None:
+        assert not self.asleep, "a step while memory is given back"
         for join in plan.joins:
             self._seat(join)
         for grant in plan.grants:
@@ -211,6 +219,13 @@ class FakeExecutor:
         self.issued: list[FakeStep] = []  # every step so far
         self._worker: asyncio.Task[None] | None = None
         self.load_error: InfdError | None = None
+        self.sleepless = ""
+        self.held = Memory()
+        self.memory_gate = asyncio.Event()  # while cleared, nothing done to memory completes
+        self.memory_gate.set()
+        self.wake_error: Exception | None = None
+        self.weights_error: Exception | None = None
+        self.fails_midway = False
 
     async def load(self) -> Capacity:
         if self.load_error:
@@ -244,6 +259,42 @@ class FakeExecutor:
                     dropped.result.set_exception(error)
             else:
                 step.result.set_result(result)
+
+    @property
+    def memory(self) -> Memory:
+        return self.held
+
+    async def sleep(self, level: int) -> int:
+        assert not self._queue, "memory is given back between steps only"
+        await self.memory_gate.wait()
+        self.held = Memory(weights=Held.RELEASED if level > 1 else self.held.weights, cache=Held.RELEASED)
+        self.device.asleep = True
+        self.device.wipe()
+        return 1000 * level
+
+    async def wake(self, parts: Collection[Part]) -> None:
+        await self.memory_gate.wait()
+        if self.wake_error is not None:
+            raise self.wake_error
+        weights, cache = self.held.weights, self.held.cache
+        if Part.WEIGHTS in parts and weights is Held.RELEASED:
+            weights = Held.LOADED
+        self._hold(weights, Held.LOADED if Part.CACHE in parts else cache)
+
+    async def load_weights(self, path: str) -> None:
+        assert not self._queue, "weights change between steps only"
+        before, self.device.asleep = self.device.asleep, True
+        await self.memory_gate.wait()
+        self.device.asleep = before
+        if self.weights_error is not None:
+            if self.fails_midway:
+                self._hold(Held.INVALID, self.held.cache)
+            raise self.weights_error
+        self._hold(Held.LOADED, self.held.cache)
+
+    def _hold(self, weights: Held, cache: Held) -> None:
+        self.held = Memory(weights=weights, cache=cache)
+        self.device.asleep = not self.held.whole
 
     def describe(self) -> dict[str, Any]:
         return {

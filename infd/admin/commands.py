@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -11,13 +12,23 @@ from msgspec import Struct
 from infd import __version__
 from infd.admin import protocol, stacks
 from infd.engine.state import State
-from infd.errors import InfdError, Overtaken, WrongState
+from infd.errors import (
+    Busy,
+    CannotSleep,
+    CheckpointError,
+    InfdError,
+    OutOfMemory,
+    Overtaken,
+    WeightsInvalid,
+    WrongState,
+)
+from infd.memory import ALL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from infd.engine.engine import Engine
-    from infd.engine.rest import Move
+    from infd.engine.wish import Move
 
 
 class Refused(InfdError):
@@ -27,6 +38,20 @@ class Refused(InfdError):
         super().__init__(message)
         self.status = status
         self.code = code
+
+
+# Why a wish did not come true; 409 is what another state would change.
+REFUSALS: Final = MappingProxyType(
+    {
+        WrongState: (409, "wrong_state"),
+        Overtaken: (409, "overtaken"),
+        Busy: (409, "busy"),
+        WeightsInvalid: (409, "weights_invalid"),
+        CannotSleep: (501, "cannot_sleep"),
+        CheckpointError: (422, "checkpoint"),
+        OutOfMemory: (422, "out_of_memory"),
+    }
+)
 
 
 class Desk(Struct, frozen=True):
@@ -103,8 +128,20 @@ async def pause(desk: Desk, asked: protocol.Pause) -> protocol.Moved:
     return await _moved(desk, lambda: desk.engine.rest.pause(asked.mode, asked.new), asked.wait_s)
 
 
-async def resume(desk: Desk, asked: protocol.Resume) -> protocol.Moved:
-    return await _moved(desk, desk.engine.rest.resume, asked.wait_s)
+async def resume(desk: Desk, asked: protocol.Wake) -> protocol.Moved:
+    return await _moved(desk, lambda: desk.engine.rest.resume(ALL if asked.tags is None else asked.tags), asked.wait_s)
+
+
+async def sleep(desk: Desk, asked: protocol.Sleep) -> protocol.Moved:
+    return await _moved(desk, lambda: desk.engine.rest.sleep(asked.mode, asked.level), asked.wait_s)
+
+
+async def wake(desk: Desk, asked: protocol.Wake) -> protocol.Moved:
+    return await _moved(desk, lambda: desk.engine.rest.wake(ALL if asked.tags is None else asked.tags), asked.wait_s)
+
+
+async def load_weights(desk: Desk, asked: protocol.LoadWeights) -> protocol.Moved:
+    return await _moved(desk, lambda: desk.engine.rest.load_weights(asked.path), asked.wait_s)
 
 
 async def _moved(desk: Desk, wish: Callable[[], Move], wait_s: float | None) -> protocol.Moved:
@@ -112,8 +149,9 @@ async def _moved(desk: Desk, wish: Callable[[], Move], wait_s: float | None) -> 
     try:
         move = wish()
         done = await move.result(wait_s)
-    except (WrongState, Overtaken) as error:
-        raise Refused(409, "wrong_state" if isinstance(error, WrongState) else "overtaken", str(error)) from error
+    except InfdError as error:
+        status, code = next((answer for kind, answer in REFUSALS.items() if isinstance(error, kind)), (422, "failed"))
+        raise Refused(status, code, str(error)) from error
     now = desk.engine.status()
     return protocol.Moved(
         state=now.state,
@@ -122,6 +160,9 @@ async def _moved(desk: Desk, wish: Callable[[], Move], wait_s: float | None) -> 
         took_s=move.took_s,
         aborted=move.aborted,
         frozen=move.frozen,
+        freed_bytes=move.freed_bytes,
+        weights=now.weights,
+        kv_cache=now.kv_cache,
         running=now.running,
         waiting=now.waiting,
         held=now.held,
@@ -147,7 +188,10 @@ VERBS = (
     Verb("abort", "/v1/requests/{id}/abort", abort, protocol.Abort, mutates=True),
     Verb("drain", "/v1/drain", drain, mutates=True),
     Verb("pause", "/v1/pause", pause, protocol.Pause, mutates=True),
-    Verb("resume", "/v1/resume", resume, protocol.Resume, mutates=True),
+    Verb("resume", "/v1/resume", resume, protocol.Wake, mutates=True),
+    Verb("sleep", "/v1/sleep", sleep, protocol.Sleep, mutates=True),
+    Verb("wake", "/v1/wake", wake, protocol.Wake, mutates=True),
+    Verb("load-weights", "/v1/load-weights", load_weights, protocol.LoadWeights, mutates=True),
     Verb(
         "reset-prefix-cache",
         "/v1/reset-prefix-cache",

@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from infd.memory import Part
+
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 PROBLEM_TYPE = "application/problem+json"
@@ -42,6 +44,7 @@ class Status(Struct):
     since            Unix time at which the state was entered
     running, waiting choices; waiting_tokens counts the prompts of those that wait
     held             requests, of those that wait, until a paused daemon goes on
+    weights          loaded, released (asleep) or invalid (a load failed midway); kv_cache: loaded or released
     pages            of the cache: all, held by running sequences, and kept for their prefix
     prefix_queries   prompt tokens looked up in the cache; prefix_hits were found
     last_step_age_s  None before the first step
@@ -72,6 +75,8 @@ class Status(Struct):
     step_tokens: int
     rows: int
     held: int = 0
+    weights: str = "loaded"
+    kv_cache: str = "loaded"
 
 
 class RequestRow(Struct):
@@ -137,19 +142,43 @@ class Pause(Struct, forbid_unknown_fields=True):
     wait_s: Seconds | None = None
 
 
-class Resume(Struct, forbid_unknown_fields=True):
-    """Be ready. `wait_s` is as in `Pause`."""
+class Sleep(Struct, forbid_unknown_fields=True):
+    """Come to rest as `Pause` says, what is kept being computed anew later, and give memory back.
 
+    level  1: the cache's; 2: the weights' too, which are read from disk again
+    """
+
+    mode: Literal["abort", "wait", "keep"] = "wait"
+    level: Literal[1, 2] = 1
+    wait_s: Seconds | None = None
+
+
+class Wake(Struct, forbid_unknown_fields=True):
+    """Be again what it was before it slept, or, asked of `resume`, be ready.
+
+    tags  what to take back into memory; null: all. The rest sleeps on, and with it all steps.
+    """
+
+    tags: frozenset[Part] | None = None
+    wait_s: Seconds | None = None
+
+
+class LoadWeights(Struct, forbid_unknown_fields=True):
+    """Put the weights in directory `path`, of another checkpoint of this model, in place, while no step runs."""
+
+    path: Annotated[str, Meta(min_length=1)]
     wait_s: Seconds | None = None
 
 
 class Moved(Struct):
-    """How far the daemon has come on its way to the state asked for.
+    """How far the daemon has come on its way to what was asked for.
 
-    done     whether it is there; else it goes on by itself
-    took_s   from the wish to its end
-    aborted  choices that it ended
-    frozen   choices that wait for the daemon to go on
+    done         whether it is there; else it goes on by itself
+    took_s       from the wish to its end
+    aborted      choices that it ended
+    frozen       choices that wait for the daemon to go on
+    freed_bytes  by which the process shrank
+    weights      as in `Status`; so kv_cache
     """
 
     state: str
@@ -158,6 +187,9 @@ class Moved(Struct):
     took_s: float | None
     aborted: int
     frozen: int
+    freed_bytes: int
+    weights: str
+    kv_cache: str
     running: int
     waiting: int
     held: int

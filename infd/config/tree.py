@@ -108,8 +108,17 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         Positive | None, about("longest life of a request, then 504 or an error event (default: no limit)")
     ] = None
     hold_timeout_s: Annotated[
-        Positive, about("longest wait of a new request for a paused server to go on, then 503")
+        Positive, about("longest wait of a new request for a paused or waking server, then 503")
     ] = 300.0
+    wake_on_request: Annotated[bool, about("whether a request wakes a server that was put to sleep while ready")] = (
+        False
+    )
+    idle_sleep_s: Annotated[
+        Positive | None, about("fall asleep when nobody has asked for this long; a request wakes it (default: never)")
+    ] = None
+    idle_sleep_level: Annotated[
+        int, Meta(ge=1, le=2), about("how deep that sleep is: 1 gives the cache's memory back, 2 the weights' too")
+    ] = 1
     drain_timeout_s: Annotated[NotNegative, about("how long TERM waits for requests in flight")] = 60.0
 
 

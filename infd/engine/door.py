@@ -92,6 +92,12 @@ class Door:
         finally:
             self._outside.pop(ticket, None)
 
+    def turn_away(self, reason: str) -> None:
+        """Refuse all who wait outside."""
+        for waiter in self._outside.values():
+            if not waiter.done():
+                waiter.set_exception(self._not_ready(reason))
+
     def look(self) -> None:
         """Let all who wait outside look again whether they may come in, in the order in which they came."""
         for ticket in self._outside:

@@ -75,7 +75,7 @@ class Engine:
         self._scheduler: Scheduler | None = None
         self.loop: StepLoop | None = None
         self._running: asyncio.Task[None] | None = None
-        self.rest = Rest(self)
+        self.rest = Rest(self, config)
         self._fan_out = FanOut(self._deliver)
         self._tickets: dict[str, Ticket] = {}
         self._flows: dict[Sequence, Flow] = {}
@@ -260,6 +260,7 @@ class Engine:
     def _reserve(self, choices: int, body_bytes: int) -> Ticket:
         tokens = body_bytes // BYTES_PER_TOKEN
         self.require_room(choices, tokens)
+        self.rest.knock()
         ticket = Ticket(self, secrets.token_hex(12), choices, tokens, self.now(), self._config.server)
         self._tickets[ticket.id] = ticket
         self.door.reserve(ticket)
@@ -378,7 +379,12 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether the device has work."""
-        return self.loop is not None and self.loop.in_flight > 0
+        return self.rest.at_work or (self.loop is not None and self.loop.in_flight > 0)
+
+    @property
+    def tickets(self) -> int:
+        """How many requests are at the door, inside, or still read."""
+        return len(self._tickets)
 
     @property
     def unfinished(self) -> int:
@@ -394,6 +400,7 @@ class Engine:
     def watch(self) -> bool:
         """Look whether all is well, about once a second. True when a step is found stuck, once for each time."""
         self._verify()
+        self.rest.watch()
         known = self.stuck
         return self._progress.look(self.now(), busy=self.busy) and not known
 
@@ -403,9 +410,11 @@ class Engine:
             self.lifecycle,
             self._scheduler,
             self.capacity,
-            tickets=len(self._tickets),
+            tickets=self.tickets,
             preparing=self.door.reserved_choices,
             held=self.door.outside,
+            weights=self.executor.memory.weights.value,
+            kv_cache=self.executor.memory.cache.value,
             waiting_tokens=self.door.queued_tokens,
             steps=self._steps,
             last_step_age_s=None if self._last_step is None else self.now() - self._last_step,

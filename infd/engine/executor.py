@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from asyncio import Future
+    from collections.abc import Collection
 
+    from infd.memory import Memory, Part
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 
@@ -33,11 +35,37 @@ class Executor(Protocol):
 
     depth: int  # steps to keep in flight
 
+    @property
+    def memory(self) -> Memory:
+        """What is in memory. No step is issued while it is not whole."""
+
+    @property
+    def sleepless(self) -> str:
+        """Why memory cannot be given back; empty where it can."""
+
     async def load(self) -> Capacity:
         """Load the model and make the cache. Raises StartError. Called once, on the event loop."""
 
     def forward(self, plan: StepPlan) -> Step:
         """Issue a step without waiting for it. Never raises: errors come through `Step.sample`."""
+
+    async def sleep(self, level: int) -> int:
+        """Give the cache's memory back behind the steps issued so far, at level 2 the weights' too.
+
+        Returns by how many bytes the process shrank.
+        """
+
+    async def wake(self, parts: Collection[Part]) -> None:
+        """Take these parts back: the cache empty, the weights read again from where they came.
+
+        Raises StartError where that fails; then nothing more is held than before, and it may be tried again.
+        """
+
+    async def load_weights(self, path: str) -> None:
+        """Put the weights of another checkpoint of this model in place.
+
+        Raises StartError; if reading fails midway, `memory.weights` is invalid.
+        """
 
     def describe(self) -> dict[str, Any]:
         """Return what operators ask for: device, dtype, weights_bytes, cache_bytes, threads, load_s.

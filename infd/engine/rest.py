@@ -3,112 +3,143 @@
 A verb names the state in which the engine is to be; one task moves it there.
 Verbs may race: the latest wish counts, whoever waits for an earlier one is told
 that it was overtaken, and wishing for what is there already changes nothing.
+
+A sleeping arena computes zeros without a word, so steps are held before memory
+is given back and go on only when all of it is there again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from infd.engine.state import State
-from infd.errors import InfdError, Overtaken, WrongState
+from infd.engine.wish import Move, Wish
+from infd.errors import Busy, CannotSleep, InfdError, Overtaken, WeightsInvalid, WrongState
+from infd.memory import ALL, Held, Part
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from infd.config import Config
     from infd.engine.engine import Engine
     from infd.engine.loop import StepLoop
+    from infd.engine.wish import Mode, New
 
 log = logging.getLogger("infd.engine")
 
-Mode = Literal["abort", "wait", "keep"]
-New = Literal["hold", "reject"]
-
-IN_FLIGHT: Final = {
-    "abort": "what was in flight is aborted",
-    "wait": "what is in flight finishes first",
-    "keep": "what is in flight is frozen",
-}
-WISHING: Final = frozenset({State.READY, State.PAUSED})  # what a wish may start from
-ARRIVING: Final = {"hold": "new requests are held", "reject": "new requests are refused"}
-
-
-class Wish(Struct, frozen=True, kw_only=True):
-    """How operators want the engine.
-
-    mode  what becomes of the requests in flight: they end, they finish first, or they stay where they are
-    new   what new requests get meanwhile: a place outside the door, or a refusal
-    """
-
-    state: State = State.READY
-    mode: Mode = "wait"
-    new: New = "hold"
-
-    @property
-    def reason(self) -> str:
-        return f"{IN_FLIGHT[self.mode]}, {ARRIVING[self.new]}"
-
-
-class Move:
-    """A wish on its way.
-
-    ended    resolves when it has come true; raises what stood against it
-    took_s   from the wish to its end
-    aborted  choices that it ended
-    frozen   choices that wait for the engine to go on
-    """
-
-    def __init__(self, wish: Wish, now: float) -> None:
-        self.wish = wish
-        self.began = now
-        self.took_s: float | None = None
-        self.aborted = 0
-        self.frozen = 0
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def end(self, now: float, error: Exception | None = None) -> None:
-        if self.ended.done():
-            return
-        self.took_s = now - self.began
-        if error is None:
-            self.ended.set_result(None)
-        else:
-            self.ended.set_exception(error)
-            self.ended.exception()  # nobody need be waiting for it
-
-    async def result(self, wait_s: float | None = None) -> bool:
-        """Wait for the end, at most so long; return whether it has come. Raises what stood against the wish."""
-        await asyncio.wait([self.ended], timeout=wait_s)
-        return self.ended.done() and self.ended.result() is None
+WISHING: Final = frozenset({State.READY, State.PAUSED, State.SLEEPING})  # what a wish may start from
 
 
 class Rest:
     """The latest wish, and the task that makes it come true."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, config: Config) -> None:
         self._engine = engine
+        self._settings = config.server
+        self._settled = Wish()  # the last wish that came true, or what was left of one that did not
+        self._waking = Wish()  # what it was before it slept
         self._latest: Move | None = None
         self._mover: asyncio.Task[None] | None = None
+        self._loader: asyncio.Task[None] | None = None
+        self._memory = asyncio.Lock()  # whoever changes what is in memory, or starts steps that need it
         self._news = asyncio.Event()
+        self._idle: tuple[int, float] | None = None  # choices accepted, and since when there was nothing to do
+
+    # Verbs
 
     def pause(self, mode: Mode = "wait", new: New = "hold") -> Move:
-        """Let no step run until `resume`. Raises WrongState."""
+        """Let no step run until `resume`. What sleeps is woken first. Raises WrongState."""
         return self._want(Wish(state=State.PAUSED, mode=mode, new=new))
 
-    def resume(self) -> Move:
-        """Be ready. Raises WrongState."""
-        return self._want(Wish())
+    def sleep(self, mode: Mode = "wait", level: int = 1, *, by_itself: bool = False) -> Move:
+        """Come to rest as `pause` does, and give memory back; what is kept is computed anew. Raises WrongState."""
+        if refusal := self._engine.executor.sleepless:
+            raise CannotSleep(refusal)
+        now = self.wish
+        if now.state is not State.SLEEPING:
+            self._waking = now
+        new = self._waking.new  # whoever is held was promised an answer
+        if self._waking.state is State.READY:
+            new = "hold" if by_itself or self._settings.wake_on_request else "reject"
+        level = max(level, now.level)
+        return self._want(Wish(state=State.SLEEPING, mode=mode, new=new, level=level, by_itself=by_itself))
+
+    def wake(self, parts: frozenset[Part] = ALL) -> Move:
+        """Be again what it was before it slept, once all parts are back. Raises WrongState."""
+        return self._rouse(parts, self._waking)
+
+    def resume(self, parts: frozenset[Part] = ALL) -> Move:
+        """Be ready, once all parts are back. Raises WrongState."""
+        return self._rouse(parts, Wish())
+
+    def load_weights(self, path: str) -> Move:
+        """Put other weights in place, while no step runs. Raises WrongState, Busy."""
+        self._require_state()
+        if self._loader is not None and not self._loader.done():
+            raise Busy("weights are being loaded already; wait for that, see `infdctl status`")
+        move = Move(self.wish, self._engine.now())
+        self._loader = self._begin(self._load(move, path), "weights")
+        return move
+
+    def _rouse(self, parts: frozenset[Part], then: Wish) -> Move:
+        now = self.wish
+        if now.state is not State.SLEEPING:
+            return self._want(now if then is self._waking else then)
+        gone = (ALL if now.level > 1 else frozenset({Part.CACHE})) - now.awake
+        if self._settled == now:
+            gone &= self._engine.executor.memory.released
+        return self._want(then if gone <= parts else replace(now, awake=now.awake | parts))
+
+    # What others tell, and ask
+
+    @property
+    def wish(self) -> Wish:
+        """What it is to be, as far as that is still possible."""
+        latest = self._latest
+        return self._settled if latest is None or latest.error is not None else latest.wish
+
+    @property
+    def at_work(self) -> bool:
+        """Whether memory is being changed."""
+        return self._memory.locked()
+
+    @property
+    def wakes_on_request(self) -> bool:
+        """Whether it sleeps, and the next request would make it ready."""
+        now = self.wish
+        wakes = self._settings.wake_on_request or now.by_itself
+        return now.state is State.SLEEPING and self._waking.state is State.READY and wakes
+
+    def knock(self) -> None:
+        """Somebody is at the door."""
+        if self.wakes_on_request and self._engine.lifecycle.state in WISHING:
+            self.wake()
 
     def look(self) -> None:
         """Something has ended; the mover may wait for that."""
         self._news.set()
 
+    def watch(self) -> None:
+        """Fall asleep when there has been nothing to do for long. Called about once a second."""
+        engine, idle_s = self._engine, self._settings.idle_sleep_s
+        if idle_s is None or engine.lifecycle.state is not State.READY or engine.executor.sleepless:
+            return
+        if engine.tickets or self._idle is None or self._idle[0] != engine.accepted:
+            self._idle = engine.accepted, engine.now()
+        elif engine.now() - self._idle[1] >= idle_s:
+            self._idle = None
+            self.sleep(level=self._settings.idle_sleep_level, by_itself=True)
+
     def leave(self) -> bool:
         """The engine drains or has failed: wishes count no more. Return whether no step would run by itself."""
         engine = self._engine
-        if self._mover is not None:
-            self._mover.cancel()
+        for task in (self._mover, self._loader):
+            if task is not None:
+                task.cancel()
         if self._latest is not None:
             self._latest.end(engine.now(), Overtaken(engine.lifecycle.state.value))
         engine.door.holds = False
@@ -116,33 +147,36 @@ class Rest:
         return engine.loop is not None and engine.loop.held
 
     async def close(self) -> None:
-        if self._mover is not None:
-            self._mover.cancel()
-            await asyncio.wait([self._mover])
+        """Leave, and wait for the tasks to end."""
+        self.leave()
+        if tasks := [task for task in (self._mover, self._loader) if task is not None]:
+            await asyncio.wait(tasks)
+
+    # From wish to truth
 
     def _want(self, wish: Wish) -> Move:
         """Take in a wish, and see to it that somebody is at work on it."""
         engine, latest, now = self._engine, self._latest, self._engine.now()
-        if engine.lifecycle.state not in WISHING:
-            raise WrongState(engine.lifecycle.state.value, engine.lifecycle.reason)
-        known = Wish() if latest is None else latest.wish
+        self._require_state()
+        known = self.wish
         if latest is not None and known == wish and not latest.ended.done():
             return latest
         self._latest = move = Move(wish, now)
-        if known == wish and (latest is None or latest.ended.exception() is None):
+        if known == wish and (latest is None or latest.error is None):
             move.end(now)
             return move
         if latest is not None:
             latest.end(now, Overtaken(wish.state.value))
-        if wish.state is State.PAUSED:
-            engine.door.holds = wish.new == "hold"
-            engine.lifecycle.enter(State.PAUSED, wish.reason)
-            engine.door.look()
+        engine.door.holds = wish.new == "hold"
+        if wish.state is not State.READY:
+            if engine.lifecycle.state is not State.SLEEPING:
+                engine.lifecycle.enter(State.PAUSED, wish.reason)
             if wish.mode != "wait":
                 self._steps.hold()
+        engine.door.look()
         self._news.set()
         if self._mover is None or self._mover.done():
-            self._mover = asyncio.get_running_loop().create_task(self._work(), name="rest")
+            self._mover = self._begin(self._work(), "rest")
         return move
 
     async def _work(self) -> None:
@@ -157,18 +191,45 @@ class Rest:
                 error = failure
                 if not isinstance(failure, InfdError):
                     log.exception("the engine could not be made %s", move.wish.state.value)
-            if move is self._latest:
-                move.end(self._engine.now(), error)
-                self._tell(move)
+            if move is not self._latest:
+                continue
+            move.end(self._engine.now(), error)
+            if error is None:
+                self._settled = move.wish
+            else:
+                self._fall_back(error)
+            self._tell(move)
 
     async def _approach(self, move: Move) -> None:
         engine, wish = self._engine, move.wish
         if wish.state is State.READY:
+            await self._go(move)
             engine.lifecycle.enter(State.READY)
-            self._steps.go()
             engine.door.look()
-            return
-        await self._stand_still(move)
+        elif wish.state is State.PAUSED:
+            if engine.lifecycle.state is State.SLEEPING:
+                await self._take_back(ALL)
+                self._require_latest(move)
+            engine.lifecycle.enter(State.PAUSED, wish.reason)
+            await self._stand_still(move)
+        else:
+            await self._sleep(move)
+
+    async def _sleep(self, move: Move) -> None:
+        engine, wish = self._engine, move.wish
+        if engine.lifecycle.state is not State.SLEEPING:
+            await self._stand_still(move)
+            engine.lifecycle.enter(State.SLEEPING, wish.reason)
+            engine.forget_prefixes(preempting=True)
+        elif wish.mode == "abort":
+            move.aborted = engine.abort_all()
+        if wish.awake:
+            await self._take_back(wish.awake)
+        else:
+            async with self._memory:
+                move.freed_bytes = await engine.executor.sleep(wish.level)
+        engine.lifecycle.enter(State.SLEEPING, wish.reason)
+        move.frozen = engine.unfinished
 
     async def _stand_still(self, move: Move) -> None:
         """Return once no step runs, and none will. Raises Overtaken."""
@@ -176,15 +237,88 @@ class Rest:
         if move.wish.mode == "abort":
             move.aborted = engine.abort_all()
         elif move.wish.mode == "wait":
-            steps.go()
+            if engine.unfinished:
+                await self._go(move)
             while engine.unfinished:
                 self._news.clear()
                 await self._news.wait()
-                if self._latest is not move:
-                    raise Overtaken(move.wish.state.value)
+                self._require_latest(move)
             steps.hold()
         await steps.settled()
         move.frozen = engine.unfinished
+
+    async def _go(self, move: Move) -> None:
+        """Let steps run again, once all that they need is there."""
+        await self._take_back(ALL)
+        self._require_latest(move)
+        if self._engine.executor.memory.weights is Held.INVALID:
+            raise WeightsInvalid
+        self._steps.go()
+
+    async def _take_back(self, parts: frozenset[Part]) -> None:
+        """Have these in memory."""
+        engine = self._engine
+        async with self._memory:
+            missing = parts & engine.executor.memory.released
+            if missing:
+                engine.lifecycle.enter(State.SLEEPING, "waking")
+                await engine.executor.wake(missing)
+
+    async def _load(self, move: Move, path: str) -> None:
+        """Put the weights of another checkpoint in place, or end `move` with what stands against it."""
+        engine = self._engine
+        error: Exception | None = None
+        try:
+            async with self._memory:
+                self._require_stillness()
+                await engine.executor.load_weights(path)
+                # Frozen sequences keep what they have computed with the old weights; nobody else may find it.
+                engine.forget_prefixes(preempting=False)
+        except asyncio.CancelledError:
+            move.end(engine.now(), Overtaken(engine.lifecycle.state.value))
+            raise
+        except Exception as failure:
+            error = failure
+            if not isinstance(failure, InfdError):
+                log.exception("weights could not be loaded")
+        if engine.executor.memory.weights is Held.INVALID and engine.lifecycle.state in WISHING:
+            engine.lifecycle.enter(engine.lifecycle.state, str(WeightsInvalid()))
+        elif error is None and engine.lifecycle.state in WISHING:
+            engine.lifecycle.enter(engine.lifecycle.state, self._settled.reason)
+        move.end(engine.now(), error)
+        fields: dict[str, object] = {"path": path, "took_s": move.took_s}
+        if error is None:
+            log.info("weights loaded", extra=fields)
+        else:
+            log.error("weights were not loaded: %s", error, extra=fields)
+
+    def _fall_back(self, error: Exception) -> None:
+        """A wish could not come true: stay at rest, as far as the engine has come."""
+        engine, memory = self._engine, self._engine.executor.memory
+        if memory.released:
+            if self._settled.state is not State.SLEEPING:
+                self._settled = Wish(state=State.SLEEPING, mode="keep", new="reject", level=1)
+            engine.lifecycle.enter(State.SLEEPING, f"could not wake: {error}")
+        else:
+            self._settled = Wish(state=State.PAUSED, mode="keep", new=self._settled.new)
+            engine.lifecycle.enter(State.PAUSED, str(error))
+        self._steps.hold()
+        engine.door.holds = self._settled.new == "hold"
+        engine.door.turn_away(str(error))
+
+    def _require_state(self) -> None:
+        life = self._engine.lifecycle
+        if life.state not in WISHING:
+            raise WrongState(life.state.value, life.reason)
+
+    def _require_latest(self, move: Move) -> None:
+        if self._latest is not move:
+            raise Overtaken(move.wish.state.value)
+
+    def _require_stillness(self) -> None:
+        life, steps = self._engine.lifecycle, self._steps
+        if life.state is State.READY or not steps.held or steps.in_flight:
+            raise WrongState(life.state.value, life.reason, "wait for `infdctl pause --wait` first")
 
     @property
     def _steps(self) -> StepLoop:
@@ -192,11 +326,17 @@ class Rest:
         return self._engine.loop
 
     @staticmethod
+    def _begin(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work, name=name)
+
+    @staticmethod
     def _tell(move: Move) -> None:
-        wish, error = move.wish, move.ended.exception()
+        wish, error = move.wish, move.error
         fields: dict[str, object] = {"took_s": move.took_s, "aborted": move.aborted, "frozen": move.frozen}
         if wish.state is not State.READY:
             fields |= {"mode": wish.mode, "new": wish.new}
+        if wish.state is State.SLEEPING:
+            fields |= {"level": wish.level, "freed_bytes": move.freed_bytes, "by_itself": wish.by_itself}
         if error is None:
             log.info("%s, as asked", wish.state.value, extra=fields)
         else:

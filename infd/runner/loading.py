@@ -22,6 +22,7 @@ from infd.runner import stepsize
 from infd.runner.cache import allocate, size_cache
 from infd.runner.memory import Arena, available_bytes
 from infd.runner.pulse import Beating
+from infd.runner.residence import Residence
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
 from infd.scheduler.layout import Capacity
@@ -47,14 +48,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Loaded(Struct, frozen=True):
     """A runner that is ready to serve.
 
-    arenas  weights and cache; releasing them leaves the runner without a memory
-    facts   what operators ask for, see Executor.describe
+    residence  the memory of weights and cache
+    facts      what operators ask for, see Executor.describe
     """
 
     runner: Runner
     capacity: Capacity
     depth: int
-    arenas: tuple[Arena, Arena]
+    residence: Residence
     facts: dict[str, Any]
 
 
@@ -113,6 +114,7 @@ def _build(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
             f" model.dtype (--dtype) than {str(dtype).removeprefix('torch.')}"
         ) from error
+    loaded.residence.remember(checkpoint)
     loaded.facts.update(
         dtype=str(dtype).removeprefix("torch."), arch=architecture(checkpoint.config), ops=ops.describe()
     )
@@ -185,7 +187,7 @@ def assemble(
             score_cost=stepsize.score_cost(runner, trial) if layout.divisible else 1,
         ),
         depth=config.device.depth or DEPTH[device.type],
-        arenas=(weights, cache),
+        residence=Residence(model, weights, cache, device, pulse.beat),
         facts={
             "device": _name(device),
             "torch": torch.__version__,

@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from infd.errors import DeviceLost
+from infd.memory import Memory
 from infd.runner.device import Device, Errand, Go, Order
 from infd.runner.pulse import Pulse, Stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from infd.config import Config
+    from infd.memory import Part
     from infd.runner.loading import Loaded
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
@@ -60,6 +63,7 @@ class LocalExecutor:
         self._device = Device(self._answer)
         self._line = 0
         self._in_flight: set[LocalStep] = set()
+        self._whole = True
         self._errands: set[asyncio.Future[Any]] = set()
         self._parts: Loaded | None = None  # touched on the device thread only
         self._thread: Thread | None = None
@@ -83,6 +87,8 @@ class LocalExecutor:
         step = LocalStep(self, plan, self._line, asyncio.get_running_loop().create_future())
         if self._ended is None or self._ended.done():
             _fail(step.future, DeviceLost("the device thread does not run"))
+        elif not self._whole:  # it would compute zeros without a word
+            _fail(step.future, RuntimeError("a step was issued while memory is given back"))
         else:
             self._in_flight.add(step)
             self._device.inbox.put(step)
@@ -104,6 +110,31 @@ class LocalExecutor:
         self._errands.add(future)
         self._device.inbox.put(Errand(partial(work, self._parts), partial(self._post, self._returned, future)))
         return future
+
+    @property
+    def memory(self) -> Memory:
+        return Memory() if self._parts is None else self._parts.residence.memory
+
+    @property
+    def sleepless(self) -> str:
+        return "the model is not loaded" if self._parts is None else self._parts.residence.refusal
+
+    async def sleep(self, level: int) -> int:
+        self._whole = False
+        return await self.between(lambda parts: parts.residence.sleep(level))
+
+    async def wake(self, parts: Collection[Part]) -> None:
+        await self._change(lambda loaded: loaded.residence.wake(parts))
+
+    async def load_weights(self, path: str) -> None:
+        self._whole = False
+        await self._change(lambda loaded: loaded.residence.load(Path(path)))
+
+    async def _change(self, work: Callable[[Loaded], None]) -> None:
+        try:
+            await self.between(work)
+        finally:
+            self._whole = self.memory.whole
 
     def describe(self) -> dict[str, Any]:
         return dict(self._facts)
@@ -132,8 +163,8 @@ class LocalExecutor:
             pass
         except BaseException as failure:  # there is nobody else on this thread to catch it
             error = failure
-        for arena in loaded.arenas if loaded is not None else ():
-            arena.release()
+        if loaded is not None:
+            loaded.residence.close()
         self._post(self._have_ended, error)
 
     def _answer(self, order: Order, outcome: StepResult | Exception) -> None:

@@ -48,6 +48,10 @@ class Arena:
         self.used = end
         return self._memory[start:end].view(dtype).view(shape)
 
+    @property
+    def releasable(self) -> bool:
+        return self._map is not None
+
     def release(self) -> None:
         """Give the memory back to the system; every tensor stays where it is and reads as zeros until it is rewritten.
 

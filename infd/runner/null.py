@@ -8,14 +8,17 @@ and whose single bytes stand in the lower half.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from infd.memory import Held, Memory, Part
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepResult
+from infd.weights.checkpoint import read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from infd.config import Config
     from infd.scheduler.plan import StepPlan
@@ -64,6 +67,8 @@ class NullExecutor:
         self._prompt_logprobs: dict[int, int] = {}
         self._steps = 0
         self._free_at = 0.0
+        self.memory = Memory()
+        self.sleepless = ""
 
     async def load(self) -> Capacity:
         config, sizes = self._config, self._sizes()
@@ -91,6 +96,21 @@ class NullExecutor:
             return
         self._free_at = max(self._free_at, loop.time()) + self._step_s
         loop.call_at(self._free_at, self._finish, step)
+
+    async def sleep(self, level: int) -> int:
+        self.memory = Memory(weights=Held.RELEASED if level >= 2 else self.memory.weights, cache=Held.RELEASED)
+        return 0
+
+    async def wake(self, parts: Collection[Part]) -> None:
+        held = self.memory
+        self.memory = Memory(
+            weights=Held.LOADED if Part.WEIGHTS in parts else held.weights,
+            cache=Held.LOADED if Part.CACHE in parts else held.cache,
+        )
+
+    async def load_weights(self, path: str) -> None:
+        read_config(Path(path))
+        self.memory = Memory(cache=self.memory.cache)
 
     def describe(self) -> dict[str, Any]:
         return {

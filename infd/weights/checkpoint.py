@@ -83,6 +83,11 @@ class TensorFile:
             buffer = buffer[count:]
             offset += count
 
+    def stamp(self) -> tuple[int, int]:
+        """Return its size and the time of its last change, in nanoseconds."""
+        found = os.fstat(self._descriptor)
+        return found.st_size, found.st_mtime_ns
+
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -165,6 +170,10 @@ class Checkpoint:
     def close(self) -> None:
         for file in self._files:
             file.close()
+
+    def stamps(self) -> dict[str, tuple[int, int]]:
+        """Return the size and the time of the last change (nanoseconds) of each file, by name."""
+        return {file.path.name: file.stamp() for file in self._files}
 
     def stored_order(self) -> Iterator[StoredTensor]:
         """Yield all tensors, file after file, in the order of their bytes: the disk is read once, forwards."""

@@ -88,6 +88,9 @@ class _Place(NamedTuple):
             reader.read(stored, rows)
 
 
+Places = dict[str, _Place]
+
+
 def required_bytes(model: Loadable) -> int:
     """Return how large an arena must be to hold every parameter."""
     return sum(-(-_bytes(parameter) // ALIGNMENT) * ALIGNMENT for parameter in model.parameters)
@@ -102,14 +105,24 @@ def load(
 
     Raises CheckpointError, before anything is taken from the arena, if checkpoint and model do not fit each other.
     """
+    places = check(model, checkpoint)
+    for parameter in model.parameters:
+        parameter.tensor = arena.take(parameter.shape, parameter.dtype)
+    fill(places, checkpoint, progress)
+
+
+def check(model: Loadable, checkpoint: Checkpoint) -> Places:
+    """Return where each tensor of a checkpoint goes. Raises CheckpointError if the two do not fit each other."""
     places = {source.name: _Place(parameter, source) for parameter in model.parameters for source in parameter.sources}
     problems = list(_problems(model, places, checkpoint))
     if problems:
         more = [f"and {len(problems) - PROBLEMS_SHOWN} more"] if len(problems) > PROBLEMS_SHOWN else []
         raise CheckpointError("\n  ".join([f"{checkpoint.directory}:", *problems[:PROBLEMS_SHOWN], *more]))
+    return places
 
-    for parameter in model.parameters:
-        parameter.tensor = arena.take(parameter.shape, parameter.dtype)
+
+def fill(places: Places, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> None:
+    """Read every tensor to where it goes, whatever was there before. Raises CheckpointError where a file ends early."""
     total = sum(checkpoint.tensors[name].bytes for name in places)
     done = 0
 
@@ -125,7 +138,7 @@ def load(
             places[stored.name].read(reader, stored)
 
 
-def _problems(model: Loadable, places: dict[str, _Place], checkpoint: Checkpoint) -> Iterator[str]:
+def _problems(model: Loadable, places: Places, checkpoint: Checkpoint) -> Iterator[str]:
     for name, place in places.items():
         stored = checkpoint.tensors.get(name)
         if stored is None:

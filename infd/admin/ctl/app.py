@@ -160,5 +160,13 @@ def _wait_until_gone(client: AdminClient, pid: int, timeout_s: float | None) -> 
         time.sleep(_POLL_S)
 
 
-for command in (bench, rest.pause, rest.resume, rest.reset_prefix_cache):
+for command in (
+    bench,
+    rest.pause,
+    rest.resume,
+    rest.sleep,
+    rest.wake,
+    rest.load_weights,
+    rest.reset_prefix_cache,
+):
     cli.add_command(command)

@@ -1,7 +1,8 @@
-"""`infdctl pause | resume | reset-prefix-cache`: bring the daemon to rest and back, and let it forget."""
+"""`infdctl pause | resume | sleep | wake | load-weights | reset-prefix-cache`: rest, memory, and what is in it."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -10,25 +11,30 @@ from infd.admin import protocol
 from infd.admin.ctl import show
 from infd.admin.ctl.client import TimedOut
 from infd.admin.ctl.options import json_option, patience_options
+from infd.memory import Part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infd.admin.ctl.client import AdminClient
 
+PARTS = tuple(part.value for part in Part)
 AT_ONCE_S = 1.0  # what comes true within this is reported as done; the rest goes on by itself
 
 waiting = patience_options("Return once it is done, not after a second at most.")
 
 
-@click.command()
-@click.option(
+modes = click.option(
     "--mode",
     type=click.Choice(["abort", "wait", "keep"]),
     default="wait",
     show_default=True,
     help="What becomes of requests in flight: they end, finish first, or stay where they are.",
 )
+
+
+@click.command()
+@modes
 @click.option(
     "--new",
     type=click.Choice(["hold", "reject"]),
@@ -45,13 +51,63 @@ def pause(client: AdminClient, mode: str, new: str, wait: bool, timeout_s: float
     _move(client, "pause", asked, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
+tags = click.option(
+    "--tags",
+    metavar="weights,kv_cache",
+    help="Take only this back into memory, and sleep on until the rest is back too.",
+)
+
+
 @click.command()
+@tags
 @waiting
 @json_option
 @click.pass_obj
-def resume(client: AdminClient, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Be ready again."""
-    _move(client, "resume", {}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+def resume(client: AdminClient, tags: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
+    """Be ready again, awake if it slept."""
+    _move(client, "resume", {"tags": _parts(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+
+
+@click.command()
+@modes
+@click.option(
+    "--level",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="1: give the cache's memory back. 2: the weights' too; they are read from disk again.",
+)
+@waiting
+@json_option
+@click.pass_obj
+def sleep(client: AdminClient, mode: str, level: int, wait: bool, timeout_s: float | None, as_json: bool) -> None:
+    """Let no step run, and give memory back to the system. What --mode keep keeps is computed anew later."""
+    _move(client, "sleep", {"mode": mode, "level": level}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+
+
+@click.command()
+@tags
+@waiting
+@json_option
+@click.pass_obj
+def wake(client: AdminClient, tags: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
+    """Take memory back and be again what it was before it slept: ready, or paused."""
+    _move(client, "wake", {"tags": _parts(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+
+
+@click.command()
+@click.argument("path", type=click.Path())
+@waiting
+@json_option
+@click.pass_obj
+def load_weights(client: AdminClient, path: str, wait: bool, timeout_s: float | None, as_json: bool) -> None:
+    """Put the weights of the checkpoint in directory PATH in place of those served, while infd is paused or asleep.
+
+    It must hold the same tensors in the same shapes. Cached prefixes are forgotten; what is frozen goes on with what
+    it holds, unless `infdctl reset-prefix-cache --running` follows.
+    """
+    asked = {"path": os.path.abspath(path)}
+    _move(client, "load-weights", asked, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 @click.command()
@@ -83,9 +139,21 @@ def _move(
         show.as_json(now)
 
 
+def _parts(tags: str | None) -> list[str] | None:
+    """Raises click.UsageError."""
+    if tags is None:
+        return None
+    parts = [tag.strip() for tag in tags.split(",")]
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise click.UsageError(f"--tags takes {' and '.join(PARTS)}, not {unknown[0]!r}")
+    return parts
+
+
 def _progress(verb: str, now: protocol.Moved) -> str:
     counts = {"aborted": now.aborted, "frozen": now.frozen, "held": now.held}
     said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    if now.freed_bytes:
+        said = ", ".join(filter(None, [said, f"{now.freed_bytes / 2**20:,.0f} MiB given back"]))
     if now.done:
         return f"{now.state}{f': {said}' if said else ''}"
     return f"{now.state}, {verb} goes on: {now.running} running, {now.waiting} waiting"

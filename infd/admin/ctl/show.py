@@ -31,6 +31,7 @@ def status(now: protocol.Status) -> None:
             "requests",
             f"{now.running} running, {now.waiting} waiting ({now.waiting_tokens} prompt tokens), {now.held} held",
         ),
+        *(((part, held) for part, held in (("weights", now.weights), ("kv_cache", now.kv_cache)) if held != "loaded")),
         ("cache", _pages(now)),
         ("ended", ", ".join(f"{count} {reason}" for reason, count in now.terminal.items() if count) or "none yet"),
         ("limits", f"{now.max_model_len} tokens a sequence, {now.rows} sequences, {now.step_tokens} tokens a step"),

@@ -4,7 +4,7 @@
 |----------|--------|----------------|---------|
 | starting | 200    | 503            | 503     |
 | ready    | 200    | 200            | 200     |
-| draining, paused, sleeping | 200 | 200 | 503 |
+| draining, paused, sleeping | 200 | 200 | 503 (200 asleep, if the next request wakes it) |
 | failed, or a step is stuck | 503 | 503 | 503 |
 """
 
@@ -39,7 +39,8 @@ async def healthy(request: web.Request) -> web.StreamResponse:
 
 async def ready(request: web.Request) -> web.StreamResponse:
     """Whether new requests are taken now. `?verbose` says why not, and since when."""
-    return _state(request, _NOT_READY, verbose="verbose" in request.query)
+    wakes = request.app[SERVICE].engine.rest.wakes_on_request
+    return _state(request, _NOT_READY - {State.SLEEPING} if wakes else _NOT_READY, verbose="verbose" in request.query)
 
 
 async def version(request: web.Request) -> web.StreamResponse:

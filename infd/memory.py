@@ -1,0 +1,40 @@
+"""Which parts of a model are in memory: the words that engine, runner and operators share."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+
+class Part(Enum):
+    """What memory is taken for, by the names that operators use."""
+
+    WEIGHTS = "weights"
+    CACHE = "kv_cache"
+
+
+class Held(Enum):
+    """LOADED: can be computed with. RELEASED: given back. INVALID: there, and half of it is something else."""
+
+    LOADED = "loaded"
+    RELEASED = "released"
+    INVALID = "invalid"
+
+
+ALL: Final = frozenset(Part)
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    weights: Held = Held.LOADED
+    cache: Held = Held.LOADED
+
+    @property
+    def released(self) -> frozenset[Part]:
+        held = {Part.WEIGHTS: self.weights, Part.CACHE: self.cache}
+        return frozenset(part for part, how in held.items() if how is Held.RELEASED)
+
+    @property
+    def whole(self) -> bool:
+        return self.weights is self.cache is Held.LOADED

@@ -1,0 +1,92 @@
+"""`infdctl sleep | wake | load-weights`, as processes against a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from infd.admin import protocol
+from infd.engine.state import State
+from infd.errors import CheckpointError
+from tests.admin.test_ctl import infdctl
+from tests.admin.test_rest import at
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.admin.conftest import House
+
+
+def moved(out: str) -> protocol.Moved:
+    return msgspec.json.decode(out, type=protocol.Moved, strict=True)
+
+
+async def test_sleep_and_staged_wake_say_what_they_did(house: House) -> None:
+    async with house.loaded():
+        code, out, err = await at(house, "sleep", "--level", "2", "--wait", "--json")
+        assert code == 0, err
+        asleep = moved(out)
+        assert (asleep.state, asleep.done, asleep.freed_bytes) == ("sleeping", True, 2000)
+        assert (asleep.weights, asleep.kv_cache) == ("released", "released")
+        assert "level 2" in asleep.reason
+        _, table, _ = await at(house, "status")
+        assert "weights   released" in table
+        code, out, err = await at(house, "wake", "--tags", "weights", "--json")
+        assert (code, moved(out).state, moved(out).weights) == (0, "sleeping", "loaded"), err
+        code, out, err = await at(house, "wake", "--tags", "kv_cache", "--timeout", "30", "--wait", "--json")
+        assert (code, moved(out).state, moved(out).kv_cache) == (0, "ready", "loaded"), err
+
+
+async def test_a_wake_that_fails_exits_1_with_the_reason(house: House) -> None:
+    async with house.loaded():
+        await at(house, "sleep", "--level", "2", "--wait")
+        house.executor.wake_error = CheckpointError("/model/model.safetensors: No such file")
+        code, _, err = await at(house, "wake", "--wait")
+        assert (code, "No such file" in err) == (1, True)
+        house.executor.wake_error = None
+        code, _, err = await at(house, "resume", "--wait")
+        assert code == 0, err
+        assert house.engine.lifecycle.state is State.READY
+
+
+async def test_weights_are_loaded_at_rest(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "infd.admin")
+    async with house.loaded():
+        code, _, err = await at(house, "load-weights", "/other", "--wait")
+        assert (code, "infdctl pause --wait" in err) == (4, True)
+        await at(house, "pause", "--wait")
+        code, out, err = await at(house, "load-weights", "/other", "--wait", "--json")
+        assert (code, moved(out).weights, moved(out).state) == (0, "loaded", "paused"), err
+        house.executor.weights_error, house.executor.fails_midway = CheckpointError("became shorter"), True
+        code, _, err = await at(house, "load-weights", "/other", "--wait")
+        assert (code, "became shorter" in err) == (1, True)
+        code, _, err = await at(house, "resume", "--wait")
+        assert (code, "infdctl load-weights" in err) == (4, True)
+    told = [record.__dict__ for record in caplog.records if record.name == "infd.admin"]
+    assert [(entry["verb"], entry["result"]) for entry in told] == [
+        ("load-weights", "wrong_state"),
+        ("pause", "done"),
+        ("load-weights", "done"),
+        ("load-weights", "checkpoint"),
+        ("resume", "weights_invalid"),
+    ]
+
+
+async def test_what_cannot_be_asked_is_a_matter_of_usage(house: House) -> None:
+    runs = await asyncio.gather(
+        infdctl("--socket", house.socket, "sleep", "--level", "3"),
+        infdctl("--socket", house.socket, "wake", "--tags", "weights,soul"),
+        infdctl("--socket", house.socket, "load-weights"),
+    )
+    assert [code for code, _, _ in runs] == [2, 2, 2]
+    assert "soul" in runs[1][2]
+
+
+async def test_a_device_that_keeps_its_memory_says_so(house: House) -> None:
+    async with house.loaded():
+        house.executor.sleepless = "memory of cuda:0 is not given back yet"
+        code, _, err = await at(house, "sleep")
+        assert (code, "cuda:0" in err, "infdctl pause" in err) == (1, True, True)

@@ -1,0 +1,403 @@
+"""Sleep, wake and weights: memory comes and goes, and no step runs without it. The fake device asserts that."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from infd.config import Config, ServerConfig
+from infd.engine.engine import Engine
+from infd.engine.state import State
+from infd.errors import Busy, CannotSleep, CheckpointError, NotReady, OutOfMemory, Overtaken, WeightsInvalid, WrongState
+from infd.memory import Held, Memory, Part
+from infd.request import FinishReason
+from infd.telemetry.metrics import Metrics
+from tests.engine.driving import ask, collect, request
+from tests.engine.test_rest import answer, turns, until_steps
+from tests.fakes import FakeExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+WEIGHTS, CACHE = frozenset({Part.WEIGHTS}), frozenset({Part.CACHE})
+NOTHING = Memory(weights=Held.RELEASED, cache=Held.RELEASED)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def serving(*, depth: int = 1, clock: Clock | None = None, **server: Any) -> AsyncIterator[Engine]:
+    engine = Engine(Config(server=ServerConfig(**server)), FakeExecutor(depth=depth), Metrics(), clock=clock or Clock())
+    await engine.load()
+    running = asyncio.create_task(engine.run())
+    await turns()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        await asyncio.gather(running, return_exceptions=True)
+        assert engine._scheduler is not None
+        engine._scheduler.verify()
+        status = engine.status()
+        assert status.pages_referenced == status.tickets == status.waiting == status.waiting_tokens == status.held == 0
+        assert status.accepted == sum(status.terminal.values())
+
+
+def fake(engine: Engine) -> FakeExecutor:
+    assert isinstance(engine.executor, FakeExecutor)
+    return engine.executor
+
+
+@pytest.mark.parametrize(("level", "depth"), [(1, 1), (2, 2)])
+async def test_what_is_kept_is_computed_anew_and_goes_on_token_for_token(level: int, depth: int):
+    async with serving(depth=depth) as engine:
+        asking = [asyncio.create_task(ask(engine, request([i] * 9, 60))) for i in range(6)]
+        for steps in (3, 9):
+            await until_steps(engine, engine.status().steps + steps)
+            move = engine.rest.sleep("keep", level)
+            await move.result()
+            assert engine.lifecycle.state is State.SLEEPING
+            assert (move.frozen, move.freed_bytes) == (6, 1000 * level)
+            assert engine.executor.memory.released == (WEIGHTS | CACHE if level == 2 else CACHE)
+            status = engine.status()
+            assert (status.running, status.pages_referenced, status.pages_cached) == (0, 0, 0)
+            await engine.rest.wake().result()
+            assert engine.executor.memory == Memory()
+            assert engine.lifecycle.state is State.READY
+        assert await asyncio.gather(*asking) == [answer([i] * 9, 60) for i in range(6)]
+
+
+async def test_sleep_waits_for_what_is_in_flight_or_ends_it():
+    async with serving() as engine:
+        asking = asyncio.create_task(ask(engine, request([1], 40)))
+        await until_steps(engine, 2)
+        move = engine.rest.sleep("wait", 2)
+        await turns(5)
+        assert (engine.lifecycle.state, engine.executor.memory) == (State.PAUSED, Memory())
+        assert await asking == answer([1], 40)
+        await move.result()
+        assert engine.executor.memory == NOTHING
+        await engine.rest.wake().result()
+
+        asking = asyncio.create_task(ask(engine, request([1], 40)))
+        await until_steps(engine, engine.status().steps + 2)
+        await engine.rest.sleep("abort").result()
+        assert (await asking)[0][1] is FinishReason.ABORT
+
+
+async def test_waking_leads_back_to_what_was_before_and_resuming_to_readiness():
+    async with serving() as engine:
+        await engine.rest.pause("keep", "reject").result()
+        await engine.rest.sleep(level=2).result()
+        await engine.rest.wake().result()
+        assert engine.lifecycle.state is State.PAUSED
+        assert "refused" in engine.lifecycle.reason
+        await engine.rest.sleep(level=2).result()
+        await engine.rest.resume().result()
+        assert engine.lifecycle.state is State.READY
+        await engine.rest.sleep().result()
+        await engine.rest.pause("keep").result()
+        assert (engine.lifecycle.state, engine.executor.memory) == (State.PAUSED, Memory())
+
+
+@pytest.mark.parametrize("verb", ["wake", "resume"])
+async def test_a_staged_wake_lets_no_step_run_before_all_memory_is_back(verb: str):
+    async with serving() as engine:
+        asking = asyncio.create_task(ask(engine, request([1], 40)))
+        await until_steps(engine, 2)
+        await engine.rest.sleep("keep", 2).result()
+        rouse = getattr(engine.rest, verb)
+        await rouse(WEIGHTS).result()
+        assert engine.lifecycle.state is State.SLEEPING
+        assert engine.executor.memory == Memory(cache=Held.RELEASED)
+        assert "weights awake" in engine.lifecycle.reason
+        await rouse(WEIGHTS).result()
+        assert engine.lifecycle.state is State.SLEEPING
+        await rouse(CACHE).result()
+        assert await asking == answer([1], 40)
+
+
+async def test_at_level_1_the_cache_is_all_there_is_to_take_back():
+    async with serving() as engine:
+        await engine.rest.sleep(level=1).result()
+        await engine.rest.wake(CACHE).result()
+        assert engine.lifecycle.state is State.READY
+
+
+async def test_sleep_deepens_and_is_not_made_lighter_by_sleeping_again():
+    async with serving() as engine:
+        await engine.rest.sleep(level=1).result()
+        await engine.rest.sleep(level=2).result()
+        assert engine.executor.memory == NOTHING
+        again = engine.rest.sleep(level=1)
+        await again.result()
+        assert (engine.executor.memory, again.wish.level) == (NOTHING, 2)
+        assert await engine.rest.sleep(level=2).result(0), "nothing is left to do"
+        await engine.rest.wake(WEIGHTS).result()
+        await engine.rest.sleep(level=2).result()
+        assert engine.executor.memory == NOTHING
+        await engine.rest.wake().result()
+        assert await engine.rest.wake().result(0)
+
+
+async def test_a_failed_wake_leaves_it_asleep_and_can_be_tried_again():
+    async with serving() as engine:
+        asking = asyncio.create_task(ask(engine, request([1], 40)))
+        await until_steps(engine, 2)
+        await engine.rest.sleep("keep", 2).result()
+        for verb in (engine.rest.wake, engine.rest.resume, engine.rest.pause):
+            fake(engine).wake_error = CheckpointError("/model: gone")
+            with pytest.raises(CheckpointError, match="gone"):
+                await verb().result()
+            assert (engine.lifecycle.state, engine.executor.memory) == (State.SLEEPING, NOTHING)
+            assert engine.lifecycle.reason == "could not wake: /model: gone"
+            assert not asking.done()
+        fake(engine).wake_error = None
+        await engine.rest.wake().result()
+        assert await asking == answer([1], 40)
+
+
+async def test_a_sleeper_refuses_requests_unless_it_wakes_for_them():
+    async with serving() as engine:
+        await engine.rest.sleep().result()
+        with pytest.raises(NotReady, match="sleeping"):
+            await ask(engine, request([1]))
+        assert not engine.rest.wakes_on_request
+    async with serving(wake_on_request=True) as engine:
+        await engine.rest.sleep(level=2).result()
+        assert engine.rest.wakes_on_request
+        assert await asyncio.gather(*(ask(engine, request([i])) for i in range(5))) == [
+            answer([i], 5) for i in range(5)
+        ]
+        assert engine.lifecycle.state is State.READY
+
+
+async def test_a_request_does_not_end_a_pause_behind_the_sleep():
+    async with serving(wake_on_request=True) as engine:
+        await engine.rest.pause(new="reject").result()
+        await engine.rest.sleep().result()
+        assert not engine.rest.wakes_on_request
+        with pytest.raises(NotReady):
+            await ask(engine, request([1]))
+
+
+async def test_who_is_held_when_a_paused_engine_falls_asleep_is_answered_in_the_end():
+    async with serving() as engine:
+        await engine.rest.pause().result()
+        held = asyncio.create_task(ask(engine, request([1])))
+        await turns()
+        await engine.rest.sleep(level=2).result()
+        await engine.rest.wake().result()
+        assert engine.status().held == 1
+        await engine.rest.resume().result()
+        assert await held == answer([1], 5)
+
+
+async def test_a_request_waits_for_a_waking_engine_only_so_long():
+    async with serving(wake_on_request=True, hold_timeout_s=0.01) as engine:
+        await engine.rest.sleep().result()
+        fake(engine).memory_gate.clear()
+        with pytest.raises(NotReady, match="as long as one may"):
+            await ask(engine, request([1]))
+        fake(engine).memory_gate.set()
+        await engine.rest.wake().result()
+
+
+async def test_a_request_that_cannot_wake_it_hears_why_and_the_next_one_tries_again():
+    async with serving(wake_on_request=True) as engine:
+        await engine.rest.sleep(level=2).result()
+        fake(engine).wake_error = OutOfMemory("no room")
+        with pytest.raises(NotReady, match="no room"):
+            await ask(engine, request([1]))
+        assert engine.lifecycle.state is State.SLEEPING
+        fake(engine).wake_error = None
+        assert await ask(engine, request([1])) == answer([1], 5)
+
+
+async def test_it_falls_asleep_by_itself_when_nobody_asks_and_wakes_for_the_next_request():
+    clock = Clock()
+    async with serving(clock=clock, idle_sleep_s=60.0, idle_sleep_level=2) as engine:
+        async with engine.admit(1, 0) as ticket:
+            for clock.now in (0.0, 100.0, 200.0):
+                engine.watch()
+            assert engine.rest.wish.state is State.READY, "somebody is there"
+            await collect(await ticket.submit(request([1])))
+        engine.watch()
+        clock.now = 250.0
+        await ask(engine, request([1]))
+        clock.now = 261.0
+        engine.watch()
+        await turns()
+        assert engine.lifecycle.state is State.READY, "somebody was there since"
+        clock.now = 321.0
+        engine.watch()
+        await turns()
+        assert (engine.lifecycle.state, engine.executor.memory) == (State.SLEEPING, NOTHING)
+        assert "by itself" in engine.lifecycle.reason
+        assert await ask(engine, request([2])) == answer([2], 5)
+        assert engine.lifecycle.state is State.READY
+
+
+async def test_what_operators_put_to_sleep_does_not_wake_because_it_would_have_slept_by_itself():
+    clock = Clock()
+    async with serving(clock=clock, idle_sleep_s=60.0) as engine:
+        for clock.now in (0.0, 61.0):
+            engine.watch()
+        await turns()
+        assert engine.rest.wakes_on_request
+        await engine.rest.sleep().result()
+        assert not engine.rest.wakes_on_request
+
+
+async def test_a_drain_ends_sleepers_at_once():
+    async with serving(wake_on_request=True) as engine:
+        asking = asyncio.create_task(ask(engine, request([1], 40)))
+        await until_steps(engine, 2)
+        await engine.rest.sleep("keep", 2).result()
+        fake(engine).memory_gate.clear()
+        knocking = asyncio.create_task(ask(engine, request([2])))
+        await turns()
+        waking = engine.rest.wake()
+        assert await engine.drain(60)
+        assert (await asking)[0][1] is FinishReason.ERROR
+        with pytest.raises(NotReady, match="draining"):
+            await knocking
+        with pytest.raises(Overtaken, match="draining"):
+            await waking.result()
+
+
+async def test_sleep_overtakes_a_wake_and_a_wake_sleep():
+    async with serving() as engine:
+        asking = asyncio.create_task(ask(engine, request([1], 40)))
+        await until_steps(engine, 2)
+        for _ in range(3):
+            engine.rest.sleep("keep", 2)
+            await turns(3)
+            engine.rest.wake()
+            engine.rest.sleep("keep", 1)
+            await turns(2)
+        await engine.rest.sleep("keep", 1).result()
+        assert Part.CACHE in engine.executor.memory.released
+        await engine.rest.wake().result()
+        assert await asking == answer([1], 40)
+
+
+async def test_a_device_that_keeps_its_memory_is_not_put_to_sleep():
+    async with serving(idle_sleep_s=1.0) as engine:
+        fake(engine).sleepless = "memory of cuda:0 is not given back yet"
+        with pytest.raises(CannotSleep, match="cuda:0"):
+            engine.rest.sleep()
+        assert await ask(engine, request([1])) == answer([1], 5)
+
+
+async def test_weights_are_loaded_at_rest_only():
+    async with serving() as engine:
+        with pytest.raises(WrongState, match="infdctl pause"):
+            await engine.rest.load_weights("/other").result()
+        asking = asyncio.create_task(ask(engine, request([1], 60)))
+        await until_steps(engine, 2)
+        engine.rest.pause("wait")
+        with pytest.raises(WrongState):
+            await engine.rest.load_weights("/other").result()
+        assert await asking == answer([1], 60)
+        await engine.rest.pause("wait").result()
+        await engine.rest.load_weights("/other").result()
+
+
+async def test_what_was_computed_with_the_old_weights_is_found_by_nobody():
+    async with serving() as engine:
+        await ask(engine, request([1] * 40, 5))
+        frozen = asyncio.create_task(ask(engine, request([2] * 40, 60)))
+        await until_steps(engine, engine.status().steps + 3)
+        await engine.rest.pause("keep").result()
+        await engine.rest.load_weights("/other").result()
+        assert engine.status().pages_cached == 0
+        await engine.rest.resume().result()
+        for prompt in ([1] * 40, [2] * 40):
+            async with engine.admit(1, 0) as ticket:
+                assert await collect(await ticket.submit(request(prompt, 5))) == answer(prompt, 5)
+                assert ticket.cached_tokens == 0
+        assert await frozen == answer([2] * 40, 60)
+
+
+async def test_weights_that_do_not_fit_change_nothing():
+    async with serving() as engine:
+        await ask(engine, request([1] * 40, 5))
+        await engine.rest.pause().result()
+        fake(engine).weights_error = CheckpointError("/other: left over")
+        with pytest.raises(CheckpointError, match="left over"):
+            await engine.rest.load_weights("/other").result()
+        assert engine.executor.memory == Memory()
+        assert engine.status().pages_cached
+        await engine.rest.resume().result()
+        assert await ask(engine, request([1] * 40, 5)) == answer([1] * 40, 5)
+
+
+async def test_weights_that_fail_midway_are_never_served():
+    async with serving() as engine:
+        asking = asyncio.create_task(ask(engine, request([1], 40)))
+        await until_steps(engine, 2)
+        await engine.rest.pause("keep").result()
+        fake(engine).weights_error, fake(engine).fails_midway = CheckpointError("became shorter"), True
+        with pytest.raises(CheckpointError):
+            await engine.rest.load_weights("/other").result()
+        assert engine.status().weights == "invalid"
+        assert "load good ones" in engine.lifecycle.reason
+        for wish in (engine.rest.resume, engine.rest.wake, engine.rest.pause):
+            steps = engine.status().steps
+            if wish == engine.rest.wake:
+                await wish().result()  # it is awake, and stays paused
+            else:
+                with pytest.raises(WeightsInvalid):
+                    await wish().result()
+            assert (engine.lifecycle.state, engine.status().steps) == (State.PAUSED, steps)
+        fake(engine).weights_error = None
+        await engine.rest.load_weights("/other").result()
+        await engine.rest.resume().result()
+        assert await asking == answer([1], 40)
+
+
+async def test_whoever_resumes_while_weights_are_loaded_waits_for_them():
+    async with serving() as engine:
+        await engine.rest.pause().result()
+        fake(engine).memory_gate.clear()
+        loading = engine.rest.load_weights("/other")
+        await turns()
+        with pytest.raises(Busy):
+            engine.rest.load_weights("/third")
+        resuming = engine.rest.resume()
+        assert not await resuming.result(0)
+        assert engine.busy
+        fake(engine).memory_gate.set()
+        await loading.result()
+        await resuming.result()
+        assert await ask(engine, request([1])) == answer([1], 5)
+
+
+async def test_a_sleeper_can_be_given_other_weights_before_it_wakes():
+    async with serving() as engine:
+        await engine.rest.sleep(level=2).result()
+        await engine.rest.load_weights("/other").result()
+        assert engine.executor.memory == Memory(cache=Held.RELEASED)
+        await engine.rest.wake(CACHE).result()
+        assert await ask(engine, request([1])) == answer([1], 5)
+
+
+async def test_whoever_waits_for_weights_hears_of_the_end():
+    async with serving() as engine:
+        await engine.rest.pause().result()
+        fake(engine).memory_gate.clear()
+        loading = engine.rest.load_weights("/other")
+        await turns()
+        assert await engine.drain(60)
+        with pytest.raises(Overtaken, match="draining"):
+            await loading.result()

@@ -1,0 +1,260 @@
+"""Memory that goes and comes back in place: how much, what is in it then, and what happens where that fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.errors import CheckpointError, OutOfMemory
+from infd.memory import ALL, Held, Memory, Part
+from infd.request import SamplingParams
+from infd.runner import residence
+from infd.runner.local import LocalExecutor
+from infd.scheduler.plan import StepPlan
+from infd.weights.checkpoint import TensorFile
+from tests.runner.driving import generate, join, request, span
+from tests.tiny import make
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from infd.scheduler.layout import Capacity
+
+MIB = 2**20
+NOTHING = Memory(weights=Held.RELEASED, cache=Held.RELEASED)
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6] * 20, [7] * 33]
+
+
+@asynccontextmanager
+async def running(
+    directory: Path, *, cache: int = MIB, **scheduler: int
+) -> AsyncIterator[tuple[LocalExecutor, Capacity]]:
+    runs = LocalExecutor(
+        Config(
+            model=ModelConfig(path=str(directory), dtype="float32"),
+            device=DeviceConfig(kind="cpu", threads=1),
+            scheduler=SchedulerConfig(max_num_seqs=4, step_tokens=64),
+            cache=CacheConfig(bytes=cache, page_tokens=4),
+        )
+    )
+    try:
+        yield runs, await runs.load()
+    finally:
+        await runs.close()
+
+
+async def answers(runs: LocalExecutor, capacity: Capacity) -> list[list[int]]:
+    sampling = SamplingParams(max_tokens=12, temperature=0.0)
+    return await generate(runs, capacity, [request(prompt, sampling) for prompt in PROMPTS])
+
+
+def other(directory: Path, target: Path, factor: float = -0.5) -> Path:
+    """Save a checkpoint of the same model with other weights."""
+    shutil.copytree(directory, target, dirs_exist_ok=True)
+    weights = load_file(directory / "model.safetensors")
+    save_file(
+        {name: (w * factor if "proj" in name else w) for name, w in weights.items()}, target / "model.safetensors"
+    )
+    return target
+
+
+def resident() -> int:
+    """Return the anonymous and shared memory of this process."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
+
+
+async def test_weights_and_touched_cache_go_back_to_the_system_and_answers_stay_the_same(tmp_path):
+    sizes = {"hidden_size": 512, "intermediate_size": 5500, "num_hidden_layers": 2}
+    directory = make("qwen3", tmp_path, **sizes, num_key_value_heads=4, head_dim=64)
+    async with running(directory, cache=24 * MIB) as (runs, capacity):
+        before = await answers(runs, capacity)
+        page_bytes = runs.describe()["cache_bytes"] // (capacity.pages + 1)
+        sampling = SamplingParams(max_tokens=1, temperature=0.0)
+        await generate(runs, capacity, [request([i] * 500, sampling) for i in range(100, 103)])
+        touched = 3 * 500 // 4 * page_bytes
+        weights = runs.describe()["weights_bytes"]
+        assert weights > 64 * MIB
+        assert touched > 5 * MIB
+
+        full = resident()
+        assert await runs.sleep(1) > 0.95 * touched
+        assert full - resident() > 0.95 * touched
+        assert runs.memory == Memory(cache=Held.RELEASED)
+        assert await runs.sleep(2) > 0.95 * weights
+        assert full - resident() > 0.95 * (weights + touched)
+        assert runs.memory == NOTHING
+
+        asleep = resident()
+        await runs.wake(ALL)
+        assert runs.memory == Memory()
+        assert resident() - asleep > 0.95 * weights
+        assert await answers(runs, capacity) == before
+
+
+async def test_a_step_without_memory_fails_instead_of_computing_zeros(tiny):
+    async with running(tiny("llama")) as (runs, capacity):
+        before = await answers(runs, capacity)
+        plan = StepPlan(0, [join(0, [3, 4], [[1]])], [], [span(0, 0, 2)])
+        ahead, sleeping = runs.forward(plan).sample(), runs.sleep(1)
+        await sleeping
+        assert (await ahead).tokens, "it was issued before"
+        with pytest.raises(RuntimeError, match="given back"):
+            await runs.forward(plan).sample()
+        await runs.wake(ALL)
+        assert await answers(runs, capacity) == before
+
+
+async def test_a_staged_wake_takes_back_what_it_is_told(tiny):
+    async with running(tiny("llama")) as (runs, capacity):
+        before = await answers(runs, capacity)
+        await runs.sleep(2)
+        await runs.wake({Part.WEIGHTS})
+        assert runs.memory == Memory(cache=Held.RELEASED)
+        with pytest.raises(RuntimeError, match="given back"):
+            await runs.forward(StepPlan(0, [join(0, [3], [[1]])], [], [span(0, 0, 1)])).sample()
+        await runs.wake({Part.CACHE})
+        assert await answers(runs, capacity) == before
+
+
+async def test_a_checkpoint_that_is_gone_leaves_it_asleep_until_it_is_back(tiny, tmp_path):
+    directory = Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
+    async with running(directory) as (runs, capacity):
+        before = await answers(runs, capacity)
+        await runs.sleep(2)
+        os.rename(directory, tmp_path / "elsewhere")
+        for _ in range(3):
+            with pytest.raises(CheckpointError, match="No such file"):
+                await runs.wake(ALL)
+            assert runs.memory == NOTHING
+        os.rename(tmp_path / "elsewhere", directory)
+        await runs.wake(ALL)
+        assert await answers(runs, capacity) == before
+
+
+async def test_a_checkpoint_that_has_changed_is_not_taken_for_the_old_one_unless_that_is_said(tiny, tmp_path):
+    directory = Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
+    async with running(directory) as (runs, capacity):
+        before = await answers(runs, capacity)
+        await runs.sleep(2)
+        other(tiny("llama"), directory)
+        with pytest.raises(CheckpointError, match=r"model.safetensors changed since .*infdctl load-weights"):
+            await runs.wake(ALL)
+        assert runs.memory == NOTHING
+        await runs.load_weights(str(directory))
+        await runs.wake({Part.CACHE})
+        after = await answers(runs, capacity)
+        await runs.sleep(2)
+        await runs.wake(ALL)
+        assert await answers(runs, capacity) == after != before
+    async with running(directory) as (fresh, capacity):
+        assert await answers(fresh, capacity) == after
+
+
+async def test_a_wake_that_fails_midway_holds_nothing_and_can_be_tried_again(tiny, monkeypatch):
+    async with running(tiny("llama")) as (runs, capacity):
+        before = await answers(runs, capacity)
+        await runs.sleep(2)
+        failing(monkeypatch, after=4)
+        with pytest.raises(CheckpointError, match="became shorter"):
+            await runs.wake(ALL)
+        assert runs.memory == NOTHING
+        assert not await runs.between(lambda parts: bool(parts.residence._weights._memory.any()))
+        monkeypatch.undo()
+        await runs.wake(ALL)
+        assert await answers(runs, capacity) == before
+
+
+async def test_a_wake_without_room_is_refused_before_a_byte_is_read(tiny, monkeypatch):
+    async with running(tiny("llama")) as (runs, _):
+        await runs.sleep(2)
+        monkeypatch.setattr(residence, "available_bytes", lambda device: 1000)
+        with pytest.raises(OutOfMemory, match="make room and wake again"):
+            await runs.wake(ALL)
+        assert runs.memory == NOTHING
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
+    """Let files end after so many reads of weights."""
+    read, left = TensorFile.read, [after]
+
+    def fails(self: TensorFile, buffer: memoryview, offset: int) -> None:
+        if offset > 8 and len(buffer) > 4 and offset != 8:
+            left[0] -= 1
+            if left[0] < 0:
+                raise CheckpointError(f"{self.path}: the file became shorter while it was read")
+        read(self, buffer, offset)
+
+    monkeypatch.setattr(TensorFile, "read", fails)
+
+
+async def test_other_weights_are_put_in_place(tiny, tmp_path):
+    directory = other(tiny("qwen3"), tmp_path / "other")
+    async with running(directory) as (fresh, capacity):
+        want = await answers(fresh, capacity)
+    async with running(tiny("qwen3")) as (runs, capacity):
+        before = await answers(runs, capacity)
+        addresses = await runs.between(lambda parts: [p.tensor.data_ptr() for p in parts.residence._model.parameters])
+        await runs.load_weights(str(directory))
+        assert await answers(runs, capacity) == want != before
+        assert addresses == await runs.between(
+            lambda parts: [p.tensor.data_ptr() for p in parts.residence._model.parameters]
+        )
+        await runs.load_weights(str(tiny("qwen3")))
+        assert await answers(runs, capacity) == before
+
+
+async def test_weights_of_another_shape_or_model_are_refused_before_a_byte_moves(tiny, tmp_path):
+    wider = make("qwen3", tmp_path / "wider", intermediate_size=96)
+    async with running(tiny("qwen3")) as (runs, capacity):
+        before = await answers(runs, capacity)
+        for path, said in ((wider, r"expected \[80, 48\], found \[96, 48\]"), (tiny("llama"), "takes a restart")):
+            with pytest.raises(CheckpointError, match=said):
+                await runs.load_weights(str(path))
+            assert runs.memory == Memory()
+        with pytest.raises(CheckpointError, match="No such file"):
+            await runs.load_weights(str(tmp_path / "nowhere"))
+        assert await answers(runs, capacity) == before
+
+
+async def test_weights_that_fail_midway_are_invalid_until_good_ones_are_there(tiny, tmp_path, monkeypatch):
+    directory = other(tiny("qwen3"), tmp_path / "other")
+    async with running(tiny("qwen3")) as (runs, capacity):
+        before = await answers(runs, capacity)
+        failing(monkeypatch, after=4)
+        with pytest.raises(CheckpointError, match="became shorter"):
+            await runs.load_weights(str(directory))
+        assert runs.memory == Memory(weights=Held.INVALID)
+        with pytest.raises(RuntimeError):
+            await runs.forward(StepPlan(0, [join(0, [3], [[1]])], [], [span(0, 0, 1)])).sample()
+        monkeypatch.undo()
+        await runs.load_weights(str(tiny("qwen3")))
+        assert await answers(runs, capacity) == before
+
+
+async def test_files_are_closed_whatever_comes_of_it(tiny, monkeypatch):
+    async with running(tiny("llama")) as (runs, _):
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            await runs.sleep(2)
+            await runs.wake(ALL)
+            await runs.load_weights(str(tiny("llama")))
+        failing(monkeypatch, after=4)
+        with pytest.raises(CheckpointError):
+            await runs.load_weights(str(tiny("llama")))
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_only_a_cpus_memory_is_given_back_in_place():
+    from infd.runner.memory import Arena
+
+    arena = Arena(100, torch.device("meta"), "weights")
+    assert not arena.releasable
