@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.admin.ctl.client import AdminClient
+from infd.admin.protocol import Status
 from tests.e2e.process import PATIENCE_S, ROOT
 
 if TYPE_CHECKING:
@@ -91,8 +93,12 @@ def test_a_slow_reader_gets_every_line_in_order_up_to_the_last(tmp_path: Path) -
     assert log.splitlines()[-1].endswith("stopped exit_code=0")
 
 
-def test_a_log_that_cannot_be_written_changes_no_exit_code(tmp_path: Path) -> None:
-    with open("/dev/full", "wb") as full, daemon(tmp_path, full.fileno()) as (process, _):
+def test_a_log_that_cannot_be_written_changes_neither_answers_nor_the_exit_code(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full, daemon(tmp_path, full.fileno()) as (process, door):
+        ask(door, 300)
+        assert (
+            AdminClient([str(tmp_path / "admin.sock")], timeout_s=PATIENCE_S).get("/v1/status", Status).state == "ready"
+        )
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
 

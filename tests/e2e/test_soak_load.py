@@ -1,0 +1,223 @@
+"""More than a daemon can serve, and less than it needs: `make soak` in full, `make test` a hundredth of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from contextlib import ExitStack, suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from infd.admin.ctl.client import AdminClient
+from infd.admin.protocol import Status
+from tests.e2e.clients import FULL, Neighbour, ask, descriptors, idle_status, resident_kib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.e2e.process import Daemon
+
+    Start = Callable[..., Daemon]
+
+QUICK = ("--set", "device.null_step_ms=2")
+SLOW_READERS = 50 if FULL else 10
+BUFFERED_KIB = 256  # each, on our side
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[int(len(values) * share)]
+
+
+async def gaps(address: tuple[str, int], tokens: int) -> list[float]:
+    """Read a stream, and return the seconds between its events."""
+    loop, body = asyncio.get_running_loop(), {"prompt": "x", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    reader, writer = await ask(address, "/v1/completions", body)
+    times = []
+    async for line in reader:
+        if line.startswith(b"data: "):
+            times.append(loop.time())
+        if line.startswith(b"data: [DONE]"):
+            break
+    writer.close()
+    return [after - before for before, after in pairwise(times)]
+
+
+def reading_nothing(address: tuple[str, int]) -> socket.socket:
+    """Ask for a long stream with much to say of every token, and take none of it."""
+    body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True, "logprobs": 20, "n": 4}
+    data = json.dumps(body).encode()
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(address)
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+    return client
+
+
+async def at_rest(daemon: Daemon) -> Status:
+    """Return the daemon's status once nothing runs and nothing waits for the device."""
+    client = AdminClient([str(daemon.admin_socket)], timeout_s=60)
+    while (status := await asyncio.to_thread(client.get, "/v1/status", Status)).running or status.waiting:
+        pass
+    return status
+
+
+async def test_slow_readers_hold_little_and_cost_a_neighbour_no_token(start_daemon: Start) -> None:
+    daemon = await asyncio.to_thread(lambda: start_daemon(*QUICK).ready())
+    address, tokens = daemon.address, 2000 if FULL else 300
+    alone, gaps_alone = await Neighbour(address, tokens).text(), await gaps(address, tokens)
+    await asyncio.to_thread(idle_status, daemon)
+    resident_before = resident_kib(daemon)
+    dropped = f'infd_connections_dropped_total{{reason="slow_reader"}} {SLOW_READERS}'
+
+    with ExitStack() as stack:
+        clients = [stack.enter_context(await asyncio.to_thread(reading_nothing, address)) for _ in range(SLOW_READERS)]
+        status = await at_rest(daemon)
+        assert status.accepted - sum(status.terminal.values()) == 4 * SLOW_READERS, "all of them are still served"
+        assert status.pages_referenced == 0, "and hold no page while they do not read"
+        grown = resident_kib(daemon) - resident_before
+        assert await Neighbour(address, tokens).text() == alone
+        gaps_beside = await gaps(address, tokens)
+        while FULL and dropped not in (await asyncio.to_thread(daemon.get, "/metrics"))[1].decode():
+            for client in clients:
+                with suppress(ConnectionError):
+                    client.recv(1)
+            await asyncio.sleep(1)
+    assert (await asyncio.to_thread(idle_status, daemon)).pages_referenced == 0
+    p99 = [percentile(values, 0.99) * 1e3 for values in (gaps_alone, gaps_beside)]
+    print(
+        f"{SLOW_READERS} slow readers of 4 choices with logprobs=20: resident memory grew by {grown / SLOW_READERS:.0f}"
+        f" KiB each; a neighbour's p99 token gap {p99[0]:.1f} ms alone, {p99[1]:.1f} ms beside them"
+    )
+    # Pages that an allocator keeps are not buffers: what is asserted is the order of magnitude.
+    assert grown < 2 * BUFFERED_KIB * SLOW_READERS
+
+
+ROWS, WAITING, TOKENS = 8, 16, 30
+ANSWERS = 20_000 if FULL else 200
+
+
+async def completed(address: tuple[str, int]) -> tuple[bool, float]:
+    """Ask for a completion. Return whether it was answered rather than refused as too many, and how long that took."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    reader, writer = await ask(address, "/v1/completions", {"prompt": "x", "max_tokens": TOKENS, "ignore_eos": True})
+    head = await reader.readuntil(b"\r\n\r\n")
+    took = loop.time() - began
+    writer.close()
+    assert head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 429")), head
+    return head.startswith(b"HTTP/1.1 200"), took
+
+
+async def tokens_per_step(daemon: Daemon, clients: int) -> tuple[float, int, list[float]]:
+    """Ask from so many clients at once until ANSWERS are given.
+
+    Return the tokens that a step brought on average, the longest queue seen, and how long refusals took.
+    """
+    address, admin = daemon.address, AdminClient([str(daemon.admin_socket)], timeout_s=60)
+    before = await asyncio.to_thread(admin.get, "/v1/status", Status)
+    answers, longest, refusals = 0, 0, list[float]()
+
+    async def client() -> None:
+        nonlocal answers
+        while answers < ANSWERS:
+            answered, took = await completed(address)
+            answers += answered
+            if not answered:
+                refusals.append(took)
+                await asyncio.sleep(0.02)  # a third of what an answer takes
+
+    asking = [asyncio.create_task(client()) for _ in range(clients)]
+    while not all(task.done() for task in asking):
+        status = await asyncio.to_thread(admin.get, "/v1/status", Status)
+        longest = max(longest, status.waiting)
+    await asyncio.gather(*asking)
+    after = await asyncio.to_thread(idle_status, daemon)
+    finished = after.terminal["length"] - before.terminal.get("length", 0)
+    return finished * TOKENS / (after.steps - before.steps), longest, refusals
+
+
+async def test_three_times_the_load_costs_no_work_and_the_queue_stays_short(start_daemon: Start) -> None:
+    limits = ("--set", f"scheduler.max_num_seqs={ROWS}", "--set", f"scheduler.max_waiting={WAITING}")
+    daemon = await asyncio.to_thread(lambda: start_daemon(*QUICK, *limits).ready())
+
+    peak, _, refused_at_peak = await tokens_per_step(daemon, ROWS + WAITING)
+    goodput, longest, refusals = await tokens_per_step(daemon, 3 * (ROWS + WAITING))
+
+    p99 = percentile(refusals, 0.99) * 1e3
+    print(
+        f"{ANSWERS} answers: {peak:.2f} tokens a step at the peak, {goodput:.2f} at three times the load;"
+        f" at most {longest} waited; {len(refusals)} refused, p99 {p99:.1f} ms"
+    )
+    assert not refused_at_peak
+    assert goodput >= 0.9 * peak
+    assert refusals
+    assert longest <= WAITING
+    assert "Traceback" not in daemon.log_text()
+
+
+def begin_with(code: str, directory: Path) -> dict[str, str]:
+    """Return the variables of a process that runs this code before its own."""
+    (directory / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(directory)}
+
+
+FEW = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
+
+
+async def test_with_few_descriptors_streams_go_on_and_operators_are_heard(start_daemon: Start, tmp_path: Path) -> None:
+    as_many_as_fit = ("--set", "server.max_connections_per_address=9999")
+    few = begin_with(FEW, tmp_path)
+    daemon = await asyncio.to_thread(lambda: start_daemon(*QUICK, *as_many_as_fit, **few).ready())
+    address = daemon.address
+    alone = await Neighbour(address, 100).text()
+    beside = asyncio.create_task(Neighbour(address, 100).text())
+    admin = AdminClient([str(daemon.admin_socket)], timeout_s=60)
+    for _ in range(100 if FULL else 2):
+        with ExitStack() as clients:
+            for _ in range(300):
+                clients.enter_context(socket.create_connection(address))
+            status = await asyncio.to_thread(admin.get, "/v1/status", Status)
+            assert status.state == "ready"
+            assert descriptors(daemon) <= 128
+            assert (await asyncio.to_thread(daemon.get, "/readyz"))[0] == 200
+    assert await beside == alone
+    assert "Traceback" not in daemon.log_text()
+
+
+JUMPING = """
+import time
+
+_real, _looks = time.time, 0
+
+def _jumping():
+    global _looks
+    _looks += 1
+    return _real() + (3600 if _looks % 2 else -3600)
+
+time.time = _jumping
+"""
+
+
+async def test_a_clock_that_jumps_by_an_hour_disturbs_nobody(start_daemon: Start, tmp_path: Path) -> None:
+    timers = [f"server.{name}_timeout_s=60" for name in ("queue", "request", "header", "idle", "drain")]
+    arguments = [argument for timer in timers for argument in ("--set", timer)]
+    variables = {**begin_with(JUMPING, tmp_path), "WATCHDOG_USEC": "2000000"}
+    steady = await asyncio.to_thread(lambda: start_daemon(*QUICK).ready())
+    daemon = await asyncio.to_thread(lambda: start_daemon(*QUICK, *arguments, **variables).ready())
+
+    alone = await Neighbour(steady.address, 300).text()
+    texts = await asyncio.gather(*(Neighbour(daemon.address, 300).text() for _ in range(8)))
+    assert set(texts) == {alone}
+    status = await asyncio.to_thread(AdminClient([str(daemon.admin_socket)], timeout_s=60).get, "/v1/status", Status)
+    assert status.last_step_age_s is not None
+    assert 0 <= status.last_step_age_s < 60
+    assert (await asyncio.to_thread(daemon.get, "/livez"))[0] == 200
+    beside = asyncio.create_task(Neighbour(daemon.address, 300).text())
+    await asyncio.to_thread(daemon.wait_for, "WATCHDOG", "1")
+    daemon.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(daemon.exit_code) == 0
+    assert await beside == alone, "the drain let it finish"
+    assert "Traceback" not in daemon.log_text()
