@@ -51,6 +51,9 @@ def runs_anywhere(_: Facts) -> None:
     """Refuse nothing: plain torch."""
 
 
+_FLOATS = (torch.bfloat16, torch.float32)
+
+
 def _native(place: str, *dtypes: torch.dtype) -> Candidate:
     def refuses(facts: Facts) -> str | None:
         if facts.device.type != "cpu":
@@ -74,15 +77,12 @@ def _reference(place: str) -> Candidate:
 
 CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
-        "attention": (
-            _native("attention:PagedAttention", torch.bfloat16, torch.float32),
-            _reference("attention:PagedAttention"),
-        ),
+        "attention": (_native("attention:PagedAttention", *_FLOATS), _reference("attention:PagedAttention")),
         "linear": (_reference("dense:Matrices"),),
         "vocabulary": (_reference("dense:Matrices"),),
-        "norm": (_reference("dense:Norm"),),
-        "rope": (_reference("dense:Rope"),),
-        "activation": (_reference("dense:Activation"),),
+        "norm": (_native("tokens:Norm", *_FLOATS), _reference("dense:Norm")),
+        "rope": (_native("tokens:Rope", *_FLOATS), _reference("dense:Rope")),
+        "activation": (_native("tokens:Activation", *_FLOATS), _reference("dense:Activation")),
     }
 )
 

@@ -9,9 +9,6 @@
 
 #include "kernel.h"
 
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 11 and 12 warn of their own intrinsics
-#pragma GCC diagnostic ignored "-Wuninitialized"
-
 namespace {
 
 struct bf16 {

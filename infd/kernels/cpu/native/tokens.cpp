@@ -1,0 +1,88 @@
+// Kernels that look at one token at a time. `half`: numbers are bfloat16, else float.
+
+#include "tokens.h"
+
+namespace {
+
+constexpr int64_t ENOUGH = 1 << 14;  // numbers that are worth waking other threads for
+
+template <class Number>
+const Number* typed(const void* p) { return static_cast<const Number*>(p); }
+template <class Number>
+Number* typed(void* p) { return static_cast<Number*>(p); }
+
+template <class Number>
+void norm_rows(const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size, const void* weight,
+               float eps, float offset) {
+  const Norm<Number> norm{typed<Number>(weight), eps, offset};
+#pragma omp parallel for if (tokens * heads * size > ENOUGH)
+  for (int64_t t = 0; t < tokens; t++)
+    for (int64_t head = 0; head < heads; head++)
+      norm(typed<Number>(x) + t * stride + head * size, typed<Number>(out) + (t * heads + head) * size, size);
+}
+
+template <class Number>
+void add_norm_rows(const void* x, const void* residual, void* stream, void* out, int64_t tokens, int64_t size,
+                   const void* weight, float eps, float offset) {
+  const Norm<Number> norm{typed<Number>(weight), eps, offset};
+#pragma omp parallel for if (tokens * size > ENOUGH)
+  for (int64_t t = 0; t < tokens; t++) {
+    Number* sum = typed<Number>(stream) + t * size;
+    add(typed<Number>(x) + t * size, typed<Number>(residual) + t * size, sum, size);
+    norm(sum, typed<Number>(out) + t * size, size);
+  }
+}
+
+template <class Number>
+void rotate_rows(const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size,
+                 const int64_t* positions, const float* table, const Rotation& rotation) {
+#pragma omp parallel for if (tokens * heads * size > ENOUGH)
+  for (int64_t t = 0; t < tokens; t++)
+    for (int64_t head = 0; head < heads; head++)
+      rotation(typed<Number>(x) + t * stride + head * size, table + positions[t] * rotation.turned,
+               typed<Number>(out) + (t * heads + head) * size, size);
+}
+
+template <class Activation, class Number>
+void gate_rows(const void* x, int64_t stride, void* out, int64_t tokens, int64_t size) {
+#pragma omp parallel for if (tokens * size > ENOUGH)
+  for (int64_t t = 0; t < tokens; t++) {
+    const Number* row = typed<Number>(x) + t * stride;
+    gate<Activation>(row, row + size, typed<Number>(out) + t * size, size);
+  }
+}
+
+}  // namespace
+
+// out [tokens, heads, size] = RMSNorm of x [tokens, heads, size], tokens `stride` numbers apart.
+INFD_KERNEL(rms_norm)
+(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size, const void* weight,
+ float eps, float offset) {
+  (half ? norm_rows<bf16> : norm_rows<float>)(x, stride, out, tokens, heads, size, weight, eps, offset);
+}
+
+// stream = x + residual; out = RMSNorm of stream; all [tokens, size]. Any two of them may be one.
+INFD_KERNEL(add_rms_norm)
+(int64_t half, const void* x, const void* residual, void* stream, void* out, int64_t tokens, int64_t size,
+ const void* weight, float eps, float offset) {
+  (half ? add_norm_rows<bf16> : add_norm_rows<float>)(x, residual, stream, out, tokens, size, weight, eps, offset);
+}
+
+// out [tokens, heads, size] = x, tokens `stride` numbers apart, with the first `turned` numbers of every head rotated by
+// table [max_len, turned] at positions [tokens].
+INFD_KERNEL(rope)
+(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size,
+ const int64_t* positions, const float* table, int64_t turned, int64_t interleaved) {
+  const Rotation rotation{turned, interleaved != 0};
+  (half ? rotate_rows<bf16> : rotate_rows<float>)(x, stride, out, tokens, heads, size, positions, table, rotation);
+}
+
+// out [tokens, size] = silu of the first half of x [tokens, 2 * size], rows `stride` numbers apart, times the second.
+INFD_KERNEL(silu_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size) {
+  (half ? gate_rows<Silu, bf16> : gate_rows<Silu, float>)(x, stride, out, tokens, size);
+}
+
+// The same with gelu, in its tanh approximation.
+INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size) {
+  (half ? gate_rows<Gelu, bf16> : gate_rows<Gelu, float>)(x, stride, out, tokens, size);
+}
