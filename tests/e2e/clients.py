@@ -1,6 +1,6 @@
 """Clients of a real daemon, many at once, and what they look at in it.
 
-`make soak` sets INFD_SOAK, and everything is done as often as SAFETY.md says; else a hundredth of it.
+`make soak` sets INFD_SOAK to 1, and everything is done as often as SAFETY.md says; otherwise it is a hundredth of that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from infd.admin.protocol import Status
 if TYPE_CHECKING:
     from tests.e2e.process import Daemon
 
-FULL = bool(os.environ.get("INFD_SOAK"))
+SHARE = float(os.environ.get("INFD_SOAK", "0.01"))
+FULL = SHARE > 0.01  # times are looked at as well
+
+
+def scaled(count: int) -> int:
+    """Return how often to do what SAFETY.md wants done `count` times."""
+    return max(2, round(count * SHARE))
 
 
 class Neighbour:

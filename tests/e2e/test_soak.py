@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.clients import FULL, Neighbour, ask, descriptors, idle_status, resident_kib
+from tests.e2e.clients import FULL, Neighbour, ask, descriptors, idle_status, resident_kib, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Start = Callable[..., Daemon]
 
-CLIENTS = 10_000 if FULL else 100
+CLIENTS = scaled(10_000)
 AT_ONCE = 50
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: what the peer sees of a process that was killed
 
@@ -104,7 +104,7 @@ async def test_connections_whose_headers_never_end_are_closed_and_probes_stay_qu
     daemon = await asyncio.to_thread(lambda: start_daemon(*hurry).ready())
     descriptors_before = descriptors(daemon)
 
-    slow = [asyncio.create_task(dripping(daemon.address)) for _ in range(2_000 if FULL else 20)]
+    slow = [asyncio.create_task(dripping(daemon.address)) for _ in range(scaled(2_000))]
     probes = [await probe(daemon.address)]
     while not all(task.done() for task in slow):
         probes.append(await probe(daemon.address))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from infd.admin.ctl.client import AdminClient
 from infd.admin.protocol import Status
-from tests.e2e.clients import FULL, Neighbour, ask, descriptors, idle_status, resident_kib
+from tests.e2e.clients import FULL, Neighbour, ask, descriptors, idle_status, resident_kib, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Daemon]
 
 QUICK = ("--set", "device.null_step_ms=2")
-SLOW_READERS = 50 if FULL else 10
+SLOW_READERS = max(10, scaled(50))
 BUFFERED_KIB = 256  # each, on our side
 
 
@@ -96,7 +96,7 @@ async def test_slow_readers_hold_little_and_cost_a_neighbour_no_token(start_daem
 
 
 ROWS, WAITING, TOKENS = 8, 16, 30
-ANSWERS = 20_000 if FULL else 200
+ANSWERS = scaled(20_000)
 
 
 async def completed(address: tuple[str, int]) -> tuple[bool, float]:
@@ -175,7 +175,7 @@ async def test_with_few_descriptors_streams_go_on_and_operators_are_heard(start_
     alone = await Neighbour(address, 100).text()
     beside = asyncio.create_task(Neighbour(address, 100).text())
     admin = AdminClient([str(daemon.admin_socket)], timeout_s=60)
-    for _ in range(100 if FULL else 2):
+    for _ in range(scaled(100)):
         with ExitStack() as clients:
             for _ in range(300):
                 clients.enter_context(socket.create_connection(address))

@@ -10,7 +10,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from tests.e2e.clients import FULL, ask
+from tests.e2e.clients import ask, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     Start = Callable[..., Daemon]
 
-ROUNDS = 200 if FULL else 2
-RESTARTS = 50 if FULL else 2
+ROUNDS, RESTARTS = scaled(200), scaled(50)
 CLIENTS = 12
 STEPS = ("--set", "device.null_step_ms=1", "--set", "scheduler.max_num_seqs=8")
 # Not accepted: nobody listened; the connection was closed without a word; the answer was 503.
