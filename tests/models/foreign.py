@@ -28,6 +28,14 @@ _GROUPED = {"num_key_value_heads": 2}
 _WINDOWS = {"sliding_window": 10, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _EXPERTS = {"intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2}
 _LATENT = {"kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+_ROUTED = {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
 
 # Name of the variant: (model_type, what differs from _SIZES).
 FOREIGN = MappingProxyType(
@@ -45,6 +53,9 @@ FOREIGN = MappingProxyType(
         "opt": ("opt", {"word_embed_proj_dim": 24, "ffn_dim": 80}),  # the decoder sits deeper than the base model
         "vaultgemma": ("vaultgemma", {**_GROUPED, **_WINDOWS, "head_dim": 16, "attn_logit_softcapping": 5.0}),
         "minicpm3": ("minicpm3", {**_LATENT, "num_key_value_heads": 4}),  # values narrower than keys
+        "glm": ("glm", {**_GROUPED, "head_dim": 12, "partial_rotary_factor": 0.5}),  # rotates neighbours, not halves
+        "deepseek-v2": ("deepseek_v2", {**_LATENT, **_ROUTED}),  # latent attention, and experts behind a dense layer
+        "deepseek-v3": ("deepseek_v3", {**_LATENT, **_ROUTED, "n_group": 2, "topk_group": 1}),
         "olmoe": ("olmoe", {**_GROUPED, **_EXPERTS}),
     }
 )
