@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
 
 NATIVE := infd/kernels/cpu/native
 
-.PHONY: run native test soak test-gpu lint types format man bench-serve bench-overhead clean
+.PHONY: run native test soak test-gpu test-triton lint types format man bench-serve bench-overhead clean
 
 run: $(VENV)/.installed
 	$(BIN)/infd start
@@ -28,6 +28,11 @@ soak: $(VENV)/.installed-test
 
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
+
+# Triton's kernels, interpreted and compiled, without a GPU. Triton takes 250 MB to fetch, so `make test` does without.
+test-triton: $(VENV)/.installed-test
+	$(INSTALL) triton
+	$(BIN)/python -m pytest tests/kernels/triton $(PYTEST_FLAGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -67,6 +67,15 @@ def _native(place: str, *dtypes: torch.dtype) -> Candidate:
     return Candidate(name="native", place=f"infd.kernels.cpu.{place}", refuses=refuses)
 
 
+def _triton(place: str) -> Candidate:
+    def refuses(facts: Facts) -> str | None:
+        from infd.kernels.triton.presence import why_not
+
+        return why_not(facts.device)
+
+    return Candidate(name="triton", place=f"infd.kernels.triton.{place}", refuses=refuses)
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -77,12 +86,16 @@ def _reference(place: str) -> Candidate:
 
 CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
-        "attention": (_native("attention:PagedAttention", *_FLOATS), _reference("attention:PagedAttention")),
+        "attention": (
+            _native("attention:PagedAttention", *_FLOATS),
+            _triton("attention:PagedAttention"),
+            _reference("attention:PagedAttention"),
+        ),
         "linear": (_reference("dense:Matrices"),),
         "vocabulary": (_reference("dense:Matrices"),),
-        "norm": (_native("tokens:Norm", *_FLOATS), _reference("dense:Norm")),
-        "rope": (_native("tokens:Rope", *_FLOATS), _reference("dense:Rope")),
-        "activation": (_native("tokens:Activation", *_FLOATS), _reference("dense:Activation")),
+        "norm": (_native("tokens:Norm", *_FLOATS), _triton("norm:Norm"), _reference("dense:Norm")),
+        "rope": (_native("tokens:Rope", *_FLOATS), _triton("rope:Rope"), _reference("dense:Rope")),
+        "activation": (_native("tokens:Activation", *_FLOATS), _triton("activation:Activation"), _reference("dense:Activation")),
     }
 )
 

@@ -12,6 +12,7 @@ from infd.kernels.ops import Selected
 from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.reference.dense import Matrices
 from infd.kernels.select import CANDIDATES, Candidate, Facts, select
+from infd.kernels.triton import presence
 
 CPU = torch.device("cpu")
 
@@ -64,3 +65,29 @@ def test_where_all_refuse_the_error_gives_every_reason():
     candidates = {**CANDIDATES, "linear": fake(only_cuda)["linear"][:1]}
     with pytest.raises(DeviceMissing, match=r"no linear kernel runs on cpu in torch\.float32: fake: runs on CUDA"):
         select(CPU, torch.float32, candidates)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "reason"),
+    [
+        ("triton", "triton is not installed (the extra `cuda` brings it)"),
+        ("capability", "wants compute capability 8.0; this GPU has 7.5"),
+        ("compiler", "triton needs a C compiler, and finds none of cc, gcc, clang"),
+        ("header", "triton needs Python.h, which comes with Python's development package"),
+        ("nothing", None),
+    ],
+)
+def test_what_triton_lacks_is_named(monkeypatch, tmp_path, lacking, reason):
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(presence, "find_spec", lambda _: None if lacking == "triton" else object())
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda _: (7, 5) if lacking == "capability" else presence.OLDEST
+    )
+    monkeypatch.setattr(presence.shutil, "which", lambda _: None if lacking == "compiler" else "/usr/bin/cc")
+    include = tmp_path / "elsewhere" if lacking == "header" else tmp_path
+    monkeypatch.setattr(presence.sysconfig, "get_path", lambda _: str(include))
+    assert presence.why_not(torch.device("cuda")) == reason
+
+
+def test_triton_is_for_gpus():
+    assert presence.why_not(CPU) == "runs on a GPU, not on cpu"

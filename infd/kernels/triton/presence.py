@@ -1,0 +1,29 @@
+"""Say why Triton's kernels cannot run on a device, without importing triton, which takes a while."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import torch
+
+OLDEST: Final = (8, 0)  # compute capability: bfloat16 in matrix products, and copies behind the arithmetic
+COMPILERS: Final = ("cc", "gcc", "clang")
+
+
+def why_not(device: torch.device) -> str | None:
+    """Return a reason, or None."""
+    if device.type != "cuda":
+        return f"runs on a GPU, not on {device.type}"
+    if find_spec("triton") is None:
+        return "triton is not installed (the extra `cuda` brings it)"
+    if torch.version.hip is None and (has := torch.cuda.get_device_capability(device)) < OLDEST:
+        return f"wants compute capability {OLDEST[0]}.{OLDEST[1]}; this GPU has {has[0]}.{has[1]}"
+    if not any(map(shutil.which, COMPILERS)):
+        return f"triton needs a C compiler, and finds none of {', '.join(COMPILERS)}"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "triton needs Python.h, which comes with Python's development package"
+    return None

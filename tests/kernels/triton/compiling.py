@@ -1,0 +1,136 @@
+"""Compile what the kernels' classes launch, for GPUs that are not here; say what each kernel takes of them.
+
+A program of its own, since its parent interprets: `python -m tests.kernels.triton.compiling FAMILY` prints one JSON
+object a line. The launches are the classes' own, on tensors without storage, written down instead of made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from infd.kernels.ops import KeyValuePages
+from infd.kernels.triton.attention import PagedAttention
+from tests.kernels.paging import PagedSpan, attention_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TARGETS = {"sm_90a": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+META = torch.device("meta")
+
+
+class Launch(NamedTuple):
+    """One kernel as Triton would compile it for a call."""
+
+    source: ASTSource
+    options: dict[str, int]
+
+
+def recorded(work: Callable[[], object]) -> list[Launch]:
+    """Return what `work` launches, each kind of launch once."""
+    launches: dict[str, Launch] = {}
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        launch = describe(kernel, args, named)
+        launches[launch.source.hash()] = launch
+
+    original = triton.JITFunction.run
+    triton.JITFunction.run = run
+    try:
+        work()
+    finally:
+        triton.JITFunction.run = original
+    return list(launches.values())
+
+
+def describe(kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Launch:
+    values = dict(zip(kernel.arg_names, args, strict=False)) | {n: named.pop(n) for n in kernel.arg_names if n in named}
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if parameter.is_constexpr or (type(value) is int and value == 1 and not parameter.do_not_specialize):
+            signature[parameter.name], constants[i,] = "constexpr", value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = TYPES[value.dtype]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+        aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+        if aligned and not parameter.do_not_specialize:
+            attributes[i,] = [["tt.divisibility", 16]]
+    return Launch(ASTSource(kernel, signature, constants, attributes), named)
+
+
+def attention(kv_heads: int, shared: int, head: int, dtype: torch.dtype, window: int | None, softcap: float | None):
+    """Decode one sequence beside a prompt."""
+    tables = list(range(1, 251))
+    spans = [PagedSpan(3000, 1, tables), PagedSpan(100, 600, tables)]
+    batch = attention_batch(spans, page_tokens=16, window=window, padding=1, device=META)
+    pages = KeyValuePages(*(torch.empty(300, kv_heads, 16, head, dtype=dtype, device=META) for _ in range(2)))
+    new = torch.empty(602, kv_heads * (shared + 2), head, dtype=dtype, device=META)
+    q, k, v = new.split((kv_heads * shared, kv_heads, kv_heads), 1)
+    plan = PagedAttention(264).prepare(batch)
+    plan.write(k, v, pages)
+    plan.run(q, pages, scale=head**-0.5, softcap=softcap)
+
+
+FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
+    "attention": {
+        "bfloat16, 32 heads of 128": lambda: attention(8, 4, 128, torch.bfloat16, None, None),
+        "float16, 32 heads of 64": lambda: attention(8, 4, 64, torch.float16, None, None),
+        "bfloat16, 16 heads of 256, cap and window": lambda: attention(8, 2, 256, torch.bfloat16, 1024, 50.0),
+        "float32, 16 heads of 128": lambda: attention(8, 2, 128, torch.float32, None, None),
+    },
+}
+
+
+def compiled(launch: Launch, name: str) -> dict[str, int]:
+    """Return registers of a thread, bytes of shared memory, and what did not fit into registers."""
+    kernel = triton.compile(launch.source, target=TARGETS[name], options=launch.options)
+    used = {"shared": kernel.metadata.shared}
+    if name == "gfx942":
+        found = re.findall(r"\.(\w+): +(\d+)", kernel.asm["amdgcn"])
+        counts = {key: int(number) for key, number in found}
+        return used | {
+            "registers": counts["vgpr_count"],
+            "spilled": counts["vgpr_spill_count"] + counts["private_segment_fixed_size"],
+        }
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    counts = {key: int(number) for key, number in re.findall(r"(\w+):(\d+)", told.stdout)}
+    return used | {"registers": counts["REG"], "spilled": counts["STACK"] + counts["LOCAL"]}
+
+
+def main(family: str) -> None:
+    assert os.environ.get("TRITON_INTERPRET") is None
+    for case, work in FAMILIES[family].items():
+        for launch in recorded(work):
+            for target in TARGETS:
+                kernel = launch.source.name
+                print(json.dumps({"kernel": kernel, "case": case, "target": target, **compiled(launch, target)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

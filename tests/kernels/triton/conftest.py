@@ -1,0 +1,72 @@
+"""Where there is a GPU the kernels run on it; elsewhere, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+NATIVE = torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def triton() -> Iterator[None]:
+    """Skip where there is no Triton. Its kernels may be imported once this has been asked for, and not before."""
+    if NATIVE:
+        pytest.importorskip("triton", minversion="3.6")
+        yield
+        return
+    # Triton looks at this when a kernel is defined, its own among them.
+    early = "triton" in sys.modules
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        pytest.importorskip("triton", minversion="3.8", reason="no Triton whose interpreter knows numpy 2.4")
+        assert not early, "something imported triton before its interpreter was asked for"
+        yield
+
+
+@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu) if NATIVE else "interpreted"])
+def device(request: pytest.FixtureRequest, triton: None, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where the kernels run."""
+    if request.param == "cuda":
+        return torch.device("cuda")
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", _dot)
+    return torch.device("cpu")
+
+
+def _dot(builder: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+    """Multiply as the hardware does: the interpreter takes the bits of bfloat16 for integers."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    def exact(x: Any) -> Any:
+        if x.dtype.scalar == tl.bfloat16:
+            return (x.data.astype(np.uint32) << 16).view(np.float32)
+        return x.data.astype(np.float32)
+
+    return TensorHandle(exact(a) @ exact(b) + d.data, d.dtype.scalar)
+
+
+@pytest.fixture
+def unsynchronised(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context in which waiting for the device is an error. On a CPU there is nothing to wait for."""
+
+    @contextmanager
+    def strict() -> Iterator[None]:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return strict if device.type == "cuda" else nullcontext
