@@ -95,7 +95,11 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
         "vocabulary": (_reference("dense:Matrices"),),
         "norm": (_native("tokens:Norm", *_FLOATS), _triton("norm:Norm"), _reference("dense:Norm")),
         "rope": (_native("tokens:Rope", *_FLOATS), _triton("rope:Rope"), _reference("dense:Rope")),
-        "activation": (_native("tokens:Activation", *_FLOATS), _triton("activation:Activation"), _reference("dense:Activation")),
+        "activation": (
+            _native("tokens:Activation", *_FLOATS),
+            _triton("activation:Activation"),
+            _reference("dense:Activation"),
+        ),
     }
 )
 

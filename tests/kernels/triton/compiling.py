@@ -21,7 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from infd.kernels.ops import KeyValuePages
+from infd.kernels.triton.activation import Activation
 from infd.kernels.triton.attention import PagedAttention
+from infd.kernels.triton.norm import Norm
+from infd.kernels.triton.rope import Rope
 from tests.kernels.paging import PagedSpan, attention_batch
 
 if TYPE_CHECKING:
@@ -93,12 +96,41 @@ def attention(kv_heads: int, shared: int, head: int, dtype: torch.dtype, window:
     plan.run(q, pages, scale=head**-0.5, softcap=softcap)
 
 
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def norms(dtype: torch.dtype) -> None:
+    """Norm the stream of a model of 4,096, and the heads of its queries."""
+    stream, weight = empty(7, 4096, dtype=dtype), empty(4096, dtype=dtype)
+    Norm().add_rms_norm(stream, stream, weight, 1e-6)
+    Norm().rms_norm(empty(7, 48, 128, dtype=dtype)[:, :32], empty(128, dtype=dtype), 1e-6, 1.0)
+
+
+def rotations(pairs: int, *, interleaved: bool) -> None:
+    q, k, _ = empty(7, 48, 128).split((32, 8, 8), 1)
+    positions = empty(7, dtype=torch.int64)
+    Rope()(q, k, positions, empty(9999, 2, pairs, dtype=torch.float32), interleaved=interleaved)
+
+
+def gates() -> None:
+    Activation().silu_mul(empty(7, 2 * 14336))
+    Activation().gelu_tanh_mul(empty(7, 2 * 14336))
+
+
 FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
     "attention": {
         "bfloat16, 32 heads of 128": lambda: attention(8, 4, 128, torch.bfloat16, None, None),
         "float16, 32 heads of 64": lambda: attention(8, 4, 64, torch.float16, None, None),
         "bfloat16, 16 heads of 256, cap and window": lambda: attention(8, 2, 256, torch.bfloat16, 1024, 50.0),
         "float32, 16 heads of 128": lambda: attention(8, 2, 128, torch.float32, None, None),
+    },
+    "dense": {
+        "norms, bfloat16": lambda: norms(torch.bfloat16),
+        "norms, float32": lambda: norms(torch.float32),
+        "whole heads turn": lambda: rotations(64, interleaved=False),
+        "half a head turns": lambda: rotations(32, interleaved=True),
+        "gates": gates,
     },
 }
 
