@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from infd.engine.state import State
-from infd.engine.wish import Move, Wish
+from infd.engine.wish import IN_FLIGHT, Move, Wish
 from infd.errors import Busy, CannotSleep, InfdError, Overtaken, WeightsInvalid, WrongState
 from infd.memory import ALL, Held, Part
 
@@ -170,7 +170,8 @@ class Rest:
         engine.door.holds = wish.new == "hold"
         if wish.state is not State.READY:
             if engine.lifecycle.state is not State.SLEEPING:
-                engine.lifecycle.enter(State.PAUSED, wish.reason)
+                falling = "" if wish.state is State.PAUSED else f"falling asleep, {IN_FLIGHT[wish.mode]}: "
+                engine.lifecycle.enter(State.PAUSED, falling + wish.reason)
             if wish.mode != "wait":
                 self._steps.hold()
         engine.door.look()

@@ -91,6 +91,15 @@ async def generate(engine: Engine, prompt: list[int]) -> list[int]:
         return [token async for _, delta in await ticket.submit(request) for token in delta.token_ids]
 
 
+async def begun(engine: Engine, prompts: list[list[int]]) -> list[asyncio.Task[list[int]]]:
+    """Return the answers to come of requests that are inside."""
+    answers = [asyncio.create_task(generate(engine, prompt)) for prompt in prompts]
+    inside = engine.status().accepted + len(prompts)
+    while engine.status().accepted < inside:
+        await asyncio.sleep(0)
+    return answers
+
+
 async def test_alone(checkpoint: tuple[Path, Expected]) -> None:
     directory, expected = checkpoint
     async with serving(directory) as engine:
@@ -144,3 +153,51 @@ async def test_with_a_warm_prefix_cache(checkpoint: tuple[Path, Expected]) -> No
             expected.compare(await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts)))
         status = engine.status()
         assert status.prefix_hits > 0.3 * status.prefix_queries
+
+
+async def test_through_pauses_at_any_moment(checkpoint: tuple[Path, Expected]) -> None:
+    directory, expected = checkpoint
+    async with serving(directory, depth=2) as engine:
+        undisturbed = await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts))
+        engine.forget_prefixes(preempting=False)
+        answers = await begun(engine, expected.prompts)
+        while not all(answer.done() for answer in answers):
+            await engine.rest.pause("keep").result()
+            steps = engine.status().steps
+            await engine.rest.resume().result()
+            while engine.status().steps < steps + 3 and not all(answer.done() for answer in answers):
+                await asyncio.sleep(0)
+    assert [answer.result() for answer in answers] == undisturbed
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_through_sleeps_at_any_moment(tiny: Callable[[str], Path], level: int) -> None:
+    expected = Expected(tiny("qwen3"))
+    async with serving(tiny("qwen3"), depth=2) as engine:
+        answers = await begun(engine, expected.prompts)
+        sleeps = 0
+        while not all(answer.done() for answer in answers):
+            await engine.rest.sleep("keep", level).result()
+            sleeps += 1
+            steps = engine.status().steps
+            await engine.rest.wake().result()
+            while engine.status().steps < steps + 4 and not all(answer.done() for answer in answers):
+                await asyncio.sleep(0)
+        expected.compare([answer.result() for answer in answers])
+        assert sleeps > 4
+        assert engine.status().preemptions > 10
+
+
+async def test_with_the_prefix_cache_forgotten_at_any_moment(tiny: Callable[[str], Path]) -> None:
+    expected = Expected(tiny("qwen3"))
+    async with serving(tiny("qwen3"), depth=2) as engine:
+        answers = await begun(engine, expected.prompts * 2)
+        forgotten, steps = 0, 0
+        while not all(answer.done() for answer in answers):
+            await asyncio.sleep(0)
+            if engine.status().steps > steps + 3:
+                steps, forgotten = engine.status().steps, forgotten + 1
+                engine.forget_prefixes(preempting=bool(forgotten % 2))
+        expected.compare([answer.result() for answer in answers][: len(expected.prompts)])
+        expected.compare([answer.result() for answer in answers][len(expected.prompts) :])
+        assert forgotten > 4

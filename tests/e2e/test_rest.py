@@ -1,13 +1,16 @@
-"""Pause, resume and TERM between them, as clients, operators and systemd see it."""
+"""Rest and what follows it, as clients, operators and systemd see it."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+
+from infd import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,3 +66,30 @@ def test_a_request_that_comes_during_a_pause_is_answered_after_it(start_daemon: 
         assert not answer.done()
         infdctl(daemon, "resume", "--wait")
         assert answer.result() == alone
+
+
+def text(daemon: Daemon) -> str:
+    with daemon.stream(max_tokens=20, seed=3, temperature=0) as events:
+        return "".join(choice["text"] for event in [events.first, *events] for choice in event["choices"])
+
+
+def test_a_request_wakes_a_real_model_which_answers_as_before(start_daemon: Start) -> None:
+    settings = ("device.threads=1", "server.wake_on_request=true", "cache.bytes=4M", "scheduler.step_tokens=64")
+    daemon = start_daemon("--device", "cpu", *(word for each in settings for word in ("--set", each))).ready()
+    before = text(daemon)
+    descriptors = len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+    for level in ("1", "2"):
+        asleep = infdctl(daemon, "sleep", "--level", level, "--wait")
+        assert (asleep["state"], asleep["kv_cache"]) == ("sleeping", "released")
+        assert asleep["weights"] == ("released" if level == "2" else "loaded")
+        assert daemon.get("/readyz")[0] == daemon.get("/health")[0] == 200
+        assert text(daemon) == before
+        assert infdctl(daemon, "status")["weights"] == "loaded"
+    infdctl(daemon, "pause", "--wait")
+    infdctl(daemon, "load-weights", str(embedded.path()), "--wait")
+    infdctl(daemon, "resume", "--wait")
+    assert text(daemon) == before
+    assert len(os.listdir(f"/proc/{daemon.process.pid}/fd")) == descriptors
+    infdctl(daemon, "sleep", "--level", "2", "--wait")
+    daemon.signal(signal.SIGTERM)
+    assert daemon.exit_code() == 0

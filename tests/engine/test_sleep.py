@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from tests.fakes import FakeExecutor
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+RACES = 10_000 if os.environ.get("INFD_SOAK") else 100
 WEIGHTS, CACHE = frozenset({Part.WEIGHTS}), frozenset({Part.CACHE})
 NOTHING = Memory(weights=Held.RELEASED, cache=Held.RELEASED)
 
@@ -401,3 +404,33 @@ async def test_whoever_waits_for_weights_hears_of_the_end():
         assert await engine.drain(60)
         with pytest.raises(Overtaken, match="draining"):
             await loading.result()
+
+
+async def test_sleep_and_wake_racing_requests_lose_nobody():
+    chance = random.Random(7)
+    async with serving(depth=2, wake_on_request=True) as engine:
+        refused = 0
+        for _ in range(RACES):
+            prompts = [[chance.randrange(5)] * chance.randrange(1, 30) for _ in range(4)]
+            asking = [asyncio.create_task(ask(engine, request(prompt, 12))) for prompt in prompts]
+            await turns(chance.randrange(8))
+            moves = [engine.rest.sleep(chance.choice(["wait", "keep"]), chance.choice([1, 2]))]
+            await turns(chance.randrange(8))
+            if chance.random() < 0.5:
+                moves.append(engine.rest.wake())
+            await turns(chance.randrange(8))
+            asking.append(asyncio.create_task(ask(engine, request([7], 3))))
+            results = asyncio.gather(*asking, return_exceptions=True)
+            while not results.done():  # what is kept sleeps on until somebody wakes it
+                await turns(5)
+                if engine.lifecycle.state is State.SLEEPING:
+                    engine.rest.wake()
+            for prompt, got in zip([*prompts, [7]], await results, strict=True):
+                if isinstance(got, NotReady):
+                    refused += 1
+                else:
+                    assert got == answer(prompt, 3 if prompt == [7] else 12)
+            await asyncio.gather(*(move.result() for move in moves), return_exceptions=True)
+        assert refused == 0, "a sleeper that wakes for requests refuses none"
+        assert engine.status().accepted == 5 * RACES
+        await engine.rest.resume().result()

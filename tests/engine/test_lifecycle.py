@@ -1,0 +1,181 @@
+"""Random histories of an engine's life: whatever operators and clients do at once, nobody is lost or told nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from infd.config import Config, SchedulerConfig, ServerConfig
+from infd.engine.engine import Engine
+from infd.engine.state import State
+from infd.errors import CheckpointError, InfdError, RequestError
+from infd.memory import ALL, Held, Part
+from infd.request import FinishReason
+from infd.telemetry.metrics import Metrics
+from tests.engine.driving import collect, request
+from tests.fakes import FakeExecutor, capacity, continuation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infd.engine.wish import Move
+
+MODES = st.sampled_from(["abort", "wait", "keep"])
+PATIENCE = 20_000  # turns of the loop; only a history that fails takes as many
+
+
+class Histories(RuleBasedStateMachine):
+    @initialize(depth=st.integers(1, 3), wakes=st.booleans(), pages=st.sampled_from([20, 64]))
+    def start(self, depth: int, wakes: bool, pages: int) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.executor = FakeExecutor(capacity(pages=pages, rows=4, step_tokens=16), depth=depth)
+        config = Config(server=ServerConfig(wake_on_request=wakes), scheduler=SchedulerConfig(max_waiting=12))
+        self.engine = Engine(config, self.executor, Metrics())
+        self.clients: list[asyncio.Task[Any]] = []
+        self.moves: list[Move] = []
+        self.drained = False
+        self.run(self.engine.load())
+        self.running = self.loop.create_task(self.engine.run())
+        self.turns(3)
+
+    def run(self, what: Any) -> Any:
+        return self.loop.run_until_complete(what)
+
+    def turns(self, count: int) -> None:
+        async def several() -> None:
+            for _ in range(count):
+                await asyncio.sleep(0)
+
+        self.run(several())
+
+    async def client(self, prompt: list[int], count: int) -> None:
+        """Ask, and look at what comes."""
+        engine = self.engine
+        async with engine.admit(1, 0) as ticket:
+            assert engine.lifecycle.state is State.READY, "admitted at rest"
+            ((tokens, finish),) = (await collect(await ticket.submit(request(prompt, count)))).values()
+        want = continuation(prompt, count)
+        if finish is FinishReason.LENGTH:
+            assert tokens == want
+        else:
+            assert finish is FinishReason.ABORT or self.drained
+            assert tokens == want[: len(tokens)]
+
+    def wish(self, utter: Callable[[], Move]) -> None:
+        async def within() -> None:
+            with contextlib.suppress(InfdError):
+                self.moves.append(utter())
+
+        self.run(within())
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20), count=st.integers(1, 30))
+    def arrive(self, prompt: list[int], count: int) -> None:
+        self.clients.append(self.loop.create_task(self.client(prompt, count)))
+
+    @rule(which=st.integers(0, 100))
+    def leave(self, which: int) -> None:
+        if self.clients:
+            self.clients[which % len(self.clients)].cancel()
+
+    @rule(mode=MODES, new=st.sampled_from(["hold", "reject"]))
+    def pause(self, mode: Any, new: Any) -> None:
+        self.wish(lambda: self.engine.rest.pause(mode, new))
+
+    @rule(mode=MODES, level=st.integers(1, 2), by_itself=st.booleans())
+    def sleep(self, mode: Any, level: int, by_itself: bool) -> None:
+        self.wish(lambda: self.engine.rest.sleep(mode, level, by_itself=by_itself))
+
+    @rule(parts=st.sampled_from([ALL, ALL, frozenset({Part.WEIGHTS}), frozenset({Part.CACHE})]), ready=st.booleans())
+    def rouse(self, parts: frozenset[Part], ready: bool) -> None:
+        self.wish(lambda: (self.engine.rest.resume if ready else self.engine.rest.wake)(parts))
+
+    @rule(how=st.sampled_from(["well", "refused", "midway"]))
+    def load_weights(self, how: str) -> None:
+        self.executor.weights_error = None if how == "well" else CheckpointError(how)
+        self.executor.fails_midway = how == "midway"
+        self.wish(lambda: self.engine.rest.load_weights("/other"))
+
+    @rule(preempting=st.booleans())
+    def forget(self, preempting: bool) -> None:
+        self.engine.forget_prefixes(preempting=preempting)
+
+    @rule(fails=st.booleans())
+    def wakes_badly(self, fails: bool) -> None:
+        self.executor.wake_error = CheckpointError("gone") if fails else None
+
+    @rule(open=st.booleans())
+    def memory_takes_its_time(self, open: bool) -> None:
+        (self.executor.memory_gate.set if open else self.executor.memory_gate.clear)()
+
+    @rule(count=st.integers(1, 40))
+    def go_on(self, count: int) -> None:
+        self.turns(count)
+
+    @precondition(lambda self: not self.drained)
+    @rule(seldom=st.integers(0, 15))
+    def drain(self, seldom: int) -> None:
+        if not seldom:
+            self.drained = True
+            self.loop.create_task(self.engine.drain(60)).add_done_callback(lambda task: task.result())
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "engine"):
+            engine = self.engine
+            assert engine._scheduler is not None
+            engine._scheduler.verify()
+            assert engine.accepted == sum(engine.status().terminal.values()) + len(engine._flows)
+            assert not self.running.done()
+            if engine.lifecycle.state is State.READY:
+                assert self.executor.memory.whole
+            if self.executor.device.asleep:
+                assert not engine.loop.in_flight
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.executor.wake_error = self.executor.weights_error = None
+        self.executor.memory_gate.set()
+        self.run(self.recover())
+        for task in self.clients:
+            with contextlib.suppress(RequestError, asyncio.CancelledError):
+                task.result()
+        status = self.engine.status()
+        assert status.pages_referenced == status.tickets == status.waiting == status.held == status.waiting_tokens == 0
+        assert all(move.ended.done() for move in self.moves)
+        assert all(move.error is None or isinstance(move.error, InfdError) for move in self.moves)
+        self.run(self.engine.close())
+        self.run(asyncio.gather(self.running, return_exceptions=True))
+        assert not asyncio.all_tasks(self.loop)
+        self.loop.close()
+
+    async def recover(self) -> None:
+        """Bring the engine back to readiness as an operator would; then everybody must be answered."""
+        rest = self.engine.rest
+        if not self.drained:
+            with contextlib.suppress(InfdError):
+                await rest.resume().result()
+            if self.executor.memory.weights is Held.INVALID:
+                await rest.load_weights("/other").result()
+            await rest.resume().result()
+            assert self.engine.lifecycle.state is State.READY
+        for _ in range(PATIENCE):
+            if all(task.done() for task in self.clients) and not self.engine.tickets:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("somebody is never answered")
+
+
+Histories.TestCase.settings = settings(
+    max_examples=int(os.environ.get("INFD_TEST_HISTORIES", "60")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestHistories = Histories.TestCase
