@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.e2e.process import Daemon
+from tests.native import built, library
 from tests.tiny import tiny
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["tiny"]
+__all__ = ["built", "library", "tiny"]
 
 
 @pytest.fixture(scope="session", autouse=True)

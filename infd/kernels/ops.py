@@ -72,8 +72,8 @@ class Attention(Protocol):
 class Form(Protocol):
     """How one weight matrix [out, in] is kept, and what is computed of it.
 
-    shape, dtype  of `kept`, the one tensor that holds it. Only the form knows what its numbers mean; a
-                  tensor of zeros is a matrix of zeros in every form.
+    shape, dtype  of `kept`, the one tensor that holds it. Only the form knows what its numbers mean;
+                  what is never placed may hold anything.
     """
 
     @property
@@ -87,8 +87,8 @@ class Form(Protocol):
     def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
         """Make [n, in], floating-point and contiguous, the matrix's rows from `first` on."""
 
-    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return x [T, in] times the matrix, transposed, plus bias [out]: [T, out] in x's dtype."""
+    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+        """Return x [T, in] times the matrix, transposed, plus bias: [T, out] in x's dtype, or float32 if `wide`."""
 
     def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
         """Return the rows for tokens [T] int64: [T, in] in the dtype of activations."""

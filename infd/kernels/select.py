@@ -91,8 +91,8 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _triton("attention:PagedAttention"),
             _reference("attention:PagedAttention"),
         ),
-        "linear": (_reference("dense:Matrices"),),
-        "vocabulary": (_reference("dense:Matrices"),),
+        "linear": (_native("linear:Matrices", torch.bfloat16), _reference("dense:Matrices")),
+        "vocabulary": (_native("linear:Matrices", torch.bfloat16), _reference("dense:Matrices")),
         "norm": (_native("tokens:Norm", *_FLOATS), _triton("norm:Norm"), _reference("dense:Norm")),
         "rope": (_native("tokens:Rope", *_FLOATS), _triton("rope:Rope"), _reference("dense:Rope")),
         "activation": (

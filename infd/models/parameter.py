@@ -67,9 +67,9 @@ class Matrix(Parameter):
     def place(self, first: int, rows: torch.Tensor) -> None:
         self.form.place(self.tensor, first, rows)
 
-    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x [T, in] times the matrix, transposed, plus bias [out]."""
-        return self.form.multiply(x, self.tensor, bias)
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False) -> torch.Tensor:
+        """Return x [T, in] times the matrix, transposed, plus bias [out], in x's dtype or, if `wide`, in float32."""
+        return self.form.multiply(x, self.tensor, bias, wide=wide)
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the rows [T, in] for tokens [T]."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infd.kernels.cpu.library import BEST_FIRST, HERE, INT, POINTER, Library, NativeMissing, why_not
+from infd.kernels.cpu.library import BEST_FIRST, HERE, Library, NativeMissing, why_not
 from infd.kernels.select import select
 
 CPU = torch.device("cpu")
@@ -23,22 +23,13 @@ def refusal(directory: Path) -> str:
     return str(missing.value)
 
 
-def gathered(library: Library, table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    gather = library.kernel("gather_rows", POINTER, POINTER, INT, POINTER, INT, INT)
-    out = table.new_empty(len(rows), table.shape[1])
-    width = table.shape[1] * table.itemsize
-    gather(out.data_ptr(), table.data_ptr(), len(table), rows.data_ptr(), len(rows), width)
-    return out
-
-
 def test_one_openmp_runtime_serves_torch_and_the_kernels(built):
     program = """
 import torch
-from infd.kernels.cpu.library import INT, POINTER, Library
+from infd.kernels.cpu.linear import Matrices
 torch.set_num_threads(2)
-table, rows, out = torch.zeros(2, 64), torch.zeros(4096, dtype=torch.int64), torch.zeros(4096, 64)
-gather = Library().kernel("gather_rows", POINTER, POINTER, INT, POINTER, INT, INT)
-gather(out.data_ptr(), table.data_ptr(), 2, rows.data_ptr(), 4096, 256)
+form = Matrices().form(4096, 64, torch.bfloat16)
+form.multiply(torch.ones(64, 64).bfloat16(), torch.zeros(form.shape).bfloat16())
 torch.randn(512, 512) @ torch.randn(512, 512)
 maps = open("/proc/self/maps").read().split()
 print(*sorted({path for path in maps if "omp" in path.rpartition("/")[2] and ".so" in path}))
@@ -86,13 +77,3 @@ def test_without_the_library_the_reference_serves_and_the_reason_is_told(monkeyp
 
 def test_the_best_instruction_set_is_chosen(library):
     assert BEST_FIRST.index(Library().isa) <= BEST_FIRST.index(library.isa)
-
-
-def test_rows_are_gathered(library):
-    table = torch.randn(7, 5).bfloat16()
-    assert gathered(library, table, torch.tensor([6, 0, 6])).equal(table[[6, 0, 6]])
-
-
-def test_a_row_that_does_not_exist_is_not_a_number(library):
-    rows = gathered(library, torch.ones(2, 3).bfloat16(), torch.tensor([1, 2, -1]))
-    assert rows.isnan().any(1).tolist() == [False, True, True]

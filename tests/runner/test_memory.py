@@ -61,6 +61,26 @@ def test_memory_that_cannot_exist_is_refused():
         Arena(2**62, CPU, "weights")
 
 
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without such pages")
+def test_an_arena_that_will_be_full_asks_for_large_pages():
+    for full in (False, True):
+        arena = Arena(2**23, CPU, "test", full=full)
+        assert ("hg" in _flags(arena.take((1,), torch.uint8).data_ptr())) == full
+
+
+def _flags(address: int) -> list[str]:
+    """Return what the kernel was advised of the mapping around an address."""
+    within = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(bound, 16) for bound in first.split("-"))
+            within = begin <= address < end
+        elif within and first == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError(hex(address))
+
+
 def test_an_arena_occupies_nothing_until_it_is_written_and_nothing_after_release():
     size = 2**26
     before = resident()

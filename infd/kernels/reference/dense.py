@@ -24,8 +24,9 @@ class Plain(Struct, frozen=True):
     def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
         kept.narrow(0, first, rows.shape[0]).copy_(rows)
 
-    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x, kept, bias)
+    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+        product = F.linear(x, kept, bias)
+        return product.float() if wide else product
 
     def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
         return F.embedding(tokens, kept)

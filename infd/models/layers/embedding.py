@@ -44,7 +44,7 @@ class Head:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [N, vocab] of hidden [N, hidden]."""
-        logits = self._weight.multiply(hidden).float()
+        logits = self._weight.multiply(hidden, wide=True)
         if self._scale != 1:
             logits.mul_(self._scale)
         if self._softcap is not None:

@@ -1,0 +1,110 @@
+"""Products with cold weights: infd's packed form beside torch's own, and beside what the memory can give.
+
+Every form holds the same matrices, those of a few decoder layers, and together they are larger than any cache. A round
+takes every form once over all of them, in turns, so that a disturbance meets all alike; ratios are of one round.
+
+    python bench/kernels.py --threads 2 --rows 1 8 32 128 512
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from infd.kernels.cpu.library import Library
+from infd.kernels.cpu.linear import Matrices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+# Outputs and inputs of a decoder layer's matrices.
+SHAPES = {
+    "0.6b": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)],  # Qwen3-0.6B
+    "110m": [(2304, 768), (768, 768), (4096, 768), (768, 2048)],  # Llama-like
+    "head": [(151936, 1024)],
+}
+
+
+def forms(shapes: list[tuple[int, int]], count: int, isa: str | None) -> dict[str, Callable[[Tensor, int], Tensor]]:
+    """Return products by name: of some rows with the i-th matrix, of shape i modulo the number of shapes."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [
+        (torch.randn(*shapes[i % len(shapes)], generator=generator) / 32).bfloat16() for i in range(count * len(shapes))
+    ]
+    matrices = Matrices(Library(isa))
+    packed = []
+    for weight in weights:
+        form = matrices.form(*weight.shape, weight.dtype)
+        kept = torch.zeros(form.shape, dtype=form.dtype)
+        form.place(kept, 0, weight)
+        packed.append((form, kept))
+    prepacked = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
+    onednn = torch.ops.mkldnn._linear_pointwise
+    return {
+        "infd": lambda x, i: packed[i][0].multiply(x, packed[i][1]),
+        "oneDNN": lambda x, i: onednn(x, prepacked[i], None, "none", [], ""),
+        "F.linear": lambda x, i: functional.linear(x, weights[i]),
+    }
+
+
+def bandwidth(clock: Callable[[], float], size: int = 2**28) -> float:
+    """Return GB/s of reading once through memory that no cache holds."""
+    memory = torch.ones(size // 4)
+    started = clock()
+    memory.max()
+    return size / (clock() - started) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 128, 512])
+    parser.add_argument("--shapes", choices=SHAPES, default="0.6b")
+    parser.add_argument("--mib", type=int, default=256, help="of weights in each form")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--isa", help="another instruction set than the best")
+    parser.add_argument("--only", nargs="+", help="these forms")
+    parser.add_argument("--cpu-time", action="store_true", help="of one thread: bears with a busy machine better")
+    arguments = parser.parse_args()
+    clock = time.thread_time if arguments.cpu_time else time.perf_counter
+    torch.set_num_threads(arguments.threads)
+
+    shapes = SHAPES[arguments.shapes]
+    numbers = sum(outputs * inputs for outputs, inputs in shapes)
+    count = -(-arguments.mib * 2**20 // (2 * numbers))
+    products = forms(shapes, count, arguments.isa)
+    if arguments.only:
+        products = {name: products[name] for name in arguments.only}
+    reading = [bandwidth(clock) for _ in range(5)]
+    print(f"{arguments.threads} threads, {count * 2 * numbers / 1e6:.0f} MB of weights; ", end="")
+    print(f"memory reads at {statistics.median(reading):.1f} GB/s ({min(reading):.1f} to {max(reading):.1f})")
+    print("rows  form        GB/s  GFLOP/s   infd is faster by (median, least, most)")
+    with torch.inference_mode():
+        for rows in arguments.rows:
+            inputs = {width: torch.randn(rows, width).bfloat16() for _, width in shapes}
+            taken: dict[str, list[float]] = {name: [] for name in products}
+            for _ in range(arguments.rounds + 1):
+                for name, product in products.items():
+                    started = clock()
+                    for i in range(count * len(shapes)):
+                        product(inputs[shapes[i % len(shapes)][1]], i)
+                    taken[name].append(clock() - started)
+            for name, times in taken.items():
+                median = statistics.median(times[1:])
+                line = f"{rows:4}  {name:9} {count * 2 * numbers / median / 1e9:6.1f}"
+                line += f"  {2 * rows * count * numbers / median / 1e9:7.0f}"
+                if "infd" in taken and name != "infd":
+                    ratios = sorted(theirs / ours for ours, theirs in zip(taken["infd"][1:], times[1:], strict=True))
+                    line += f"   {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+                print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+// Matrices into the packed form, and rows out of it.
+
+#include "packed.h"
+#include "vector.h"
+
+namespace {
+
+// Where the words of an output begin.
+uint32_t* words_of(const uint32_t* weights, int64_t output, int64_t pairs) {
+  return const_cast<uint32_t*>(weights) + output / PANEL * pairs * PANEL + output % PANEL;
+}
+
+// Make pairs [from, to) of a row its output's, and what is left of an odd row.
+void place(uint32_t* words, const uint16_t* row, int64_t inputs, int64_t from) {
+  for (int64_t at = from; at < inputs / 2; at++) memcpy(words + at * PANEL, row + 2 * at, sizeof(uint32_t));
+  if (inputs % 2) words[inputs / 2 * PANEL] = row[inputs - 1];
+}
+
+// Make rows [PANEL, inputs] a panel.
+void place_panel(uint32_t* words, const uint16_t* rows, int64_t inputs) {
+  const uint32_t* of[PANEL];
+  for (int64_t i = 0; i < PANEL; i++) of[i] = reinterpret_cast<const uint32_t*>(rows + i * inputs);
+  int64_t at = 0;
+  for (; at + WIDTH <= inputs / 2; at += WIDTH)
+    for (int64_t i = 0; i < PANEL; i += WIDTH) transpose(of + i, at, words + at * PANEL + i, PANEL);
+  for (int64_t i = 0; i < PANEL; i++) place(words + i, rows + i * inputs, inputs, at);
+}
+
+}  // namespace
+
+// Make rows [count, inputs] the outputs from `first` on.
+INFD_KERNEL(pack_rows)(uint32_t* weights, int64_t inputs, const uint16_t* rows, int64_t first, int64_t count) {
+  const int64_t pairs = pairs_of(inputs), end = first + count;
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t panel = first / PANEL; panel < panels_of(end); panel++) {
+    const int64_t from = panel * PANEL > first ? panel * PANEL : first;
+    const int64_t to = (panel + 1) * PANEL < end ? (panel + 1) * PANEL : end;
+    if (to - from == PANEL)
+      place_panel(words_of(weights, from, pairs), rows + (from - first) * inputs, inputs);
+    else
+      for (int64_t i = from; i < to; i++) place(words_of(weights, i, pairs), rows + (i - first) * inputs, inputs, 0);
+  }
+}
+
+// out [count, inputs] = rows of the matrix. A row that does not exist is all NaN.
+INFD_KERNEL(unpack_rows)
+(uint16_t* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
+  const int64_t pairs = pairs_of(inputs);
+#pragma omp parallel for if (count > 8)
+  for (int64_t i = 0; i < count; i++) {
+    uint16_t* row = out + i * inputs;
+    if (rows[i] < 0 || rows[i] >= outputs) {
+      memset(row, 0xff, inputs * sizeof(uint16_t));
+      continue;
+    }
+    const uint32_t* words = words_of(weights, rows[i], pairs);
+    for (int64_t at = 0; at < inputs / 2; at++) memcpy(row + 2 * at, words + at * PANEL, sizeof(uint32_t));
+    if (inputs % 2) row[inputs - 1] = static_cast<uint16_t>(words[inputs / 2 * PANEL]);
+  }
+}
