@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[Any]
 
 
+IDLE_S = 0.05  # without work, and there is time for other things
+
+
 class Order:
     """A step as the device thread sees it: the plan, its line, and, once told, the mask to sample under."""
 
@@ -85,11 +88,16 @@ class Device:
         self._failed: Order | None = None
         self._failure: Exception | None = None
 
-    def serve(self, runner: Runner) -> None:
-        """Take orders until Stopped is raised."""
+    def serve(self, runner: Runner, settle: Callable[[], bool] = lambda: False) -> None:
+        """Take orders until Stopped is raised.
+
+        settle  does a few milliseconds of work that can wait; returns whether there may be more
+        """
         unread: tuple[Order, Landing] | None = None
         with runner.active():
             while True:
+                if unread is None:
+                    self._settle(settle)
                 order = self._next(wait=unread is None)
                 forwarded = self._forward(runner, order) if isinstance(order, Order) else None
                 if unread is not None:
@@ -107,6 +115,17 @@ class Device:
                     unread = order, landing
                 else:
                     self._read(runner, order, landing)
+
+    def _settle(self, settle: Callable[[], bool]) -> None:
+        """Settle while there is nothing to do; where there always is something, a little before each of it."""
+        try:
+            if not self._backlog:
+                self._receive(self.inbox.get(timeout=IDLE_S))
+        except Empty:
+            while self.inbox.empty() and settle():
+                pass
+        else:
+            settle()
 
     def _forward(self, runner: Runner, order: Order) -> Forwarded | None:
         with self._guarded(runner, order) as may_run:

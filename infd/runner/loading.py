@@ -99,7 +99,7 @@ def _build(
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
         raise OutOfMemory(f"{needed}, {free / 2**20:,.0f} MiB are free")
-    weights = Arena(required, device, "weights", full=True)
+    weights = Arena(required, device, "weights")
 
     def report(done: int, total: int) -> None:
         pulse.beat()

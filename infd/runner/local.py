@@ -158,7 +158,7 @@ class LocalExecutor:
         try:
             loaded = self._build(self._config, self._pulse)
             self._post(self._have_loaded, loaded)
-            self._device.serve(loaded.runner)
+            self._device.serve(loaded.runner, loaded.residence.settle)
         except Stopped:
             pass
         except BaseException as failure:  # there is nobody else on this thread to catch it

@@ -6,8 +6,8 @@ is touched before it is used: what a server never needs, it never occupies.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,28 +20,23 @@ from infd.weights.load import ALIGNMENT
 if TYPE_CHECKING:
     from torch import Tensor
 
+LARGE_PAGE = 2**21  # bytes
+MADV_COLLAPSE = 25  # since Linux 6.1; the mmap module has no name for it
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Arena:
     """Memory of one purpose on one device: an anonymous mapping on a CPU, one allocation elsewhere."""
 
-    def __init__(self, size: int, device: torch.device, purpose: str, *, full: bool = False) -> None:
-        """Reserve `size` bytes.
-
-        full  all of it will be used, so that it may as well be mapped in pages of megabytes: a CPU reads weights half
-              as fast again from these
-        """
+    def __init__(self, size: int, device: torch.device, purpose: str) -> None:
         self.size = size
+        self._settled = 0
         self.used = 0
         self.purpose = purpose
         self._map: mmap.mmap | None = None
         try:
             if device.type == "cpu":
                 self._map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                if full:
-                    with suppress(OSError):  # a kernel that has no such pages
-                        self._map.madvise(mmap.MADV_HUGEPAGE)
                 self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
             else:
                 self._memory = torch.empty(size, dtype=torch.uint8, device=device)
@@ -57,6 +52,22 @@ class Arena:
         self.used = end
         return self._memory[start:end].view(dtype).view(shape)
 
+    def settle(self) -> bool:
+        """Move the next of what was taken into a large page; return whether more may follow.
+
+        A CPU reads weights half as fast again from large pages. But to have them from the first touch on delays the
+        start by seconds where the system must make them first, so it is done later, and piece by piece.
+        """
+        if self._map is None:
+            return False
+        address = self._memory.data_ptr()
+        first = -(-(address + self._settled) // LARGE_PAGE) * LARGE_PAGE
+        if first + LARGE_PAGE > address + self.used:
+            return False
+        self._settled = first + LARGE_PAGE - address
+        # The mmap module's own madvise would keep the interpreter to itself meanwhile.
+        return not ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(LARGE_PAGE), MADV_COLLAPSE)
+
     @property
     def releasable(self) -> bool:
         return self._map is not None
@@ -68,6 +79,7 @@ class Arena:
         """
         if self._map is not None:
             self._map.madvise(mmap.MADV_DONTNEED)
+            self._settled = 0
 
 
 def available_bytes(device: torch.device) -> int:

@@ -9,7 +9,9 @@ import pytest
 
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
 from infd.request import SamplingParams
+from infd.runner import device
 from infd.runner.local import LocalExecutor
+from infd.runner.residence import Residence
 from infd.runner.runner import Runner
 from infd.scheduler.plan import StepPlan
 from tests.runner.driving import config, executor, generate, join, request, span
@@ -388,4 +390,40 @@ async def test_with_overlap_an_errand_finds_the_steps_before_it_read(monkeypatch
     step = runs.forward(start(0, [3], 1)).sample()
     assert await runs.between(lambda loaded: "done") == "done"
     assert step.done()
+    await runs.close()
+
+
+class Settling:
+    """Stands for moving weights into large pages, in so many pieces."""
+
+    def __init__(self, pieces: int) -> None:
+        self.pieces = pieces
+        self.calls = 0
+        self.done = threading.Event()
+
+    def __call__(self) -> bool:
+        self.calls += 1
+        if self.calls >= self.pieces:
+            self.done.set()
+        return self.calls < self.pieces
+
+
+async def test_what_can_wait_is_done_when_there_is_no_work(monkeypatch):
+    settling = Settling(5)
+    monkeypatch.setattr(Residence, "settle", lambda residence: settling())
+    runs = executor(FakeModel(), config())
+    await runs.load()
+    await asyncio.to_thread(settling.done.wait)
+    assert (await runs.forward(start(0, [3], 1)).sample()).tokens == continuation([3], 1)
+    await runs.close()
+
+
+async def test_what_can_wait_is_done_piece_by_piece_where_there_always_is_work(monkeypatch):
+    settling = Settling(10**9)
+    monkeypatch.setattr(device, "IDLE_S", 600)
+    monkeypatch.setattr(Residence, "settle", lambda residence: settling())
+    runs = executor(FakeModel(), config())
+    await runs.load()
+    for errand in range(1, 4):
+        assert await runs.between(lambda loaded: settling.calls) == errand
     await runs.close()

@@ -7,7 +7,7 @@ from infd.errors import OutOfMemory
 from infd.models.base import PageTensor
 from infd.runner import memory
 from infd.runner.cache import allocate, page_bytes, size_cache
-from infd.runner.memory import Arena, available_bytes
+from infd.runner.memory import LARGE_PAGE, Arena, available_bytes
 from infd.scheduler.layout import CacheLayout, PageGroup
 
 CPU = torch.device("cpu")
@@ -61,24 +61,28 @@ def test_memory_that_cannot_exist_is_refused():
         Arena(2**62, CPU, "weights")
 
 
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without such pages")
-def test_an_arena_that_will_be_full_asks_for_large_pages():
-    for full in (False, True):
-        arena = Arena(2**23, CPU, "test", full=full)
-        assert ("hg" in _flags(arena.take((1,), torch.uint8).data_ptr())) == full
+def test_what_is_settled_lies_in_large_pages_and_holds_what_it_held():
+    arena = Arena(5 * LARGE_PAGE, CPU, "test")
+    held = arena.take((4 * LARGE_PAGE // 8,), torch.int64).copy_(torch.arange(4 * LARGE_PAGE // 8))
+    before = _large_bytes()
+    pieces = 0
+    while arena.settle():
+        pieces += 1
+    if not pieces:
+        pytest.skip("the system makes no large pages")
+    assert pieces in {3, 4}  # the mapping need not begin with one
+    assert _large_bytes() - before == pieces * LARGE_PAGE
+    assert held.equal(torch.arange(4 * LARGE_PAGE // 8))
+    arena.release()
+    assert _large_bytes() == before
+    held.fill_(7)
+    assert arena.settle()
+    assert (held == 7).all()
 
 
-def _flags(address: int) -> list[str]:
-    """Return what the kernel was advised of the mapping around an address."""
-    within = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if "-" in first and not first.endswith(":"):
-            begin, end = (int(bound, 16) for bound in first.split("-"))
-            within = begin <= address < end
-        elif within and first == "VmFlags:":
-            return line.split()[1:]
-    raise AssertionError(hex(address))
+def _large_bytes() -> int:
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return int(rollup.partition("AnonHugePages:")[2].split()[0]) * 1024
 
 
 def test_an_arena_occupies_nothing_until_it_is_written_and_nothing_after_release():
