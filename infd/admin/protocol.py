@@ -133,12 +133,12 @@ class Pause(Struct, forbid_unknown_fields=True):
     """Let no step run until a resume.
 
     mode    what becomes of the requests in flight: they end, finish first, or stay where they are
-    new     what new requests get meanwhile: a wait within bounds, or 503
+    new     what new requests get meanwhile: a wait within bounds, or 503; null: 503 if those before were aborted
     wait_s  how long the answer may wait for the end of it; null: until the end
     """
 
     mode: Literal["abort", "wait", "keep"] = "wait"
-    new: Literal["hold", "reject"] = "hold"
+    new: Literal["hold", "reject"] | None = None
     wait_s: Seconds | None = None
 
 

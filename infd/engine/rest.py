@@ -51,8 +51,12 @@ class Rest:
 
     # Verbs
 
-    def pause(self, mode: Mode = "wait", new: New = "hold") -> Move:
-        """Let no step run until `resume`. What sleeps is woken first. Raises WrongState."""
+    def pause(self, mode: Mode = "wait", new: New | None = None) -> Move:
+        """Let no step run until `resume`. What sleeps is woken first. Raises WrongState.
+
+        new  where nothing is said, who comes is held, or refused if those before were aborted
+        """
+        new = new or ("reject" if mode == "abort" else "hold")
         return self._want(Wish(state=State.PAUSED, mode=mode, new=new))
 
     def sleep(self, mode: Mode = "wait", level: int = 1, *, by_itself: bool = False) -> Move:

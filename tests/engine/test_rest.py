@@ -319,3 +319,16 @@ async def test_an_engine_at_rest_does_nothing():
         engine._scheduler.plan = plan
         engine.rest.resume()
         await asking
+
+
+async def test_after_an_abort_new_requests_are_refused_unless_they_are_to_be_held():
+    async with serving() as engine:
+        await engine.rest.pause("abort").result()
+        with pytest.raises(NotReady):
+            await ask(engine, request([1]))
+        await engine.rest.pause("abort", "hold").result()
+        held = asyncio.create_task(ask(engine, request([1])))
+        await turns()
+        assert engine.status().held == 1
+        engine.rest.resume()
+        assert await held == answer([1], 5)

@@ -38,17 +38,15 @@ modes = click.option(
 @click.option(
     "--new",
     type=click.Choice(["hold", "reject"]),
-    default="hold",
-    show_default=True,
-    help="What new requests get: a wait, within the queue's bounds and server.hold_timeout_s, or 503.",
+    help="What new requests get: a wait, within the queue's bounds and server.hold_timeout_s, or 503."
+    " Default: hold; with --mode abort reject.",
 )
 @waiting
 @json_option
 @click.pass_obj
-def pause(client: AdminClient, mode: str, new: str, wait: bool, timeout_s: float | None, as_json: bool) -> None:
+def pause(client: AdminClient, mode: str, new: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
     """Let no step run until a resume. With --mode keep, resume goes on token for token."""
-    asked = {"mode": mode, "new": new}
-    _move(client, "pause", asked, wait=wait, timeout_s=timeout_s, as_json=as_json)
+    _move(client, "pause", {"mode": mode, "new": new}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 tags = click.option(
