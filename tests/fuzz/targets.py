@@ -7,13 +7,14 @@ import json
 import socket
 import struct
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from infd import embedded
+from infd.admin.commands import VERBS
 from infd.admin.server import AdminServer
 from infd.config import Config, LimitsConfig
 from infd.errors import CheckpointError, RequestError
@@ -31,6 +32,9 @@ from tests.http.endpoint import serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+SILENCE_S = 0.03
 
 
 class Target:
@@ -148,7 +152,12 @@ class StopTarget(Target):
 
 
 class SocketTarget(Target):
-    """Raw bytes on a connection: whatever comes back is no 5xx but a documented 503, and the server goes on."""
+    """Raw bytes on a connection: whatever comes back is no 5xx but a documented 503, and the server goes on.
+
+    A last request follows them, so that the answers end; where it was taken for a part of them, silence ends the wait.
+    """
+
+    last: bytes
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -176,17 +185,27 @@ class SocketTarget(Target):
             await loop.sock_connect(client, self._address)
             answer = bytearray()
             try:
-                await loop.sock_sendall(client, data)
-                client.shutdown(socket.SHUT_WR)
+                await loop.sock_sendall(client, data + self.last)
                 async with asyncio.timeout(20):
-                    while piece := await loop.sock_recv(client, 65536):
+                    while piece := await self._piece(client):
                         answer += piece
             except ConnectionError:
                 pass  # refused in the middle of what was sent
             return bytes(answer)
 
+    @staticmethod
+    async def _piece(client: socket.socket) -> bytes:
+        """Return what comes next. After a while of silence the client says that it has no more to say."""
+        coming = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(client, 65536))
+        if not (await asyncio.wait([coming], timeout=SILENCE_S))[0]:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_WR)  # the server drops whoever does this
+        return await coming
+
 
 class HttpTarget(SocketTarget):
+    last = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+
     async def _start(self) -> tuple[str, int]:
         endpoint = await self._stack.enter_async_context(serving())
         host, port = endpoint.url.removeprefix("http://").split(":")
@@ -194,6 +213,20 @@ class HttpTarget(SocketTarget):
 
 
 class AdminTarget(SocketTarget):
+    """Below 0x80 the first byte begins what is sent as it is; above, it says which verb is told something made up."""
+
+    last = b"GET /version HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+
+    def __call__(self, data: bytes) -> None:
+        if data and data[0] & 0x80:
+            verb = VERBS[data[0] % len(VERBS)]
+            choose = Chooser(data[1:])
+            names = (*verb.asks.__struct_fields__, "x", "wait", "abort", "hold", "weights", "kv_cache", "keep")
+            said = mapping(choose, names).encode("utf-8", "surrogatepass")
+            asked = f"{verb.method} {verb.path.replace('{id}', 'r')} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(said)}"
+            data = asked.encode() + b"\r\n\r\n" + said
+        super().__call__(data)
+
     async def _start(self) -> str:
         endpoint = await self._stack.enter_async_context(serving())
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="infd-fuzz-"))
@@ -239,6 +272,7 @@ def examples(target: str) -> list[bytes]:
             ]
         case _:
             return [
+                *(bytes([0x80 + number, 3, 0, *range(20)]) for number in range(len(VERBS))),
                 b"GET /v1/status HTTP/1.1\r\nHost: a\r\n\r\n",
                 b"POST /v1/requests/abc/abort HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
             ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz import targets
 from tests.fuzz.targets import TARGETS, SocketTarget, examples
 
 SEEDS = Path(__file__).parent / "seeds"
@@ -28,6 +29,16 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
             case 3:
                 result[at:at] = chance.choice([b'"', b"[", b"{", b"-1", b"1e999", b"\r\n", b"\xff", b"null", b"\0"])
     return bytes(result)
+
+
+@pytest.mark.parametrize("name", ["http", "admin"])
+def test_a_target_hears_the_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "SILENCE_S", 20)  # only ever reached by a failure
+    with closing(TARGETS[name]()) as target:
+        assert isinstance(target, SocketTarget)
+        for data in examples(name)[-2:]:
+            answer = target._runner.run(target._ask(data))
+            assert answer.count(b"HTTP/1.1 ") == data.count(b" HTTP/1.1\r\n") + 1
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
