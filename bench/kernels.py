@@ -17,7 +17,8 @@ import torch
 from torch.nn import functional
 
 from infd.kernels.cpu.library import Library
-from infd.kernels.cpu.linear import Matrices
+from infd.kernels.cpu.linear import PANEL, Matrices
+from infd.runner.memory import Arena
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,22 +34,30 @@ SHAPES = {
 
 
 def forms(shapes: list[tuple[int, int]], count: int, isa: str | None) -> dict[str, Callable[[Tensor, int], Tensor]]:
-    """Return products by name: of some rows with the i-th matrix, of shape i modulo the number of shapes."""
+    """Return products by name: of some rows with the i-th matrix, of shape i modulo the number of shapes.
+
+    "small" is infd's before its weights have moved into large pages.
+    """
     generator = torch.Generator().manual_seed(0)
     weights = [
         (torch.randn(*shapes[i % len(shapes)], generator=generator) / 32).bfloat16() for i in range(count * len(shapes))
     ]
     matrices = Matrices(Library(isa))
-    packed = []
+    size = sum(2 * (outputs + PANEL) * inputs for outputs, inputs in shapes) * count
+    small, large = (Arena(size, torch.device("cpu"), "weights") for _ in range(2))
+    packed, settled = [], []
     for weight in weights:
         form = matrices.form(*weight.shape, weight.dtype)
-        kept = torch.zeros(form.shape, dtype=form.dtype)
-        form.place(kept, 0, weight)
-        packed.append((form, kept))
+        for arena, held in ((small, packed), (large, settled)):
+            held.append((form, arena.take(form.shape, form.dtype)))
+            form.place(held[-1][1], 0, weight)
+    while large.settle():
+        pass
     prepacked = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
     onednn = torch.ops.mkldnn._linear_pointwise
     return {
-        "infd": lambda x, i: packed[i][0].multiply(x, packed[i][1]),
+        "infd": lambda x, i: settled[i][0].multiply(x, settled[i][1]),
+        "small": lambda x, i: packed[i][0].multiply(x, packed[i][1]),
         "oneDNN": lambda x, i: onednn(x, prepacked[i], None, "none", [], ""),
         "F.linear": lambda x, i: functional.linear(x, weights[i]),
     }
