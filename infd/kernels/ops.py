@@ -132,6 +132,39 @@ class Activation(Protocol):
         """Return gelu(x[..., :n]) * x[..., n:] for x [T, 2n], with the tanh approximation of gelu."""
 
 
+class Drawing(NamedTuple):
+    """Which rows of a step's logits choose at random, and how.
+
+    rows         [n] int64: which rows
+    largest      [n] float32: the largest logit of each
+    seed         [n, 2] int32: its lower half, then its upper one
+    position     [n] int32: of the token to choose, in its sequence
+    temperature  [n] float32
+    top_k        [n] int32, 0: no limit
+    top_p        [n] float32, 1: no limit
+    min_p        [n] float32: how likely a token must be, as a share of the likeliest; 0: no limit
+    """
+
+    rows: Tensor
+    largest: Tensor
+    seed: Tensor
+    position: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+
+class Draw(Protocol):
+    def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
+        """Return a token [n] int64 for each of some rows of logits [N, vocab] float32.
+
+        A token is chosen in proportion to exp(logit / temperature), by noise that depends on nothing but seed, position
+        and token. Where `truncated`, only among those that the limits leave: min-p first, then top-k of the rest, then
+        top-p of that; equally likely tokens stay or go together. Otherwise no limit is looked at.
+        """
+
+
 class Selected(Struct, frozen=True):
     """One row of the selection table: which implementation a family uses, and why not the others."""
 
@@ -149,6 +182,7 @@ class Ops(Struct, frozen=True, kw_only=True):
     norm: Norm
     rope: Rope
     activation: Activation
+    draw: Draw
     selection: Sequence[Selected]
 
     def describe(self) -> list[dict[str, Any]]:

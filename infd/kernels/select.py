@@ -100,6 +100,7 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _triton("activation:Activation"),
             _reference("dense:Activation"),
         ),
+        "draw": (_triton("draw:Draw"), _reference("drawing.draw:Draw")),
     }
 )
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infd.config import Config
-    from infd.kernels.ops import Attention
+    from infd.kernels.ops import Attention, Draw
     from infd.models.base import Model
     from infd.runner.pulse import Pulse
 
@@ -108,7 +108,7 @@ def _build(
 
     load(model, checkpoint, weights, report)
     try:
-        loaded = assemble(config, model, ops.attention, weights, device=device, max_len=max_len, pulse=pulse)
+        loaded = assemble(config, model, ops.attention, ops.draw, weights, device=device, max_len=max_len, pulse=pulse)
     except RequestFailed as error:  # of the trial steps, which ask for nothing unusual
         raise CheckpointError(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
@@ -125,6 +125,7 @@ def assemble(
     config: Config,
     model: Model,
     attention: Attention,
+    draw: Draw,
     weights: Arena,
     *,
     device: torch.device,
@@ -156,6 +157,7 @@ def assemble(
     runner = Runner(
         model,
         Beating(attention, pulse),
+        draw,
         Rows(
             rows=rows,
             max_len=max_len,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.ops import Attention, KeyValuePages
+    from infd.kernels.ops import Attention, Draw, KeyValuePages
     from infd.models.base import Model
     from infd.runner.pulse import Pulse
     from infd.runner.rows import Rows
@@ -69,6 +69,7 @@ class Runner:
         self,
         model: Model,
         attention: Attention,
+        draw: Draw,
         rows: Rows,
         layout: CacheLayout,
         cache: Sequence[KeyValuePages],
@@ -80,7 +81,7 @@ class Runner:
         self._layout = layout
         self._cache = cache
         self._pulse = pulse
-        self._sampler = Sampler(rows)
+        self._sampler = Sampler(rows, draw)
 
     @property
     def overlaps(self) -> bool:

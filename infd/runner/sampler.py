@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from infd.kernels.ops import Drawing
 from infd.runner.rows import Float, Integer, Stage
-from infd.runner.sampling import bias, choice, floor, mask, noise, penalties, scores, temperature, truncation, words
+from infd.runner.sampling import bias, floor, mask, penalties, scores, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,12 +22,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from infd.kernels.ops import Draw
     from infd.runner.rows import Asked, Rows
 
     Array = npt.NDArray[Any]
-
-WIDTH = 128  # largest logits looked at first when a distribution is truncated
-WIDER = 16  # times as many when those do not settle it: sorting a whole row costs ten times as much
 
 SOUND, NOT_FINITE, NOTHING_ALLOWED = range(3)
 
@@ -67,9 +66,9 @@ class Sampled(Struct):
 class Sampler:
     """Samples for the sequences in `rows`."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, draw: Draw) -> None:
         self._rows = rows
-        self._hashed = noise.token_hash(torch.arange(rows.vocab_size, device=rows.device))
+        self._draw = draw
 
     def __call__(self, logits: Tensor, asking: Asking, allowed: Array | None) -> Sampled:
         """Choose a token for each row of logits [N, vocab] float32, which are used up.
@@ -86,7 +85,7 @@ class Sampler:
         if self._shape(logits, asking, stages, allowed):
             largest, tokens = logits.max(-1)
         if (stages & Stage.RANDOM).any():
-            self._draw(logits, largest, tokens, asking, stages)
+            self._draw_tokens(logits, largest, tokens, asking, stages)
         self._rows.append(asking.rows, asking.ends, tokens)
 
         verdict = torch.where(finite, torch.where(largest > -torch.inf, SOUND, NOTHING_ALLOWED), NOT_FINITE)
@@ -171,44 +170,27 @@ class Sampler:
         merged[limited] &= np.stack([asked.allowed for asked in self._asked(asking, limited)])
         return merged
 
-    def _draw(self, logits: Tensor, largest: Tensor, tokens: Tensor, asking: Asking, stages: Array) -> None:
-        """Replace the tokens of the rows that sample at random."""
-        open_ended = np.flatnonzero((stages & (Stage.RANDOM | Stage.TRUNCATE)) == Stage.RANDOM)
-        if open_ended.size:
-            index = self._rows.upload(open_ended)
+    def _draw_tokens(self, logits: Tensor, largest: Tensor, tokens: Tensor, asking: Asking, stages: Array) -> None:
+        """Replace the tokens of the rows that sample at random, those with limits apart from those without."""
+        random = stages & (Stage.RANDOM | Stage.TRUNCATE)
+        for truncated, wanted in ((False, Stage.RANDOM), (True, Stage.RANDOM | Stage.TRUNCATE)):
+            which = np.flatnonzero(random == wanted)
+            if not which.size:
+                continue
+            index = self._rows.upload(which)
             row = asking.rows[index]
-            cooled = temperature.apply(logits[index], largest[index], self._rows.floats[row, Float.TEMPERATURE])
-            tokens[index] = choice.among_all(cooled, self._keys(row, asking.ends[index]), self._hashed)
-        truncated = np.flatnonzero(stages & Stage.TRUNCATE)
-        if truncated.size:
-            index = self._rows.upload(truncated)
-            row = asking.rows[index]
-            cooled = temperature.apply(logits[index], largest[index], self._rows.floats[row, Float.TEMPERATURE])
-            tokens[index] = self._draw_truncated(cooled, row, self._keys(row, asking.ends[index]))
-
-    def _draw_truncated(self, logits: Tensor, row: Tensor, keys: Tensor) -> Tensor:
-        """Return a token for each row of logits, looking only as far down as the rows need."""
-        floats, top_k = self._rows.floats[row], self._rows.integers[row, Integer.TOP_K]
-        tokens = torch.empty_like(row)
-        left = torch.arange(len(row), device=row.device)
-        width = max(WIDTH, 2 * int(top_k.max()))
-        while left.numel():
-            width = min(width, logits.shape[1])
-            candidates = truncation.truncate(
-                logits[left],
-                width,
-                top_k=top_k[left],
-                top_p=floats[left, Float.TOP_P],
-                min_p=floats[left, Float.MIN_P],
+            floats, integers = self._rows.floats[row], self._rows.integers[row]
+            drawing = Drawing(
+                rows=index,
+                largest=largest[index],
+                seed=integers[:, Integer.SEED_LOW : Integer.SEED_HIGH + 1],
+                position=asking.ends[index].to(torch.int32),
+                temperature=floats[:, Float.TEMPERATURE],
+                top_k=integers[:, Integer.TOP_K],
+                top_p=floats[:, Float.TOP_P],
+                min_p=floats[:, Float.MIN_P],
             )
-            tokens[left] = choice.among(candidates, keys[left])
-            left = left[~candidates.settled]
-            width *= WIDER
-        return tokens
-
-    def _keys(self, row: Tensor, end: Tensor) -> Tensor:
-        integers = self._rows.integers[row]
-        return noise.row_keys(integers[:, Integer.SEED_LOW], integers[:, Integer.SEED_HIGH], end.to(torch.int32))
+            tokens[index] = self._draw(logits, drawing, truncated=truncated)
 
     def _history(self, row: Tensor, positions: Array) -> Tensor:
         """Return the tokens [n, L] int64 of some rows, as far as the longest of them may reach."""

@@ -34,7 +34,7 @@ def test_every_family_has_a_reference_that_runs_anywhere():
     ops = select(CPU, torch.float16)  # which nothing else computes on a CPU
     assert isinstance(ops.attention, PagedAttention)
     assert [(row["family"], row["chosen"]) for row in ops.describe()] == [
-        (family, "reference") for family in ("attention", "linear", "vocabulary", "norm", "rope", "activation")
+        (family, "reference") for family in ("attention", "linear", "vocabulary", "norm", "rope", "activation", "draw")
     ]
 
 

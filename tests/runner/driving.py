@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
+from infd.kernels.reference.drawing.draw import Draw
 from infd.request import Request, SamplingParams
 from infd.runner.loading import assemble
 from infd.runner.local import LocalExecutor
@@ -37,9 +38,8 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
 
 
 def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48) -> Loaded:
-    return assemble(
-        settings, model, HistoryAttention(), Arena(64, CPU, "weights"), device=CPU, max_len=max_len, pulse=pulse
-    )
+    attention, weights = HistoryAttention(), Arena(64, CPU, "weights")
+    return assemble(settings, model, attention, Draw(), weights, device=CPU, max_len=max_len, pulse=pulse)
 
 
 def executor(model: FakeModel, settings: Config) -> LocalExecutor:

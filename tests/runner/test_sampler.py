@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from infd.kernels.reference.drawing import draw as module
 from infd.request import SamplingParams
-from infd.runner import sampler as module
 from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Asking, Sampled, Sampler
 from tests.runner.driving import join, make_rows
 
@@ -51,7 +51,7 @@ def ready(asked: list[SamplingParams], *, end_ids: frozenset[int] = frozenset({2
     )
     ids = np.arange(len(asked))
     ends = np.full(len(asked), len(PROMPT + ANSWER))
-    return rows, Sampler(rows), Asking(torch.from_numpy(ids), torch.from_numpy(ends), ids, ends)
+    return rows, Sampler(rows, module.Draw()), Asking(torch.from_numpy(ids), torch.from_numpy(ends), ids, ends)
 
 
 def pick(asking: Asking, which: list[int]) -> Asking:

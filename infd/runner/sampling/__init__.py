@@ -6,9 +6,8 @@
 4. floor        forbids end ids until min_tokens are generated
 5. words        forbids the last token of a bad word
 6. mask         forbids what a grammar, or the list of allowed tokens, does not name
-7. temperature
-8. truncation   min-p, then top-k, then top-p
-9. choice       the largest logit, or Gumbel-max with the noise of `noise`
+The token is then the largest logit or, by the kernel family `draw`, one drawn at
+random: temperature, min-p, top-k, top-p, noise.
 
 Each stage is a function of the rows that ask for it, [n, vocab] float32, and of
 their parameters; `runner/sampler.py` picks the rows. Stages 2 to 6 change the

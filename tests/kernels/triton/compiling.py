@@ -20,9 +20,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from infd.kernels.ops import KeyValuePages
+from infd.kernels.ops import Drawing, KeyValuePages
 from infd.kernels.triton.activation import Activation
 from infd.kernels.triton.attention import PagedAttention
+from infd.kernels.triton.draw import Draw
 from infd.kernels.triton.norm import Norm
 from infd.kernels.triton.rope import Rope
 from tests.kernels.paging import PagedSpan, attention_batch
@@ -118,6 +119,21 @@ def gates() -> None:
     Activation().gelu_tanh_mul(empty(7, 2 * 14336))
 
 
+def draws(*, truncated: bool) -> None:
+    numbers, ids = empty(7, dtype=torch.float32), empty(7, dtype=torch.int32)
+    drawing = Drawing(
+        rows=empty(7, dtype=torch.int64),
+        largest=numbers,
+        seed=empty(7, 2, dtype=torch.int32),
+        position=ids,
+        temperature=numbers,
+        top_k=ids,
+        top_p=numbers,
+        min_p=numbers,
+    )
+    Draw()(empty(9, 151936, dtype=torch.float32), drawing, truncated=truncated)
+
+
 FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
     "attention": {
         "bfloat16, 32 heads of 128": lambda: attention(8, 4, 128, torch.bfloat16, None, None),
@@ -131,6 +147,10 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
         "whole heads turn": lambda: rotations(64, interleaved=False),
         "half a head turns": lambda: rotations(32, interleaved=True),
         "gates": gates,
+    },
+    "draw": {
+        "among all": lambda: draws(truncated=False),
+        "among the likely": lambda: draws(truncated=True),
     },
 }
 

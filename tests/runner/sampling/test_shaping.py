@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
-from infd.runner.sampling import bias, floor, mask, penalties, temperature
+from infd.kernels.reference.drawing import temperature
+from infd.runner.sampling import bias, floor, mask, penalties
 
 VOCAB = 50
 

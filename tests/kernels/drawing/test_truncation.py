@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from infd.runner.sampling.truncation import truncate
+from infd.kernels.reference.drawing.truncation import truncate
 
 VOCAB = 60
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from infd.runner.sampling import choice, noise
-from infd.runner.sampling.truncation import Candidates, truncate
+from infd.kernels.reference.drawing import choice, noise
+from infd.kernels.reference.drawing.truncation import Candidates, truncate
 
 VOCAB = 64
 

@@ -35,16 +35,20 @@ def token_hash(tokens: Tensor) -> Tensor:
 
 def gumbel(keys: Tensor, hashed: Tensor) -> Tensor:
     """Return standard Gumbel noise [n, m] float32 for row keys [n, 2] and token hashes [n, m] or [m]."""
+    # Uniform in (0, 1), exact near 0, where -log(1 - u) decides which unlikely token wins.
+    u = uniform_bits(keys, hashed).to(torch.float32).mul_(2.0**-31 * (1 - 2.0**-24)).add_(2.0**-32)
+    return u.neg_().log1p_().neg_().log_().neg_()
+
+
+def uniform_bits(keys: Tensor, hashed: Tensor) -> Tensor:
+    """Return 31 random bits, [n, m] int32, for row keys [n, 2] and token hashes [n, m] or [m]."""
     x = hashed ^ keys[:, :1]
     x.mul_(FIRST)
     x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
     x.add_(keys[:, 1:])
     x.mul_(SECOND)
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
-    x.bitwise_and_(0x7FFFFFFF)
-    # Uniform in (0, 1), exact near 0, where -log(1 - u) decides which unlikely token wins.
-    u = x.to(torch.float32).mul_(2.0**-31 * (1 - 2.0**-24)).add_(2.0**-32)
-    return u.neg_().log1p_().neg_().log_().neg_()
+    return x.bitwise_and_(0x7FFFFFFF)
 
 
 def _mix(x: Tensor) -> Tensor:

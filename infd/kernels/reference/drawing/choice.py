@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.runner.sampling.noise import gumbel, token_hash
+from infd.kernels.reference.drawing.noise import gumbel, token_hash
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.runner.sampling.truncation import Candidates
+    from infd.kernels.reference.drawing.truncation import Candidates
 
 BLOCK = 4  # rows at a time on a CPU: their noise stays in its cache
 

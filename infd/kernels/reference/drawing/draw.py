@@ -1,0 +1,56 @@
+"""Choose tokens at random, sorting no more of a row than its limits need.
+
+On a GPU, rows with limits are waited for: how far down each needs to be looked at
+is known only once that has been tried.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from infd.kernels.reference.drawing import choice, noise, temperature, truncation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.kernels.ops import Drawing
+
+WIDTH = 128  # largest logits looked at first
+WIDER = 16  # times as many when those do not settle it: sorting a whole row costs ten times as much
+
+
+class Draw:
+    """The draw family."""
+
+    def __init__(self) -> None:
+        self._hashed = torch.empty(0, dtype=torch.int32)  # of all tokens of the vocabulary last seen
+
+    def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
+        keys = noise.row_keys(drawing.seed[:, 0], drawing.seed[:, 1], drawing.position)
+        cooled = temperature.apply(logits[drawing.rows], drawing.largest, drawing.temperature)
+        if truncated:
+            return _among_likely(cooled, drawing, keys)
+        return choice.among_all(cooled, keys, self._hashes(logits.shape[1], logits.device))
+
+    def _hashes(self, vocabulary: int, device: torch.device) -> Tensor:
+        if len(self._hashed) != vocabulary or self._hashed.device != device:
+            self._hashed = noise.token_hash(torch.arange(vocabulary, device=device))
+        return self._hashed
+
+
+def _among_likely(logits: Tensor, drawing: Drawing, keys: Tensor) -> Tensor:
+    """Return a token for each row of logits, looking only as far down as the rows need."""
+    tokens = torch.empty_like(drawing.rows)
+    left = torch.arange(len(tokens), device=tokens.device)
+    width = max(WIDTH, 2 * int(drawing.top_k.max()))
+    while left.numel():
+        width = min(width, logits.shape[1])
+        candidates = truncation.truncate(
+            logits[left], width, top_k=drawing.top_k[left], top_p=drawing.top_p[left], min_p=drawing.min_p[left]
+        )
+        tokens[left] = choice.among(candidates, keys[left])
+        left = left[~candidates.settled]
+        width *= WIDER
+    return tokens
