@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
 
 NATIVE := infd/kernels/cpu/native
 
-.PHONY: run native test soak test-gpu test-triton lint types format man bench-serve bench-overhead clean
+.PHONY: run native test soak test-gpu test-triton lint types format man bench-serve bench-overhead bench-gpu clean
 
 run: $(VENV)/.installed
 	$(BIN)/infd start
@@ -54,6 +54,9 @@ bench-serve: $(VENV)/.installed
 
 bench-overhead: $(VENV)/.installed
 	$(BIN)/python bench/overhead.py
+
+bench-gpu: $(VENV)/.installed
+	$(BIN)/python bench/gpu.py
 
 clean:
 	rm -rf $(VENV) infd/kernels/cpu/native.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from gpu import main
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_the_gpu_benchmark_can_be_tried_without_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = "--batches 1 3 --context 32 --prompt 40 --steps 3 --rounds 1"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--device", "cpu", "--models", "tiny", *sizes.split()])
+    main()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("floor" in line for line in lines) == 17
+    assert sum("tok/s" in line for line in lines) == 3

@@ -1,0 +1,41 @@
+"""Whole models whose every kernel is Triton's, against transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from infd.kernels.select import CANDIDATES, runs_anywhere, select
+from tests.models.test_parity import CLOSE, Pair, off, text
+
+TRITON = ("attention", "norm", "rope", "activation")
+
+
+@pytest.fixture
+def ops(device):
+    """Choose Triton's kernels, on a CPU too."""
+    candidates = {
+        family: [replace(each, refuses=runs_anywhere) for each in some if each.name == "triton"] or some
+        for family, some in CANDIDATES.items()
+    }
+    ops = select(device, torch.float32, candidates)
+    assert {each.family for each in ops.selection if each.chosen == "triton"} >= set(TRITON)
+    from infd.kernels.triton.attention import PagedAttention
+
+    return replace(ops, attention=PagedAttention(room=4))  # where there is no GPU, there is none to ask
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma2", "glm4"])
+def test_a_prompt_in_chunks_beside_a_stranger_is_what_transformers_says(tiny, device, ops, variant):
+    pair = Pair(tiny(variant), ops=ops, device=device)
+    driver = pair.driver()
+    prompt, other = text(1, 30), text(2, 12)
+    ours, stranger = driver.start(prompt), driver.start(other)
+    got, theirs = [], []
+    for count, beside in ((13, 0), (1, 11), (16, 1)):
+        logits = driver.step((ours, count), *([(stranger, beside)] if beside else []))
+        got.append(logits[0])
+        theirs += logits[1:]
+    assert off(torch.cat(got), pair.expect(prompt)) < CLOSE
+    assert off(torch.cat(theirs), pair.expect(other)) < CLOSE
