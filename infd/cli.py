@@ -157,9 +157,15 @@ def show(loaded: Loaded, origin: bool) -> int:
             click.echo(f"\n[{table}]" if section else f"[{table}]")
             section = table
         value = loaded.value(key)
-        line = f"# {name} =" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
+        line = f"# {name} =" if value is None else f"{name} = {_toml(value)}"
         click.echo(f"{line:<40}  # {loaded.origins[setting.key]}" if origin else line)
     return os.EX_OK
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(name)} = {_toml(each)}" for name, each in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 @cli.command()

@@ -14,11 +14,14 @@ InfdError
 │   ├── UnknownExpectation 417
 │   ├── Overloaded         429, with Retry-After
 │   ├── NotReady           503, with Retry-After
+│   ├── AdapterUnavailable 503, its files are gone or changed, or others take all the memory
 │   ├── QueueTimeout       503, with Retry-After
 │   ├── RequestTimeout     504
 │   ├── Aborted            503, an operator's doing
 │   ├── ServerStopped      503, with Retry-After
 │   └── Internal           500, our bug; the message names the request id
+├── AdapterExists          another stands under that name
+├── AdapterTooLarge        there is no room for it beside the others
 ├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
 ├── WrongState             an operator's wish that cannot be begun now
 ├── Busy                   an operator's wish that waits for another one to end
@@ -143,6 +146,12 @@ class NotReady(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class AdapterUnavailable(RequestError):
+    """It is served here, but cannot be read now. The message says what an operator can do."""
+
+    status, type, code, param = 503, "service_unavailable_error", "adapter_unavailable", "model"
+
+
 class QueueTimeout(RequestError):
     """It waited too long for its first step. Nothing was computed for it."""
 
@@ -182,6 +191,21 @@ class Internal(RequestError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"internal error; the server's log has the details under request {request_id}")
+
+
+class AdapterExists(InfdError):
+    """The name asked for stands for something else."""
+
+
+class AdapterTooLarge(InfdError):
+    """An adapter does not fit into the memory that there is for adapters."""
+
+    def __init__(self, size: int, room: int) -> None:
+        self.size = size  # bytes
+        super().__init__(
+            f"the adapter takes {size / 2**20:,.1f} MiB; {max(0, room) / 2**20:,.1f} MiB are free for adapters:"
+            " unload others, or raise lora.host_bytes"
+        )
 
 
 class RequestFailed(InfdError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -49,8 +49,25 @@ class Request(Struct, frozen=True, kw_only=True):
     choices: int = 1
     end_ids: frozenset[int] = frozenset()  # a generated one finishes the choice with "stop"
     priority: int = 0  # lower is earlier
+    adapter: str | None = None  # by name; None: the model itself
     tenant: str = ""  # prefix pages are shared within a tenant only
     cache_salt: str = ""  # narrows the sharing further
+
+
+class Adapter(Struct, eq=False):
+    """A change to the model, as it was when it was read.
+
+    generation  another one each time that an adapter is loaded, under whatever name
+    weights     what the executor read; nobody else looks into it. None once nobody asks for the adapter any more,
+                because a finished step may be remembered for longer than gigabytes should be
+    """
+
+    name: str
+    generation: int
+    weights: Any
+
+    def __repr__(self) -> str:
+        return f"<Adapter {self.name}/{self.generation}>"
 
 
 class TokenLogprobs(Struct, frozen=True):

@@ -13,6 +13,9 @@ import zlib
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
+from infd.errors import AdapterTooLarge, CheckpointError
 from infd.memory import Held, Memory, Part
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from infd.errors import InfdError
+    from infd.request import Adapter
     from infd.scheduler.plan import Join, Span
 
 VOCAB = 512
@@ -48,6 +52,11 @@ def capacity(
     )
 
 
+def remembered(token: int, adapter: Adapter | None) -> int:
+    """Return what the cache holds of a token that was computed with an adapter."""
+    return token if adapter is None else token + VOCAB * adapter.generation
+
+
 def choose(histories: list[list[int]], seed: int) -> int:
     """Return the token that follows, given what each group sees of the history."""
     digest = seed & 0xFFFFFFFF
@@ -56,11 +65,14 @@ def choose(histories: list[list[int]], seed: int) -> int:
     return 3 + digest % (VOCAB - 3)
 
 
-def continuation(prompt: list[int], count: int, *, seed: int = 0, layout: CacheLayout = FULL) -> list[int]:
+def continuation(
+    prompt: list[int], count: int, *, seed: int = 0, layout: CacheLayout = FULL, adapter: Adapter | None = None
+) -> list[int]:
     """Return the first `count` tokens that the fake model generates after `prompt`."""
     tokens = list(prompt)
     for _ in range(count):
-        seen = [tokens if group.window is None else tokens[-group.window :] for group in layout.groups] or [tokens]
+        kept = [remembered(token, adapter) for token in tokens]
+        seen = [kept if group.window is None else kept[-group.window :] for group in layout.groups] or [kept]
         tokens.append(choose(seen, seed))
     return tokens[len(prompt) :]
 
@@ -77,12 +89,14 @@ def likelihood(histories: list[list[int]], token: int, most: int) -> TokenLogpro
     return TokenLogprobs(-guess / 8, ids, tuple(-0.5 - i for i in range(most)), 1 + guess % 7)
 
 
-def prompt_likelihoods(prompt: list[int], most: int = 0, *, layout: CacheLayout = FULL) -> list[TokenLogprobs]:
+def prompt_likelihoods(
+    prompt: list[int], most: int = 0, *, layout: CacheLayout = FULL, adapter: Adapter | None = None
+) -> list[TokenLogprobs]:
     """Return what the fake model says of the tokens of `prompt`, all but the first."""
+    kept = [remembered(token, adapter) for token in prompt]
     return [
         likelihood(
-            [prompt[:p] if group.window is None else prompt[:p][-group.window :] for group in layout.groups]
-            or [prompt[:p]],
+            [kept[:p] if group.window is None else kept[:p][-group.window :] for group in layout.groups] or [kept[:p]],
             prompt[p],
             most,
         )
@@ -102,6 +116,8 @@ class FakeDevice:
         self.tables: list[list[dict[int, int]]] = [[{} for _ in groups] for _ in range(capacity.rows)]
         self.seeds = [0] * capacity.rows
         self.most = [0] * capacity.rows
+        self.slot_of = [0] * capacity.rows
+        self.slots: dict[int, Adapter] = {}
         self.steps = 0
         self.asleep = False
 
@@ -112,6 +128,9 @@ class FakeDevice:
 
     def forward(self, plan: StepPlan) -> None:
         assert not self.asleep, "a step while memory is given back"
+        for load in plan.loads:
+            assert load.adapter.weights is not None, "an adapter is loaded that was let go"
+            self.slots[load.slot] = load.adapter
         for join in plan.joins:
             self._seat(join)
         for grant in plan.grants:
@@ -152,7 +171,14 @@ class FakeDevice:
         self.forward(plan)
         return self.sample(plan)
 
+    def _computed(self, span: Span, position: int) -> int:
+        slot = self.slot_of[span.row]
+        adapter = self.slots[slot] if slot else None
+        assert adapter is None or adapter.weights is not None, "an adapter is computed that was let go"
+        return remembered(self.tokens[span.row][position], adapter)
+
     def _seat(self, join: Join) -> None:
+        self.slot_of[join.row] = join.slot
         self.tokens[join.row] = list(join.tokens)
         self.tables[join.row] = [{i: page for i, page in enumerate(table) if page} for table in join.tables]
         self.seeds[join.row] = join.seed
@@ -163,14 +189,14 @@ class FakeDevice:
             for position in range(span.start, span.start + span.count):
                 page = table[position // group.page_tokens]
                 assert 0 < page <= self.capacity.pages
-                self.memory[page][position % group.page_tokens] = self.tokens[span.row][position]
+                self.memory[page][position % group.page_tokens] = self._computed(span, position)
 
     def _read(self, span: Span, end: int) -> list[list[int]]:
         """Return what each group sees of the tokens before `end`."""
         groups = self.capacity.layout.groups
         if not groups:
             assert span.start == 0, "nothing was kept of the earlier tokens"
-            return [self.tokens[span.row][:end]]
+            return [[self._computed(span, position) for position in range(end)]]
         histories = []
         for group, table in zip(groups, self.tables[span.row], strict=True):
             first = 0 if group.window is None else max(0, end - group.window)
@@ -178,6 +204,13 @@ class FakeDevice:
                 [self.memory[table[p // group.page_tokens]][p % group.page_tokens] for p in range(first, end)]
             )
         return histories
+
+
+class FakeWeights(Struct, frozen=True, eq=False, weakref=True):
+    bytes: int
+    stamp: int
+    base: str = "fake"
+    rank: int = 8
 
 
 class FakeStep:
@@ -197,6 +230,8 @@ class FakeExecutor:
     step_s  how long a step takes
     fault   called with each plan; what it raises fails that step and all behind it
     gate    while cleared, no step completes
+    reading  while cleared, no adapter is read
+    files    bytes and stamp of the adapters that can be read, by path
     """
 
     def __init__(
@@ -215,7 +250,11 @@ class FakeExecutor:
         self.closed = False
         self._capacity = capacity or globals()["capacity"](pages=256, rows=16, step_tokens=64, max_model_len=256)
         self.device = FakeDevice(self._capacity)
-        self._queue: list[FakeStep] = []
+        self._queue: list[FakeStep | tuple[Adapter, int | None]] = []  # steps, and what is forgotten between them
+        self.files: dict[str, tuple[int, int]] = {}
+        self.reading = asyncio.Event()
+        self.reading.set()
+        self.reads = 0
         self.issued: list[FakeStep] = []  # every step so far
         self._worker: asyncio.Task[None] | None = None
         self.load_error: InfdError | None = None
@@ -238,6 +277,9 @@ class FakeExecutor:
 
     def ready(self, step: FakeStep) -> None:
         self._queue.append(step)
+        self._start()
+
+    def _start(self) -> None:
         if self._worker is None or self._worker.done():
             self._worker = asyncio.get_running_loop().create_task(self._work())
 
@@ -246,6 +288,12 @@ class FakeExecutor:
             await asyncio.sleep(self.step_s)
             await self.gate.wait()
             step = self._queue.pop(0)
+            if isinstance(step, tuple):
+                adapter, slot = step
+                adapter.weights = None
+                if slot is not None:
+                    self.device.slots.pop(slot, None)
+                continue
             try:
                 if self.fault is not None:
                     self.fault(step.plan)
@@ -254,6 +302,9 @@ class FakeExecutor:
                 step.result.set_exception(error)
                 behind, self._queue = self._queue, []
                 for dropped in behind:
+                    if isinstance(dropped, tuple):
+                        self._queue.append(dropped)
+                        continue
                     for _ in range(3):  # the news of each comes by itself, as from a thread
                         await asyncio.sleep(0)
                     dropped.result.set_exception(error)
@@ -261,11 +312,15 @@ class FakeExecutor:
                 step.result.set_result(result)
 
     @property
+    def _steps_queued(self) -> bool:
+        return any(isinstance(each, FakeStep) for each in self._queue)
+
+    @property
     def memory(self) -> Memory:
         return self.held
 
     async def sleep(self, level: int) -> int:
-        assert not self._queue, "memory is given back between steps only"
+        assert not self._steps_queued, "memory is given back between steps only"
         await self.memory_gate.wait()
         self.held = Memory(weights=Held.RELEASED if level > 1 else self.held.weights, cache=Held.RELEASED)
         self.device.asleep = True
@@ -282,7 +337,7 @@ class FakeExecutor:
         self._hold(weights, Held.LOADED if Part.CACHE in parts else cache)
 
     async def load_weights(self, path: str) -> None:
-        assert not self._queue, "weights change between steps only"
+        assert not self._steps_queued, "weights change between steps only"
         before, self.device.asleep = self.device.asleep, True
         await self.memory_gate.wait()
         self.device.asleep = before
@@ -295,6 +350,21 @@ class FakeExecutor:
     def _hold(self, weights: Held, cache: Held) -> None:
         self.held = Memory(weights=weights, cache=cache)
         self.device.asleep = not self.held.whole
+
+    async def read_adapter(self, path: str, root: str | None, room: int) -> FakeWeights:
+        """Read a made-up adapter: `files` has the bytes and the stamp of each path."""
+        self.reads += 1
+        await self.reading.wait()
+        if path not in self.files:
+            raise CheckpointError(f"{path}: No such file or directory")
+        weights = FakeWeights(*self.files[path])
+        if weights.bytes > room:
+            raise AdapterTooLarge(weights.bytes, room)
+        return weights
+
+    def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
+        self._queue.append((adapter, slot))
+        self._start()
 
     def describe(self) -> dict[str, Any]:
         return {

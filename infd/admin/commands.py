@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +16,8 @@ from infd import __version__
 from infd.admin import protocol, stacks
 from infd.engine.state import State
 from infd.errors import (
+    AdapterExists,
+    AdapterTooLarge,
     Busy,
     CannotSleep,
     CheckpointError,
@@ -59,11 +64,14 @@ class Desk(Struct, frozen=True):
 
     model  the name under which it is served
     drain  do what TERM does, without waiting for the end of it; harmless when repeated
+
+    lora_root  the directory that holds what may be loaded as an adapter; empty: nothing may
     """
 
     engine: Engine
     model: str
     drain: Callable[[], None]
+    lora_root: str = ""
 
 
 class Verb(Struct, frozen=True):
@@ -176,6 +184,51 @@ async def reset_prefix_cache(desk: Desk, asked: protocol.ResetPrefixCache) -> pr
     return protocol.PrefixCacheReset(*desk.engine.forget_prefixes(preempting=asked.running))
 
 
+async def loras(desk: Desk, asked: protocol.Nothing) -> protocol.Loras:
+    adapters = desk.engine.adapters
+    rows = msgspec.convert(adapters.rows(), list[protocol.LoraRow], from_attributes=True)
+    return protocol.Loras(rows, adapters.bytes, adapters.host_bytes)
+
+
+async def load_lora(desk: Desk, asked: protocol.LoadLora) -> protocol.LoraChanged:
+    if desk.engine.capacity is None:
+        state = desk.engine.lifecycle.state.value
+        raise Refused(409, "not_loaded", f"an adapter is checked against the model, which is not loaded yet ({state})")
+    if not desk.lora_root:
+        raise Refused(
+            403, "no_root", "lora.root is not set, so nothing may be loaded: set it (--lora-root) and start infd again"
+        )
+    began, adapters = time.monotonic(), desk.engine.adapters
+    try:
+        changed = await adapters.load(asked.name, asked.path, root=desk.lora_root, in_place=asked.in_place)
+    except CheckpointError as error:
+        raise Refused(422, "bad_adapter", str(error)) from error
+    except AdapterExists as error:
+        raise Refused(409, "name_taken", str(error)) from error
+    except AdapterTooLarge as error:
+        raise Refused(507, "no_memory", str(error)) from error
+    return await _left(desk, asked.name, asked.wait_s, began, changed=changed)
+
+
+async def unload_lora(desk: Desk, asked: protocol.UnloadLora) -> protocol.LoraChanged:
+    began = time.monotonic()
+    changed = desk.engine.adapters.unload(asked.name) is not None
+    return await _left(desk, asked.name, asked.wait_s, began, changed=changed)
+
+
+async def _left(desk: Desk, name: str, wait_s: float | None, began: float, *, changed: bool) -> protocol.LoraChanged:
+    """Wait until nothing is left of what a name stood for, at most so long."""
+    adapters = desk.engine.adapters
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await adapters.left(name)
+    users, row = adapters.users(name), adapters.row(name) if name in adapters else None
+    answer = protocol.LoraChanged(name, changed, not users, users, time.monotonic() - began)
+    if row is not None:
+        answer.generation, answer.rank, answer.bytes = row.generation, row.rank, row.bytes
+    return answer
+
+
 async def dump(desk: Desk, asked: protocol.Nothing) -> protocol.Dump:
     return protocol.Dump(stacks.task_stacks(), stacks.thread_stacks())
 
@@ -199,5 +252,8 @@ VERBS = (
         protocol.ResetPrefixCache,
         mutates=True,
     ),
+    Verb("loras", "/v1/loras", loras),
+    Verb("load-lora", "/v1/loras/load", load_lora, protocol.LoadLora, mutates=True),
+    Verb("unload-lora", "/v1/loras/unload", unload_lora, protocol.UnloadLora, mutates=True),
     Verb("dump", "/v1/dump", dump),
 )

@@ -91,6 +91,7 @@ class RequestRow(Struct):
     cached_tokens: int
     generated_tokens: int
     age_s: float
+    adapter: str | None = None
 
 
 class Requests(Struct):
@@ -206,6 +207,72 @@ class PrefixCacheReset(Struct):
 
     pages: int
     preempted: int
+
+
+class LoadLora(Struct, forbid_unknown_fields=True):
+    """Serve the adapter in directory `path`, beneath lora.root, as `name`.
+
+    in_place  where the name stands for an adapter already, put this one in its place
+    wait_s    how long the answer may wait, once it is loaded, for requests that use the one replaced; null: to the end
+    """
+
+    name: str
+    path: str
+    in_place: bool = False
+    wait_s: Seconds | None = 0.0
+
+
+class UnloadLora(Struct, forbid_unknown_fields=True):
+    """Serve `name` no more. `wait_s`: how long the answer may wait for requests that use it; null: until the end."""
+
+    name: str
+    wait_s: Seconds | None = 0.0
+
+
+class LoraRow(Struct):
+    """An adapter.
+
+    state       ready; stored: its weights are read again when asked for; leaving: not served any more, but in use
+    base        the model that it says it was made for
+    bytes       of host memory that it takes now
+    generation  another one each time that an adapter is loaded
+    requests    choices that use it
+    """
+
+    name: str
+    state: str
+    path: str
+    base: str
+    rank: int
+    bytes: int
+    generation: int
+    requests: int
+
+
+class Loras(Struct):
+    """`bytes` of host memory are taken, of at most `host_bytes`."""
+
+    loras: list[LoraRow]
+    bytes: int
+    host_bytes: int
+
+
+class LoraChanged(Struct):
+    """What came of a load or unload.
+
+    changed   whether there was anything to do
+    done      whether nothing is left of what the name stood for before; else it goes with the `requests` that use it
+    generation, rank, bytes  of what the name stands for now; 0 where it is nothing
+    """
+
+    name: str
+    changed: bool
+    done: bool
+    requests: int
+    took_s: float
+    generation: int = 0
+    rank: int = 0
+    bytes: int = 0
 
 
 class Stack(Struct):

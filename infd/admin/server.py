@@ -56,7 +56,7 @@ class AdminServer:
         access: Access | None = None,
         identify: Callable[[HasOptions], Peer] = peer_of,
     ) -> None:
-        self._desk = Desk(engine, model or config.model.path, drain)
+        self._desk = Desk(engine, model or config.model.path, drain, config.lora.root)
         self._access = access if access is not None else Access.of_this_process()
         self._identify = identify
         self._listener: Listener | None = None
@@ -104,17 +104,19 @@ class AdminServer:
         if not verb.mutates:
             self._require_access(peer, verb)
             return reply(await verb.handler(self._desk, await _asked(verb, request)))
-        result = "failed"
+        result, told = "failed", "{}"
         try:
             self._require_access(peer, verb)
-            answer = await verb.handler(self._desk, await _asked(verb, request))
+            asked = await _asked(verb, request)
+            told = msgspec.json.encode(asked).decode()
+            answer = await verb.handler(self._desk, asked)
             result = "done"
         except Refused as refusal:
             result = refusal.code
             raise
         finally:
             done = {"verb": verb.name, "uid": peer.uid, "pid": peer.pid, "result": result}
-            log.info("asked to %s", verb.name, extra={**done, "path": request.rel_url.raw_path})
+            log.info("asked to %s", verb.name, extra={**done, "path": request.rel_url.raw_path, "asked": told})
         return reply(answer)
 
     def _require_access(self, peer: Peer, verb: Verb) -> None:

@@ -132,12 +132,28 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[Assignment]:
 
 def _typed(setting: Setting, assignment: Assignment) -> object:
     value = assignment.value
-    if isinstance(value, str):
+    if setting.mapping and not isinstance(value, dict):
+        value = _table(value)
+    elif isinstance(value, str):
         if setting.sized:
             value = _size(value)
         elif setting.repeatable:
             value = [part.strip() for part in value.split(",")] if assignment.text else [value]
     return msgspec.convert(value, setting.type, strict=not assignment.text)
+
+
+def _table(value: object) -> dict[str, str]:
+    """Read NAME=VALUE, several of them parted by commas or given one by one."""
+    parts = value.split(",") if isinstance(value, str) else value
+    table: dict[str, str] = {}
+    for part in parts if isinstance(parts, (list, tuple)) else [parts]:
+        name, separator, text = str(part).partition("=")
+        if not separator:
+            raise ValueError("expected NAME=VALUE")
+        if name.strip() in table:
+            raise ValueError(f"{name.strip()} is given twice")
+        table[name.strip()] = text.strip()
+    return table
 
 
 def _size(text: str) -> int:

@@ -32,7 +32,12 @@ class Setting(Struct, frozen=True):
 
     @property
     def repeatable(self) -> bool:
-        return isinstance(self.default, tuple)
+        return isinstance(self.default, (tuple, dict))
+
+    @property
+    def mapping(self) -> bool:
+        """Whether it is a table, written NAME=VALUE where there is no TOML."""
+        return isinstance(self.default, dict)
 
     @property
     def switch(self) -> bool:
@@ -48,6 +53,8 @@ class Setting(Struct, frozen=True):
         """The built-in value as one would write it; empty where there is none."""
         if isinstance(self.default, bool):
             return str(self.default).lower()
+        if self.mapping:
+            return ""
         if isinstance(self.default, tuple):
             return ", ".join(map(str, self.default))
         return "" if self.default is None else str(self.default)
@@ -62,6 +69,8 @@ class Setting(Struct, frozen=True):
             return "true|false"
         if self.sized:
             return "SIZE"
+        if self.mapping:
+            return "NAME=TEXT"
         return "NUMBER" if kind in (int, float) else "TEXT"
 
 
@@ -81,7 +90,8 @@ def _walk() -> Iterator[Setting]:
         for field in msgspec.structs.fields(struct):
             meta = [note for note in field.type.__metadata__ if note.description is not None][-1]
             key = f"{section}.{field.name}"
-            yield Setting(key, field.type, field.default, meta.description, meta.extra["flag"])
+            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            yield Setting(key, field.type, default, meta.description, meta.extra["flag"])
 
 
 SETTINGS = MappingProxyType({setting.key: setting for setting in _walk()})

@@ -180,6 +180,27 @@ class CacheConfig(Section, frozen=True, kw_only=True):
     ] = "tenant"
 
 
+class LoraConfig(Section, frozen=True, kw_only=True):
+    """Adapters (LoRA), each served under a name of its own beside the model."""
+
+    modules: Annotated[
+        dict[str, str], about("adapters served from the start, by name: directories as PEFT saves them", flag="--lora")
+    ] = {}
+    root: Annotated[
+        str, about("directory that holds what `infdctl load-lora` may load; empty: nothing", flag="--lora-root")
+    ] = ""
+    max_adapters: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)], about("adapters that the device holds at once; others are swapped in")
+    ] = 16
+    max_adapters_per_step: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)], about("adapters whose requests run at once; the next one waits")
+    ] = 16
+    host_bytes: Annotated[
+        Annotated[int, Meta(ge=2**10)],
+        about("memory for adapters; those that nobody uses leave it first, and are read again when asked for"),
+    ] = 4 * 2**30
+
+
 class AdminConfig(Section, frozen=True, kw_only=True):
     """The administrative socket."""
 
@@ -221,6 +242,7 @@ class Config(Section, frozen=True, kw_only=True):
     device: DeviceConfig = DeviceConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
+    lora: LoraConfig = LoraConfig()
     admin: AdminConfig = AdminConfig()
     log: LogConfig = LogConfig()
     metrics: MetricsConfig = MetricsConfig()

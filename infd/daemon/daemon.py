@@ -29,7 +29,7 @@ from infd.daemon.notify import Notifier
 from infd.daemon.progress import Stage
 from infd.engine.engine import Engine
 from infd.engine.state import State
-from infd.errors import ServerStopped, StartError
+from infd.errors import AdapterExists, AdapterTooLarge, ConfigError, ServerStopped, StartError
 from infd.http.app import HttpServer
 from infd.hub.fetch import fetch
 from infd.offload import Offload
@@ -76,7 +76,7 @@ class Daemon:
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
         self.loading = self._stage(f"loading {self.names[0]}")
         self.executor = executor or parts.executor(config, self.directory, self.loading)
-        self.engine = Engine(config, self.executor, self.metrics)
+        self.engine = Engine(config, self.executor, self.metrics, names=self.names)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
         self.admin = AdminServer(self.engine, config, model=self.names[0], drain=self._on_drain)
@@ -141,13 +141,21 @@ class Daemon:
             )
             with self.loading:
                 await self.engine.load()
+                for name, path in self.config.lora.modules.items():
+                    await self._load_adapter(name, path)
         capacity = self.engine.capacity
         assert capacity is not None
-        self.http.served = language.result().serve(self.names, capacity)
+        self.http.served = language.result().serve(self.names, capacity, self.engine.adapters)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.engine.run(), name="engine")
             # Behind the engine's first turn, which makes it ready.
             tasks.create_task(self._announce(listening, capacity), name="announce")
+
+    async def _load_adapter(self, name: str, path: str) -> None:
+        try:
+            await self.engine.adapters.load(name, path)
+        except (AdapterExists, AdapterTooLarge) as error:
+            raise ConfigError(f"lora.modules: {name}: {error}") from error
 
     async def _fetch(self) -> Path:
         name = self.config.model.path

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infd import embedded
+from infd.adapters.files import locate
 from infd.errors import CheckpointError, ConfigError, StartError
 from infd.http.auth import Keys
 from infd.hub.fetch import is_id
@@ -34,7 +35,11 @@ def check(config: Config, environment: Environment) -> None:
         if config.model.chat_template:
             ChatTemplate.of_file(config.model.chat_template)
 
-    looks: tuple[Callable[[], object], ...] = (model, template, lambda: keys(config, environment))
+    def adapters() -> None:
+        for path in config.lora.modules.values():
+            locate(path)
+
+    looks: tuple[Callable[[], object], ...] = (model, template, lambda: keys(config, environment), adapters)
     problems = []
     for look in looks:
         try:

@@ -16,7 +16,7 @@ from infd.text.tokenizer import Tokenizer
 from infd.untrusted import read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -44,7 +44,7 @@ class Language(Struct, frozen=True):
         syntax = Syntax.choose(tokenizer, template, reasoning_name=model.reasoning_parser, tools_name=model.tool_parser)
         return cls(tokenizer, template, syntax, SamplingDefaults.read(tokenizer.files.generation_config))
 
-    def serve(self, names: tuple[str, ...], capacity: Capacity) -> ServedModel:
+    def serve(self, names: tuple[str, ...], capacity: Capacity, adapters: Collection[str]) -> ServedModel:
         """Return what the HTTP side needs to know of the model."""
         return ServedModel(
             names=names,
@@ -55,6 +55,7 @@ class Language(Struct, frozen=True):
             template=self.template,
             syntax=self.syntax,
             defaults=self.defaults,
+            adapters=adapters,
         )
 
 

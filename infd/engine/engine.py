@@ -11,6 +11,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from infd.adapters.registry import Adapters
 from infd.engine.door import Door
 from infd.engine.fanout import FanOut
 from infd.engine.loop import StepLoop
@@ -18,7 +19,7 @@ from infd.engine.measure import Measure
 from infd.engine.progress import Progress
 from infd.engine.rest import Rest
 from infd.engine.state import Lifecycle, State
-from infd.engine.status import RequestRow, Status
+from infd.engine.status import RequestRow, Status, tell_of_adapters
 from infd.engine.stream import Choices
 from infd.engine.ticket import Flow, Ticket
 from infd.errors import (
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from infd.engine.loop import Issued
     from infd.engine.stream import Watcher
     from infd.errors import RequestError
-    from infd.request import Request
+    from infd.request import Adapter, Request
     from infd.scheduler.layout import Capacity
     from infd.scheduler.scheduler import Outcome
     from infd.telemetry.metrics import Gauges, Metrics
@@ -61,12 +62,22 @@ class Engine:
     """
 
     def __init__(
-        self, config: Config, executor: Executor, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: Config,
+        executor: Executor,
+        metrics: Metrics,
+        *,
+        names: tuple[str, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """names: what clients call the model itself."""
         self.lifecycle = Lifecycle()
         self.door = Door(config, self.lifecycle)
         self.capacity: Capacity | None = None
         self.executor = executor
+        self.adapters = Adapters(
+            executor.read_adapter, self._forget_adapter, host_bytes=config.lora.host_bytes, taken=names
+        )
         self.now = clock
         self.accepted = 0  # choices queued so far; equals the terminal events plus those in flight
         self._config = config
@@ -100,6 +111,8 @@ class Engine:
             self.capacity,
             priority_patience=settings.priority_patience,
             prefix_caching=self._config.cache.prefix_caching,
+            max_adapters=self._config.lora.max_adapters,
+            max_adapters_per_step=self._config.lora.max_adapters_per_step,
         )
         self.loop = StepLoop(self._scheduler, self.executor, self.now, self._planned, self._committed)
 
@@ -176,8 +189,14 @@ class Engine:
         finally:
             self._retire(ticket)
 
-    def queue(self, ticket: Ticket, requests: Many[Request], watchers: Many[Watcher | None] | None) -> Choices:
-        """Turn a ticket's requests into sequences. Called by `Ticket.submit`."""
+    def queue(
+        self,
+        ticket: Ticket,
+        requests: Many[Request],
+        adapters: Many[Adapter | None],
+        watchers: Many[Watcher | None] | None,
+    ) -> Choices:
+        """Turn a ticket's requests, each with its adapter, into sequences. Called by `Ticket.submit`."""
         scheduler, capacity = self._scheduler, self.capacity
         if scheduler is None or capacity is None or self._failed:
             raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
@@ -192,13 +211,15 @@ class Engine:
         self.door.unreserve(ticket)
         choices = Choices(watchers or [None] * count, partial(self._resume, ticket))
         streams, now = iter(choices.streams), self.now()
-        for request in requests:
-            root = self._prefix_root(request)
+        for request, adapter in zip(requests, adapters, strict=True):
+            root = self._prefix_root(request, adapter)
             for choice in range(request.choices):
-                seq = Sequence(request, choice, prefix_root=root)
+                seq = Sequence(request, choice, prefix_root=root, adapter=adapter)
                 # Siblings find the first one's prompt in the cache: it goes first, and leaves them no room before.
                 flow = Flow(seq, next(streams), ticket, now, 0 if choice else len(request.prompt))
                 scheduler.add(seq)
+                if adapter is not None:
+                    self.adapters.keep(adapter)  # until its terminal event
                 self._flows[seq] = flow
                 self.door.queued_tokens += flow.prompt_tokens
                 ticket.flows.append(flow)
@@ -244,7 +265,9 @@ class Engine:
         assert self._scheduler is not None
         self._epoch += 1
         before = self._scheduler.preemptions
-        pages = self._scheduler.forget_prefixes(lambda seq: self._prefix_root(seq.request), preempting=preempting)
+        pages = self._scheduler.forget_prefixes(
+            lambda seq: self._prefix_root(seq.request, seq.adapter), preempting=preempting
+        )
         self._wake()
         return pages, self._scheduler.preemptions - before
 
@@ -282,10 +305,16 @@ class Engine:
         if not self._tickets:
             self._empty.set()
 
-    def _prefix_root(self, request: Request) -> bytes:
+    def _forget_adapter(self, adapter: Adapter) -> None:
+        """Nobody uses an adapter any more: let go of its weights, the device's too."""
+        slot = None if self._scheduler is None else self._scheduler.adapters.drop(adapter)
+        self.executor.forget_adapter(adapter, slot)
+
+    def _prefix_root(self, request: Request, adapter: Adapter | None) -> bytes:
         """Name all that cached values depend on besides the tokens."""
         tenant = request.tenant if self._config.cache.isolation == "tenant" else ""
-        parts = (self._config.model.path, tenant, request.cache_salt, str(self._epoch))
+        changed = "" if adapter is None else f"{adapter.name}/{adapter.generation}"
+        parts = (self._config.model.path, changed, tenant, request.cache_salt, str(self._epoch))
         return blake2b(b"\0".join(part.encode() for part in parts), digest_size=16).digest()
 
     # What the step loop tells
@@ -361,6 +390,8 @@ class Engine:
         if self._scheduler is not None:
             self._scheduler.remove(flow.seq, finish or FinishReason.ABORT, error)
             self._wake()
+        if flow.seq.adapter is not None:
+            self.adapters.release(flow.seq.adapter)
         self.rest.look()
 
     def _verify(self) -> None:
@@ -432,7 +463,10 @@ class Engine:
         return self.executor.describe()
 
     def _gauges(self) -> Gauges:
-        return self.status().gauges(self.door.reserved_choices, self._last_step_time)
+        gauges = self.status().gauges(self.door.reserved_choices, self._last_step_time)
+        if self._scheduler is not None:
+            tell_of_adapters(gauges, self.adapters, self._scheduler)
+        return gauges
 
 
 def _check(request: Request, capacity: Capacity) -> None:

@@ -51,6 +51,8 @@ class Measure:
         """A choice has had its terminal event. None: its reader has gone."""
         metrics, seq = self._metrics, flow.seq
         metrics.terminal[finish.value if finish else "disconnect"] += 1
+        if seq.adapter is not None:
+            metrics.adapter_requests[seq.adapter.name] = metrics.adapter_requests.get(seq.adapter.name, 0) + 1
         metrics.e2e.observe(now - flow.ticket.admitted)
         metrics.request_prompt_tokens.observe(seq.prompt_tokens)
         metrics.request_generation_tokens.observe(seq.generated)

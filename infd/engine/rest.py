@@ -231,6 +231,8 @@ class Rest:
         if wish.awake:
             await self._take_back(wish.awake)
         else:
+            if wish.level > 1:
+                engine.adapters.store()  # like weights: read again when they are asked for
             async with self._memory:
                 move.freed_bytes = await engine.executor.sleep(wish.level)
         engine.lifecycle.enter(State.SLEEPING, wish.reason)

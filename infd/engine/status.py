@@ -9,6 +9,7 @@ from msgspec import Struct
 from infd.telemetry.metrics import Gauges
 
 if TYPE_CHECKING:
+    from infd.adapters.registry import Adapters
     from infd.engine.state import Lifecycle
     from infd.engine.ticket import Ticket
     from infd.scheduler.layout import Capacity
@@ -76,6 +77,15 @@ class Status(Struct, kw_only=True):
         )
 
 
+def tell_of_adapters(gauges: Gauges, adapters: Adapters, scheduler: Scheduler) -> None:
+    """Add what the metrics tell of adapters."""
+    gauges.max_adapters = scheduler.adapters.per_step
+    gauges.adapters_bytes = adapters.bytes
+    gauges.adapters_running = tuple(sorted({adapter.name for adapter in scheduler.adapters.running}))
+    waiting = {seq.adapter.name for seq in scheduler.waiting if seq.adapter is not None}
+    gauges.adapters_waiting = tuple(sorted(waiting))
+
+
 class RequestRow(Struct, kw_only=True):
     """One line of `infdctl ps`."""
 
@@ -88,6 +98,7 @@ class RequestRow(Struct, kw_only=True):
     choices: int
     age_s: float
     priority: int
+    adapter: str | None = None
 
     @classmethod
     def of(cls, ticket: Ticket, now: float) -> Self:
@@ -101,6 +112,7 @@ class RequestRow(Struct, kw_only=True):
             choices=len(ticket.flows) or ticket.reserved_choices,
             age_s=now - ticket.admitted,
             priority=ticket.flows[0].seq.request.priority if ticket.flows else 0,
+            adapter=ticket.adapter,
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from infd.engine.deadlines import Deadlines
+from infd.engine.prepare import Prepared
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Ticket:
     def __init__(self, engine: Engine, id: str, choices: int, tokens: int, now: float, server: ServerConfig) -> None:
         self.id = id
         self.client = ""
+        self.adapter: str | None = None  # by name
         self.admitted = now
         self.flows: list[Flow] = []
         self.prompt_tokens = 0  # of all its requests; choices share their prompt
@@ -69,10 +71,12 @@ class Ticket:
         client    who asks, for `infdctl ps`
 
         Raises InvalidRequest, PromptTooLong, Overloaded (more prompt tokens than the queue takes), NotReady,
-        QueueTimeout, RequestTimeout.
+        QueueTimeout, RequestTimeout, ModelNotFound, AdapterUnavailable.
         """
         self.client = client
-        return self._engine.queue(self, requests, watchers)
+        self.adapter = requests[0].adapter
+        async with Prepared(self._engine.adapters, requests) as prepared:
+            return self._engine.queue(self, requests, prepared.adapters, watchers)
 
     @property
     def times(self) -> Times:
@@ -91,6 +95,7 @@ class Ticket:
         times = self.times
         finish = self.flows[0].stream.finish
         return {
+            **({} if self.adapter is None else {"adapter": self.adapter}),
             "prompt": self.prompt_tokens,
             "cached": self.cached_tokens,
             "generated": self.generated_tokens,

@@ -11,7 +11,7 @@ from infd.errors import CheckpointError, ModelNotFound
 from infd.text.syntax import Syntax
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from infd.text.chat import ChatTemplate
     from infd.text.tokenizer import Tokenizer
@@ -47,6 +47,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     max_model_len  prompt and answer together, tokens
     vocab_size     token ids are 0..vocab_size - 1
     syntax         of the thoughts and tool calls in its answers
+    adapters       the names of those that can be asked for in its place, as they are now
     """
 
     names: tuple[str, ...]
@@ -57,11 +58,17 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     template: ChatTemplate
     syntax: Syntax = Syntax()
     defaults: SamplingDefaults = SamplingDefaults()
+    adapters: Collection[str] = ()
 
     def name(self, asked: str | None) -> str:
         """Return the name to answer with; no name asks for the base model. Raises ModelNotFound."""
         if not asked:
             return self.names[0]
-        if asked not in self.names:
-            raise ModelNotFound(asked, self.names)
+        if asked not in self.names and asked not in self.adapters:
+            raise ModelNotFound(asked, (*self.names, *self.adapters))
         return asked
+
+    def adapter(self, asked: str | None) -> str | None:
+        """Return the adapter that a name asks for, None for the model itself. Raises ModelNotFound."""
+        name = self.name(asked)
+        return None if name in self.names else name

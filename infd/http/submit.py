@@ -71,6 +71,7 @@ async def submit(
         _check_no_spaces(served)
     bad_words = await forbidden(said.bad_words or (), served, offload)
     end_ids = sampling.end_ids(said, served)
+    adapter = served.adapter(said.model)
     requests = [
         Request(
             id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
@@ -79,6 +80,7 @@ async def submit(
             choices=wanted.choices,
             end_ids=end_ids,
             priority=exchange.priority(said.priority),
+            adapter=adapter,
             tenant=exchange.tenant,
             cache_salt=said.cache_salt or "",
         )

@@ -165,6 +165,38 @@ class Draw(Protocol):
         """
 
 
+class LowRank(NamedTuple):
+    """What one adapter adds to a product, or to a table's rows: x A B, of low rank. Its scale is in B already.
+
+    a      [R, in]: the ranks of all parts, stacked; a table's is [in, R], looked up by token
+    parts  one for each of the product's modules that the adapter changes
+    """
+
+    a: Tensor
+    parts: Sequence[LowRankPart]
+
+
+class LowRankPart(NamedTuple):
+    """One module of a product: b [out, r], where its r ranks begin in `a`, and where its outputs begin in y."""
+
+    b: Tensor
+    rank: int
+    output: int
+
+
+class Lora(Protocol):
+    """Adapters by row. Rows that no group names are left exactly as they are.
+
+    groups  the rows [n] int64 of each adapter, ascending, and what it adds; no row stands in two
+    """
+
+    def add(self, y: Tensor, x: Tensor, groups: Sequence[tuple[Tensor, LowRank]]) -> None:
+        """Add x A^T B^T to y [T, out], in place, x [T, in]; accumulated in x's dtype or a better one."""
+
+    def add_rows(self, y: Tensor, tokens: Tensor, groups: Sequence[tuple[Tensor, LowRank]]) -> None:
+        """Add A[token] B^T to y [T, out], in place, tokens [T] int64."""
+
+
 class Selected(Struct, frozen=True):
     """One row of the selection table: which implementation a family uses, and why not the others."""
 
@@ -183,6 +215,7 @@ class Ops(Struct, frozen=True, kw_only=True):
     rope: Rope
     activation: Activation
     draw: Draw
+    lora: Lora
     selection: Sequence[Selected]
 
     def describe(self) -> list[dict[str, Any]]:

@@ -12,8 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from infd.kernels.ops import AttentionPlan, KeyValuePages
-    from infd.models.parameter import Parameter
+    from infd.models.parameter import Parameter, Target
     from infd.scheduler.layout import CacheLayout
+
+
+class Adapted(Protocol):
+    """Which tokens of a pass want an adapter, and what each adapter holds. There is none where no token does."""
+
+    def add(self, y: Tensor, x: Tensor, target: Target) -> None:
+        """Add to rows of y [T, outputs] what their adapters make of the same rows of x [T, inputs], in place."""
+
+    def add_rows(self, y: Tensor, tokens: Tensor, target: Target) -> None:
+        """Add to rows of y [T, outputs] what their adapters' tables hold for tokens [T] int64, in place."""
 
 
 class Batch(Struct, kw_only=True):
@@ -27,6 +37,7 @@ class Batch(Struct, kw_only=True):
     positions: Tensor  # [T] int64
     attention: Sequence[AttentionPlan]  # by page group
     cache: Sequence[KeyValuePages]  # by layer
+    adapters: Adapted | None = None
 
 
 class PageTensor(Struct, frozen=True):
@@ -54,6 +65,10 @@ class Model(Protocol):
     def unread(self) -> Container[str]:
         """Names of tensors that a checkpoint may hold and that this model has no use for."""
 
+    @property
+    def targets(self) -> Sequence[Target]:
+        """All that adapters may add to, in order of use; none where the model takes no adapters."""
+
     def cache_layout(self, page_tokens: int) -> CacheLayout:
         """Return which layers keep which tokens."""
 
@@ -68,5 +83,5 @@ class Model(Protocol):
     def forward(self, batch: Batch) -> Tensor:
         """Return the hidden states [T, hidden] after the last norm."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 logits [N, vocab] of hidden [N, hidden]."""
+    def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
+        """Return float32 logits [N, vocab] of hidden [N, hidden]; `adapters` are those of these rows."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.models.base import Batch
+    from infd.models.base import Adapted, Batch
     from infd.models.layers.norm import NoNorm
     from infd.models.parameter import Blueprint
     from infd.models.sizes import Sizes
@@ -36,13 +36,13 @@ class Block(Struct, frozen=True, kw_only=True):
     input_norm: RMSNorm | NoNorm
     attention: Callable[[Tensor, Batch], Tensor]
     post_norm: RMSNorm | NoNorm
-    mlp: Callable[[Tensor], Tensor]
+    mlp: Callable[[Tensor, Batch], Tensor]
 
     def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
         """Take what is still to be added to the stream, and the stream; return the same after this layer."""
         x, residual = self.input_norm.add(x, residual)
         x, residual = self.post_norm.add(self.attention(x, batch), residual)
-        return self.mlp(x), residual
+        return self.mlp(x, batch), residual
 
 
 class Decoder:
@@ -71,6 +71,7 @@ class Decoder:
         head = next((head for head in HEADS if f"{head}.weight" in blueprint.stored), HEADS[0])
         self.vocab_size = sizes.vocab
         self.parameters = blueprint.parameters
+        self.targets = blueprint.targets
         self.unread = frozenset({f"{head}.weight"}) if sizes.tied else frozenset()
         self._kv_heads, self._head_size, self._dtype = sizes.kv_heads, sizes.head, blueprint.dtype
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
@@ -97,11 +98,11 @@ class Decoder:
         return PageTensor("k", shape, self._dtype), PageTensor("v", shape, self._dtype)
 
     def forward(self, batch: Batch) -> Tensor:
-        x: Tensor = self._embedding(batch.tokens)
+        x: Tensor = self._embedding(batch.tokens, batch.adapters)
         residual: Tensor | None = None
         for block in self._blocks:
             x, residual = block(x, residual, batch)
         return self._norm.add(x, residual)[0]
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+    def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
+        return self._head(hidden, adapters)

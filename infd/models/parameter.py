@@ -76,12 +76,26 @@ class Matrix(Parameter):
         return self.form.look_up(tokens, self.tensor)
 
 
+class Target(Struct, frozen=True, eq=False):
+    """A product, or a table, that adapters may add to.
+
+    modules  the checkpoint modules stacked in it, each named with its outputs, in order
+    inputs   what each of them reads: numbers of a row, or rows of a table
+    table    whether it is looked up rather than multiplied
+    """
+
+    modules: Mapping[str, int]
+    inputs: int
+    table: bool = False
+
+
 class Blueprint(Struct, frozen=True, kw_only=True):
     """What layers need while they are built.
 
     max_len     the longest sequence, for tables by position
     stored      the names in the checkpoint, which tell how it was saved
     parameters  those declared so far, in order of use
+    targets     what adapters may add to, likewise
     """
 
     ops: Ops
@@ -90,6 +104,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     max_len: int
     stored: Collection[str] = frozenset()
     parameters: list[Parameter] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
 
     def declare(self, rows: Mapping[str, int], columns: tuple[int, ...] = ()) -> Parameter:
         """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors, named with their rows."""
@@ -102,6 +117,12 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         matrix = Matrix(family.form(sum(rows.values()), inputs, self.dtype), _stack(rows, (inputs,)))
         self.parameters.append(matrix)
         return matrix
+
+    def adaptable(self, modules: Mapping[str, int], inputs: int, *, table: bool = False) -> Target:
+        """Declare that adapters may add to what these modules give; see Target."""
+        target = Target(modules, inputs, table)
+        self.targets.append(target)
+        return target
 
 
 def _stack(rows: Mapping[str, int], columns: tuple[int, ...]) -> tuple[Source, ...]:

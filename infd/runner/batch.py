@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.ops import Attention, AttentionPlan, KeyValuePages
+    from infd.runner.adapters import AdaptedRows, DeviceSlots
     from infd.runner.rows import Rows
     from infd.scheduler.layout import CacheLayout
     from infd.scheduler.plan import Span
@@ -37,6 +38,8 @@ class Gathered(Struct):
     ends     [N] int64: the position of the token to sample, after all that is known
     scoring  [M] int64: the tokens whose successors are scored, span after span
     targets  [M] int64: these successors
+
+    choosing_adapters, scoring_adapters  what the tokens `last` and `scoring` want of adapters
     """
 
     batch: Batch
@@ -45,10 +48,17 @@ class Gathered(Struct):
     ends: Tensor
     scoring: Tensor
     targets: Tensor
+    choosing_adapters: AdaptedRows | None = None
+    scoring_adapters: AdaptedRows | None = None
 
 
 def gather(
-    spans: Sequence[Span], rows: Rows, layout: CacheLayout, cache: Sequence[KeyValuePages], attention: Attention
+    spans: Sequence[Span],
+    rows: Rows,
+    layout: CacheLayout,
+    cache: Sequence[KeyValuePages],
+    attention: Attention,
+    adapters: DeviceSlots,
 ) -> Gathered:
     """Build the batch of `spans`, at least one, in their order."""
     count = len(spans)
@@ -96,13 +106,20 @@ def gather(
             )
         )
     wanted = last_index[:sampling]
+    adapted = adapters.adapted(rows.slots[row_ids][span_of])
     return Gathered(
         batch=Batch(
-            tokens=rows.tokens[token_row, position].to(torch.int64), positions=position, attention=plans, cache=cache
+            tokens=rows.tokens[token_row, position].to(torch.int64),
+            positions=position,
+            attention=plans,
+            cache=cache,
+            adapters=adapted,
         ),
         last=last_index,
         rows=token_row[wanted],
         ends=position[wanted] + 1,
         scoring=scoring_index,
         targets=rows.tokens[token_row[scoring_index], position[scoring_index] + 1].to(torch.int64),
+        choosing_adapters=None if adapted is None or not last else adapted.at(np.array(last)),
+        scoring_adapters=None if adapted is None or not scoring else adapted.at(np.array(scoring)),
     )

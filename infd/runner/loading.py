@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from msgspec import Struct
 
+from infd.adapters.reading import AdapterReader
 from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory, RequestFailed
 from infd.kernels.select import select
 from infd.models import registry
 from infd.models.config import architecture, context_length, stored_dtype
 from infd.runner import stepsize
+from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import allocate, size_cache
 from infd.runner.memory import Arena, available_bytes
 from infd.runner.pulse import Beating
@@ -42,6 +44,7 @@ log = logging.getLogger("infd.runner")
 STEP_TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 DEPTH = {"cpu": 1, "cuda": 2}
 CPUINFO = Path("/proc/cpuinfo")
+CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -49,6 +52,7 @@ class Loaded(Struct, frozen=True):
     """A runner that is ready to serve.
 
     residence  the memory of weights and cache
+    reader     of adapters for this model; any thread may use it
     facts      what operators ask for, see Executor.describe
     """
 
@@ -56,6 +60,7 @@ class Loaded(Struct, frozen=True):
     capacity: Capacity
     depth: int
     residence: Residence
+    reader: AdapterReader
     facts: dict[str, Any]
 
 
@@ -108,7 +113,18 @@ def _build(
 
     load(model, checkpoint, weights, report)
     try:
-        loaded = assemble(config, model, ops.attention, ops.draw, weights, device=device, max_len=max_len, pulse=pulse)
+        loaded = assemble(
+            config,
+            model,
+            ops.attention,
+            ops.draw,
+            DeviceSlots(ops.lora, device),
+            weights,
+            dtype=dtype,
+            device=device,
+            max_len=max_len,
+            pulse=pulse,
+        )
     except RequestFailed as error:  # of the trial steps, which ask for nothing unusual
         raise CheckpointError(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
@@ -126,8 +142,10 @@ def assemble(
     model: Model,
     attention: Attention,
     draw: Draw,
+    adapters: DeviceSlots,
     weights: Arena,
     *,
+    dtype: torch.dtype,
     device: torch.device,
     max_len: int,
     pulse: Pulse,
@@ -167,6 +185,7 @@ def assemble(
         ),
         layout,
         allocate(layout, tensors, size.pages, cache),
+        adapters,
         pulse,
     )
 
@@ -190,6 +209,7 @@ def assemble(
         ),
         depth=config.device.depth or DEPTH[device.type],
         residence=Residence(model, weights, cache, device, pulse.beat),
+        reader=AdapterReader(model.targets, dtype, lambda size: Arena(size, CPU, "an adapter")),
         facts={
             "device": _name(device),
             "torch": torch.__version__,

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from infd.errors import DeviceLost
 from infd.memory import Memory
+from infd.offload import Offload
 from infd.runner.device import Device, Errand, Go, Order
 from infd.runner.pulse import Pulse, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from infd.adapters.reading import HostWeights
     from infd.config import Config
     from infd.memory import Part
+    from infd.request import Adapter
     from infd.runner.loading import Loaded
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
@@ -65,6 +68,7 @@ class LocalExecutor:
         self._in_flight: set[LocalStep] = set()
         self._whole = True
         self._errands: set[asyncio.Future[Any]] = set()
+        self._offload = Offload(threads=1)
         self._parts: Loaded | None = None  # touched on the device thread only
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,6 +140,13 @@ class LocalExecutor:
         finally:
             self._whole = self.memory.whole
 
+    async def read_adapter(self, path: str, root: str | None, room: int) -> HostWeights:
+        assert self._parts is not None
+        return await self._offload(self._parts.reader.read, path, root, room)
+
+    def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
+        self.between(lambda loaded: loaded.runner.forget_adapter(adapter, slot))
+
     def describe(self) -> dict[str, Any]:
         return dict(self._facts)
 
@@ -143,6 +154,7 @@ class LocalExecutor:
         return self._pulse.count
 
     async def close(self) -> None:
+        self._offload.close()
         if self._thread is None or self._ended is None:
             return
         self._pulse.stop()

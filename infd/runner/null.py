@@ -11,6 +11,11 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import Struct
+
+from infd.adapters.files import locate
+from infd.adapters.peft import PeftConfig
+from infd.errors import AdapterTooLarge
 from infd.memory import Held, Memory, Part
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from infd.config import Config
+    from infd.request import Adapter
     from infd.scheduler.plan import StepPlan
 
 STEP_TOKENS = 2048
@@ -34,6 +40,15 @@ class Sizes(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def max_position_embeddings(self) -> int: ...
+
+
+class NullWeights(Struct, frozen=True):
+    """What is told of an adapter that is not read."""
+
+    base: str
+    rank: int
+    bytes: int
+    stamp: tuple[object, ...]
 
 
 class NullStep:
@@ -111,6 +126,16 @@ class NullExecutor:
     async def load_weights(self, path: str) -> None:
         read_config(Path(path))
         self.memory = Memory(cache=self.memory.cache)
+
+    async def read_adapter(self, path: str, root: str | None, room: int) -> NullWeights:
+        files = locate(path, root)
+        config, size = PeftConfig.read(files.config), files.tensors.stat().st_size
+        if size > room:
+            raise AdapterTooLarge(size, room)
+        return NullWeights(config.base_model_name_or_path or "", config.r, size, files.stamp())
+
+    def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
+        adapter.weights = None
 
     def describe(self) -> dict[str, Any]:
         return {

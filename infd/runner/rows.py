@@ -104,6 +104,7 @@ class Rows:
     tokens    [R + 1, max_len] int32: every known token, sampled ones included
     length    [R + 1] int64: how many are known; the device's word is final, a plan's is an upper bound
     tables    [R + 1, G, pages] int32: page ids by group and page index; 0 where there is none
+    slots     [R + 1] uint16, on the host: of each row's adapter; 0 for the model itself
     floats    [R + 1, len(Float)] float32: sampling parameters; integers [R + 1, len(Integer)] int32 likewise
     """
 
@@ -119,6 +120,7 @@ class Rows:
         self.floats = torch.zeros((rows + 1, len(Float)), dtype=torch.float32, device=device)
         self.integers = torch.zeros((rows + 1, len(Integer)), dtype=torch.int32, device=device)
         self.stages = np.zeros(rows + 1, dtype=np.uint16)
+        self.slots = np.zeros(rows + 1, dtype=np.uint16)
         self.asked: list[Asked] = [_NOTHING] * (rows + 1)
 
     def stage(self, joins: Sequence[Join], grants: Sequence[Grant]) -> None:
@@ -126,6 +128,7 @@ class Rows:
         for join in joins:
             self.asked[join.row] = asked = _ask(join, self.vocab_size)
             self.stages[join.row] = asked.stages
+            self.slots[join.row] = join.slot
         if joins:
             self._seat([(join, self._check(join)) for join in joins])
         if grants:

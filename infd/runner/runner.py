@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import Attention, Draw, KeyValuePages
     from infd.models.base import Model
+    from infd.request import Adapter
+    from infd.runner.adapters import DeviceSlots
     from infd.runner.pulse import Pulse
     from infd.runner.rows import Rows
     from infd.runner.sampler import Sampled
@@ -73,6 +75,7 @@ class Runner:
         rows: Rows,
         layout: CacheLayout,
         cache: Sequence[KeyValuePages],
+        adapters: DeviceSlots,
         pulse: Pulse,
     ) -> None:
         self._model = model
@@ -80,6 +83,7 @@ class Runner:
         self._rows = rows
         self._layout = layout
         self._cache = cache
+        self._adapters = adapters
         self._pulse = pulse
         self._sampler = Sampler(rows, draw)
 
@@ -94,13 +98,14 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Issue the forward pass."""
+        self._adapters.fill(plan.loads)
         self._rows.stage(plan.joins, plan.grants)
         forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
-        gathered = gather(plan.spans, self._rows, self._layout, self._cache, self._attention)
+        gathered = gather(plan.spans, self._rows, self._layout, self._cache, self._attention, self._adapters)
         hidden = self._model.forward(gathered.batch)
         if forwarded.sampling:
             wanting = [plan.spans[i] for i in forwarded.sampling]
-            forwarded.logits = self._model.logits(hidden[gathered.last])[: len(wanting)]
+            forwarded.logits = self._model.logits(hidden[gathered.last], gathered.choosing_adapters)[: len(wanting)]
             forwarded.asking = Asking(
                 gathered.rows,
                 gathered.ends,
@@ -113,7 +118,8 @@ class Runner:
             if span.scores
         ]
         if asked:
-            forwarded.scored = score(self._model, hidden[gathered.scoring], gathered.targets, asked, self._pulse)
+            adapters, targets = gathered.scoring_adapters, gathered.targets
+            forwarded.scored = score(self._model, hidden[gathered.scoring], adapters, targets, asked, self._pulse)
         self._pulse.beat()
         return forwarded
 
@@ -165,6 +171,12 @@ class Runner:
                 if accepted[i]:
                     result.logprobs[i] = [TokenLogprobs(chosen[n], tuple(top_ids[n][:most]), tuple(top[n][:most]))]
         return result
+
+    def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
+        """Let go of an adapter that no step asks for any more, and of the slot that holds it."""
+        if slot is not None:
+            self._adapters.empty(slot)
+        adapter.weights = None
 
     def diagnose(self, error: Exception) -> Exception:
         """Return what a step's error means: itself, StepTooLarge, or DeviceLost if it has left the device unusable."""

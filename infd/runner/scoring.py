@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from msgspec import Struct
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import Model
+    from infd.runner.adapters import AdaptedRows
     from infd.runner.pulse import Pulse
 
 BLOCK = 256  # rows of logits at a time: 150 MiB where a vocabulary is large
@@ -73,14 +75,25 @@ class Scored(Struct):
             )
 
 
-def score(model: Model, hidden: Tensor, targets: Tensor, asked: Sequence[Asked], pulse: Pulse) -> Scored:
-    """Score the token targets[i] by the logits of hidden[i]; both [M, ...], the spans' tokens one after another."""
+def score(
+    model: Model,
+    hidden: Tensor,
+    adapters: AdaptedRows | None,
+    targets: Tensor,
+    asked: Sequence[Asked],
+    pulse: Pulse,
+) -> Scored:
+    """Score the token targets[i] by the logits of hidden[i]; both [M, ...], the spans' tokens one after another.
+
+    adapters  what the rows of `hidden` want
+    """
     most = min(max(each.most for each in asked), model.vocab_size)
     finite, rank, parts = [], [], []
-    for block, target in zip(torch.split(hidden, BLOCK), torch.split(targets, BLOCK), strict=True):
+    for number, (block, target) in enumerate(zip(torch.split(hidden, BLOCK), torch.split(targets, BLOCK), strict=True)):
         count = len(block)
         padding = block[:1].expand(max(0, PADDED - count), -1)
-        logits = model.logits(torch.cat((block, padding)))[:count]
+        adapted = None if adapters is None else adapters.at(number * BLOCK + np.arange(count))
+        logits = model.logits(torch.cat((block, padding)), adapted)[:count]
         finite.append(logits.amax(-1).isfinite())
         rank.append(scores.rank(logits, target))
         parts.append(scores.score(logits, target, most))

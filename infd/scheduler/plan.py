@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from infd.request import SamplingParams, TokenLogprobs
+    from infd.request import Adapter, SamplingParams, TokenLogprobs
     from infd.scheduler.sequence import Sequence
 
 
@@ -21,6 +21,7 @@ class Join(Struct):
 
     tokens  all known tokens, prompt and generated
     tables  page ids per group, by page index; 0 where the page is behind the window
+    slot    of its adapter; 0: the model itself
     """
 
     row: int
@@ -30,6 +31,7 @@ class Join(Struct):
     end_ids: frozenset[int]
     tables: list[list[int]]
     seed: int
+    slot: int = 0
 
 
 class Grant(Struct, gc=False):
@@ -39,6 +41,13 @@ class Grant(Struct, gc=False):
     group: int
     index: int
     page: int
+
+
+class Load(Struct, frozen=True):
+    """An adapter takes a slot of the device, whatever was there before."""
+
+    slot: int
+    adapter: Adapter
 
 
 class Span(Struct, gc=False):
@@ -57,12 +66,13 @@ class Span(Struct, gc=False):
 
 
 class StepPlan(Struct):
-    """One step. Joins first, then grants, then all spans in one forward pass."""
+    """One step. Loads first, then joins, then grants, then all spans in one forward pass."""
 
     number: int
     joins: list[Join]
     grants: list[Grant]
     spans: list[Span]
+    loads: list[Load] = []
 
     @property
     def tokens(self) -> int:

@@ -29,6 +29,10 @@ class Policy:
         self._arrivals += 1
         return self._arrivals + max(-LEVELS, min(priority, LEVELS)) * self._patience, self._arrivals
 
+    def may_pass(self, seq: Sequence, waiting: Sequence) -> bool:
+        """Say whether a later arrival may run before one that waits for something that it does not want."""
+        return seq.order[0] <= waiting.order[0] + self._patience
+
 
 def by_order(seq: Sequence) -> Order:
     return seq.order

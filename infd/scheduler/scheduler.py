@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from infd.request import FinishReason
+from infd.scheduler.adapters import AdapterSlots
 from infd.scheduler.fitting import StepSize
 from infd.scheduler.pages import PagePool
 from infd.scheduler.plan import Grant, Join, Span, StepPlan
@@ -53,12 +54,21 @@ class Scheduler:
     old place. One whose reader has fallen behind is held: it stands in neither.
     """
 
-    def __init__(self, capacity: Capacity, *, priority_patience: int = 64, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        capacity: Capacity,
+        *,
+        priority_patience: int = 64,
+        prefix_caching: bool = True,
+        max_adapters: int = 0,
+        max_adapters_per_step: int = 0,
+    ) -> None:
         self.capacity = capacity
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.index = PrefixIndex()
         self.pool = PagePool(capacity.pages, self.index)
+        self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
         self.preemptions = 0
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # and found
@@ -104,7 +114,7 @@ class Scheduler:
 
     def plan(self, only: Container[Sequence] | None = None) -> StepPlan | None:
         """Fill the next step, of these sequences `only` if given; return None if nothing can be computed now."""
-        plan = StepPlan(self._number, [], [], [])
+        plan = StepPlan(self._number, [], [], [], [])
         left = self._size.tokens
         for seq in decoding_first(self.running):
             if not left:
@@ -164,6 +174,7 @@ class Scheduler:
                     span.seq.in_flight -= 1
                 if span.seq.row is not None:
                     self._preempt(span.seq)
+            self.adapters.undo(plan.loads)
 
     def forget_prefixes(self, root: Callable[[Sequence], bytes], *, preempting: bool) -> int:
         """Empty the prefix cache, and give every sequence the root of its prefixes anew; return the pages forgotten.
@@ -187,11 +198,12 @@ class Scheduler:
         return self.capacity.layout.divisible and self._size.shrink(plan.tokens)
 
     def verify(self) -> None:
-        """Assert every invariant of pages and rows."""
+        """Assert every invariant of pages, rows and slots."""
         everybody = [*self.waiting, *self.running, *self._held]
         self.pool.verify(table for seq in everybody for table in seq.tables)
         rows = [seq.row for seq in self.running if seq.row is not None]
         assert sorted(self._rows + rows) == list(range(self.capacity.rows)), "a row is lost or held twice"
+        self.adapters.verify(seq.adapter for seq in self.running)
         assert all(seq.row is None and not seq.computed for seq in (*self.waiting, *self._held))
         assert all(seq.finish is None for seq in everybody)
         for queue in (self.waiting, self.running):
@@ -224,13 +236,22 @@ class Scheduler:
         return min(count * seq.weight, left)
 
     def _admit(self, plan: StepPlan, left: int, only: Container[Sequence] | None) -> None:
-        """Let waiting sequences run, in order, while there is room for the first of them."""
-        position = 0
+        """Let waiting sequences run, in order, while there is room for the first of them.
+
+        While one waits because as many adapters run as may, some of those behind it that need no other go ahead.
+        """
+        position, first = 0, None
         while left and self._rows and position < len(self.waiting):
             seq = self.waiting[position]
             if (seq, self.pool.available) == self._refused:
                 return  # nothing has changed since it was found not to fit
             if only is not None and seq not in only:
+                position += 1
+                continue
+            if first is not None and not self._policy.may_pass(seq, first):
+                return
+            if not self.adapters.fits(seq.adapter):
+                first = first or seq
                 position += 1
                 continue
             if seq.in_flight:
@@ -243,10 +264,11 @@ class Scheduler:
                 self._refused = seq, self.pool.available
                 return
             self._seat(seq, position, hit)
+            slot = self.adapters.take(seq.adapter, plan.loads)
             granted = self._grant(plan, seq, left)
             assert granted, "an admitted sequence has room for its first span"
             left -= granted
-            plan.joins.append(self._join(seq))
+            plan.joins.append(self._join(seq, slot))
 
     def _find(self, seq: Sequence) -> int:
         """Fill the tables with cached pages, not yet held; return the tokens they cover."""
@@ -282,7 +304,7 @@ class Scheduler:
             self.prefix_queries += seq.prompt_tokens
             self.prefix_hits += seq.prompt_cached
 
-    def _join(self, seq: Sequence) -> Join:
+    def _join(self, seq: Sequence, slot: int) -> Join:
         assert seq.row is not None
         return Join(
             row=seq.row,
@@ -292,6 +314,7 @@ class Scheduler:
             end_ids=seq.request.end_ids,
             tables=[list(table) for table in seq.tables],
             seed=seq.seed,
+            slot=slot,
         )
 
     def _wanted(self, seq: Sequence) -> int:
@@ -406,11 +429,12 @@ class Scheduler:
             self.waiting.remove(seq)
 
     def _let_go(self, seq: Sequence) -> None:
-        """Take row and pages from a running sequence."""
+        """Take row, pages and slot from a running sequence."""
         assert seq.row is not None
         self.running.remove(seq)
         self._rows.append(seq.row)
         seq.row = None
+        self.adapters.release(seq.adapter)
         for table in seq.tables:
             for page in reversed(table):  # the end of a prefix is evicted before its beginning
                 if page:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from infd.request import FinishReason, Request, TokenLogprobs
+    from infd.request import Adapter, FinishReason, Request, TokenLogprobs
     from infd.scheduler.policy import Order
 
 
@@ -19,6 +19,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "choice",
         "computed",
         "covered",
@@ -43,8 +44,11 @@ class Sequence:
         "weight",
     )
 
-    def __init__(self, request: Request, choice: int = 0, *, prefix_root: bytes = b"") -> None:
+    def __init__(
+        self, request: Request, choice: int = 0, *, prefix_root: bytes = b"", adapter: Adapter | None = None
+    ) -> None:
         self.request = request
+        self.adapter = adapter
         self.choice = choice
         self.seed = request.sampling.seed + choice
         self.tokens = list(request.prompt)

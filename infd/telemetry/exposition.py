@@ -7,6 +7,7 @@ the labels. What needs a feature that is not there has no series.
 
 from __future__ import annotations
 
+from time import time
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -134,6 +135,10 @@ class _Scrape:
         )
         yield _counter("infd_requests_terminal", "How accepted requests ended.", _by("reason", metrics.terminal, model))
         yield _counter("infd_rejected", "Requests refused, by error code.", _by("reason", metrics.rejected, model))
+        yield _gauge("infd_adapters_bytes", "Host memory that adapters take.", [({}, gauges.adapters_bytes)])
+        yield _counter(
+            "infd_adapter_requests", "Sequences that have ended.", _by("adapter", metrics.adapter_requests, model)
+        )
         yield _gauge("infd_connections", "Connections to the endpoint.", [({}, metrics.connections)])
         yield _counter("infd_connections_dropped", "Connections that we ended.", _by("reason", metrics.dropped))
         yield from self._http("infd_http")
@@ -167,6 +172,13 @@ class _Scrape:
         yield _counter("vllm:prompt_tokens_by_source", "Prompt tokens by origin.", _by("source", sources, model))
         tiers = _by("source", {"device": cached}, model)
         yield _counter("vllm:prompt_tokens_cached_by_source", "Cached prompt tokens by place.", tiers)
+        if gauges.max_adapters:
+            adapters = {
+                "max_lora": str(gauges.max_adapters),
+                "running_lora_adapters": ",".join(gauges.adapters_running),
+                "waiting_lora_adapters": ",".join(gauges.adapters_waiting),
+            }
+            yield _gauge("vllm:lora_requests_info", "Adapters by use; when it was looked at.", [(adapters, time())])
         yield from self._http("http")
         if metrics.cache_config:
             yield _gauge("vllm:cache_config_info", "Fixed facts.", [({**metrics.cache_config, "engine": "0"}, 1)])

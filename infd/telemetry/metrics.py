@@ -85,6 +85,10 @@ class Gauges(Struct, kw_only=True):
     pages_referenced: int = 0
     pages_cached: int = 0
     last_step_timestamp: float = 0.0
+    max_adapters: int = 0  # that run at once
+    adapters_running: tuple[str, ...] = ()
+    adapters_waiting: tuple[str, ...] = ()
+    adapters_bytes: int = 0  # of host memory
 
 
 class Metrics:
@@ -106,6 +110,7 @@ class Metrics:
         self.prefix_hits = 0  # of those, found
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect"), 0)
         self.rejected: dict[str, int] = {}
+        self.adapter_requests: dict[str, int] = {}  # that have ended, by adapter
         self.connections = 0  # open now
         self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded"), 0)
 

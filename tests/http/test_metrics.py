@@ -1,7 +1,7 @@
 """What a scrape finds after requests: every name that the dashboards published with vLLM query.
 
 The names are facts read from examples/observability of that project: prometheus_grafana/grafana.json and
-dashboards/grafana/*.json. Those of features that are not built (LoRA, KV transfer, media, weight updates,
+dashboards/grafana/*.json. Those of features that are not built (KV transfer, media, weight updates,
 speculation, FLOP estimates) are left out here, and their panels stay empty.
 """
 
@@ -127,8 +127,14 @@ def test_the_facts_of_the_cache_have_an_engine(scraped: dict[Sample, float]):
     assert labels == {"block_size": "4", "num_gpu_blocks": "512", "engine": "0"}
 
 
+def test_adapters_are_told_of_under_the_labels_that_gateways_read(scraped: dict[Sample, float]):
+    (labels,) = (dict(labels) for name, labels in scraped if name == "vllm:lora_requests_info")
+
+    assert labels == {"max_lora": "16", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+
+
 def test_what_is_not_built_has_no_series(scraped: dict[Sample, float]):
-    assert not any("lora" in name or "spec_decode" in name for name, _ in scraped)
+    assert not any("spec_decode" in name for name, _ in scraped)
 
 
 def test_values_are_those_of_the_requests(scraped: dict[Sample, float]):

@@ -6,6 +6,7 @@ import random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from infd.kernels.ops import KeyValuePages
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import Ops
     from infd.models.base import Model
+    from infd.runner.adapters import DeviceSlots
 
 MAX_LEN = 256
 PAGES = 400
@@ -57,9 +59,10 @@ def load_model(
 
 
 class Told:
-    """A sequence: its tokens, how many are computed, its table in each group."""
+    """A sequence: its tokens, how many are computed, its table in each group, its adapter's slot."""
 
-    def __init__(self, tokens: Sequence[int], groups: int) -> None:
+    def __init__(self, tokens: Sequence[int], groups: int, slot: int = 0) -> None:
+        self.slot = slot
         self.tokens = list(tokens)
         self.computed = 0
         self.tables: list[list[int]] = [[] for _ in range(groups)]
@@ -76,8 +79,10 @@ class Driver:
         page_tokens: int = 4,
         seed: int = 0,
         device: torch.device = CPU,
+        adapters: DeviceSlots | None = None,
     ) -> None:
         self.model = model
+        self.adapters = adapters
         self.device = device
         self.ops = ops or select(device, torch.float32)
         self.page_tokens = page_tokens
@@ -97,8 +102,8 @@ class Driver:
         self._slots = slots
         self._cache = [by_layer[layer] for layer in sorted(by_layer)]
 
-    def start(self, tokens: Sequence[int]) -> Told:
-        return Told(tokens, len(self.layout.groups))
+    def start(self, tokens: Sequence[int], slot: int = 0) -> Told:
+        return Told(tokens, len(self.layout.groups), slot)
 
     def held(self, told: Told, group: int) -> int:
         """Return how many pages a sequence holds in a group."""
@@ -123,14 +128,17 @@ class Driver:
             )
             for index, group in enumerate(self.layout.groups)
         ]
+        slots = np.array([told.slot for told, count in spans for _ in range(count)] + [0] * padding)
+        adapted = None if self.adapters is None else self.adapters.adapted(slots)
         batch = Batch(
             tokens=torch.tensor(tokens + [0] * padding, device=self.device),
             positions=torch.tensor(positions + [0] * padding, device=self.device),
             attention=plans,
             cache=self._cache,
+            adapters=adapted,
         )
         with torch.inference_mode():
-            logits = self.model.logits(self.model.forward(batch))
+            logits = self.model.logits(self.model.forward(batch), adapted)
         for told, count in spans:
             told.computed += count
         return list(logits[: len(tokens)].cpu().split([count for _, count in spans]))

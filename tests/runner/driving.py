@@ -9,7 +9,9 @@ import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
 from infd.kernels.reference.drawing.draw import Draw
+from infd.kernels.reference.lora import Lora
 from infd.request import Request, SamplingParams
+from infd.runner.adapters import DeviceSlots
 from infd.runner.loading import assemble
 from infd.runner.local import LocalExecutor
 from infd.runner.memory import Arena
@@ -38,8 +40,18 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
 
 
 def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48) -> Loaded:
-    attention, weights = HistoryAttention(), Arena(64, CPU, "weights")
-    return assemble(settings, model, attention, Draw(), weights, device=CPU, max_len=max_len, pulse=pulse)
+    return assemble(
+        settings,
+        model,
+        HistoryAttention(),
+        Draw(),
+        DeviceSlots(Lora(), CPU),
+        Arena(64, CPU, "weights"),
+        dtype=torch.float32,
+        device=CPU,
+        max_len=max_len,
+        pulse=pulse,
+    )
 
 
 def executor(model: FakeModel, settings: Config) -> LocalExecutor:

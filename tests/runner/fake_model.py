@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.ops import AttentionBatch, KeyValuePages
+    from infd.models.base import Adapted
+    from infd.models.parameter import Target
 
 VOCAB = 101
 
@@ -62,6 +64,7 @@ class FakeModel:
     vocab_size = VOCAB
     parameters: Sequence[object] = ()
     unread: frozenset[str] = frozenset()
+    targets: Sequence[Target] = ()
 
     def __init__(self, *, window: int | None = None, fault: Callable[[Batch], None] | None = None) -> None:
         self.window = window
@@ -90,7 +93,7 @@ class FakeModel:
             hidden = hidden + plan.run(torch.zeros_like(kv), batch.cache[layer], scale=1.0)[:, 0, 0]
         return hidden[:, None]
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
         return peak(hidden[:, 0])
 
 

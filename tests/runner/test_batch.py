@@ -2,9 +2,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infd.kernels.reference.lora import Lora
+from infd.runner.adapters import DeviceSlots
 from infd.runner.batch import gather
 from infd.scheduler.layout import CacheLayout, PageGroup
-from tests.runner.driving import join, make_rows, span
+from tests.runner.driving import CPU, join, make_rows, span
 from tests.runner.fake_model import HistoryAttention
 
 SIZES = (4, 2)
@@ -36,7 +38,7 @@ def build(told):
     spans = [
         span(row, start, count, samples=samples, scores=scores) for row, _, _, start, count, samples, scores in told
     ]
-    return gather(spans, rows, LAYOUT, [], HistoryAttention())
+    return gather(spans, rows, LAYOUT, [], HistoryAttention(), DeviceSlots(Lora(), CPU))
 
 
 @settings(deadline=None, max_examples=60)
@@ -97,7 +99,7 @@ def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
     rows.stage([join(0, [7, 8, 9], [[1, 2]])], [])
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
-    gathered = gather([span(0, 5, 1)], rows, layout, [], HistoryAttention())
+    gathered = gather([span(0, 5, 1)], rows, layout, [], HistoryAttention(), DeviceSlots(Lora(), CPU))
     assert gathered.batch.attention[0].batch.starts == [5]  # the bound
     assert gathered.batch.attention[0].batch.start.tolist() == [2]  # the truth
     assert gathered.batch.tokens[0] == 9
@@ -107,6 +109,6 @@ def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
 def test_a_model_without_a_cache_has_batches_too():
     rows = make_rows(page_tokens=())
     rows.stage([join(0, [7, 8, 9], [])], [])
-    batch = gather([span(0, 0, 3)], rows, CacheLayout(()), [], HistoryAttention()).batch
+    batch = gather([span(0, 0, 3)], rows, CacheLayout(()), [], HistoryAttention(), DeviceSlots(Lora(), CPU)).batch
     assert batch.tokens[:3].tolist() == [7, 8, 9]
     assert torch.equal(batch.positions[:3], torch.arange(3))

@@ -177,7 +177,7 @@ async def test_a_failed_step_takes_those_behind_it_along_and_the_next_plan_works
 
 async def test_a_step_that_fails_in_sampling_fails_like_any_other():
     class Unsound(FakeModel):
-        def logits(self, hidden):
+        def logits(self, hidden, adapters=None):
             return super().logits(hidden)[:, :50] if self.fault else super().logits(hidden)
 
     model = Unsound()

@@ -65,7 +65,7 @@ def test_a_row_and_pages_given_away_in_the_next_plan_do_not_disturb_the_step_bef
 class Poisoned(FakeModel):
     """Its logits are not a number where the sum is that of the token 13 alone."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapters: object = None) -> torch.Tensor:
         logits = super().logits(hidden)
         logits[hidden[:, 0] == 13 + 14] = torch.nan
         return logits

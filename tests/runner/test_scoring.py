@@ -95,7 +95,7 @@ class Watched(FakeModel):
         super().__init__()
         self.rows: list[int] = []
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapters: object = None) -> torch.Tensor:
         self.rows.append(len(hidden))
         return super().logits(hidden)
 
@@ -116,7 +116,7 @@ def test_logits_are_made_a_block_at_a_time_and_never_of_fewer_than_four_rows(mon
 class Poisoned(FakeModel):
     """Its logits are not a number after the token 13 in the first place."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, adapters: object = None) -> torch.Tensor:
         logits = super().logits(hidden)
         logits[hidden[:, 0] == 13 + 14] = torch.nan
         return logits

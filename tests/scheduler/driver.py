@@ -11,7 +11,7 @@ from infd.scheduler.sequence import Sequence
 from tests.fakes import FULL, FakeDevice, capacity, continuation, prompt_likelihoods
 
 if TYPE_CHECKING:
-    from infd.request import TokenLogprobs
+    from infd.request import Adapter, TokenLogprobs
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan
 
@@ -25,6 +25,7 @@ def sequence(
     root: bytes = b"",
     scored: int | None = None,
     end_ids: frozenset[int] = frozenset(),
+    adapter: Adapter | None = None,
 ) -> Sequence:
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     request = Request(
@@ -34,17 +35,32 @@ def sequence(
         end_ids=end_ids,
         priority=priority,
     )
-    return Sequence(request, prefix_root=root)
+    root += b"" if adapter is None else repr(adapter).encode()
+    return Sequence(request, prefix_root=root, adapter=adapter)
 
 
 class Driver:
     """`issue` plans and starts a step, `complete` commits the oldest one; all invariants are checked after each."""
 
     def __init__(
-        self, limits: Capacity | None = None, *, depth: int = 1, patience: int = 4, caching: bool = True
+        self,
+        limits: Capacity | None = None,
+        *,
+        depth: int = 1,
+        patience: int = 4,
+        caching: bool = True,
+        slots: int = 4,
+        per_step: int = 4,
     ) -> None:
         self.capacity = limits or capacity()
-        self.scheduler = Scheduler(self.capacity, priority_patience=patience, prefix_caching=caching)
+        self.scheduler = Scheduler(
+            self.capacity,
+            priority_patience=patience,
+            prefix_caching=caching,
+            max_adapters=slots,
+            max_adapters_per_step=per_step,
+        )
+        self.per_step = per_step
         self.device = FakeDevice(self.capacity)
         self.depth = depth
         self.epoch = 0  # of the prefix cache
@@ -63,6 +79,7 @@ class Driver:
         if plan is not None:
             self.plans.append(plan)
             self.in_flight.append(plan)
+            assert len({span.seq.adapter for span in plan.spans} - {None}) <= self.per_step
         self.check()
         return plan
 
@@ -132,7 +149,8 @@ class Driver:
         """Every sequence that ended by itself generated exactly what the fake model says."""
         for seq in self.everybody:
             got = seq.tokens[seq.prompt_tokens :]
-            want = continuation(list(seq.request.prompt), len(got), seed=seq.seed, layout=self.capacity.layout)
+            prompt, layout = list(seq.request.prompt), self.capacity.layout
+            want = continuation(prompt, len(got), seed=seq.seed, layout=layout, adapter=seq.adapter)
             assert got == want, f"{seq}: {got} != {want}"
             self._check_scores(seq)
             if seq.finish is FinishReason.LENGTH:
@@ -145,7 +163,8 @@ class Driver:
         if asked is None:
             assert seq not in self.scored
         elif seq in self.scored or seq.finish in (FinishReason.LENGTH, FinishReason.STOP):
-            want = prompt_likelihoods(list(seq.request.prompt), asked, layout=self.capacity.layout)
+            prompt, layout = list(seq.request.prompt), self.capacity.layout
+            want = prompt_likelihoods(prompt, asked, layout=layout, adapter=seq.adapter)
             assert self.scored.get(seq, []) == want
 
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from infd.request import FinishReason
+from infd.request import Adapter, FinishReason
 from infd.scheduler.layout import CacheLayout, PageGroup
 from tests.fakes import FULL, capacity, continuation
 from tests.scheduler.driver import Driver, sequence
@@ -32,9 +32,20 @@ class Histories(RuleBasedStateMachine):
         step_tokens=st.integers(2, 12),
         caching=st.booleans(),
         score_cost=st.integers(1, 4),
+        slots=st.integers(1, 3),
+        per_step=st.integers(1, 3),
     )
     def start(
-        self, layout: str, depth: int, rows: int, spare: int, step_tokens: int, caching: bool, score_cost: int
+        self,
+        layout: str,
+        depth: int,
+        rows: int,
+        spare: int,
+        step_tokens: int,
+        caching: bool,
+        score_cost: int,
+        slots: int,
+        per_step: int,
     ) -> None:
         chosen = LAYOUTS[layout]
         longest = 24
@@ -47,7 +58,8 @@ class Histories(RuleBasedStateMachine):
             max_model_len=longest,
             score_cost=1 if self.encoder else score_cost,
         )
-        self.driver = Driver(limits, depth=depth, patience=3, caching=caching)
+        self.driver = Driver(limits, depth=depth, patience=3, caching=caching, slots=slots, per_step=per_step)
+        self.adapters = [Adapter("a", n, "weights") for n in range(1, 6)]
         self.ended: list[object] = []
 
     @rule(
@@ -60,6 +72,7 @@ class Histories(RuleBasedStateMachine):
         stop_after=st.none() | st.integers(1, 6),
         scored=st.none() | st.integers(0, 2),
         only_scored=st.booleans(),
+        adapter=st.none() | st.integers(0, 4),
     )
     def arrive(
         self,
@@ -71,15 +84,17 @@ class Histories(RuleBasedStateMachine):
         stop_after: int | None,
         scored: int | None,
         only_scored: bool,
+        adapter: int | None,
     ) -> None:
         layout = self.driver.capacity.layout
+        chosen = None if adapter is None else self.adapters[adapter]
         if self.encoder:
             max_tokens = 1
         if scored is not None and only_scored and len(prompt) > 1:
             max_tokens, choices = 0, 1
-        end_ids = frozenset(
-            () if stop_after is None else continuation(prompt, stop_after, seed=seed, layout=layout)[-1:]
-        )
+        stop: list[int] = []
+        if stop_after is not None:
+            stop = continuation(prompt, stop_after, seed=seed, layout=layout, adapter=chosen)[-1:]
         for choice in range(choices):
             seq = sequence(
                 prompt,
@@ -87,7 +102,8 @@ class Histories(RuleBasedStateMachine):
                 priority=priority,
                 seed=seed + choice,
                 scored=None if choice else scored,
-                end_ids=end_ids,
+                end_ids=frozenset(stop),
+                adapter=chosen,
             )
             self.driver.add(seq)
 
@@ -111,6 +127,16 @@ class Histories(RuleBasedStateMachine):
     @rule(preempting=st.booleans())
     def forget(self, preempting: bool) -> None:
         self.driver.forget(preempting=preempting)
+
+    @rule(which=st.integers(0, 4))
+    def unload(self, which: int) -> None:
+        adapter = self.adapters[which]
+        if adapter not in [seq.adapter for seq in self.driver.everybody if seq.finish is None]:
+            slot = self.driver.scheduler.adapters.drop(adapter)
+            if slot is not None and not self.driver.in_flight:
+                del self.driver.device.slots[slot]
+                adapter.weights = None
+            self.adapters[which] = Adapter("a", adapter.generation + 5, "weights")
 
     @precondition(lambda self: len(self.driver.in_flight) < self.driver.depth)
     @rule()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from infd.request import FinishReason
+from infd.request import Adapter, FinishReason
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.scheduler.plan import StepResult
 from infd.scheduler.prefix import longest_hit, page_keys
@@ -519,3 +519,102 @@ def test_who_waits_while_the_cache_is_forgotten_looks_for_its_prefix_under_the_n
     third = driver.add(sequence([1] * 17, max_tokens=2, root=bytes([driver.epoch])))
     driver.finish()
     assert [seq.prompt_cached for seq in (first, second, third)] == [0, 0, 16]
+
+
+def adapters(count: int) -> list[Adapter]:
+    return [Adapter("a", generation, "weights") for generation in range(1, count + 1)]
+
+
+def test_a_slot_is_filled_once_and_serves_all_who_want_its_adapter():
+    (adapter,) = adapters(1)
+    driver = Driver()
+    first = driver.add(sequence(3, adapter=adapter))
+    second = driver.add(sequence([1] * 3, adapter=adapter))
+    other = driver.add(sequence([2] * 3))
+    plan = driver.issue()
+
+    assert plan is not None
+    assert [(load.slot, load.adapter) for load in plan.loads] == [(1, adapter)]
+    assert [(join.row, join.slot) for join in plan.joins] == [(first.row, 1), (second.row, 1), (other.row, 0)]
+    driver.complete()
+    driver.finish()
+    driver.check_answers()
+    assert sum(len(plan.loads) for plan in driver.plans) == 1
+
+
+def test_an_adapter_stays_in_its_slot_until_another_needs_the_place():
+    a, b, c = adapters(3)
+    driver = Driver(slots=2, per_step=2)
+    for adapter in (a, b, a, c, a, b):
+        driver.add(sequence([1] * 3, adapter=adapter))
+        driver.finish()
+
+    assert [[(load.slot, load.adapter) for load in plan.loads] for plan in driver.plans if plan.loads] == [
+        [(1, a)],
+        [(2, b)],
+        [(2, c)],
+        [(2, b)],
+    ]
+    driver.check_answers()
+
+
+def test_of_more_adapters_than_run_at_once_the_next_waits_and_is_passed_by_few():
+    a, b = adapters(2)
+    driver = Driver(capacity(rows=16, pages=256, step_tokens=64), patience=4, slots=1, per_step=1)
+    running = driver.add(sequence([1] * 3, max_tokens=40, adapter=a))
+    driver.step()
+    waiting = driver.add(sequence([2] * 3, adapter=b))
+    later = [driver.add(sequence([3] * 3, max_tokens=40, adapter=a if i % 2 else None)) for i in range(8)]
+    driver.step()
+
+    assert waiting.row is None
+    assert [seq.row is not None for seq in later] == [True] * 4 + [False] * 4
+    driver.finish()
+    driver.check_answers()
+    assert running.finish is FinishReason.LENGTH
+
+
+def test_who_waits_for_an_adapter_s_turn_is_not_starved_by_a_stream_of_others():
+    a, b = adapters(2)
+    driver = Driver(patience=3, slots=1, per_step=1)
+    driver.add(sequence([1] * 3, max_tokens=3, adapter=a))
+    driver.step()
+    waiting = driver.add(sequence([2] * 3, adapter=b))
+    arrivals = 0
+    while waiting.finish is None:
+        arrivals += 1
+        driver.add(sequence([1] * 3, max_tokens=3, adapter=a))
+        driver.step()
+
+    assert arrivals < 20
+    driver.finish()
+    driver.check_answers()
+
+
+def test_a_preempted_sequence_keeps_no_slot_from_others():
+    a, b = adapters(2)
+    driver = Driver(slots=1, per_step=1)
+    first = driver.add(sequence([1] * 6, max_tokens=6, adapter=a))
+    driver.step()
+    driver.scheduler._preempt(first)
+    driver.scheduler.remove(first, FinishReason.ABORT)
+    second = driver.add(sequence([2] * 6, max_tokens=6, adapter=b))
+    driver.finish()
+
+    assert second.finish is FinishReason.LENGTH
+    driver.check_answers()
+
+
+def test_an_adapter_whose_load_failed_is_loaded_again():
+    (adapter,) = adapters(1)
+    driver = Driver()
+    driver.add(sequence([1] * 3, adapter=adapter))
+    driver.issue()
+    driver.fail()
+    plan = driver.issue()
+
+    assert plan is not None
+    assert [load.adapter for load in plan.loads] == [adapter]
+    driver.complete()
+    driver.finish()
+    driver.check_answers()

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from infd import __version__
 from infd.admin import protocol
-from infd.admin.ctl import rest, show
+from infd.admin.ctl import loras, rest, show
 from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable
 from infd.admin.ctl.options import json_option, patience_options
@@ -168,5 +168,8 @@ for command in (
     rest.wake,
     rest.load_weights,
     rest.reset_prefix_cache,
+    loras.loras,
+    loras.load_lora,
+    loras.unload_lora,
 ):
     cli.add_command(command)

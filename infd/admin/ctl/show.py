@@ -51,12 +51,13 @@ def _pages(now: protocol.Status) -> str:
 
 def requests(rows: Iterable[protocol.RequestRow]) -> None:
     table(
-        ("ID", "STATE", "CLIENT", "PRIO", "CHOICES", "PROMPT", "CACHED", "GENERATED", "AGE"),
+        ("ID", "STATE", "CLIENT", "ADAPTER", "PRIO", "CHOICES", "PROMPT", "CACHED", "GENERATED", "AGE"),
         (
             (
                 row.id,
                 row.state,
                 row.client or "-",
+                row.adapter or "-",
                 str(row.priority),
                 str(row.choices),
                 str(row.prompt_tokens),
@@ -67,6 +68,26 @@ def requests(rows: Iterable[protocol.RequestRow]) -> None:
             for row in rows
         ),
         right=("PRIO", "CHOICES", "PROMPT", "CACHED", "GENERATED", "AGE"),
+    )
+
+
+def loras(answer: protocol.Loras) -> None:
+    table(
+        ("NAME", "STATE", "RANK", "MIB", "GENERATION", "REQUESTS", "BASE", "PATH"),
+        (
+            (
+                row.name,
+                row.state,
+                str(row.rank),
+                f"{row.bytes / 2**20:.1f}",
+                str(row.generation),
+                str(row.requests),
+                row.base or "-",
+                row.path,
+            )
+            for row in answer.loras
+        ),
+        right=("RANK", "MIB", "GENERATION", "REQUESTS"),
     )
 
 

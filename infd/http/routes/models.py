@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 
 async def every(request: web.Request) -> web.StreamResponse:
-    """All names of the model served."""
+    """All names of the model served, then its adapters."""
     served = request.app[SERVICE].model()
-    return send.json(msgspec.json.encode(ModelList(data=[_card(served, name) for name in served.names])))
+    return send.json(
+        msgspec.json.encode(ModelList(data=[_card(served, name) for name in (*served.names, *served.adapters)]))
+    )
 
 
 async def one(request: web.Request) -> web.StreamResponse:
@@ -29,4 +31,11 @@ async def one(request: web.Request) -> web.StreamResponse:
 
 
 def _card(served: ServedModel, name: str) -> ModelCard:
-    return ModelCard(id=name, created=served.created, root=served.names[0], max_model_len=served.max_model_len)
+    base = served.names[0]
+    return ModelCard(
+        id=name,
+        created=served.created,
+        root=base,
+        parent=None if name in served.names else base,
+        max_model_len=served.max_model_len,
+    )

@@ -66,7 +66,7 @@ class Attention:
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """Return [T, hidden] of x [T, hidden], having put the keys and values of x into the cache."""
-        heads = self._qkv(x).view(x.shape[0], -1, self._head_size)
+        heads = self._qkv(x, batch.adapters).view(x.shape[0], -1, self._head_size)
         q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
         if self._q_norm is not None:
             q = self._q_norm(q)
@@ -75,7 +75,7 @@ class Attention:
         q, k = self._rotate(q, k, batch.positions, self._rope, interleaved=self._interleaved)
         plan, pages = batch.attention[self._group], batch.cache[self._layer]
         plan.write(k, v, pages)
-        return self._output(plan.run(q, pages, scale=self._scale, softcap=self._softcap).flatten(1))
+        return self._output(plan.run(q, pages, scale=self._scale, softcap=self._softcap).flatten(1), batch.adapters)
 
 
 def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGroup, ...]:

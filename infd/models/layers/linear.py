@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.models.base import Adapted
     from infd.models.parameter import Blueprint
 
 
@@ -24,7 +25,11 @@ class Linear:
         weights = {f"{name}.weight": rows for name, rows in modules.items()}
         self._weight = blueprint.matrix(weights, inputs, blueprint.ops.linear)
         self._bias = blueprint.declare({f"{name}.bias": rows for name, rows in modules.items()}) if bias else None
+        self._target = blueprint.adaptable(modules, inputs)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: Adapted | None) -> Tensor:
         """Return [T, sum of outputs] of x [T, inputs]."""
-        return self._weight.multiply(x, None if self._bias is None else self._bias.tensor)
+        y = self._weight.multiply(x, None if self._bias is None else self._bias.tensor)
+        if adapters is not None:
+            adapters.add(y, x, self._target)
+        return y

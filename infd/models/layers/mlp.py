@@ -9,6 +9,7 @@ from infd.models.layers.linear import Linear
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.models.base import Batch
     from infd.models.parameter import Blueprint
     from infd.models.sizes import Sizes
 
@@ -26,5 +27,5 @@ class GatedMLP:
         )
         self._down = Linear(blueprint, {f"{name}.down_proj": sizes.hidden}, sizes.inner, bias=bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._activation(self._gate_up(x)))
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        return self._down(self._activation(self._gate_up(x, batch.adapters)), batch.adapters)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.models.base import Batch
+    from infd.models.base import Adapted, Batch
     from infd.models.parameter import Blueprint
 
 
@@ -43,6 +43,7 @@ class TransformersModel:
         _compute_tables(self._head, blueprint.device)
         self.unread = declare(self._head, blueprint)
         self.parameters = blueprint.parameters
+        self.targets = blueprint.targets  # none: its products are not infd's
         _stand_in(self._head, self._decoder)
 
         with refusing("its head does not run on hidden states alone"):
@@ -70,7 +71,7 @@ class TransformersModel:
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits.float()
 

@@ -1,0 +1,122 @@
+"""What adapters cost a decoding step: nothing where no row wants one, and how much where rows do.
+
+Steps of the same rows alternate between the cases, so that the machine's moods fall on all of them alike; what is
+printed are ratios to a step before any adapter was loaded.
+
+python bench/adapters.py [--model DIR] [--rows 8] [--rank 16] [--steps 200]
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import click
+import torch
+
+from infd import embedded
+from infd.adapters.reading import HostWeights
+from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.kernels.ops import LowRank, LowRankPart
+from infd.request import Adapter, Request, SamplingParams
+from infd.runner.loading import build
+from infd.runner.pulse import Pulse
+from infd.scheduler.plan import Join, Load, Span, StepPlan
+from infd.scheduler.sequence import Sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from infd.models.parameter import Target
+
+PROMPT = 16
+SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def weights(targets: Iterable[Target], rank: int, dtype: torch.dtype) -> HostWeights:
+    """Return an adapter of every product, with random factors."""
+    low = {}
+    for target in targets:
+        if target.table:
+            continue
+        parts, output = [], 0
+        for number, outputs in enumerate(target.modules.values()):
+            parts.append(LowRankPart(torch.randn(outputs, rank, dtype=dtype) * 0.01, number * rank, output))
+            output += outputs
+        low[target] = LowRank(torch.randn(rank * len(parts), target.inputs, dtype=dtype), parts)
+    return HostWeights("", rank, 0, (), low)
+
+
+@click.command()
+@click.option("--model", default=str(embedded.path()))
+@click.option("--dtype", default="float32")
+@click.option("--rows", default=8)
+@click.option("--rank", default=16)
+@click.option("--steps", default=200)
+def main(model: str, dtype: str, rows: int, rank: int, steps: int) -> None:
+    """Measure it on one thread."""
+    config = Config(
+        model=ModelConfig(path=model, dtype=dtype, max_model_len=64),  # type: ignore[arg-type]
+        device=DeviceConfig(kind="cpu", threads=1),
+        scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=256),
+        cache=CacheConfig(bytes=2**26, page_tokens=16),
+    )
+    loaded = build(config, Pulse())
+    runner, targets = loaded.runner, loaded.reader._targets
+    request = Request(id="bench", prompt=(1,), sampling=SAMPLING)
+    number = getattr(torch, dtype)
+
+    def step(plan: StepPlan) -> float:
+        with runner.active():
+            begun = time.perf_counter()
+            runner.read(runner.sample(runner.forward(plan)))
+            return time.perf_counter() - begun
+
+    def seat(slots: list[int]) -> None:
+        joins = [
+            Join(row, [1] * PROMPT, PROMPT, SAMPLING, frozenset(), [[2 * row + 1, 2 * row + 2]], 0, slots[row])
+            for row in range(rows)
+        ]
+        spans = [Span(Sequence(request), row, 0, PROMPT, samples=False) for row in range(rows)]
+        step(StepPlan(0, joins, [], spans))
+
+    def decode() -> float:
+        # The same position over and over: a row forgets nothing, and no step is longer than another.
+        return step(
+            StepPlan(0, [], [], [Span(Sequence(request), row, PROMPT - 1, 1, samples=False) for row in range(rows)])
+        )
+
+    def measure(cases: dict[str, list[int]], rounds: int) -> dict[str, list[float]]:
+        took: dict[str, list[float]] = {name: [] for name in cases}
+        for _ in range(rounds):
+            for name, slots in cases.items():
+                seat(slots)
+                decode()
+                took[name].append(min(decode() for _ in range(5)))
+        return took
+
+    nobody = [0] * rows
+    before = measure({"before": nobody, "before again": nobody}, steps // 10)
+    slots = 4
+    fill = [Load(slot, Adapter("a", slot, weights(targets, rank, number))) for slot in range(1, slots + 1)]
+    with runner.active():
+        runner._adapters.fill(fill)
+    cases = {
+        "loaded, wanted by none": nobody,
+        "wanted by one row": [1, *[0] * (rows - 1)],
+        "one, wanted by all": [1] * rows,
+        f"{slots}, wanted by all": [1 + row % slots for row in range(rows)],
+    }
+    after = measure({"none": nobody, **cases}, steps // 10)
+    base = statistics.median(before["before"])
+    print(f"{model}: {rows} rows, rank {rank}, {dtype}, one thread; a step without adapters {base * 1e3:.2f} ms")
+    print(f"  before, twice: {statistics.median(before['before again']) / base:.3f}")
+    for name in cases:
+        ratios = sorted(took / none for took, none in zip(after[name], after["none"], strict=True))
+        spread = f"{ratios[len(ratios) // 4]:.2f} to {ratios[3 * len(ratios) // 4]:.2f}"
+        print(f"  {name:<24} {statistics.median(ratios):.3f} ({spread})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Match an adapter's tensors with what the model lets adapters change: nothing unknown, nothing left over.
+
+All of it is decided from the headers, before a number is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from infd.adapters.peft import MOST_RANK
+from infd.errors import CheckpointError
+from infd.weights.formats.plain import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from infd.adapters.peft import PeftConfig
+    from infd.weights.checkpoint import StoredTensor, TensorFile
+
+PROBLEMS_SHOWN = 10
+PREFIX = "base_model.model."
+# Where decoders stand in checkpoints, the longest first: the same module has another prefix in another version.
+ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
+# How PEFT ends the names of the two factors, for products and for tables; and of the frozen original beside them.
+FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
+ORIGINAL = ".base_layer.weight"
+_WHOLE = "a whole tensor (modules_to_save, or a larger vocabulary), where infd adds products of low rank only"
+_REFUSED = {
+    ".lora_magnitude_vector": "DoRA",
+    ".lora_magnitude_vector.weight": "DoRA",
+    ".lora_A.bias": "a bias",
+    ".lora_B.bias": "a bias",
+    ".trainable_tokens_delta": "trained tokens",
+    ".bias": "a bias",
+    ".weight": _WHOLE,
+}
+
+
+class Target(Protocol):
+    """A product or a table of the model; see models/parameter.py."""
+
+    @property
+    def modules(self) -> Mapping[str, int]: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def table(self) -> bool: ...
+
+
+class Change(Struct, frozen=True):
+    """What an adapter adds to one module: its two factors as stored, and where the module's outputs begin."""
+
+    module: str
+    a: StoredTensor
+    b: StoredTensor
+    rank: int
+    scale: float
+    output: int
+
+
+class _Place(Struct, frozen=True):
+    target: Target
+    outputs: int
+    output: int
+
+
+def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> dict[Target, list[Change]]:
+    """Return what the adapter changes, by target, in the model's order. Raises CheckpointError, naming all faults."""
+    places: dict[str, _Place] = {}
+    for target in targets:
+        output = 0
+        for module, outputs in target.modules.items():
+            places[_bare(module)] = _Place(target, outputs, output)
+            output += outputs
+    problems: list[str] = []
+    stored = {tensor.name: tensor for tensor in file.tensors}
+    found: dict[Target, list[Change]] = {}
+    for module, a, b in _pairs(stored, places, problems):
+        place = places[_bare(module)]
+        wrong = list(_faults(config, module, a, b, place))
+        problems += wrong
+        if not wrong:
+            rank = b.shape[1]
+            change = Change(module, a, b, rank, config.scale(module, rank), place.output)
+            found.setdefault(place.target, []).append(change)
+    if not problems:
+        changed = [change.module for changes in found.values() for change in changes]
+        problems += [f"target_modules names {name}, which the file does not hold" for name in config.unmet(changed)]
+        if not changed:
+            problems.append("the file holds no adapter")
+    if problems:
+        made_for = f" (made for {config.base_model_name_or_path})" if config.base_model_name_or_path else ""
+        more = [f"and {len(problems) - PROBLEMS_SHOWN} more"] if len(problems) > PROBLEMS_SHOWN else []
+        does_not_fit = f"{file.path}{made_for} does not fit this model:"
+        raise CheckpointError("\n  ".join([does_not_fit, *problems[:PROBLEMS_SHOWN], *more]))
+    return {target: sorted(found[target], key=lambda change: change.output) for target in targets if target in found}
+
+
+def _pairs(
+    stored: Mapping[str, StoredTensor], places: Mapping[str, _Place], problems: list[str]
+) -> Iterator[tuple[str, StoredTensor, StoredTensor]]:
+    """Yield each module's name and factors; tell of every tensor that is not one of them."""
+    for name, tensor in stored.items():
+        inner = name.removeprefix(PREFIX)
+        module, first, second = _split(inner)
+        if first:
+            place = places.get(_bare(module))
+            other = stored.get(f"{name.removesuffix(first)}{second}")
+            if place is None:
+                problems.append(f"{name}: this model has no module {module} that adapters may change")
+            elif other is None:
+                problems.append(f"{name}: there is no {second.removeprefix('.')} beside it")
+            elif place.target.table != ("embedding" in first):
+                problems.append(f"{name}: {module} is {'a table' if place.target.table else 'a product'} here")
+            elif first in (FACTORS[0][0], FACTORS[1][0]):
+                yield module, tensor, other
+        elif not _is_original(inner, tensor, places):
+            problems.append(f"{name}: {_why_refused(inner)}")
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """Return a factor's module, how its own name ends, and how the other factor's does; empty where it is none."""
+    for a, b in FACTORS:
+        for ending, other in ((a, b), (b, a)):
+            if name.endswith(ending):
+                return name.removesuffix(ending), ending, other
+    return "", "", ""
+
+
+def _is_original(name: str, tensor: StoredTensor, places: Mapping[str, _Place]) -> bool:
+    """Say whether a tensor is the base model's own, which PEFT saves beside an adapted embedding."""
+    place = places.get(_bare(name.removesuffix(ORIGINAL)))
+    if not name.endswith(ORIGINAL) or place is None:
+        return False
+    rows = place.target.inputs if place.target.table else place.outputs
+    columns = place.outputs if place.target.table else place.target.inputs
+    return tensor.shape == (rows, columns)
+
+
+def _why_refused(name: str) -> str:
+    if name.endswith(ORIGINAL):
+        return f"a base weight of another shape than this model's; {_WHOLE}"
+    return next((reason for ending, reason in _REFUSED.items() if name.endswith(ending)), "left over")
+
+
+def _faults(config: PeftConfig, module: str, a: StoredTensor, b: StoredTensor, place: _Place) -> Iterator[str]:
+    rank = b.shape[1] if len(b.shape) == 2 else 0
+    for tensor, expected in ((a, (rank, place.target.inputs)), (b, (place.outputs, rank))):
+        if tensor.shape != expected or not rank:
+            shape = [size if size else "rank" for size in expected]
+            yield f"{tensor.name}: expected {shape}, found {list(tensor.shape)}"
+            return
+        if tensor.dtype not in DTYPES:
+            yield f"{tensor.name}: expected one of {', '.join(DTYPES)}, found {tensor.dtype}"
+            return
+    if rank > MOST_RANK:
+        yield f"{module}: rank {rank}; infd computes ranks up to {MOST_RANK}"
+    elif rank != config.rank(module):
+        yield f"{module}: rank {rank}; the config says {config.rank(module)}"
+    if not config.targets(module):
+        yield f"{module}: left over, since target_modules does not name it"
+
+
+def _bare(module: str) -> str:
+    """Return a module's name without what depends on how the model was saved."""
+    return module.removeprefix(next(root for root in ROOTS if module.startswith(root)))

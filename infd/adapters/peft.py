@@ -1,0 +1,135 @@
+"""What an adapter_config.json of PEFT says, and which of it infd can do.
+
+Whatever would change the result and is not computed here is refused by name.
+Which modules an adapter changes is told by the tensors beside it; a pattern that
+the file would have us run is never run.
+"""
+
+from __future__ import annotations
+
+import re
+from math import isfinite, sqrt
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from infd.errors import CheckpointError
+from infd.untrusted import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+MOST_RANK = 256
+CONFIG_BYTES = 2**20
+
+# By name: the values under which a field changes nothing.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "bias": (None, "none"),
+        "use_dora": (None, False),
+        "lora_bias": (None, False),
+        "use_qalora": (None, False),
+        "ensure_weight_tying": (None, False),
+        "modules_to_save": (None, []),
+        "trainable_token_indices": (None, [], {}),
+        "layer_replication": (None, []),
+        "target_parameters": (None, []),
+        "alora_invocation_tokens": (None, []),
+        "megatron_config": (None, {}),
+        "use_bdlora": (None, False),
+        "arrow_config": (None,),
+        "kasa_config": (None,),
+        "monteclora_config": (None,),
+    }
+)
+# Ways to begin that leave the base model's weights as they are; others subtract what the adapter begins with.
+_INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
+_NAME = re.compile(r"\^?[\w.\\]+")
+
+N = TypeVar("N", int, float)
+Rank = Annotated[int, Meta(ge=1)]
+
+
+class PeftConfig(Struct):
+    """The fields that decide what is computed.
+
+    r, lora_alpha  unless a pattern names another number for a module
+    """
+
+    peft_type: str
+    r: Rank = 8
+    lora_alpha: float = 8.0
+    base_model_name_or_path: str | None = None
+    target_modules: list[str] | str | None = None
+    use_rslora: bool | None = False
+    rank_pattern: dict[str, Rank] | None = None
+    alpha_pattern: dict[str, float] | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> PeftConfig:
+        """Raise CheckpointError for what cannot be read or done."""
+        try:
+            said: dict[str, Any] = msgspec.json.decode(read(path, CONFIG_BYTES), type=dict[str, Any])
+            config = msgspec.convert(said, cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CheckpointError(f"{path}: malformed: {error}") from error
+        if config.peft_type != "LORA":
+            raise CheckpointError(f"{path}: peft_type is {config.peft_type!r}; infd computes LORA")
+        for name, neutral in _NEUTRAL.items():
+            if said.get(name) not in neutral:
+                raise CheckpointError(f"{path}: {name} is {_brief(said[name])}; infd computes plain LoRA without it")
+        initial = said.get("init_lora_weights")
+        if initial not in _INITIAL:
+            raise CheckpointError(
+                f"{path}: init_lora_weights is {_brief(initial)}: such an adapter belongs to changed base weights;"
+                " let PEFT convert it when saving (path_initial_model_for_weight_conversion)"
+            )
+        for alpha in (config.lora_alpha, *(config.alpha_pattern or {}).values()):
+            if not isfinite(alpha):
+                raise CheckpointError(f"{path}: lora_alpha is {alpha}")
+        for field in ("rank_pattern", "alpha_pattern"):
+            for key in getattr(config, field) or {}:
+                if not _NAME.fullmatch(key):
+                    raise CheckpointError(
+                        f"{path}: {field}: {_brief(key)} is a regular expression; infd reads names of modules here"
+                    )
+        return config
+
+    def rank(self, module: str) -> int:
+        """Return the rank that the config gives a module of the base model."""
+        return _of(self.rank_pattern, module, self.r)
+
+    def scale(self, module: str, rank: int) -> float:
+        """Return the factor of a module's product."""
+        return _of(self.alpha_pattern, module, self.lora_alpha) / (sqrt(rank) if self.use_rslora else rank)
+
+    def targets(self, module: str) -> bool:
+        """Say whether the config means this module; a pattern means whatever the file holds."""
+        names = self.target_modules
+        return not isinstance(names, list) or any(_names(name, module) for name in names)
+
+    def unmet(self, modules: Iterable[str]) -> list[str]:
+        """Return the listed target modules that none of these is."""
+        names, held = self.target_modules, list(modules)
+        if not isinstance(names, list):
+            return []
+        return [name for name in names if not any(_names(name, module) for module in held)]
+
+
+def _of(pattern: Mapping[str, N] | None, module: str, otherwise: N) -> N:
+    """Return the value of the first entry that names the module."""
+    return next((value for key, value in (pattern or {}).items() if _names(key, module)), otherwise)
+
+
+def _names(key: str, module: str) -> bool:
+    """Say whether a name, or the end of one, is this module's. `^` asks for all of it; an escaped dot is a dot."""
+    name = key.replace("\\.", ".")
+    return module == name.removeprefix("^") or (not name.startswith("^") and module.endswith("." + name))
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:100] + "..."

@@ -1,0 +1,110 @@
+"""Read an adapter into memory of the host, ready to be used: its scale in B, its parts side by side.
+
+Everything is checked before memory is taken. Runs on any thread.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from msgspec import Struct
+
+from infd.adapters.files import locate
+from infd.adapters.fit import fit
+from infd.adapters.peft import PeftConfig
+from infd.errors import AdapterTooLarge, CheckpointError
+from infd.kernels.ops import LowRank, LowRankPart
+from infd.weights.checkpoint import TensorFile
+from infd.weights.formats.plain import PlainReader
+from infd.weights.load import ALIGNMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from infd.adapters.fit import Change, Target
+    from infd.weights.load import Arena
+
+
+class HostWeights(Struct, frozen=True, eq=False, weakref=True):
+    """An adapter in memory of the host.
+
+    base   the model it says it was made for
+    rank   the largest
+    bytes  that it occupies
+    stamp  of its files
+    """
+
+    base: str
+    rank: int
+    bytes: int
+    stamp: tuple[object, ...]
+    low: Mapping[Target, LowRank]
+
+
+class AdapterReader:
+    """Reads adapters for one model."""
+
+    def __init__(self, targets: Sequence[Target], dtype: torch.dtype, arena: Callable[[int], Arena]) -> None:
+        """Give each adapter's numbers the type `dtype` and an arena of its own."""
+        self._targets = targets
+        self._dtype = dtype
+        self._arena = arena
+
+    def read(self, path: str, root: str | None, room: int) -> HostWeights:
+        """Return the adapter in a directory.
+
+        root  what must hold it, see files.locate
+        room  the bytes it may take
+
+        Raises CheckpointError for one that infd cannot compute or that does not fit the model, AdapterTooLarge.
+        """
+        if not self._targets:
+            raise CheckpointError(
+                "this model takes no adapters: it runs on transformers' code, and they need a model file of infd's own"
+            )
+        files = locate(path, root)
+        stamp = files.stamp()
+        config = PeftConfig.read(files.config)
+        file = TensorFile(files.tensors)
+        try:
+            return self._read(config, fit(config, file, self._targets), room, stamp)
+        finally:
+            file.close()
+
+    def _read(
+        self, config: PeftConfig, changes: Mapping[Target, Sequence[Change]], room: int, stamp: tuple[object, ...]
+    ) -> HostWeights:
+        shapes = [shape for each in changes.values() for change in each for shape in (change.a.shape, change.b.shape)]
+        # Stacked factors are aligned once, so this is a bound.
+        size = sum(prod(shape) * self._dtype.itemsize + ALIGNMENT for shape in shapes)
+        if size > room:
+            raise AdapterTooLarge(size, room)
+        arena, reader = self._arena(size), PlainReader(lambda _: None)
+        low = {target: self._stack(target, each, arena, reader) for target, each in changes.items()}
+        rank = max(change.rank for each in changes.values() for change in each)
+        return HostWeights(config.base_model_name_or_path or "", rank, size, stamp, low)
+
+    def _stack(self, target: Target, changes: Sequence[Change], arena: Arena, reader: PlainReader) -> LowRank:
+        ranks = sum(change.rank for change in changes)
+        a = arena.take((target.inputs, ranks) if target.table else (ranks, target.inputs), self._dtype)
+        parts, rank = [], 0
+        for change in changes:
+            if target.table:  # stored as [rank, rows], which would make each look-up a walk over all of it
+                whole = torch.empty(change.a.shape, dtype=torch.float32)
+                reader.read(change.a, whole)
+                a[:, rank : rank + change.rank].copy_(whole.T)
+            else:
+                reader.read(change.a, a[rank : rank + change.rank])
+            b = arena.take(change.b.shape, self._dtype)
+            parts.append(LowRankPart(self._scaled(change, b, reader), rank, change.output))
+            rank += change.rank
+        return LowRank(a, parts)
+
+    def _scaled(self, change: Change, b: Tensor, reader: PlainReader) -> Tensor:
+        exact = torch.empty(change.b.shape, dtype=torch.float32)
+        reader.read(change.b, exact)
+        return b.copy_(exact.mul_(change.scale))

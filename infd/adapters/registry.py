@@ -1,0 +1,263 @@
+"""Which adapters are served under which names, and how long each one's weights are kept.
+
+A name stands for what was read when it was loaded; reading it again in place is
+another generation, and requests keep the one they began with. Weights that
+nobody uses may leave memory for others, and are read again when they are asked
+for; if their files have changed by then, that is said rather than served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from infd.errors import AdapterExists, AdapterTooLarge, AdapterUnavailable, CheckpointError, ModelNotFound
+from infd.request import Adapter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LONGEST_NAME = 128
+_NAME = re.compile(r"[A-Za-z0-9][\w.:-]*(/[\w.:-]+)*", re.ASCII)
+
+
+class Weights(Protocol):
+    """An adapter as an executor read it.
+
+    base   the model it says it was made for
+    rank   the largest of its products
+    bytes  of host memory that it takes
+    stamp  what changes when its files do
+    """
+
+    @property
+    def base(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def stamp(self) -> tuple[object, ...]: ...
+
+
+class Read(Protocol):
+    async def __call__(self, path: str, root: str | None, room: int) -> Weights:
+        """Read an adapter that takes at most `room` bytes; see Executor.read_adapter."""
+
+
+class AdapterRow(Struct, kw_only=True):
+    """What operators see of an adapter. `state`: ready; stored, its weights not in memory; leaving."""
+
+    name: str
+    state: str
+    path: str
+    base: str
+    rank: int
+    bytes: int  # in host memory now
+    generation: int
+    requests: int
+
+
+class _Entry:
+    """One generation of a name."""
+
+    def __init__(self, adapter: Adapter, weights: Weights, path: str, root: str | None) -> None:
+        self.name, self.generation = adapter.name, adapter.generation
+        self.path, self.root = path, root
+        self.base, self.rank, self.bytes, self.stamp = weights.base, weights.rank, weights.bytes, weights.stamp
+        self.adapter: Adapter | None = adapter
+        self.pins = 0  # sequences that use it, and requests about to
+        self.leaving = False
+
+    def row(self) -> AdapterRow:
+        state = "leaving" if self.leaving else "stored" if self.adapter is None else "ready"
+        return AdapterRow(
+            name=self.name,
+            state=state,
+            path=self.path,
+            base=self.base,
+            rank=self.rank,
+            bytes=0 if self.adapter is None else self.bytes,
+            generation=self.generation,
+            requests=self.pins,
+        )
+
+
+class Adapters:
+    """The adapters of one engine, by name.
+
+    forget  called with each adapter that nobody uses or will use any more
+    """
+
+    def __init__(
+        self, read: Read, forget: Callable[[Adapter], None], *, host_bytes: int, taken: tuple[str, ...] = ()
+    ) -> None:
+        """taken: names that are the model's own."""
+        self._read = read
+        self._forget = forget
+        self.host_bytes = host_bytes
+        self._taken = taken
+        self._entries: dict[str, _Entry] = {}
+        self._by_adapter: dict[Adapter, _Entry] = {}  # in memory; the one used longest ago first
+        self._generations = 0
+        self._reading = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def bytes(self) -> int:
+        """Return what the weights of all adapters take of the host's memory."""
+        return sum(entry.bytes for entry in self._by_adapter.values())
+
+    def rows(self) -> list[AdapterRow]:
+        """Return all that are served, and those that are not any more but still used."""
+        leaving = [entry for entry in self._by_adapter.values() if entry.leaving]
+        return [entry.row() for entry in (*self._entries.values(), *leaving)]
+
+    # What operators do
+
+    async def load(self, name: str, path: str, *, root: str | None = None, in_place: bool = False) -> bool:
+        """Serve an adapter as `name`; False if the name stands for this path already and nothing was to be done.
+
+        root      must hold it; see files.locate
+        in_place  read it, or another, again: requests that run keep what they began with
+
+        It is checked whole before anybody can ask for it. Raises CheckpointError, AdapterExists, AdapterTooLarge.
+        """
+        if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
+            raise CheckpointError(
+                f"{name[:LONGEST_NAME]!r} cannot be a name: letters, digits and . _ : - make one, parted by single"
+                f" slashes, {LONGEST_NAME} characters at most"
+            )
+        if name in self._taken:
+            raise AdapterExists(f"{name!r} is the model's own name; choose another for the adapter")
+        async with self._reading:
+            current = self._entries.get(name)
+            if current is not None and not in_place:
+                if current.path == path:
+                    return False
+                raise AdapterExists(f"{name!r} stands for {current.path}; replace it with --in-place, or unload it")
+            weights = await self._make_room(path, root)
+            self._generations += 1
+            adapter = Adapter(name, self._generations, weights)
+            entry = self._entries[name] = _Entry(adapter, weights, path, root)
+            self._by_adapter[adapter] = entry
+            if current is not None:
+                self._retire(current)
+        return True
+
+    def unload(self, name: str) -> AdapterRow | None:
+        """Serve no further request by that name; those that run finish. None if there is none."""
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return None
+        self._retire(entry)
+        return entry.row()
+
+    def row(self, name: str) -> AdapterRow:
+        """Return what is served under a name. Raises ModelNotFound."""
+        return self._entry(name).row()
+
+    def users(self, name: str) -> int:
+        """Return how many requests still use what a name stood for before it was replaced or unloaded."""
+        return sum(entry.pins for entry in self._by_adapter.values() if entry.leaving and entry.name == name)
+
+    async def left(self, name: str) -> None:
+        """Return once all of that is freed."""
+        while self.users(name):
+            self._freed.clear()
+            await self._freed.wait()
+
+    def store(self) -> None:
+        """Take all weights that nobody uses out of memory; they are read again when asked for."""
+        for entry in list(self._by_adapter.values()):
+            self._let_go(entry)
+
+    # What requests do
+
+    async def acquire(self, name: str) -> Adapter:
+        """Return the adapter that `name` stands for now, in memory and kept there until `release`.
+
+        Raises ModelNotFound, AdapterUnavailable.
+        """
+        entry = self._entry(name)
+        if entry.adapter is None:
+            async with self._reading:
+                entry = self._entry(name)  # it may have been unloaded, replaced or read meanwhile
+                if entry.adapter is None:
+                    await self._read_again(entry)
+        assert entry.adapter is not None
+        self.keep(entry.adapter)
+        return entry.adapter
+
+    def keep(self, adapter: Adapter) -> None:
+        """Keep an adapter that is kept already for one more user."""
+        entry = self._by_adapter.pop(adapter)
+        entry.pins += 1
+        self._by_adapter[adapter] = entry
+
+    def release(self, adapter: Adapter) -> None:
+        """Undo one `acquire` or `keep`."""
+        entry = self._by_adapter[adapter]
+        entry.pins -= 1
+        assert entry.pins >= 0, f"{adapter} was released more often than kept"
+        if entry.leaving:
+            self._let_go(entry)
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._entries:
+            raise ModelNotFound(name, (*self._taken, *self._entries))
+        return self._entries[name]
+
+    async def _read_again(self, entry: _Entry) -> None:
+        try:
+            weights = await self._make_room(entry.path, entry.root)
+        except (CheckpointError, AdapterTooLarge) as error:
+            raise AdapterUnavailable(f"adapter {entry.name!r} cannot be read now: {error}") from error
+        if weights.stamp != entry.stamp:
+            raise AdapterUnavailable(
+                f"the files of adapter {entry.name!r} have changed since it was loaded;"
+                " an operator must load it again (infdctl load-lora --in-place)"
+            )
+        if entry.leaving:
+            raise ModelNotFound(entry.name, (*self._taken, *self._entries))
+        entry.adapter = Adapter(entry.name, entry.generation, weights)
+        entry.bytes = weights.bytes
+        self._by_adapter[entry.adapter] = entry
+
+    async def _make_room(self, path: str, root: str | None) -> Weights:
+        """Read an adapter, taking as many unused ones out of memory as it needs. The lock is held."""
+        try:
+            return await self._read(path, root, self.host_bytes - self.bytes)
+        except AdapterTooLarge as error:
+            idle = [entry for entry in self._by_adapter.values() if not entry.pins]
+            if self.host_bytes - self.bytes + sum(entry.bytes for entry in idle) < error.size:
+                raise
+            for entry in idle:
+                if self.host_bytes - self.bytes >= error.size:
+                    break
+                self._let_go(entry)
+            return await self._read(path, root, self.host_bytes - self.bytes)
+
+    def _retire(self, entry: _Entry) -> None:
+        entry.leaving = True
+        self._let_go(entry)
+
+    def _let_go(self, entry: _Entry) -> None:
+        """Take an entry's weights out of memory, if they are there and nobody uses them."""
+        if entry.adapter is not None and not entry.pins:
+            adapter, entry.adapter = entry.adapter, None
+            del self._by_adapter[adapter]
+            self._forget(adapter)
+            self._freed.set()

@@ -1,0 +1,71 @@
+"""`infdctl loras | load-lora | unload-lora`: adapters, served beside the model under names of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from infd.admin import protocol
+from infd.admin.ctl import show
+from infd.admin.ctl.client import TimedOut
+from infd.admin.ctl.options import json_option, patience_options
+
+if TYPE_CHECKING:
+    from infd.admin.ctl.client import AdminClient
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def loras(client: AdminClient, as_json: bool) -> None:
+    """List the adapters, and who uses them."""
+    answer = client.get("/v1/loras", protocol.Loras)
+    show.as_json(answer) if as_json else show.loras(answer)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("path")
+@click.option("--in-place", is_flag=True, help="Put it in the place of what NAME stands for now.")
+@patience_options("Return once no request uses what it replaces any more.")
+@json_option
+@click.pass_obj
+def load_lora(
+    client: AdminClient, name: str, path: str, in_place: bool, wait: bool, timeout_s: float | None, as_json: bool
+) -> None:
+    """Serve the adapter in directory PATH, beneath lora.root, as NAME.
+
+    It is checked whole before anybody can ask for it. With --in-place requests that run keep what they began with.
+    """
+    asked = {"name": name, "path": path, "in_place": in_place, "wait_s": timeout_s if wait else 0.0}
+    now = client.post("/v1/loras/load", protocol.LoraChanged, asked, patient=True)
+    if now.changed:
+        click.echo(f"{name} is loaded: rank {now.rank}, {now.bytes / 2**20:.1f} MiB, {now.took_s:.1f} s", err=True)
+    else:
+        click.echo(f"{name} stands for {path} already; --in-place reads it again", err=True)
+    _end(now, "replaced", wait=wait, timeout_s=timeout_s, as_json=as_json)
+
+
+@click.command()
+@click.argument("name")
+@patience_options("Return once no request uses it any more and its memory is free.")
+@json_option
+@click.pass_obj
+def unload_lora(client: AdminClient, name: str, wait: bool, timeout_s: float | None, as_json: bool) -> None:
+    """Serve NAME no more. Requests that use it finish, then its memory is freed."""
+    asked = {"name": name, "wait_s": timeout_s if wait else 0.0}
+    now = client.post("/v1/loras/unload", protocol.LoraChanged, asked, patient=True)
+    click.echo(f"{name} is unloaded" if now.changed else f"nothing is loaded as {name}", err=True)
+    _end(now, "unloaded", wait=wait, timeout_s=timeout_s, as_json=as_json)
+
+
+def _end(now: protocol.LoraChanged, what: str, *, wait: bool, timeout_s: float | None, as_json: bool) -> None:
+    """Tell of requests that still use what is gone. Raises TimedOut where they were to be waited for."""
+    if not now.done:
+        left = f"{now.requests} choices still use the adapter {what}; it is freed with the last of them"
+        if wait:
+            raise TimedOut(f"{left}, which took longer than {timeout_s:g} s: wait again, see `infdctl loras`")
+        click.echo(left, err=True)
+    if as_json:
+        show.as_json(now)

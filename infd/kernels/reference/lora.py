@@ -1,0 +1,31 @@
+"""Adapters by row: one product with A and one with B for each adapter in the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from infd.kernels.ops import LowRank
+
+
+class Lora:
+    def add(self, y: Tensor, x: Tensor, groups: Sequence[tuple[Tensor, LowRank]]) -> None:
+        for rows, low in groups:
+            _spread(y, rows, F.linear(x.index_select(0, rows), low.a), low)
+
+    def add_rows(self, y: Tensor, tokens: Tensor, groups: Sequence[tuple[Tensor, LowRank]]) -> None:
+        for rows, low in groups:
+            _spread(y, rows, F.embedding(tokens.index_select(0, rows), low.a), low)
+
+
+def _spread(y: Tensor, rows: Tensor, shrunk: Tensor, low: LowRank) -> None:
+    """Add each part of `shrunk` [n, R], multiplied by its B, to its outputs of y's rows."""
+    for b, rank, output in low.parts:
+        added = F.linear(shrunk[:, rank : rank + b.shape[1]], b)
+        y[:, output : output + b.shape[0]].index_add_(0, rows, added.to(y.dtype))

@@ -1,0 +1,182 @@
+"""Adapters on a real daemon with the embedded model: the `openai` package asks for them, `infdctl` changes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+import torch
+
+from infd import embedded
+from tests.adapters.making import make
+from tests.e2e.process import PATIENCE_S, ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from tests.e2e.process import Daemon
+
+    Start = Callable[..., Daemon]
+
+RUN = "from infd.admin.ctl import main; main()"
+PROMPT = [11, 42, 7, 99, 5, 63, 120, 8, 77, 31]
+REAL = ("--device", "cpu", "--dtype", "float32", "--max-model-len", "128", "--kv-cache-bytes", "4M")
+REAL = (*REAL, "--set", "scheduler.step_tokens=64", "--set", "device.threads=1")
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, PreTrainedModel]]:
+    """Two adapters of the embedded model beneath one root, and PEFT's word for what they do."""
+    root = tmp_path_factory.mktemp("adapters")
+    every = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens"]
+    return {
+        "one": (root / "one", make(embedded.path(), root / "one", seed=1, r=8, target_modules=every)),
+        "two": (root / "two", make(embedded.path(), root / "two", seed=2, r=3, use_rslora=True)),
+    }
+
+
+def client(daemon: Daemon) -> openai.AsyncOpenAI:
+    host, port = daemon.address
+    return openai.AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+
+def ctl(daemon: Daemon, *arguments: str) -> tuple[int, Any, str]:
+    """Run infdctl; return its exit code, what its --json says, and what it tells people."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "--socket", str(daemon.admin_socket), *arguments, "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+
+
+async def likelihoods(api: openai.AsyncOpenAI, model: str) -> list[float]:
+    """Return the log-probability of each token of PROMPT but the first, as a model of that name says."""
+    answer = await api.completions.create(
+        model=model, prompt=PROMPT, max_tokens=1, temperature=0, extra_body={"prompt_logprobs": 0}
+    )
+    told: Any = answer.choices[0].model_dump()["prompt_logprobs"]
+    return [next(iter(each.values()))["logprob"] for each in told[1:]]
+
+
+def expected(model: PreTrainedModel, *, alone: bool = False) -> list[float]:
+    with torch.inference_mode():
+        if alone:
+            with model.disable_adapter():  # type: ignore[operator]
+                logits = model(torch.tensor([PROMPT])).logits[0]
+        else:
+            logits = model(torch.tensor([PROMPT])).logits[0]
+    scores = logits.log_softmax(-1)
+    return [scores[place, token].item() for place, token in enumerate(PROMPT[1:])]
+
+
+async def test_clients_choose_an_adapter_by_model_and_operators_change_them_meanwhile(
+    start_daemon: Start, adapters: dict[str, tuple[Path, PreTrainedModel]]
+) -> None:
+    (one, with_one), (two, with_two) = adapters["one"], adapters["two"]
+    daemon = start_daemon(*REAL, "--lora", f"one={one}", "--lora-root", str(one.parent)).ready()
+    want = {"embedded": expected(with_one, alone=True), "one": expected(with_one), "two": expected(with_two)}
+    assert max(abs(a - b) for a, b in zip(want["embedded"], want["one"], strict=True)) > 0.1
+    async with client(daemon) as api:
+        cards = {card.id: card.model_dump() async for card in await api.models.list()}
+        assert {name: card["parent"] for name, card in cards.items()} == {"embedded": None, "one": "embedded"}
+        assert (await api.models.retrieve("one")).id == "one"
+
+        for name in ("one", "embedded", "one"):
+            assert await likelihoods(api, name) == pytest.approx(want[name], abs=1e-3)
+        with pytest.raises(openai.NotFoundError, match="served: embedded, one"):
+            await likelihoods(api, "two")
+
+        code, said, err = ctl(daemon, "load-lora", "two", "two", "--wait")
+        assert (code, said["changed"], said["rank"]) == (0, True, 3), err
+        code, said, err = ctl(daemon, "load-lora", "two", "two")
+        assert (code, said["changed"]) == (0, False), err
+        names = ["one", "embedded", "two"] * 3
+        told = await asyncio.gather(*(likelihoods(api, name) for name in names))
+        for name, each in zip(names, told, strict=True):
+            assert each == pytest.approx(want[name], abs=1e-3)
+
+        chat = await api.chat.completions.create(
+            model="two", messages=[{"role": "user", "content": "hi"}], max_tokens=4, stream=True
+        )
+        assert {chunk.model async for chunk in chat} == {"two"}
+
+        code, said, err = ctl(daemon, "load-lora", "one", str(two), "--in-place", "--wait", "--timeout", "30")
+        assert (code, said["done"]) == (0, True), err
+        assert await likelihoods(api, "one") == pytest.approx(want["two"], abs=1e-3)
+
+        code, said, _ = ctl(daemon, "loras")
+        assert {row["name"]: (row["state"], row["requests"]) for row in said["loras"]} == {
+            "two": ("ready", 0),
+            "one": ("ready", 0),
+        }
+        metrics = daemon.get("/metrics")[1].decode()
+        assert 'infd_adapter_requests_total{adapter="two"' in metrics
+        for name in ("one", "two", "two"):
+            code, said, err = ctl(daemon, "unload-lora", name, "--wait")
+            assert (code, said["done"]) == (0, True), err
+        assert said["changed"] is False
+        code, said, _ = ctl(daemon, "loras")
+        assert (said["loras"], said["bytes"]) == ([], 0)
+        with pytest.raises(openai.NotFoundError):
+            await likelihoods(api, "one")
+        assert await likelihoods(api, "embedded") == pytest.approx(want["embedded"], abs=1e-3)
+    audit = [json.loads(line) for line in daemon.log_text().splitlines() if "asked to load-lora" in line]
+    assert [(line["result"], line["verb"]) for line in audit] == [("done", "load-lora")] * 3
+    assert '"name":"two"' in audit[0]["asked"]
+    access = [json.loads(line) for line in daemon.log_text().splitlines() if '"adapter"' in line]
+    assert {line["adapter"] for line in access} >= {"one", "two"}
+
+
+def test_what_may_not_or_cannot_be_loaded_is_refused_with_what_to_do(
+    start_daemon: Start, adapters: dict[str, tuple[Path, PreTrainedModel]], tmp_path: Path
+) -> None:
+    one, _ = adapters["one"]
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "adapter_config.json").write_text('{"peft_type": "LORA", "use_dora": true}')
+    (tmp_path / "bad" / "adapter_model.safetensors").write_bytes(b"")
+    (tmp_path / "out").symlink_to(one)
+    daemon = start_daemon("--lora-root", str(tmp_path)).ready()
+
+    for arguments, code, said in (
+        (("load-lora", "a", "../one"), 1, "leads out of"),
+        (("load-lora", "a", "out"), 1, "leads out of"),
+        (("load-lora", "a", str(one)), 1, "leads out of"),
+        (("load-lora", "a", "absent"), 1, "No such file"),
+        (("load-lora", "a", "bad"), 1, "use_dora is True"),
+        (("load-lora", "a b", "bad"), 1, "cannot be a name"),
+        (("load-lora", "embedded", "bad"), 4, "the model's own name"),
+        (("load-lora", "a"), 2, "Missing argument 'PATH'"),
+        (("load-lora", "a", "bad", "--timeout", "1"), 2, "give both"),
+        (("unload-lora", "a"), 0, "nothing is loaded as a"),
+    ):
+        got, _, err = ctl(daemon, *arguments)
+        assert (got, said in err) == (code, True), (arguments, got, err)
+    assert ctl(daemon, "loras")[1]["loras"] == []
+
+
+def test_without_a_root_nothing_is_loaded_over_the_socket(start_daemon: Start) -> None:
+    code, _, err = ctl(start_daemon().ready(), "load-lora", "a", "a")
+
+    assert code == 1
+    assert "--lora-root" in err
+
+
+def test_an_adapter_of_the_settings_that_does_not_fit_keeps_the_daemon_from_starting(
+    start_daemon: Start, tmp_path: Path
+) -> None:
+    daemon = start_daemon("--lora", f"a={tmp_path}")
+
+    assert daemon.exit_code() == 78
+    assert "adapter_config.json" in daemon.log_text()
