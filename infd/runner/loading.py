@@ -190,7 +190,7 @@ def assemble(
     )
 
     trial = stepsize.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
-    stepsize.warm_up(runner, trial)
+    stepsize.warm_up(runner, trial, device.type)
     step_tokens = config.scheduler.step_tokens
     if step_tokens is None:
         target_ms = config.scheduler.step_target_ms or STEP_TARGET_MS[device.type]

@@ -8,6 +8,7 @@ this size, so it bounds how long a stream may pause.
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from infd.request import Request, SamplingParams
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 LEAST = 64
 MOST = {"cpu": 2048, "cuda": 8192}
 FIRST = 4  # tokens of the first step, which pays for whatever is set up on first use
+LONG = 1537  # tokens of a sequence that is long enough to be treated as one
+WAYS = (  # to choose a token
+    SamplingParams(max_tokens=1, temperature=0.0),
+    SamplingParams(max_tokens=1, temperature=1.0),
+    SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),
+)
 GROWTH = 4
 TRIALS = 5  # of each size, as long as they are short
 ENOUGH_S = 0.05
@@ -33,6 +40,7 @@ class Trial:
 
     def __init__(self, layout: CacheLayout, *, pages: int, rows: int, max_model_len: int) -> None:
         self._groups = layout.groups
+        self._divisible = layout.divisible
         self._pages = pages
         self._length = max_model_len - 1  # one place is for the token sampled
         self._rows = rows
@@ -53,29 +61,55 @@ class Trial:
         """
         plan = StepPlan(-1, [], [], [])
         sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=scored)
-        request = Request(id="trial", prompt=(0,), sampling=sampling)
         page = 1
         while tokens:
             row, count = len(plan.joins), min(tokens, self._length)
-            tables = []
-            for group in self._groups:
-                held = -(-count // group.page_tokens)
-                tables.append(list(range(page, page + held)))
-                page += held
-            plan.joins.append(Join(row, [0] * count, count, request.sampling, frozenset(), tables, 0))
+            join, page = self._join(row, count, sampling, page)
+            plan.joins.append(join)
             scores = 0 if scored is None else count - 1
-            plan.spans.append(Span(Sequence(request), row, 0, count, samples=True, scores=scores))
+            plan.spans.append(_span(join, 0, count, samples=True, scores=scores))
             tokens -= count
         return plan
+
+    def parts(self, tokens: int, sampling: SamplingParams) -> list[StepPlan]:
+        """Return three steps that compute one prompt: most of it, some more, its last token.
+
+        tokens  as many as there is room for, at most these; too few to cut: no steps
+        """
+        tokens = min(tokens, self._length, self.room)
+        if tokens < 4 or not self._divisible:
+            return []
+        join, _ = self._join(0, tokens, sampling, 1)
+        bounds = [0, tokens - 1 - tokens // 3, tokens - 1, tokens]
+        return [
+            StepPlan(-1, [] if start else [join], [], [_span(join, start, end - start, samples=end == tokens)])
+            for start, end in pairwise(bounds)
+        ]
+
+    def _join(self, row: int, tokens: int, sampling: SamplingParams, page: int) -> tuple[Join, int]:
+        """Return the join of a sequence that holds pages from `page` on, and the next page that is free."""
+        tables = []
+        for group in self._groups:
+            held = -(-tokens // group.page_tokens)
+            tables.append(list(range(page, page + held)))
+            page += held
+        return Join(row, [0] * tokens, tokens, sampling, frozenset(), tables, 0), page
 
     def _alone(self) -> int:
         """Return how many tokens of one sequence fit where behind a window pages must be let go to hold all."""
         return self._pages // len(self._groups) * min(group.page_tokens for group in self._groups)
 
 
-def warm_up(runner: Runner, trial: Trial) -> None:
-    """Run the smallest step once."""
+def warm_up(runner: Runner, trial: Trial, device: str) -> None:
+    """Run what is set up on first use, so that no stream waits for it: the smallest step, and on a GPU some more.
+
+    There, kernels are compiled when they are first called for. Few long sequences call for others than short ones, and
+    each way of choosing tokens for its own.
+    """
     _run(runner, trial.plan(min(FIRST, trial.room)))
+    for sampling in WAYS if device == "cuda" else ():
+        for plan in trial.parts(LONG, sampling):
+            _run(runner, plan)
 
 
 def measure(runner: Runner, trial: Trial, *, target_s: float, rows: int, device: str) -> int:
@@ -116,6 +150,11 @@ def _run(runner: Runner, plan: StepPlan) -> float:
     for error in result.failed.values():
         raise error
     return time.perf_counter() - started
+
+
+def _span(join: Join, start: int, count: int, *, samples: bool, scores: int = 0) -> Span:
+    request = Request(id="trial", prompt=(0,), sampling=join.sampling)
+    return Span(Sequence(request), join.row, start, count, samples=samples, scores=scores)
 
 
 def _power_of_two(number: int) -> int:

@@ -170,3 +170,30 @@ def test_a_trial_plan_is_one_that_a_scheduler_could_have_made(layout, pages):
             assert span.start + span.count < 20
             for group, table in zip(layout.groups, join.tables, strict=True):
                 assert len(table) * group.page_tokens >= span.count
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma3"])
+def test_a_gpu_is_warmed_up_by_a_long_prompt_in_parts_and_every_way_to_choose(tiny, monkeypatch, variant):
+    ran = []
+    run = stepsize._run
+
+    def note(runner, plan):
+        (each,) = plan.spans
+        ran.append((each.start, each.count, each.seq.request.sampling.temperature, each.seq.request.sampling.top_p))
+        return run(runner, plan)
+
+    monkeypatch.setattr(stepsize, "_run", note)
+    monkeypatch.setattr(stepsize, "LONG", 40)
+    warm_up = stepsize.warm_up
+    monkeypatch.setattr(stepsize, "warm_up", lambda runner, trial, _: warm_up(runner, trial, "cuda"))
+    loading.build(
+        Config(
+            model=ModelConfig(path=str(tiny(variant)), dtype="float32"),
+            device=DeviceConfig(kind="cpu", threads=1),
+            scheduler=SchedulerConfig(max_num_seqs=2, step_tokens=64),
+            cache=CacheConfig(bytes=2**20, page_tokens=4),
+        ),
+        Pulse(),
+    )
+    parts = [(0, 26), (26, 13), (39, 1)]
+    assert ran[1:10] == [(*part, *way) for way in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9)) for part in parts]

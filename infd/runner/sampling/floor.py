@@ -10,4 +10,4 @@ if TYPE_CHECKING:
 
 def forbid(logits: Tensor, row: Tensor, token: Tensor) -> None:
     """Make token[i] impossible in row[i]; both [entries]."""
-    logits.index_put_((row, token), logits.new_tensor(float("-inf")))
+    logits.index_put_((row, token), logits.new_full((), float("-inf")))  # filled there: a copy would be waited for

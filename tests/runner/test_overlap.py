@@ -1,0 +1,72 @@
+"""A step is issued without waiting for the device, whatever its rows ask for."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.request import SamplingParams
+from infd.runner.loading import build
+from infd.runner.pulse import Pulse
+from infd.scheduler.plan import StepPlan
+from tests.runner.driving import join, span
+
+ASKED = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "logprobs": 3},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {3: 4.0}},
+    {"temperature": 0.5, "min_tokens": 5, "bad_words": ((5, 9), (8,)), "allowed_token_ids": tuple(range(50))},
+    {"temperature": 0.0, "prompt_logprobs": 2},
+]
+
+
+@contextmanager
+def unsynchronised(kind: str):
+    if kind == "cpu":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("variant", ["llama", "gemma3"])
+def test_two_steps_are_issued_before_anything_is_waited_for(tiny, kind, variant):
+    if kind == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    runner = build(
+        Config(
+            model=ModelConfig(path=str(tiny(variant)), dtype="float32"),
+            device=DeviceConfig(kind=kind, threads=1),
+            scheduler=SchedulerConfig(max_num_seqs=8, step_tokens=128),
+            cache=CacheConfig(bytes=2**21, page_tokens=4),
+        ),
+        Pulse(),
+    ).runner
+    joins, spans, page = [], [], 1
+    groups = len(runner._layout.groups)
+    for row, asked in enumerate(ASKED):
+        prompt = [(7 * row + 3 * i) % 190 + 3 for i in range(5 + row)]
+        tables = [list(range(page + 4 * group, page + 4 * group + 4)) for group in range(groups)]
+        page += 4 * groups
+        joins.append(join(row, prompt, tables, SamplingParams(max_tokens=9, **asked), seed=row))
+        scores = len(prompt) - 1 if "prompt_logprobs" in asked else 0
+        spans.append(span(row, 0, len(prompt), scores=scores))
+    following = [span(row, len(each.tokens), 1) for row, each in enumerate(joins)]
+    with runner.active():
+        with unsynchronised(kind):
+            steps = [
+                runner.sample(runner.forward(StepPlan(number, *parts)))
+                for number, parts in enumerate([(joins, [], spans), ([], [], following)])
+            ]
+        first, second = (runner.read(step) for step in steps)
+    assert not first.failed
+    assert not second.failed
+    assert len(first.tokens) == len(second.tokens) == len(ASKED)
