@@ -27,6 +27,7 @@ from infd.kernels.reference import dense
 from infd.kernels.select import select
 from infd.models import registry
 from infd.request import Request, SamplingParams
+from infd.runner.adapters import DeviceSlots
 from infd.runner.loading import assemble
 from infd.runner.memory import Arena
 from infd.runner.pulse import Pulse
@@ -271,7 +272,19 @@ def load(bench: Bench, ops: Ops, config: dict[str, Any], *, rows: int, length: i
         scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=max(64, min(length, 8192))),
         cache=CacheConfig(page_tokens=PAGE),
     )
-    loaded = assemble(settings, model, ops.attention, ops.draw, weights, device=device, max_len=length, pulse=Pulse())
+    adapters = DeviceSlots(ops.lora, device)
+    loaded = assemble(
+        settings,
+        model,
+        ops.attention,
+        ops.draw,
+        adapters,
+        weights,
+        dtype=dtype,
+        device=device,
+        max_len=length,
+        pulse=Pulse(),
+    )
     return model, loaded.runner
 
 

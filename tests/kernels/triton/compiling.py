@@ -20,10 +20,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from infd.kernels.ops import Drawing, KeyValuePages
+from infd.kernels.ops import Drawing, KeyValuePages, LowRank, LowRankPart
 from infd.kernels.triton.activation import Activation
 from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.draw import Draw
+from infd.kernels.triton.lora import Lora
 from infd.kernels.triton.norm import Norm
 from infd.kernels.triton.rope import Rope
 from tests.kernels.paging import PagedSpan, attention_batch
@@ -134,6 +135,16 @@ def draws(*, truncated: bool) -> None:
     Draw()(empty(9, 151936, dtype=torch.float32), drawing, truncated=truncated)
 
 
+def adapters(ranks: int, dtype: torch.dtype) -> None:
+    """Change queries and values of a fused product, and the embedding."""
+    b = [empty(outputs, ranks, dtype=dtype) for outputs in (4096, 1024)]
+    parts = [LowRankPart(b[0], 0, 0), LowRankPart(b[1], ranks, 5120)]
+    rows, y = empty(40, dtype=torch.int64), empty(99, 6144, dtype=dtype)
+    lora = Lora()
+    lora.add(y, empty(99, 4096, dtype=dtype), [(rows, LowRank(empty(2 * ranks, 4096, dtype=dtype), parts))])
+    lora.add_rows(y, empty(99, dtype=torch.int64), [(rows, LowRank(empty(999, ranks, dtype=dtype), parts[:1]))])
+
+
 FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
     "attention": {
         "bfloat16, 32 heads of 128": lambda: attention(8, 4, 128, torch.bfloat16, None, None),
@@ -147,6 +158,10 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
         "whole heads turn": lambda: rotations(64, interleaved=False),
         "half a head turns": lambda: rotations(32, interleaved=True),
         "gates": gates,
+    },
+    "lora": {
+        "bfloat16, rank 16": lambda: adapters(16, torch.bfloat16),
+        "float32, rank 64": lambda: adapters(64, torch.float32),
     },
     "draw": {
         "among all": lambda: draws(truncated=False),

@@ -1,0 +1,104 @@
+"""Adapters by row on a GPU, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from infd.kernels.ops import LowRank, LowRankPart
+from infd.kernels.reference.lora import Lora as Reference
+
+TOKENS, INPUTS, OUTPUTS = 45, 72, 150
+
+
+@pytest.fixture
+def lora(device):
+    from infd.kernels.triton.lora import Lora
+
+    return Lora()
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def adapter(ranks: list[int], *, table: bool = False, dtype: torch.dtype = torch.float32) -> LowRank:
+    """Return an adapter of parts of 50 outputs each, of these ranks; 0 where the adapter leaves a part alone."""
+    total = sum(ranks)
+    parts, rank = [], 0
+    for i, each in enumerate(ranks):
+        if each:
+            parts.append(LowRankPart(draw(50, each, seed=i, dtype=dtype), rank, 50 * i))
+        rank += each
+    return LowRank(draw(*((INPUTS, total) if table else (total, INPUTS)), seed=total, dtype=dtype), parts)
+
+
+ROWS = [torch.arange(0, 40, 2), torch.tensor([1, 44]), torch.tensor([7])]
+RANKS = [[4, 4, 4], [16, 0, 80], [0, 1, 0]]
+
+
+def moved(groups, device):
+    return [
+        (rows.to(device), LowRank(low.a.to(device), [LowRankPart(part.b.to(device), *part[1:]) for part in low.parts]))
+        for rows, low in groups
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_row_gets_what_its_own_adapter_adds(lora, device, unsynchronised, dtype):
+    groups = [(rows, adapter(ranks, dtype=dtype)) for rows, ranks in zip(ROWS, RANKS, strict=True)]
+    x, y = draw(TOKENS, INPUTS, seed=1, dtype=dtype), draw(TOKENS, OUTPUTS, seed=2, dtype=dtype)
+    expected = y.clone()
+    Reference().add(expected, x, groups)
+    x, given, groups = x.to(device), y.to(device), moved(groups, device)
+    with unsynchronised():
+        lora.add(given, x, groups)
+    tolerance = 1e-4 if dtype is torch.float32 else 0.03  # of products of some 10 to 100
+    torch.testing.assert_close(given.cpu(), expected, rtol=tolerance, atol=10 * tolerance)
+    others = [row for row in range(TOKENS) if not any(row in rows for rows in ROWS)]
+    assert others
+    assert given.cpu()[others].equal(y[others])
+
+
+def test_rows_of_a_table_are_changed_by_token(lora, device, unsynchronised):
+    groups = [(rows, adapter(ranks, table=True)) for rows, ranks in zip(ROWS[:2], RANKS[:2], strict=True)]
+    tokens, y = (torch.arange(TOKENS) * 7) % INPUTS, draw(TOKENS, OUTPUTS, seed=2, dtype=torch.float32)
+    expected = y.clone()
+    Reference().add_rows(expected, tokens, groups)
+    tokens, given, groups = tokens.to(device), y.to(device), moved(groups, device)
+    with unsynchronised():
+        lora.add_rows(given, tokens, groups)
+    torch.testing.assert_close(given.cpu(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_outputs_may_be_a_part_of_a_wider_product(lora, device):
+    groups = [(ROWS[0], adapter([3, 0, 0]))]
+    wide, x = torch.zeros(TOKENS, 2 * OUTPUTS), draw(TOKENS, INPUTS, seed=1, dtype=torch.float32)
+    expected = wide.clone()
+    Reference().add(expected[:, OUTPUTS:], x, groups)
+    given = wide.to(device)
+    lora.add(given[:, OUTPUTS:], x.to(device), moved(groups, device))
+    torch.testing.assert_close(given.cpu(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_addresses_are_sent_once_while_they_stay_the_same(lora, device):
+    groups = moved([(ROWS[0], adapter([3, 0, 0]))], device)
+    more = [*groups, *moved([(ROWS[1], adapter([2, 2, 0]))], device)]
+    assert lora._step(groups) is lora._step(groups)
+    assert lora._product(groups) is lora._product(groups)
+    first = lora._product(groups)
+    assert lora._product(more).table.shape == (2, 12)
+    assert lora._product(groups) is first
+
+
+def test_no_more_tables_are_kept_than_are_worth_it(lora, device, monkeypatch):
+    from infd.kernels.triton import lora as module
+
+    monkeypatch.setattr(module, "KEPT", 2)
+    groups = [moved([(ROWS[0], adapter([rank, 0, 0]))], device) for rank in (1, 2, 3)]
+    first = lora._product(groups[0])
+    lora._product(groups[1])
+    assert lora._product(groups[0]) is first
+    lora._product(groups[2])
+    assert len(lora._weights) == 2
+    assert lora._product(groups[0]) is first
