@@ -16,7 +16,7 @@ import click
 
 from infd import __version__
 from infd.config import SETTINGS, Assignment, Environment, Loaded, calm_openmp, load
-from infd.errors import StartError, UsageError
+from infd.errors import NotAnswered, StartError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = error.ctx.command_path if error.ctx is not None else "infd"
         _complain(f"{error.format_message().removesuffix('.')}. See `{command} --help`.")
         code = os.EX_USAGE
-    except StartError as error:
+    except (StartError, NotAnswered) as error:
         _complain(str(error))
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
@@ -166,6 +166,64 @@ def _toml(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml(name)} = {_toml(each)}" for name, each in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable schema.")
+def models(as_json: bool) -> int:
+    """List the models on this machine: the embedded one, and those in the Hugging Face cache.
+
+    Of each: whose code computes it, infd's own or transformers', or what keeps infd from serving it.
+    """
+    from infd.daemon import at_hand
+
+    found = tuple(at_hand.at_hand(_environment().hub))
+    click.echo(at_hand.as_json(found) if as_json else at_hand.as_table(found))
+    return os.EX_OK
+
+
+@cli.command()
+@click.option("--url", metavar="URL", help="The server: http://HOST:PORT or unix:/PATH.  [the configured address]")
+@click.option("--model", metavar="NAME", help="The model to talk to.  [the server's own]")
+@click.option("--system", default="", metavar="TEXT", help="How the model is to answer.")
+@click.option("--thinking/--no-thinking", default=None, help="Whether it thinks before it answers.  [as it likes]")
+@click.option("--temperature", type=click.FloatRange(0, 2), metavar="NUMBER", help="0: always the likeliest word.")
+@click.option("--max-tokens", type=click.IntRange(min=1), metavar="NUMBER", help="Longest answer.  [all that fits]")
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File that holds the key to the server.  [INFD_API_KEY]",
+)
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Read the server's address from here.")
+def chat(
+    url: str | None,
+    model: str | None,
+    system: str,
+    thinking: bool | None,
+    temperature: float | None,
+    max_tokens: int | None,
+    key_file: Path | None,
+    config: Path | None,
+) -> int:
+    """Talk to a running server.
+
+    On a terminal, line by line; /help lists what else a line can say. Otherwise standard input is one question, and its
+    answer goes to standard output.
+    """
+    from infd.chat.client import ChatClient, address, read_key
+    from infd.chat.conversation import Conversation
+    from infd.chat.talk import talk
+
+    environment = _environment()
+    client = ChatClient(
+        url or address(_load(config, (), {}).config.server),
+        environment.api_key if key_file is None else read_key(key_file),
+    )
+    conversation = Conversation(
+        system=system, thinking=thinking, model=model, temperature=temperature, max_tokens=max_tokens
+    )
+    return talk(client, conversation, environment.state and environment.state / "chat_history")
 
 
 @cli.command()

@@ -30,6 +30,7 @@ InfdError
 ├── Overtaken              an operator's wish that a later one, or the end, has taken the place of
 ├── StepTooLarge           a step did not fit the device's memory; smaller ones may
 ├── DeviceLost             the device cannot be used any more; the daemon exits 70
+├── NotAnswered            what `infd chat` asked a server; exit code 69
 └── StartError             the daemon cannot start; carries a sysexits code
     ├── UsageError         64
     ├── DeviceMissing      69
@@ -252,6 +253,12 @@ class DeviceLost(InfdError):
     """The executor is poisoned: nothing more can be computed in this process."""
 
     exit_code: ClassVar[int] = os.EX_SOFTWARE
+
+
+class NotAnswered(InfdError):
+    """No server answers, or it refuses, or it breaks off. The message says what to do next."""
+
+    exit_code: ClassVar[int] = os.EX_UNAVAILABLE
 
 
 class StartError(InfdError):

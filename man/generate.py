@@ -48,7 +48,8 @@ Told to stop, and stopped.
 Bad command line.
 .TP
 .B 69
-The device is missing.
+The device is missing; or no server answered
+.BR "infd chat" .
 .TP
 .B 70
 Internal error, or the device was lost.
@@ -70,7 +71,9 @@ Bad configuration or checkpoint.
 Any setting, for instance INFD_SERVER__PORT=9000. Stronger than files, weaker than flags.
 .TP
 .B INFD_API_KEY
-One key for all clients, where no key file is given.
+One key for all clients, where no key file is given; the key that
+.B infd chat
+shows to a server.
 .TP
 .BR HF_HOME ", " HF_HUB_CACHE ", " HF_TOKEN ", " HF_ENDPOINT ", " HF_HUB_OFFLINE
 Where models of the Hugging Face hub are kept, whose access is used, where the hub is, and whether it may be asked at
@@ -79,6 +82,11 @@ all.
 .B XDG_RUNTIME_DIR
 Where the admin socket is made, in infd/admin.sock, unless RUNTIME_DIRECTORY or admin.socket says otherwise. Without it
 a user's is in /tmp/infd\-UID, which must be that user's alone, and root's in /run/infd.
+.TP
+.B XDG_STATE_HOME
+Where
+.B infd chat
+keeps the lines typed, in infd/chat_history; without it in ~/.local/state.
 .TP
 .BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " JOURNAL_STREAM ", " CREDENTIALS_DIRECTORY ", " RUNTIME_DIRECTORY
 As set by systemd. The credential api-keys is the key file where no other is set.
@@ -103,6 +111,12 @@ Serve a checkpoint, beside another daemon.
 .TP
 .B INFD_API_KEY=secret infd start \-\-host 0.0.0.0 \-\-set server.drain_timeout_s=10
 Listen on all addresses, to clients that know the key.
+.TP
+.B infd chat \-\-url http://127.0.0.1:8080 \-\-system "Be brief."
+Talk to a daemon.
+.TP
+.B infd chat < question.txt > answer.txt
+Ask one thing.
 .SH SEE ALSO
 .BR infdctl (1),
 .BR infd.toml (5)

@@ -289,8 +289,8 @@ def test_keys_come_from_a_file_or_from_the_environment(tmp_path: Path) -> None:
         keys(Environment(), str(tmp_path / "missing"))
 
 
-def readiness(model: str, url: str, *, key: bool = False) -> Readiness:
-    return Readiness(model, "cpu", "float32", (url,), url, "/run/a.sock", 1.0, key)
+def readiness(model: str, url: str, *, key: bool = False, embedded: bool = False) -> Readiness:
+    return Readiness(model, "cpu", "float32", (url,), url, "/run/a.sock", 1.0, key, embedded)
 
 
 def test_the_banners_command_is_a_valid_request() -> None:
@@ -324,6 +324,18 @@ def test_the_banners_command_finds_a_unix_socket() -> None:
     command = first_request(readiness("tiny", "unix:/run/a.http"))
 
     assert command.startswith("curl --unix-socket /run/a.http http://localhost/v1/chat/completions ")
+
+
+def test_it_says_when_the_model_is_the_one_that_ships_with_infd(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, "infd")
+    for embedded in (False, True):
+        ready = readiness("tiny", "http://127.0.0.1:8000", embedded=embedded)
+        greet(ready, banner=True)
+        assert ("ships with infd" in capsys.readouterr().err) is embedded
+        greet(ready, banner=False)
+        assert hasattr(caplog.records[-1], "note") is embedded
 
 
 async def test_it_warns_when_other_machines_may_ask_without_a_key(

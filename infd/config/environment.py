@@ -65,6 +65,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     runtime          directories for sockets, the best one first
     private          one of them, in everybody's /tmp: not to be trusted unless it is this user's alone
     hub              how the Hugging Face hub is reached
+    state            directory for what a user's programs remember; None: there is none
     inherited        sockets to listen on that systemd passed, descriptors from 3 on
     """
 
@@ -76,6 +77,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     runtime: tuple[Path, ...] = (Path("/run/infd"),)
     private: Path | None = None
     hub: HubAccess = HubAccess()
+    state: Path | None = None
     inherited: int = 0
 
     @classmethod
@@ -103,6 +105,7 @@ class Environment(Struct, frozen=True, kw_only=True):
             runtime=(*runtime, Path("/run/infd")),
             private=private,
             hub=HubAccess.read(environ),
+            state=_state(environ),
             inherited=int(listen_fds) if listen_fds.isdecimal() else 0,
         )
 
@@ -117,3 +120,11 @@ class Environment(Struct, frozen=True, kw_only=True):
         if self.credentials is not None and (self.credentials / "api-keys").exists():
             return self.credentials / "api-keys"
         return None
+
+
+def _state(environ: Mapping[str, str]) -> Path | None:
+    """Return the directory of the XDG base directory specification, which ignores a path that is not absolute."""
+    if (given := Path(environ.get("XDG_STATE_HOME", ""))).is_absolute():
+        return given / "infd"
+    home = Path(environ.get("HOME", ""))
+    return home / ".local" / "state" / "infd" if home.is_absolute() else None

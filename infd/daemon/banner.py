@@ -7,12 +7,15 @@ import logging
 import shlex
 import time
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
 from infd import __version__
 
 log = logging.getLogger("infd.daemon")
+
+EMBEDDED_NOTE: Final = "the small model that ships with infd; --model serves another"
 
 
 class Readiness(Struct, frozen=True):
@@ -22,6 +25,7 @@ class Readiness(Struct, frozen=True):
     url        of the endpoint for a client on this machine
     ready_s    from the start of the process
     key        whether clients need one
+    embedded   whether the model is the one that ships with infd
     """
 
     model: str
@@ -32,6 +36,7 @@ class Readiness(Struct, frozen=True):
     admin: str
     ready_s: float
     key: bool
+    embedded: bool
 
 
 def greet(ready: Readiness, *, banner: bool) -> None:
@@ -49,6 +54,7 @@ def greet(ready: Readiness, *, banner: bool) -> None:
             "address": " ".join(ready.addresses),
             "admin": ready.admin,
             "ready_s": round(ready.ready_s, 3),
+            **({"note": EMBEDDED_NOTE} if ready.embedded else {}),
         },
     )
 
@@ -62,6 +68,8 @@ def _paint(ready: Readiness) -> None:
     table.add_column(style="dim")
     table.add_column()
     table.add_row("model", Text(ready.model, "bold"))  # Text, because a name may look like markup
+    if ready.embedded:
+        table.add_row("", EMBEDDED_NOTE)
     table.add_row("device", f"{ready.device}, {ready.dtype}" if ready.dtype else ready.device)
     table.add_row("address", Text("\n".join(ready.addresses)))
     table.add_row("admin", Text(ready.admin))
@@ -71,6 +79,7 @@ def _paint(ready: Readiness) -> None:
     console.print(table)
     console.print()
     console.print(first_request(ready), soft_wrap=True, markup=False)
+    console.print(f"\nor talk to it:\n{first_chat(ready)}", soft_wrap=True, markup=False)
     console.print()
 
 
@@ -88,6 +97,12 @@ def first_request(ready: Readiness) -> str:
         f"-d {shlex.quote(body)}",
     )
     return " \\\n  ".join(lines)
+
+
+def first_chat(ready: Readiness) -> str:
+    """Return another, to talk with the model."""
+    key = "INFD_API_KEY=YOUR_KEY " if ready.key else ""
+    return f"{key}infd chat --url {shlex.quote(ready.url)}"
 
 
 def process_age_s() -> float:

@@ -201,6 +201,7 @@ class Daemon:
             admin=str(self.admin_socket),
             ready_s=process_age_s(),
             key=len(self.keys) > 0,
+            embedded=self.config.model.path == given.EMBEDDED,
         )
         if listening.inherited:  # until now clients waited where they wait between two of us
             await self.http.start(listening.sockets)

@@ -129,8 +129,7 @@ class Answer:
 
     def _part(self, index: int, delta: Delta) -> Part:
         if delta.finish is None and not self._unopened:
-            reply = self._replies[index]
-            return Part(index, reply.take(), delta.token_ids, delta.logprobs, aside=reply.take_aside())
+            return _part(index, self._replies[index], delta)
         part = self._generated(index, delta)
         if index in self._unopened:
             self._unopened.remove(index)
@@ -153,7 +152,7 @@ class Answer:
     def _generated(self, index: int, delta: Delta) -> Part:
         reply = self._replies[index]
         if delta.finish is None:
-            return Part(index, reply.take(), delta.token_ids, delta.logprobs, aside=reply.take_aside())
+            return _part(index, reply, delta)
         if delta.finish is FinishReason.ERROR:
             error = delta.error or RequestFailed("the engine gave no reason")
             raise error.with_traceback(None)  # many streams may end with one error: each shows its own way only
@@ -163,8 +162,16 @@ class Answer:
         part = Part(index, reply.finish(), delta.token_ids, delta.logprobs, delta.finish, stop_id)
         if reply.stop_reason is not None:  # the last bytes may complete a stop string after the engine ended it
             part.finish, part.stop_reason = FinishReason.STOP, reply.stop_reason
-        part.aside = reply.take_aside()
+        if reply.reading is not None:
+            part.aside = reply.reading.take()
         return part
+
+
+def _part(index: int, reply: Reply, delta: Delta) -> Part:
+    part = Part(index, reply.take(), delta.token_ids, delta.logprobs)
+    if reply.reading is not None:
+        part.aside = reply.reading.take()
+    return part
 
 
 def _joined(parts: list[Part]) -> Part:

@@ -19,19 +19,23 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None]
 
-TEXTS: Final = (
-    "config.json",
-    "generation_config.json",
+# One of them holds the vocabulary.
+VOCABULARIES: Final = (
     "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
     "vocab.json",
     "vocab.txt",
-    "merges.txt",
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
+)
+TEXTS: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    *VOCABULARIES,
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
     INDEX,

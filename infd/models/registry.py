@@ -39,6 +39,13 @@ ARCHITECTURES = MappingProxyType(
 OTHERS = "infd.models.transformers.model:TransformersModel"  # whatever else transformers has code for
 
 
+def is_own(config: Mapping[str, Any]) -> bool:
+    """Say whether infd has code of its own for a model. Raises CheckpointError where no code would do."""
+    if "quantization_config" in Settings(config):
+        raise CheckpointError("config.json: quantization_config: quantized checkpoints are not read yet")
+    return architecture(config) in ARCHITECTURES
+
+
 def build(
     config: Mapping[str, Any],
     ops: Ops,
@@ -55,11 +62,9 @@ def build(
 
     Raises CheckpointError for an unknown architecture and for settings that infd does not know how to compute.
     """
-    name = architecture(config)
-    if "quantization_config" in Settings(config):
-        raise CheckpointError("config.json: quantization_config: quantized checkpoints are not read yet")
+    name, own = architecture(config), is_own(config)
     blueprint = Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored)
-    if name in ARCHITECTURES:
+    if own:
         return _make(ARCHITECTURES[name], decoder(config), blueprint)
     try:
         return _make(OTHERS, config, blueprint)

@@ -16,7 +16,7 @@ from infd.text.detokenize import detokenizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infd.text.markup import Aside, Reading
+    from infd.text.markup import Reading
     from infd.text.stops import StopStrings
     from infd.text.tokenizer import Tokenizer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Reply:
     """What one choice says. An engine's Watcher, by its `feed`.
 
+    reading      keeps what it takes out of the text; None: all of it is content
     stop_reason  the stop string that ended it, None so far or otherwise
     """
 
@@ -32,10 +33,10 @@ class Reply:
         "_held",
         "_include_stop",
         "_min_tokens",
-        "_reading",
         "_ready",
         "_search",
         "_tokens",
+        "reading",
         "stop_reason",
     )
 
@@ -54,7 +55,7 @@ class Reply:
         """Begin an answer. A stop string that is complete within the first `min_tokens` tokens does not count.
 
         after    the last tokens of the text that it goes on with: many tokenizers write no space before a first word
-        reading  takes the markup out of the text; None: all of it is content
+        reading  takes the markup out of the text
         shown    special ids that it needs to see
         """
         self._detokenizer = detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, shown=shown)
@@ -63,7 +64,7 @@ class Reply:
             self._detokenizer.flush()  # a character that it leaves unfinished belongs to what came before
         self._search = stops.search() if stops else None
         self._include_stop = include_stop_str_in_output
-        self._reading = reading
+        self.reading = reading
         self._min_tokens = min_tokens
         self._tokens = 0
         self._ready: list[str] = []  # may be sent
@@ -72,7 +73,7 @@ class Reply:
 
     def feed(self, token_ids: list[int]) -> int | None:
         """Add tokens; return how many of them were needed to complete a stop string, or None to go on."""
-        if self._search is None and self._reading is None:
+        if self._search is None and self.reading is None:
             text = self._detokenizer.feed(token_ids)
             if text:
                 self._ready.append(text)
@@ -80,8 +81,8 @@ class Reply:
         for used, token_id in enumerate(token_ids, 1):
             self._tokens += 1
             ended = self._add(self._detokenizer.feed((token_id,)))
-            if self._reading is not None:
-                self._reading.count()
+            if self.reading is not None:
+                self.reading.count()
             if ended:
                 return used
         return None
@@ -92,18 +93,14 @@ class Reply:
         self._ready.clear()
         return text
 
-    def take_aside(self) -> Aside | None:
-        """Return what was found beside that text, None if nothing was."""
-        return None if self._reading is None else self._reading.take()
-
     def finish(self) -> str:
         """Return all that remains, now that nothing follows; a stop string may still complete and cut it."""
         if self.stop_reason is None:
             self._add(self._detokenizer.flush())
             self._release(self._held)
             self._held = ""
-        if self._reading is not None:
-            self._ready.append(self._reading.finish())
+        if self.reading is not None:
+            self._ready.append(self.reading.finish())
         return self.take()
 
     def _add(self, text: str) -> bool:
@@ -128,4 +125,4 @@ class Reply:
 
     def _release(self, text: str) -> None:
         """Let go of text in which no stop string can begin any more."""
-        self._ready.append(text if self._reading is None else self._reading.feed(text))
+        self._ready.append(text if self.reading is None else self.reading.feed(text))

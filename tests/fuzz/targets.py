@@ -19,13 +19,18 @@ from infd.admin.server import AdminServer
 from infd.config import Config, LimitsConfig
 from infd.errors import CheckpointError, RequestError
 from infd.http import body, sampling
-from infd.http.conversation import conversation
+from infd.http.conversation import conversation, offered
 from infd.http.schema.chat import ChatRequest, Message
 from infd.http.schema.completions import CompletionRequest
 from infd.http.schema.tokens import DetokenizeRequest, TokenizeRequest
+from infd.http.schema.tools import Called, Function, Tool
+from infd.text.markup import joined
+from infd.text.reasoning.qwen3 import Qwen3
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
+from infd.text.syntax import Syntax
 from infd.text.tokenizer import Tokenizer
+from infd.text.tools.hermes import Hermes
 from infd.weights.checkpoint import TensorFile
 from tests.fuzz.grammar import Chooser, mapping
 from tests.http.endpoint import serving
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 
 
 SILENCE_S = 0.03
+NESTED = (*Tool.__struct_fields__, *Function.__struct_fields__, *Called.__struct_fields__, "arguments")
 
 
 class Target:
@@ -56,7 +62,7 @@ class RequestTarget(Target):
     def __init__(self) -> None:
         kinds = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
         self._kinds = [
-            (msgspec.json.Decoder(kind), (*kind.__struct_fields__, *Message.__struct_fields__, "5", "-3", "x"))
+            (msgspec.json.Decoder(kind), (*kind.__struct_fields__, *Message.__struct_fields__, *NESTED, "5", "-3", "x"))
             for kind in kinds
         ]
         self._limits = LimitsConfig()
@@ -72,6 +78,7 @@ class RequestTarget(Target):
                 sampling.check(request, self._limits)
             if isinstance(request, ChatRequest):
                 conversation(request.messages)
+                offered(request.tools or ())
         except RequestError:
             pass
 
@@ -149,6 +156,59 @@ class StopTarget(Target):
             end, minus = min(ends)
             whole = whole[: end + minus]
         assert text == whole, (stops, ids)
+
+
+class MarkupTarget(Target):
+    """Text to thoughts, calls and content: the same however it is cut, and nothing but marks, space and a call's frame
+    is lost.
+
+    The first byte says how it is cut and what may be in it.
+    """
+
+    WORDS = (
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        '{"name": "f", "arguments": ',
+        '"',
+        "\\",
+        "}",
+        "{",
+        "\n",
+    )
+
+    def __call__(self, data: bytes) -> None:
+        kind, data = (data[0], data[1:]) if data else (0, data)
+        if kind & 0x80:
+            text = "".join(self.WORDS[byte] if byte < len(self.WORDS) else chr(byte) for byte in data)
+        else:
+            text = data.decode("utf-8", "ignore")
+        size = 1 + kind % 7
+        prompt = "<think>\n" if kind & 0x40 else ""
+        parts = [text[start : start + size] for start in range(0, len(text), size)]
+        whole = self._read(prompt, [text])
+        assert whole == self._read(prompt, parts), (prompt, parts)
+        content, thought, calls = whole
+        if not calls and "think>" not in text:
+            assert content.strip() + thought.strip() == text.strip()
+        told = len(content) + len(thought) + sum(len(name) + len(arguments) for name, arguments in calls)
+        assert told <= len(text)
+
+    def _read(self, prompt: str, parts: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
+        reading = Syntax(Qwen3(), Hermes()).start(prompt, names=["f"])
+        assert reading is not None
+        content, asides = "", []
+        for part in parts:
+            content += reading.feed(part)
+            asides.append(reading.take())
+        content += reading.finish()
+        asides.append(reading.take())
+        assert reading.finish() == ""
+        aside = joined(asides)
+        if aside is None:
+            return content, "", []
+        return content, aside.thought, [(call.name or "", call.arguments) for call in aside.calls]
 
 
 class SocketTarget(Target):
@@ -240,6 +300,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "request": RequestTarget,
     "header": HeaderTarget,
     "stops": StopTarget,
+    "markup": MarkupTarget,
     "http": HttpTarget,
     "admin": AdminTarget,
 }
@@ -263,6 +324,14 @@ def examples(target: str) -> list[bytes]:
             ]
         case "stops":
             return [b"the\xfeth\xff" + bytes(range(1, 60)), b"\xc3\xa9\xff\x00\xc3\x00\xa9"]
+        case "markup":
+            call = b'<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
+            return [
+                b"\x02<think>\nhm\n</think>\n\nyes " + call,
+                b"\x41hm</think>" + call + call,
+                b"\x83\x02\x04\x08a\x07\x07\x03",
+                b'\x01<tool_call>{"arguments": {}, "name": "f"}</tool_call>',
+            ]
         case "http":
             data = json.dumps(chat).encode()
             post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(data)

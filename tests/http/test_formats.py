@@ -13,6 +13,7 @@ from infd.http.formats.chat import ChatFormat
 from infd.http.formats.completions import CompletionFormat
 from infd.http.routes import chat, completions
 from infd.request import FinishReason, TokenLogprobs
+from infd.text.markup import Aside
 from tests.http.model import tokenizer
 
 TIMES = Times(admitted=1.0, started=1.5, first=2.0, last=4.0)
@@ -22,10 +23,10 @@ TICKET: Any = SimpleNamespace(
 TEXTS = ["plain", 'a "quoted"\n\\ line', "é 🎉\u2028", "</script>", "\x00\x1f"]
 
 
-def chat_format(**fields: Any) -> ChatFormat:
+def chat_format(*, marked_up: bool = False, **fields: Any) -> ChatFormat:
     body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "temperature": 1, **fields}
     said = decode(json.dumps(body).encode(), chat.DECODER, 128)
-    return ChatFormat(said, TICKET, model='a "model"', tokenizer=tokenizer(), prompt=(5, 6))
+    return ChatFormat(said, TICKET, model='a "model"', tokenizer=tokenizer(), prompt=(5, 6), marked_up=marked_up)
 
 
 def completion_format(**fields: Any) -> CompletionFormat:
@@ -56,6 +57,17 @@ def test_a_chunk_cut_around_its_text_is_the_chunk_encoded_whole(text: str):
     (quick,) = decoded(completion.events([part(text, index=3)]))
     assert quick["choices"] == [{"index": 3, "text": text, "logprobs": None, "finish_reason": None}]
     assert "usage" not in quick
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_chunk_cut_around_its_thought_is_the_chunk_encoded_whole(text: str):
+    format = chat_format(marked_up=True)
+    thinking = part("", index=1, aside=Aside(text, 1))
+    opening, quick = decoded(format.events([thinking]))
+
+    assert quick == decoded(format._event(thinking))[0]
+    assert quick["choices"][0]["delta"] == {"reasoning_content": text, "reasoning": text}
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": None}
 
 
 def test_an_event_holds_no_line_break_but_its_end():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import socket
 import stat
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,6 +11,7 @@ import click
 import msgspec
 
 from infd.admin.protocol import PROBLEM_TYPE, Problem
+from infd.unixhttp import UnixConnection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ class AdminClient:
         where = next(filter(os.path.exists, self._sockets), None)
         if where is None:
             raise Unreachable(f"no daemon: nothing is at {' or '.join(self._sockets)}; {_START_OR_NAME}")
-        connection = _UnixConnection(where, None if patient else self._timeout_s)
+        connection = UnixConnection(where, None if patient else self._timeout_s)
         try:
             connection.request(method, path, body)
             response = connection.getresponse()
@@ -94,14 +94,3 @@ class AdminClient:
 
 
 _START_OR_NAME = "start one with `infd start`, or name its socket with --socket or INFD_ADMIN_SOCKET"
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float | None) -> None:
-        super().__init__("infd", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)

@@ -69,10 +69,10 @@ class ChatFormat:
         self._thought_tokens = 0
         self._calling: set[int] = set()
         self._begun: set[int] = set()
-        self._frames = [
-            around(self._chunk(ChatChunkChoice(index=index, delta=ChatDelta(content=PLACE))))
-            for index in range(request.n or 1)
-        ]
+        self._frames = self._around(ChatDelta(content=PLACE), request.n or 1)
+        self._thought_frames = (
+            self._around(ChatDelta(reasoning_content=PLACE, reasoning=PLACE), request.n or 1) if marked_up else []
+        )
 
     def events(self, parts: list[Part]) -> bytes:
         pieces: list[bytes] = []
@@ -86,7 +86,9 @@ class ChatFormat:
                     pieces += before, msgspec.json.encode(part.text), after
                 continue
             self._note(part)
-            if not self._only_text or self._shows(part):
+            if part.finish is None and self._only_text and (thought := self._thought_alone(part)):
+                pieces.append(msgspec.json.encode(thought).join(self._thought_frames[part.index]))
+            elif not self._only_text or self._shows(part):
                 pieces.append(self._event(part))
         return b"".join(pieces)
 
@@ -144,6 +146,14 @@ class ChatFormat:
             choice.finish_reason = self._finish_reason(part)
             choice.stop_reason = part.stop_reason
         return event(msgspec.json.encode(self._chunk(choice)))
+
+    def _around(self, delta: ChatDelta, choices: int) -> list[list[bytes]]:
+        return [around(self._chunk(ChatChunkChoice(index=index, delta=delta))) for index in range(choices)]
+
+    def _thought_alone(self, part: Part) -> str:
+        """Return the thought of a part that shows nothing else."""
+        aside = part.aside
+        return aside.thought if aside is not None and self._show_thoughts and not (part.text or aside.calls) else ""
 
     def _note(self, part: Part) -> None:
         """Remember what the end of the answer tells of it."""

@@ -1,0 +1,1 @@
+"""`infd chat`: a conversation with a running daemon, in a terminal or a pipe."""

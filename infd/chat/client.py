@@ -1,0 +1,215 @@
+"""Ask a chat endpoint, and read its answer while it is written."""
+
+from __future__ import annotations
+
+import http.client
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from infd.errors import NotAnswered, UsageError
+from infd.unixhttp import UnixConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+    from pathlib import Path
+
+    from infd.config import ServerConfig
+
+UNIX: Final = "unix:"
+PATIENCE_S: Final = 60.0  # a server that is alive says something every 15 s
+LONGEST_LINE: Final = 2**24
+_DATA: Final = b"data:"
+_DONE: Final = b"[DONE]"
+_START: Final = "start a daemon with `infd start`, or name another with --url"
+
+
+def address(server: ServerConfig) -> str:
+    """Return where a client on this machine finds the server that has these settings."""
+    host = server.host[0]
+    if host.startswith(UNIX):
+        return host
+    host = host.removeprefix("[").removesuffix("]")
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+
+
+def read_key(file: Path) -> str:
+    """Return the key in a file. Raises UsageError."""
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise UsageError(f"--key-file {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--key-file {file}: it holds more than a key") from error
+
+
+class Turn(Struct, frozen=True, omit_defaults=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+class Words(Struct, frozen=True):
+    """What is new in an answer."""
+
+    thought: str = ""
+    content: str = ""
+
+
+class Ending(Struct, frozen=True):
+    """How an answer ended, as far as the server tells."""
+
+    finish: str = ""
+    tokens: int | None = None
+    tokens_s: float | None = None
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: str | None = None
+
+
+class _Usage(Struct):
+    completion_tokens: int = 0
+
+
+class _Timings(Struct):
+    predicted_per_second: float | None = None
+
+
+class _Error(Struct):
+    message: str = ""
+
+
+class _Chunk(Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    error: _Error | None = None
+
+
+class _Model(Struct):
+    id: str
+
+
+class _Models(Struct):
+    data: list[_Model]
+
+
+class ChatClient:
+    """One server, at http://, https:// or unix:/path; a trailing /v1 may be left out."""
+
+    def __init__(self, url: str, key: str = "") -> None:
+        """Raises UsageError."""
+        self.url = url
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        if url.startswith(UNIX):
+            self._prefix = "/v1"
+            return
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise UsageError(f"--url {url}: expected http://HOST:PORT, https://HOST or unix:/PATH")
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+
+    def models(self) -> list[str]:
+        """Return the names that the server answers to. Raises NotAnswered."""
+        connection = self._connect()
+        try:
+            body = self._request(connection, "GET", "/models", None).read()
+            return [model.id for model in msgspec.json.decode(body, type=_Models).data]
+        except msgspec.MsgspecError as error:
+            raise NotAnswered(f"what answers at {self.url} is no OpenAI-compatible server: {error}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(error) from None
+        finally:
+            connection.close()
+
+    def ask(self, messages: Sequence[Turn], options: dict[str, Any]) -> Generator[Words | Ending]:
+        """Yield the answer as it comes; closing the iteration ends the server's work on it. Raises NotAnswered."""
+        asked = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}, **options}
+        connection = self._connect()
+        try:
+            response = self._request(connection, "POST", "/chat/completions", msgspec.json.encode(asked))
+            yield from self._read(response)
+        except msgspec.MsgspecError as error:
+            raise NotAnswered(f"{self.url} sent what is no event of a chat: {error}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(error) from None
+        finally:
+            connection.close()
+
+    def _read(self, response: http.client.HTTPResponse) -> Generator[Words | Ending]:
+        finish, tokens, tokens_s = "", None, None
+        while line := response.readline(LONGEST_LINE):
+            data = line.removeprefix(_DATA).strip()
+            if not line.startswith(_DATA) or not data:
+                continue
+            if data == _DONE:
+                break
+            chunk = msgspec.json.decode(data, type=_Chunk)
+            if chunk.error is not None:
+                raise NotAnswered(chunk.error.message)
+            if chunk.usage is not None:
+                tokens = chunk.usage.completion_tokens
+            if chunk.timings is not None:
+                tokens_s = chunk.timings.predicted_per_second
+            for choice in chunk.choices[:1]:
+                finish = choice.finish_reason or finish
+                delta = choice.delta
+                thought, content = delta.reasoning_content or delta.reasoning or "", delta.content or ""
+                if thought or content:
+                    yield Words(thought, content)
+        else:
+            raise NotAnswered(f"{self.url} broke off in the middle of its answer")
+        yield Ending(finish, tokens, tokens_s)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self.url.startswith(UNIX):
+            return UnixConnection(self.url.removeprefix(UNIX), PATIENCE_S)
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=PATIENCE_S)
+
+    def _request(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> http.client.HTTPResponse:
+        """Return a response that is a success. Raises NotAnswered."""
+        try:
+            connection.connect()
+        except OSError as error:
+            raise NotAnswered(f"no daemon answers at {self.url} ({error.strerror or error}); {_START}") from None
+        connection.request(method, self._prefix + path, body, self._headers)
+        response = connection.getresponse()
+        if response.status == http.HTTPStatus.OK:
+            return response
+        hint = ""
+        if response.status == http.HTTPStatus.UNAUTHORIZED:
+            hint = "; give a key in INFD_API_KEY or with --key-file"
+        try:
+            told = msgspec.json.decode(response.read(), type=_Chunk).error
+        except msgspec.MsgspecError:
+            told = None
+        reason = told.message if told is not None and told.message else f"{response.status} {response.reason}"
+        raise NotAnswered(reason + hint)
+
+    def _lost(self, error: Exception) -> NotAnswered:
+        if isinstance(error, TimeoutError):
+            return NotAnswered(f"{self.url} has said nothing for {PATIENCE_S:g} s")
+        return NotAnswered(f"lost the connection to {self.url}: {str(error) or type(error).__name__}")

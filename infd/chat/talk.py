@@ -1,0 +1,91 @@
+"""The turns of a conversation: somebody's, then the model's, until somebody leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from infd.chat import commands
+from infd.chat.client import Ending
+from infd.chat.history import remembered
+from infd.chat.screen import Plain, Terminal
+from infd.errors import NotAnswered
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from infd.chat.client import ChatClient
+    from infd.chat.conversation import Conversation
+    from infd.chat.screen import Screen
+
+
+def talk(client: ChatClient, conversation: Conversation, history: Path | None) -> int:
+    """Hold the conversation: line by line on a terminal, else one answer to all of standard input.
+
+    Return the exit code. Raises NotAnswered.
+    """
+    screen: Screen = Terminal() if sys.stdout.isatty() else Plain()
+    if not sys.stdin.isatty():
+        conversation.say(sys.stdin.read().strip())
+        return os.EX_OK if answer(client, conversation, screen) else 128 + signal.SIGINT
+    screen.remark(f"{', '.join(client.models())} at {client.url}; /help, Ctrl-D to leave")
+    with remembered(history):
+        while _turn(client, conversation, screen):
+            pass
+    return os.EX_OK
+
+
+def _turn(client: ChatClient, conversation: Conversation, screen: Screen) -> bool:
+    """Do what one line asks for; False to leave. Ctrl-C drops the line, wherever it comes."""
+    try:
+        line = _read()
+        if line.startswith("/"):
+            remark = commands.run(line, conversation)
+            if remark is None:
+                return False
+            screen.remark(remark)
+        elif line:
+            conversation.say(line)
+            answer(client, conversation, screen)
+    except NotAnswered as error:
+        screen.remark(str(error))
+    except EOFError:
+        print()
+        return False
+    except KeyboardInterrupt:
+        print()
+    return True
+
+
+def answer(client: ChatClient, conversation: Conversation, screen: Screen) -> bool:
+    """Show the model's turn while it comes, and keep it; False if Ctrl-C stopped it. Raises NotAnswered."""
+    words: list[str] = []
+    ending = None
+    try:
+        with closing(client.ask(conversation.messages, conversation.options)) as coming:
+            for news in coming:
+                if isinstance(news, Ending):
+                    ending = news
+                    continue
+                if news.thought:
+                    screen.think(news.thought)
+                if news.content:
+                    words.append(news.content)
+                    screen.say(news.content)
+    except KeyboardInterrupt:
+        ending = None
+    finally:
+        conversation.answered("".join(words))
+    screen.end(ending)
+    return ending is not None
+
+
+def _read() -> str:
+    """Return what somebody typed. Raises EOFError if they leave."""
+    lines: list[str] = []
+    while (line := input("> " if not lines else ". ")).endswith("\\"):
+        lines.append(line[:-1])
+    return "\n".join([*lines, line]).strip()

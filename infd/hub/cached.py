@@ -1,0 +1,42 @@
+"""What the Hugging Face library has kept: one directory a model, in it the snapshots of its revisions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infd.config import HubAccess
+
+_PREFIX = "models--"
+
+
+def cached(access: HubAccess) -> Iterator[tuple[str, Path]]:
+    """Yield each model's name and the directory of its files: of its main revision, else of the newest."""
+    from huggingface_hub import constants
+
+    cache = access.cache or Path(constants.HF_HUB_CACHE)
+    try:
+        repositories = sorted(path for path in cache.iterdir() if path.name.startswith(_PREFIX))
+    except OSError:  # nothing was ever fetched, or it is nobody's business
+        return
+    for repository in repositories:
+        directory = _snapshot(repository)
+        if directory is not None:
+            yield repository.name.removeprefix(_PREFIX).replace("--", "/", 1), directory
+
+
+def _snapshot(repository: Path) -> Path | None:
+    try:
+        main = repository / "snapshots" / (repository / "refs" / "main").read_text(encoding="utf-8").strip()
+        if main.is_dir():
+            return main
+    except (OSError, UnicodeDecodeError):
+        pass
+    try:
+        snapshots = [path for path in (repository / "snapshots").iterdir() if path.is_dir()]
+    except OSError:
+        return None
+    return max(snapshots, key=lambda path: path.stat().st_mtime, default=None)

@@ -1,0 +1,153 @@
+"""`infd chat` and `infd models` as processes: on a terminal, in a pipe, and where nothing answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.process import PATIENCE_S, ROOT, Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+STEERING = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]?)?")
+INFD = [sys.executable, "-m", "infd"]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    directory = tmp_path_factory.mktemp("chat")
+    arguments = ["--host", f"unix:{directory}/http.sock", "--set", "device.null_step_ms=50"]
+    with closing(Daemon(directory, arguments, {"INFD_API_KEY": "secret"})) as daemon:
+        yield daemon.ready()
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "TERM": "xterm"}
+
+
+def chat(daemon: Daemon, *arguments: str) -> list[str]:
+    return [*INFD, "chat", "--url", f"unix:{daemon.directory}/http.sock", *arguments]
+
+
+def test_in_a_pipe_a_question_gets_its_answer_alone(daemon: Daemon, tmp_path: Path):
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    asked = chat(daemon, "--key-file", str(key), "--max-tokens", "8", "--system", "Be brief.", "--no-thinking")
+
+    done = subprocess.run(
+        asked, input="hi", capture_output=True, text=True, env=environment(tmp_path), check=True, cwd=ROOT
+    )
+
+    assert done.stdout.endswith("\n")
+    assert done.stderr == ""
+
+
+def test_without_a_key_or_a_daemon_it_says_what_to_do(daemon: Daemon, tmp_path: Path):
+    for arguments, says in (
+        (chat(daemon), "INFD_API_KEY or with --key-file"),
+        ([*INFD, "chat", "--url", f"unix:{tmp_path}/none"], "start a daemon with `infd start`"),
+    ):
+        done = subprocess.run(
+            arguments, input="hi", capture_output=True, text=True, env=environment(tmp_path), check=False, cwd=ROOT
+        )
+        assert (done.returncode, done.stdout) == (os.EX_UNAVAILABLE, "")
+        assert done.stderr.startswith("infd: ")
+        assert says in done.stderr
+
+
+class Typist:
+    """Somebody at a terminal of their own."""
+
+    def __init__(self, command: list[str], variables: dict[str, str]) -> None:
+        self._terminal, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, start_new_session=True, cwd=ROOT
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def see(self, text: str) -> None:
+        """Wait until it is shown, after what was seen before."""
+        while text not in self.seen:
+            self._look(text)
+        self.seen = self.seen.partition(text)[2]
+
+    def _look(self, awaited: str) -> None:
+        ready, _, _ = select.select([self._terminal], [], [], PATIENCE_S)
+        assert ready, f"never showed {awaited!r}: {self.seen!r}"
+        try:
+            data = os.read(self._terminal, 65536)
+        except OSError:
+            raise AssertionError(f"ended without {awaited!r}: {self.seen!r}") from None
+        self.seen += data.decode(errors="replace")
+
+    def see_more(self) -> None:
+        """Wait until any words are shown, beside what only steers the terminal."""
+        while not STEERING.sub("", self.seen).strip():
+            self._look("words")
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def gone(self) -> int:
+        try:
+            while os.read(self._terminal, 65536):
+                pass
+        except OSError:
+            pass
+        os.close(self._terminal)
+        return self.process.wait(PATIENCE_S)
+
+
+def test_on_a_terminal_one_talks_stops_an_answer_and_leaves(daemon: Daemon, tmp_path: Path):
+    variables = environment(tmp_path) | {"INFD_API_KEY": "secret"}
+    typist = Typist(chat(daemon), variables)
+    typist.see("embedded at unix:")
+    typist.see("> ")
+    typist.type("hello\r")
+    typist.see("hello\r\n")
+    typist.see_more()
+    typist.interrupt()
+    typist.see("(stopped)")
+    typist.see("> ")
+    typist.type("/thinking off\r")
+    typist.see("it answers at once")
+    typist.type("\x04")
+    assert typist.gone() == 0
+
+    history = tmp_path / "state" / "infd" / "chat_history"
+    assert history.read_text().splitlines() == ["hello", "/thinking off"]
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert stat.S_IMODE(history.parent.stat().st_mode) == 0o700
+    again = Typist(chat(daemon), variables)
+    again.see("> ")
+    again.type("\x1b[A\x1b[A")  # up, up
+    again.see("hello")
+    again.interrupt()
+    again.see("> ")
+    again.type("/quit\r")
+    assert again.gone() == 0
+
+
+def test_models_lists_the_embedded_one(tmp_path: Path):
+    done = subprocess.run(
+        [*INFD, "models", "--json"], capture_output=True, env=environment(tmp_path), check=True, cwd=ROOT
+    )
+
+    assert [model["name"] for model in json.loads(done.stdout)] == ["embedded"]

@@ -1,0 +1,94 @@
+"""`infd models` tells what is here and what could be served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from infd import embedded
+from infd.config import HubAccess
+from infd.daemon.at_hand import ModelAtHand, as_json, as_table, at_hand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Cache = Callable[..., Path]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    """Put a copy of the embedded model into a hub's cache, changed."""
+
+    def cache(name: str, *, without: tuple[str, ...] = (), main: bool = True, **settings: object) -> Path:
+        repository = tmp_path / f"models--{name.replace('/', '--')}"
+        directory = repository / "snapshots" / "abc"
+        shutil.copytree(embedded.path(), directory)
+        for file in without:
+            (directory / file).unlink()
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(config | settings))
+        if main:
+            (repository / "refs").mkdir()
+            (repository / "refs" / "main").write_text("abc")
+        return directory
+
+    return cache
+
+
+def found(tmp_path: Path) -> dict[str, ModelAtHand]:
+    return {model.name: model for model in at_hand(HubAccess(cache=tmp_path))}
+
+
+def test_the_embedded_model_is_always_here(tmp_path: Path):
+    (model,) = found(tmp_path / "nothing").values()
+
+    assert (model.name, model.architecture, model.code) == ("embedded", "Qwen3ForCausalLM", "infd")
+    assert model.bytes == (embedded.path() / "model.safetensors").stat().st_size
+
+
+def test_what_the_cache_holds_is_told_with_its_reason(cache: Cache, tmp_path: Path):
+    directory = cache("org/good-one")
+    cache("org/--odd--name", main=False)
+    cache("org/quantized", quantization_config={"quant_method": "gptq"})
+    cache("org/without-weights", without=("model.safetensors",))
+    cache("org/without-words", without=("tokenizer.json",))
+    cache("org/borrowed", architectures=["GPTNeoXForCausalLM"], model_type="gpt_neox")
+    cache("org/reads", architectures=["BertModel"], model_type="bert")
+    incomplete = cache("org/incomplete", without=("model.safetensors",))
+    (incomplete / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    (tmp_path / "models--org--empty").mkdir()
+    (tmp_path / "datasets--org--data").mkdir()
+
+    models = found(tmp_path)
+
+    assert models["org/good-one"].code == "infd"
+    assert models["org/good-one"].path == str(directory)
+    assert models["org/--odd--name"].code == "infd"
+    assert models["org/borrowed"].code == "transformers"
+    reasons = {name.removeprefix("org/"): model.reason for name, model in models.items() if model.code is None}
+    assert set(reasons) == {"quantized", "without-weights", "without-words", "reads", "incomplete"}
+    assert "quantization_config" in (reasons["quantized"] or "")
+    assert reasons["without-weights"] == "there are no safetensors"
+    assert reasons["without-words"] == "there is no tokenizer"
+    assert reasons["incomplete"] == "not complete: model-1.safetensors is missing"
+    assert "no decoder of this name" in (reasons["reads"] or "")
+    assert models["org/quantized"].architecture == "Qwen3ForCausalLM"
+
+
+def test_a_table_has_a_line_for_each_and_json_all_there_is():
+    models = (
+        ModelAtHand(name="embedded", path="/a", architecture="Qwen3ForCausalLM", bytes=13 * 2**20, code="infd"),
+        ModelAtHand(name="org/x", path="/b", reason="there are no safetensors"),
+    )
+
+    assert as_table(models).splitlines() == [
+        "NAME      ARCHITECTURE      SIZE    SERVED BY",
+        "embedded  Qwen3ForCausalLM  13 MiB  infd's code",
+        "org/x     -                 -       nobody: there are no safetensors",
+    ]
+    first = json.loads(as_json(models))[0]
+    assert set(first) == {"name", "path", "architecture", "bytes", "code", "reason"}
