@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from infd.kernels.cpu import linear_int8
 from infd.kernels.cpu.library import Library
 from infd.kernels.cpu.linear import PANEL, Matrices
 from infd.runner.memory import Arena
@@ -36,23 +37,28 @@ SHAPES = {
 def forms(shapes: list[tuple[int, int]], count: int, isa: str | None) -> dict[str, Callable[[Tensor, int], Tensor]]:
     """Return products by name: of some rows with the i-th matrix, of shape i modulo the number of shapes.
 
-    "small" is infd's before its weights have moved into large pages.
+    "small" is infd's before its weights have moved into large pages. "int8" is infd's with weights quantized, "_int_mm"
+    torch's product of whole numbers alone: nobody has found the rows' scales, nor multiplied with them.
     """
     generator = torch.Generator().manual_seed(0)
     weights = [
         (torch.randn(*shapes[i % len(shapes)], generator=generator) / 32).bfloat16() for i in range(count * len(shapes))
     ]
-    matrices = Matrices(Library(isa))
-    size = sum(2 * (outputs + PANEL) * inputs for outputs, inputs in shapes) * count
-    small, large = (Arena(size, torch.device("cpu"), "weights") for _ in range(2))
-    packed, settled = [], []
-    for weight in weights:
-        form = matrices.form(*weight.shape, weight.dtype)
-        for arena, held in ((small, packed), (large, settled)):
+    size = sum(2 * (outputs + PANEL) * (inputs + 8) for outputs, inputs in shapes) * count
+    small, large, other = (Arena(size, torch.device("cpu"), "weights") for _ in range(3))
+    packed, settled, quantized = [], [], []
+    for arena, held, matrices in (
+        (small, packed, Matrices(Library(isa))),
+        (large, settled, Matrices(Library(isa))),
+        (other, quantized, linear_int8.Matrices(Library(isa))),
+    ):
+        for weight in weights:
+            form = matrices.form(*weight.shape, weight.dtype)
             held.append((form, arena.take(form.shape, form.dtype)))
             form.place(held[-1][1], 0, weight)
-    while large.settle():
+    while large.settle() or other.settle():
         pass
+    whole = [(weight * 127).to(torch.int8) for weight in weights]
     prepacked = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
     onednn = torch.ops.mkldnn._linear_pointwise
     return {
@@ -60,7 +66,14 @@ def forms(shapes: list[tuple[int, int]], count: int, isa: str | None) -> dict[st
         "small": lambda x, i: packed[i][0].multiply(x, packed[i][1]),
         "oneDNN": lambda x, i: onednn(x, prepacked[i], None, "none", [], ""),
         "F.linear": lambda x, i: functional.linear(x, weights[i]),
+        "int8": lambda x, i: quantized[i][0].multiply(x, quantized[i][1]),
+        "_int_mm": lambda x, i: torch._int_mm(x.to(torch.int8), whole[i].T),
     }
+
+
+def size_of(form: str) -> int:
+    """Return the bytes of a weight."""
+    return 1 if "int" in form else 2
 
 
 def bandwidth(clock: Callable[[], float], size: int = 2**28) -> float:
@@ -107,7 +120,7 @@ def main() -> None:
                     taken[name].append(clock() - started)
             for name, times in taken.items():
                 median = statistics.median(times[1:])
-                line = f"{rows:4}  {name:9} {count * 2 * numbers / median / 1e9:6.1f}"
+                line = f"{rows:4}  {name:9} {count * size_of(name) * numbers / median / 1e9:6.1f}"
                 line += f"  {2 * rows * count * numbers / median / 1e9:7.0f}"
                 if "infd" in taken and name != "infd":
                     ratios = sorted(theirs / ours for ours, theirs in zip(taken["infd"][1:], times[1:], strict=True))

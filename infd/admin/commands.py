@@ -113,6 +113,7 @@ async def ops(desk: Desk, asked: protocol.Nothing) -> protocol.Ops:
     return protocol.Ops(
         device=str(facts.get("device", "")),
         dtype=str(facts.get("dtype", "")),
+        quantization=str(facts.get("quantization", "none")),
         ops=msgspec.convert(facts.get("ops", ()), list[protocol.Selection]),
     )
 

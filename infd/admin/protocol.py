@@ -107,9 +107,12 @@ class Selection(Struct):
 
 
 class Ops(Struct):
+    """`quantization`: what weights were made while they were loaded."""
+
     device: str
     dtype: str
     ops: list[Selection]
+    quantization: str = "none"
 
 
 class Abort(Struct, forbid_unknown_fields=True):

@@ -54,7 +54,7 @@ def runs_anywhere(_: Facts) -> None:
 _FLOATS = (torch.bfloat16, torch.float32)
 
 
-def _native(place: str, *dtypes: torch.dtype) -> Candidate:
+def _native(place: str, *dtypes: torch.dtype, name: str = "native") -> Candidate:
     def refuses(facts: Facts) -> str | None:
         if facts.device.type != "cpu":
             return f"runs on a CPU, not on {facts.device.type}"
@@ -64,7 +64,7 @@ def _native(place: str, *dtypes: torch.dtype) -> Candidate:
 
         return why_not()
 
-    return Candidate(name="native", place=f"infd.kernels.cpu.{place}", refuses=refuses)
+    return Candidate(name=name, place=f"infd.kernels.cpu.{place}", refuses=refuses)
 
 
 def _triton(place: str) -> Candidate:
@@ -74,6 +74,10 @@ def _triton(place: str) -> Candidate:
         return why_not(facts.device)
 
     return Candidate(name="triton", place=f"infd.kernels.triton.{place}", refuses=refuses)
+
+
+def _not_on_a_cpu(facts: Facts) -> str | None:
+    return None if facts.device.type == "cpu" else f"runs on a CPU, not on {facts.device.type}"
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -104,6 +108,23 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
         "lora": (_triton("lora:Lora"), _reference("lora:Lora")),
     }
 )
+
+
+# The forms of weights that are quantized while they are loaded.
+QUANTIZED: Mapping[str, Sequence[Candidate]] = MappingProxyType(
+    {
+        "int8": (
+            _native("linear_int8:Matrices", *_FLOATS, name="native int8"),
+            Candidate(name="reference int8", place="infd.kernels.reference.int8:Matrices", refuses=_not_on_a_cpu),
+        ),
+    }
+)
+
+
+def quantized(how: str, *, vocabulary: bool) -> Mapping[str, Sequence[Candidate]]:
+    """Return the candidates for weights quantized to `how`, a key of QUANTIZED; the vocabulary's too, or all others."""
+    families = ("linear", "vocabulary") if vocabulary else ("linear",)
+    return {**CANDIDATES, **dict.fromkeys(families, QUANTIZED[how])}
 
 
 def select(device: torch.device, dtype: torch.dtype, candidates: Mapping[str, Sequence[Candidate]] = CANDIDATES) -> Ops:

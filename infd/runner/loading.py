@@ -16,9 +16,10 @@ from msgspec import Struct
 
 from infd.adapters.reading import AdapterReader
 from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory, RequestFailed
-from infd.kernels.select import select
+from infd.kernels.select import CANDIDATES, quantized, select
 from infd.models import registry
 from infd.models.config import architecture, context_length, stored_dtype
+from infd.models.parameter import Matrix
 from infd.runner import stepsize
 from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import allocate, size_cache
@@ -32,10 +33,11 @@ from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from infd.config import Config
+    from infd.config import Config, ModelConfig
     from infd.kernels.ops import Attention, Draw
+    from infd.kernels.select import Candidate
     from infd.models.base import Model
     from infd.runner.pulse import Pulse
 
@@ -93,13 +95,18 @@ def _build(
 ) -> Loaded:
     try:
         dtype = choose_dtype(config.model.dtype, checkpoint.config, device)
-        ops = select(device, dtype)
+        ops = select(device, dtype, _candidates(config.model))
         max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
         model = registry.build(
             checkpoint.config, ops, dtype=dtype, device=device, max_len=max_len, stored=checkpoint.tensors.keys()
         )
     except CheckpointError as error:  # it knows what config.json says, not where that lies
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
+    if config.model.quantization != "none" and not any(isinstance(weight, Matrix) for weight in model.parameters):
+        raise ConfigError(
+            f"model.quantization: {architecture(checkpoint.config)} is computed by transformers' code, whose weights"
+            " stay as they are; leave --quantization out"
+        )
     required, free = required_bytes(model), available_bytes(device)
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
@@ -132,9 +139,18 @@ def _build(
         ) from error
     loaded.residence.remember(checkpoint)
     loaded.facts.update(
-        dtype=str(dtype).removeprefix("torch."), arch=architecture(checkpoint.config), ops=ops.describe()
+        dtype=str(dtype).removeprefix("torch."),
+        quantization=config.model.quantization,
+        arch=architecture(checkpoint.config),
+        ops=ops.describe(),
     )
     return loaded
+
+
+def _candidates(model: ModelConfig) -> Mapping[str, Sequence[Candidate]]:
+    if model.quantization == "none":
+        return CANDIDATES
+    return quantized(model.quantization, vocabulary=model.quantize_vocabulary)
 
 
 def assemble(

@@ -30,14 +30,7 @@ ROOT = Path(infd.__file__).parent.parent
 AWAITED = {
     "cli infd chat",
     "cli infd models",
-    "cli infd start --quantization",
-    "cli infdctl load-lora",
-    "cli infdctl load-lora --in-place",
-    "cli infdctl loras",
-    "cli infdctl unload-lora",
-    "verb load-lora",
-    "verb loras",
-    "verb unload-lora",
+    "cli infd start --quantization int4",
 }
 CHECKS = sorted({check for fact in facts.FACTS for check in fact.check})
 

@@ -11,7 +11,7 @@ from infd.errors import DeviceMissing
 from infd.kernels.ops import Selected
 from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.reference.dense import Matrices
-from infd.kernels.select import CANDIDATES, Candidate, Facts, select
+from infd.kernels.select import CANDIDATES, QUANTIZED, Candidate, Facts, quantized, select
 from infd.kernels.triton import presence
 
 CPU = torch.device("cpu")
@@ -66,6 +66,20 @@ def test_where_all_refuse_the_error_gives_every_reason():
     candidates = {**CANDIDATES, "linear": fake(only_cuda)["linear"][:1]}
     with pytest.raises(DeviceMissing, match=r"no linear kernel runs on cpu in torch\.float32: fake: runs on CUDA"):
         select(CPU, torch.float32, candidates)
+
+
+@pytest.mark.parametrize("how", QUANTIZED)
+@pytest.mark.parametrize(("vocabulary", "families"), [(True, {"linear", "vocabulary"}), (False, {"linear"})])
+def test_quantized_weights_are_a_choice_of_their_families(how, vocabulary, families):
+    rows = select(CPU, torch.bfloat16, quantized(how, vocabulary=vocabulary)).describe()
+    assert {row["family"] for row in rows if row["chosen"].endswith(how)} == families
+
+
+def test_where_no_form_quantizes_the_reasons_are_told():
+    with pytest.raises(
+        DeviceMissing, match=r"no linear kernel runs on cuda .* native int8: runs on a CPU, not on cuda"
+    ):
+        select(torch.device("cuda"), torch.bfloat16, quantized("int8", vocabulary=True))
 
 
 @pytest.mark.parametrize(

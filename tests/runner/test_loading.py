@@ -14,6 +14,7 @@ from infd.runner import loading, stepsize
 from infd.runner.loading import build, choose_device, choose_dtype
 from infd.runner.pulse import Pulse
 from infd.scheduler.layout import CacheLayout, PageGroup
+from tests.models.foreign import make as make_foreign
 from tests.runner.driving import config, load
 from tests.runner.fake_model import FakeModel
 
@@ -64,6 +65,14 @@ def settings(path, **model) -> Config:
 def test_a_context_beyond_the_models_own_is_refused(tiny):
     with pytest.raises(ConfigError, match="512"):
         build(settings(tiny("qwen3"), max_model_len=513), Pulse())
+
+
+def test_a_model_whose_weights_cannot_be_quantized_is_refused(tmp_path):
+    make_foreign("gpt-neox", tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"GPTNeoXForCausalLM is computed by transformers' code.*leave --quantization out"
+    ):
+        build(settings(tmp_path, quantization="int8"), Pulse())
 
 
 def test_what_config_json_makes_impossible_is_told_with_the_directory(tiny, tmp_path):

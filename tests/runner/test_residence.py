@@ -35,11 +35,11 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6] * 20, [7] * 33]
 
 @asynccontextmanager
 async def running(
-    directory: Path, *, cache: int = MIB, **scheduler: int
+    directory: Path, *, cache: int = MIB, quantization: str = "none"
 ) -> AsyncIterator[tuple[LocalExecutor, Capacity]]:
     runs = LocalExecutor(
         Config(
-            model=ModelConfig(path=str(directory), dtype="float32"),
+            model=ModelConfig(path=str(directory), dtype="float32", quantization=quantization),
             device=DeviceConfig(kind="cpu", threads=1),
             scheduler=SchedulerConfig(max_num_seqs=4, step_tokens=64),
             cache=CacheConfig(bytes=cache, page_tokens=4),
@@ -98,6 +98,22 @@ async def test_weights_and_touched_cache_go_back_to_the_system_and_answers_stay_
         assert runs.memory == Memory()
         assert resident() - asleep > 0.95 * weights
         assert await answers(runs, capacity) == before
+
+
+async def test_weights_that_were_quantized_are_quantized_again(built, tmp_path):
+    directory = make("qwen3", tmp_path, hidden_size=256, intermediate_size=2000, num_hidden_layers=2)
+    async with running(directory) as (runs, _):
+        plain_bytes = runs.describe()["weights_bytes"]
+    async with running(directory, quantization="int8") as (runs, capacity):
+        assert runs.describe()["quantization"] == "int8"
+        assert 0.25 < runs.describe()["weights_bytes"] / plain_bytes < 0.3
+        before = await answers(runs, capacity)
+        await runs.sleep(2)
+        assert runs.memory == NOTHING
+        await runs.wake(ALL)
+        assert await answers(runs, capacity) == before
+        await runs.load_weights(str(other(directory, tmp_path / "other")))
+        assert await answers(runs, capacity) != before
 
 
 async def test_a_step_without_memory_fails_instead_of_computing_zeros(tiny):

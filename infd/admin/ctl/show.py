@@ -92,7 +92,8 @@ def loras(answer: protocol.Loras) -> None:
 
 
 def ops(answer: protocol.Ops) -> None:
-    click.echo(f"device {answer.device or 'none'}, dtype {answer.dtype or 'none'}")
+    kept = "" if answer.quantization == "none" else f", weights {answer.quantization}"
+    click.echo(f"device {answer.device or 'none'}, dtype {answer.dtype or 'none'}{kept}")
     table(
         ("FAMILY", "CHOSEN", "REFUSED"),
         (

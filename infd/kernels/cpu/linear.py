@@ -1,4 +1,4 @@
-"""Weights of bfloat16 in panels: `native/packed.h` says how they lie, `native/linear.cpp` how they are multiplied.
+"""Weights of bfloat16 in panels: `native/panels.h` says how they lie, `native/products.h` how they are multiplied.
 
 A row of a product depends on nothing but that row: not on how many there are,
 and not on how many threads compute them.

@@ -1,6 +1,6 @@
 // Matrices into the packed form, and rows out of it.
 
-#include "packed.h"
+#include "panels.h"
 #include "vector.h"
 
 namespace {

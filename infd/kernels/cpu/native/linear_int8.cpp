@@ -1,0 +1,118 @@
+// Products with a matrix of int8 weights in panels: products.h says how they are computed.
+//
+// The rows of x are made int8 first, each with a scale of its own. Sums are whole numbers, so they are exact: rounding
+// begins where they are multiplied with the two scales.
+
+#include "products.h"
+#include "quantized.h"
+#include "scratch.h"
+
+namespace {
+
+// A word is a quad of neighbouring inputs.
+struct Quads {
+  static constexpr int64_t HEADER = ::HEADER;
+  static constexpr bool HALVES = false;
+
+  const uint8_t* bytes;
+  int64_t stride;
+  const float* scales;  // of the rows
+
+  uint32_t word(int64_t row, int64_t at) const {
+    uint32_t quad;
+    memcpy(&quad, bytes + row * stride + 4 * at, sizeof quad);
+    return quad;
+  }
+  Quads from(int64_t row, int64_t at) const { return {bytes + row * stride + 4 * at, stride, scales}; }
+  Vec value(Vec sums, int64_t row, const uint32_t* header) const {
+    return to_floats(sums) * set(scales[row]) * load(reinterpret_cast<const float*>(header));
+  }
+
+#if defined(__AVX512VNNI__)
+  static constexpr uint8_t FLIP = OFFSET;
+  using Weights = __m512i;
+  using Input = __m512i;
+
+  static Vec start(const uint32_t* header) { return load(reinterpret_cast<const float*>(header + PANEL)); }
+  static Weights weights(const uint32_t* p) { return _mm512_loadu_si512(p); }
+  static Input input(uint32_t quad) { return _mm512_set1_epi32(static_cast<int>(quad)); }
+  static Vec add(Vec sums, const Weights& w, const Input& x) {
+    return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sums), x, w));
+  }
+#else
+  // Two products of 16 bits fit into 32 without saturation, which those of 8 bits into 16 would not.
+  static constexpr uint8_t FLIP = 0;
+  static Vec start(const uint32_t*) { return set(0.0f); }
+#if defined(__AVX512BW__)
+  struct Weights {
+    __m512i even, odd;
+  };
+  static Weights split(__m512i quads) {
+    return {_mm512_srai_epi16(_mm512_slli_epi16(quads, 8), 8), _mm512_srai_epi16(quads, 8)};
+  }
+  static Weights weights(const uint32_t* p) { return split(_mm512_loadu_si512(p)); }
+  static Weights input(uint32_t quad) { return split(_mm512_set1_epi32(static_cast<int>(quad))); }
+  static Vec add(Vec sums, const Weights& w, const Weights& x) {
+    const __m512i products = _mm512_add_epi32(_mm512_madd_epi16(w.even, x.even), _mm512_madd_epi16(w.odd, x.odd));
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(sums), products));
+  }
+#else
+  struct Weights {
+    __m256i even, odd;
+  };
+  static Weights split(__m256i quads) {
+    return {_mm256_srai_epi16(_mm256_slli_epi16(quads, 8), 8), _mm256_srai_epi16(quads, 8)};
+  }
+  static Weights weights(const uint32_t* p) { return split(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static Weights input(uint32_t quad) { return split(_mm256_set1_epi32(static_cast<int>(quad))); }
+  static Vec add(Vec sums, const Weights& w, const Weights& x) {
+    const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(w.even, x.even), _mm256_madd_epi16(w.odd, x.odd));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(sums), products));
+  }
+#endif
+  using Input = Weights;
+#endif
+};
+
+thread_local Scratch scratch;
+
+template <class Number>
+void multiply_int8(const Number* x, int64_t x_stride, int64_t inputs, Product<Quads> product) {
+  // Rows a whole number of pages apart would fight for the same places of the first cache.
+  const int64_t stride = 4 * quads_of(inputs) + 64;
+  const auto carve = [&](char* memory, uint8_t*& bytes, float*& scales) {
+    Carver carver(memory);
+    bytes = carver.take<uint8_t>(product.rows * stride);
+    scales = carver.take<float>(product.rows);
+    return carver.used;
+  };
+  uint8_t* bytes;
+  float* scales;
+  carve(scratch.at_least(carve(nullptr, bytes, scales)), bytes, scales);
+  product.x = {bytes, stride, scales};
+#pragma omp parallel
+  {
+#pragma omp for
+    for (int64_t i = 0; i < product.rows; i++) {
+      scales[i] = scale_of(x + i * x_stride, inputs);
+      quantize(x + i * x_stride, inputs, scales[i], bytes + i * stride, Quads::FLIP);
+    }
+    compute_own_part(product);
+  }
+}
+
+}  // namespace
+
+// out = x [rows, inputs] times weights of int8, transposed, plus bias. x and bias are of bfloat16 if `half`, else float.
+INFD_KERNEL(linear_int8)
+(int64_t half, const void* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
+ const void* bias, void* out, int64_t out_stride, int64_t wide) {
+  const bf16* narrow_bias = half ? static_cast<const bf16*>(bias) : nullptr;
+  const float* wide_bias = half ? nullptr : static_cast<const float*>(bias);
+  const Product<Quads> product = {{},          rows,      weights, outputs,    quads_of(inputs), false,
+                                  narrow_bias, wide_bias, out,     out_stride, wide != 0};
+  if (half)
+    multiply_int8(static_cast<const bf16*>(x), x_stride, inputs, product);
+  else
+    multiply_int8(static_cast<const float*>(x), x_stride, inputs, product);
+}

@@ -1,0 +1,101 @@
+// Matrices into panels of int8, and rows out of them.
+
+#include "quantized.h"
+#include "scratch.h"
+
+namespace {
+
+thread_local Scratch scratch;
+
+// The header of the panel that an output is in, and the words of the output in it.
+struct Output {
+  uint32_t* header;
+  int64_t column;
+
+  Output(const uint32_t* weights, int64_t output, int64_t quads)
+      : header(const_cast<uint32_t*>(weights) + output / PANEL * (HEADER + quads * PANEL)), column(output % PANEL) {}
+  uint32_t* words() const { return header + HEADER + column; }
+  float scale() const { return reinterpret_cast<const float*>(header)[column]; }
+
+  // Say what a row of this scale and this sum of numbers begins with.
+  void describe(float scale, int32_t sum) const {
+    const int32_t start = -OFFSET * sum;
+    memcpy(header + column, &scale, sizeof scale);
+    memcpy(header + PANEL + column, &start, sizeof start);
+  }
+};
+
+template <class Number>
+void pack(uint32_t* weights, int64_t inputs, const Number* rows, int64_t first, int64_t count) {
+  const int64_t quads = quads_of(inputs), end = first + count;
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t panel = first / PANEL; panel < panels_of(end); panel++) {
+    const int64_t from = panel * PANEL > first ? panel * PANEL : first;
+    const int64_t to = (panel + 1) * PANEL < end ? (panel + 1) * PANEL : end;
+    uint32_t* lines = reinterpret_cast<uint32_t*>(scratch.at_least(PANEL * quads * 4));
+    for (int64_t i = from; i < to; i++) {
+      const Number* row = rows + (i - first) * inputs;
+      const float scale = scale_of(row, inputs);
+      uint8_t* bytes = reinterpret_cast<uint8_t*>(lines + (i - from) * quads);
+      Output(weights, i, quads).describe(scale, quantize(row, inputs, scale, bytes, 0));
+    }
+    uint32_t* words = Output(weights, from, quads).words();
+    int64_t at = 0;
+    if (to - from == PANEL) {
+      const uint32_t* of[PANEL];
+      for (int64_t i = 0; i < PANEL; i++) of[i] = lines + i * quads;
+      for (; at + WIDTH <= quads; at += WIDTH)
+        for (int64_t i = 0; i < PANEL; i += WIDTH) transpose(of + i, at, words + at * PANEL + i, PANEL);
+    }
+    for (; at < quads; at++)
+      for (int64_t i = 0; i < to - from; i++) words[at * PANEL + i] = lines[i * quads + at];
+  }
+}
+
+template <class Number>
+void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
+  const int64_t quads = quads_of(inputs);
+#pragma omp parallel for if (count > 8)
+  for (int64_t i = 0; i < count; i++) {
+    Number* row = out + i * inputs;
+    if (rows[i] < 0 || rows[i] >= outputs) {
+      memset(row, 0xff, inputs * sizeof(Number));
+      continue;
+    }
+    const Output output(weights, rows[i], quads);
+    const Vec scale = set(output.scale());
+    for (int64_t at = 0; at < quads; at += WIDTH / 4) {
+      uint32_t gathered[WIDTH] = {};
+      for (int64_t k = 0; k < WIDTH / 4 && at + k < quads; k++) gathered[k] = output.words()[(at + k) * PANEL];
+      const Vec numbers = from_bytes(reinterpret_cast<const int8_t*>(gathered)) * scale;
+      const int64_t left = inputs - 4 * at;
+      if (left >= WIDTH) {
+        store(row + 4 * at, numbers);
+      } else {
+        Number last[WIDTH];
+        store(last, numbers);
+        memcpy(row + 4 * at, last, left * sizeof(Number));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Make rows [count, inputs], of bfloat16 if `half`, else float, the outputs from `first` on.
+INFD_KERNEL(pack_rows_int8)
+(int64_t half, uint32_t* weights, int64_t inputs, const void* rows, int64_t first, int64_t count) {
+  if (half)
+    pack(weights, inputs, static_cast<const bf16*>(rows), first, count);
+  else
+    pack(weights, inputs, static_cast<const float*>(rows), first, count);
+}
+
+// out [count, inputs], of bfloat16 if `half`, else float, = rows of the matrix. A row that does not exist is all NaN.
+INFD_KERNEL(unpack_rows_int8)
+(int64_t half, void* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
+  if (half)
+    unpack(static_cast<bf16*>(out), weights, outputs, inputs, rows, count);
+  else
+    unpack(static_cast<float*>(out), weights, outputs, inputs, rows, count);
+}

@@ -1,0 +1,21 @@
+// How a matrix of weights [outputs, inputs] lies in memory, in panels, for products.
+//
+// Panels of 64 outputs, one after the other. In a panel, step after step along the inputs, each output has some
+// neighbouring inputs in one 32-bit word: two of bfloat16, four of int8. So a step is 64 words, 256 bytes. A thread
+// that computes consecutive panels reads one stream from its first byte to its last. Missing inputs are zeros.
+//
+// A panel of int8 begins with a header, see quantized.h.
+
+#pragma once
+
+#include "kernel.h"
+
+namespace {
+
+constexpr int64_t PANEL = 64;
+
+inline int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
+inline int64_t pairs_of(int64_t inputs) { return (inputs + 1) / 2; }
+inline int64_t quads_of(int64_t inputs) { return (inputs + 3) / 4; }
+
+}  // namespace

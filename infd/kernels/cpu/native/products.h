@@ -1,0 +1,205 @@
+// Products with a matrix in panels, whatever its numbers are: how the work is cut and in which order it is done.
+//
+// Rows are computed in groups, a panel of outputs at a time: a group's sums stay in registers while its panel passes
+// by. A panel is read from memory once and from the cache after that; where there are several groups, each pass fetches
+// a part of the next panel, so that memory and arithmetic keep each other company. A single group is one plain stream,
+// which the CPU foresees better than we do.
+//
+// Each number is one chain of sums along the inputs, in their order. Neither the number of rows nor that of threads,
+// nor what stands in other rows, changes a bit of it.
+//
+// A Kind says what the words of a step are and how they are multiplied:
+//
+//   Weights, Input           a vector of words; a word for every lane
+//   weights, input, add      load the one, spread the other, add their products to the sums of 32 bits
+//   HEADER                   words of a panel before its first step
+//   start(header)            what sums begin with
+//   x.word(row, at)          the word that multiplies step `at`, and x.from(row, at) the rows and steps from there on
+//   x.HALVES, x.half_word    whether the last word may be half a one, read by itself because it is the last of its row
+//   x.value(sums, row, header)   the numbers that sums stand for
+
+#pragma once
+
+#include "panels.h"
+#include "vector.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int MOST_ROWS = 6;
+template <int ROWS>
+constexpr int ABREAST = 4;  // vectors of outputs: 24 sums leave room for 4 vectors of weights
+#else
+constexpr int MOST_ROWS = 2;
+template <int ROWS>
+constexpr int ABREAST = ROWS == 1 ? 8 : 4;
+#endif
+
+constexpr int64_t STRETCH = 8;          // steps between two looks at what to fetch
+constexpr int64_t STEP_LINES = 4;       // cache lines in a step of a panel
+constexpr int64_t MOST_STEPS = 1024;    // of a panel in one go: 256 KiB, which stay in the second cache beside the rows
+constexpr int64_t TWO_STEPS = 256;      // for two groups: the second follows while what the first has read is still near
+constexpr int64_t MOST_TOGETHER = 240;  // rows whose sums are kept from one stretch of inputs to the next
+
+// What is to be fetched meanwhile: `lines` cache lines for every STRETCH steps.
+struct Ahead {
+  const char* next;
+  int64_t lines;
+};
+
+// Some steps of a panel, the last of them with half an input word if `half`.
+struct Stretch {
+  const uint32_t* words;
+  int64_t steps;
+  bool half;
+  const uint32_t* header;  // of the panel, where sums are to begin; null where they go on
+};
+
+// sums [ROWS, PANEL] (+)= rows times a stretch of a panel.
+template <class Kind, int ROWS>
+void multiply(const Kind& x, const Stretch& stretch, float* sums, Ahead ahead) {
+  constexpr int VECTORS = ABREAST<ROWS>;
+  for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
+    const uint32_t* words = stretch.words + first;
+    Vec sum[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+      for (int j = 0; j < VECTORS; j++)
+        sum[i][j] = stretch.header ? Kind::start(stretch.header + first + j * WIDTH)
+                                   : load(sums + i * PANEL + first + j * WIDTH);
+
+    for (int64_t at = 0; at < stretch.steps;) {
+      if (first == 0) {
+        for (int64_t line = 0; line < ahead.lines; line++) _mm_prefetch(ahead.next + line * 64, _MM_HINT_T1);
+        ahead.next += ahead.lines * 64;
+      }
+      const int64_t end = at + STRETCH < stretch.steps ? at + STRETCH : stretch.steps;
+      for (; at < end; at++) {
+        typename Kind::Weights w[VECTORS];
+#pragma GCC unroll 8
+        for (int j = 0; j < VECTORS; j++) w[j] = Kind::weights(words + at * PANEL + j * WIDTH);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++) {
+          const typename Kind::Input input = Kind::input(x.word(i, at));
+#pragma GCC unroll 8
+          for (int j = 0; j < VECTORS; j++) sum[i][j] = Kind::add(sum[i][j], w[j], input);
+        }
+      }
+    }
+    if constexpr (Kind::HALVES) {
+      if (stretch.half) {
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++) {
+          const typename Kind::Input input = Kind::input(x.half_word(i, stretch.steps));
+#pragma GCC unroll 8
+          for (int j = 0; j < VECTORS; j++)
+            sum[i][j] = Kind::add(sum[i][j], Kind::weights(words + stretch.steps * PANEL + j * WIDTH), input);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+      for (int j = 0; j < VECTORS; j++) store(sums + i * PANEL + first + j * WIDTH, sum[i][j]);
+  }
+}
+
+template <class Kind>
+using Multiply = void (*)(const Kind&, const Stretch&, float*, Ahead);
+
+template <class Kind>
+Multiply<Kind> multiply_rows(int64_t rows) {
+#if defined(__AVX512F__)
+  static constexpr Multiply<Kind> of[] = {multiply<Kind, 1>, multiply<Kind, 2>, multiply<Kind, 3>,
+                                          multiply<Kind, 4>, multiply<Kind, 5>, multiply<Kind, 6>};
+#else
+  static constexpr Multiply<Kind> of[] = {multiply<Kind, 1>, multiply<Kind, 2>};
+#endif
+  return of[rows - 1];
+}
+
+// One product. Everything is checked by the caller.
+template <class Kind>
+struct Product {
+  Kind x;
+  int64_t rows;
+  const uint32_t* weights;
+  int64_t outputs;
+  int64_t steps;  // of a panel, a last half one included
+  bool half;
+  const bf16* bias;        // [outputs], or null
+  const float* wide_bias;  // the same in float; one of the two at most
+  void* out;               // [rows, outputs] of float or bfloat16, rows `stride` numbers apart
+  int64_t stride;
+  bool wide;  // out is float
+
+  const uint32_t* panel(int64_t number) const { return weights + number * (Kind::HEADER + steps * PANEL); }
+
+  // Round sums [count, PANEL], of rows from `row` on and the panel from output `first` on, into place.
+  void finish(const float* sums, int64_t row, int64_t count, int64_t first, const uint32_t* header) const {
+    const int64_t columns = outputs - first < PANEL ? outputs - first : PANEL;
+    float added[PANEL] = {};
+    if (bias) convert(bias + first, added, columns);
+    if (wide_bias) convert(wide_bias + first, added, columns);
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t at = (row + i) * stride + first;
+      if (wide)
+        put(sums + i * PANEL, row + i, header, added, static_cast<float*>(out) + at, columns);
+      else
+        put(sums + i * PANEL, row + i, header, added, static_cast<bf16*>(out) + at, columns);
+    }
+  }
+
+  template <class Number>
+  void put(const float* sums, int64_t row, const uint32_t* header, const float* added, Number* to, int64_t columns) const {
+    Number rounded[PANEL];
+    Number* whole = columns == PANEL ? to : rounded;
+    for (int64_t j = 0; j < PANEL; j += WIDTH) store(whole + j, x.value(load(sums + j), row, header + j) + load(added + j));
+    if (columns < PANEL) memcpy(to, rounded, columns * sizeof(Number));
+  }
+};
+
+// Compute rows [row, row + count) of one panel, fetching the panel that follows if there is one to come.
+template <class Kind>
+void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, bool more) {
+  const int64_t groups = (count + MOST_ROWS - 1) / MOST_ROWS;
+  const int64_t most = groups == 2 ? TWO_STEPS : MOST_STEPS;
+  const int64_t stretches = (p.steps + most - 1) / most;
+  const int64_t lines = groups == 1 ? 0 : (STRETCH * STEP_LINES + groups - 1) / groups;
+  const uint32_t *header = p.panel(panel), *words = header + Kind::HEADER;
+  alignas(64) float sums[MOST_TOGETHER * PANEL];
+
+  for (int64_t stretch = 0; stretch < stretches; stretch++) {
+    const int64_t first = p.steps * stretch / stretches, last = p.steps * (stretch + 1) / stretches;
+    const bool ends = stretch + 1 == stretches, half = ends && p.half;
+    const Stretch part = {words + first * PANEL, last - first - half, half, stretch ? nullptr : header};
+    const char* next = reinterpret_cast<const char*>(words + last * PANEL);  // the next stretch, or the next panel
+    for (int64_t group = 0; group < groups; group++) {
+      const int64_t from = count * group / groups, rows = count * (group + 1) / groups - from;
+      float* own = sums + (stretches > 1 ? from * PANEL : 0);
+      const int64_t share = (last - first) * PANEL * sizeof(uint32_t) / groups / 64 * 64;
+      const Ahead ahead = {next + group * share, more || !ends ? lines : 0};
+      multiply_rows<Kind>(rows)(p.x.from(row + from, first), part, own, ahead);
+      if (ends) p.finish(own, row + from, rows, panel * PANEL, header);
+    }
+  }
+}
+
+// Compute a thread's part of a product; every thread of the team calls this.
+template <class Kind>
+void compute_own_part(const Product<Kind>& product) {
+  const int64_t threads = omp_get_num_threads(), own = omp_get_thread_num();
+  const int64_t panels = panels_of(product.outputs), rows = product.rows;
+  // Where panels are too few for the threads, rows are divided as well.
+  int64_t parts = (rows + MOST_TOGETHER - 1) / MOST_TOGETHER;
+  while (panels * parts < 4 * threads && rows / (parts + 1) >= 4 * MOST_ROWS) parts++;
+  const int64_t last = panels * parts * (own + 1) / threads;
+  for (int64_t task = panels * parts * own / threads; task < last; task++) {
+    const int64_t panel = task / parts, part = task % parts;
+    const int64_t from = rows * part / parts;
+    compute(product, panel, from, rows * (part + 1) / parts - from, part + 1 == parts && task + 1 < last);
+  }
+}
+
+}  // namespace

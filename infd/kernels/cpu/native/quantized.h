@@ -1,0 +1,89 @@
+// Numbers as int8: whole multiples, at most 127 either way, of a scale that a row has of its own.
+//
+// A panel of such weights begins with a header of 128 words: the scale of each of its outputs, a float, and the number
+// that each of its sums begins with, see OFFSET. All zeros is a matrix of zeros.
+
+#pragma once
+
+#include "panels.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t HEADER = 2 * PANEL;  // words
+
+// Inputs are multiplied as unsigned numbers where VNNI wants it so: 128 is added to each, and as many times the sum of
+// its weights is taken from an output before it begins.
+constexpr int OFFSET = 128;
+
+constexpr float LEAST = 1e-30f;  // a row whose largest number is smaller counts as zeros: its scale would have no inverse
+
+// The scale of a row; NaN where a number of it is not finite.
+template <class Number>
+float scale_of(const Number* x, int64_t count) {
+  Vec most = set(0), spoilt = set(0);
+  const auto look = [&](Vec numbers) {
+    most = max(most, absolute(numbers));
+    spoilt = fma(numbers, set(0), spoilt);
+  };
+  int64_t i = 0;
+  for (; i + WIDTH <= count; i += WIDTH) look(load(x + i));
+  if (i < count) look(load_first(x + i, count - i));
+  const float largest_one = largest(most);
+  return (largest_one < LEAST ? 0 : largest_one / 127) + sum(spoilt);
+}
+
+// WIDTH numbers, rounded to whole ones between -127 and 127, as bytes with `flip` changed in each; return their sums.
+#if defined(__AVX512BW__)
+using Ints = __m512i;
+inline Ints no_ints() { return _mm512_setzero_si512(); }
+inline int32_t sum_of(Ints x) { return _mm512_reduce_add_epi32(x); }
+inline Ints put_bytes(Vec x, uint8_t* to, uint8_t flip) {
+  const Ints whole = _mm512_cvtps_epi32(x);
+  const __m128i bytes = _mm_xor_si128(_mm512_cvtepi32_epi8(whole), _mm_set1_epi8(static_cast<char>(flip)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+  return whole;
+}
+inline Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Vec to_floats(Vec bits) { return _mm512_cvtepi32_ps(_mm512_castps_si512(bits)); }
+inline Vec from_bytes(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+#else
+using Ints = __m256i;
+inline Ints no_ints() { return _mm256_setzero_si256(); }
+inline int32_t sum_of(Ints x) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+inline Ints put_bytes(Vec x, uint8_t* to, uint8_t flip) {
+  const Ints whole = _mm256_cvtps_epi32(x);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  const __m128i bytes = _mm_xor_si128(_mm_packs_epi16(words, words), _mm_set1_epi8(static_cast<char>(flip)));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), bytes);
+  return whole;
+}
+inline Ints plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+inline Vec to_floats(Vec bits) { return _mm256_cvtepi32_ps(_mm256_castps_si256(bits)); }
+inline Vec from_bytes(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+#endif
+
+// Make a row bytes, in whole quads, what is missing in the last zeros before `flip`; return the sum of its numbers.
+template <class Number>
+int32_t quantize(const Number* x, int64_t count, float scale, uint8_t* to, uint8_t flip) {
+  const Vec inverse = set(scale > 0 ? 1 / scale : 0);
+  Ints total = no_ints();
+  int64_t i = 0;
+  for (; i + WIDTH <= count; i += WIDTH) total = plus(total, put_bytes(load(x + i) * inverse, to + i, flip));
+  if (i < count) {
+    uint8_t last[WIDTH];
+    total = plus(total, put_bytes(load_first(x + i, count - i) * inverse, last, flip));
+    memcpy(to + i, last, 4 * quads_of(count - i));
+  }
+  return sum_of(total);
+}
+
+}  // namespace
