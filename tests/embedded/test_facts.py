@@ -28,8 +28,6 @@ ROOT = Path(infd.__file__).parent.parent
 
 # What the facts promise and other hands are building. An entry goes as soon as it is there.
 AWAITED = {
-    "cli infd chat",
-    "cli infd models",
     "cli infd start --quantization int4",
 }
 CHECKS = sorted({check for fact in facts.FACTS for check in fact.check})
