@@ -166,6 +166,7 @@ class Scheduler:
         Their sequences go back to the queue, in their old places, with the
         tokens known so far; pages that these steps were to fill leave the index.
         """
+        plans = list(plans)
         for plan in plans:
             for page in self._unsettled.pop(plan.number, ()):
                 self.pool.forget(page)
@@ -174,6 +175,7 @@ class Scheduler:
                     span.seq.in_flight -= 1
                 if span.seq.row is not None:
                     self._preempt(span.seq)
+        for plan in plans:  # only now: a later step's sequences may use what an earlier one was to load
             self.adapters.undo(plan.loads)
 
     def forget_prefixes(self, root: Callable[[Sequence], bytes], *, preempting: bool) -> int:

@@ -618,3 +618,16 @@ def test_an_adapter_whose_load_failed_is_loaded_again():
     driver.complete()
     driver.finish()
     driver.check_answers()
+
+
+def test_an_adapter_whose_load_failed_may_have_had_another_step_s_sequences_by_then():
+    (adapter,) = adapters(1)
+    driver = Driver(depth=2)
+    for token in (1, 2):
+        driver.add(sequence([token] * 3, adapter=adapter))
+        driver.issue()
+    assert [len(plan.loads) for plan in driver.in_flight] == [1, 0]
+    driver.fail()
+
+    driver.finish()
+    driver.check_answers()
