@@ -131,7 +131,6 @@ class Engine:
                 raise
         except Exception as error:
             self.lifecycle.enter(State.FAILED, str(error))
-            self.rest.leave()
             self.fail_all(RequestFailed("the engine failed"))
             raise
 
@@ -158,10 +157,9 @@ class Engine:
         return True
 
     def fail_all(self, error: Exception) -> None:
-        """End every stream with one error event, and refuse whatever is still being prepared."""
+        """End every stream with one error event, refuse whatever is still being prepared, and heed no wish any more."""
         self._failed = True
-        self.door.holds = False
-        self.door.look()
+        self.rest.leave()
         for flow in list(self._flows.values()):
             try:
                 self._end(flow, FinishReason.ERROR, error)

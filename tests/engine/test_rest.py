@@ -10,7 +10,16 @@ import pytest
 from infd.config import Config, SchedulerConfig, ServerConfig
 from infd.engine.engine import Engine
 from infd.engine.state import State
-from infd.errors import Aborted, DeviceLost, NotReady, Overloaded, Overtaken, QueueTimeout, WrongState
+from infd.errors import (
+    Aborted,
+    DeviceLost,
+    NotReady,
+    Overloaded,
+    Overtaken,
+    QueueTimeout,
+    ServerStopped,
+    WrongState,
+)
 from infd.request import FinishReason
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import ask, collect, request, serving
@@ -332,3 +341,19 @@ async def test_after_an_abort_new_requests_are_refused_unless_they_are_to_be_hel
         assert engine.status().held == 1
         engine.rest.resume()
         assert await held == answer([1], 5)
+
+
+async def test_whoever_waits_for_a_pause_hears_that_all_was_cut_off():
+    executor = FakeExecutor()
+    async with serving(executor) as engine:
+        executor.gate.clear()
+        asked = asyncio.create_task(ask(engine, request([1] * 3)))
+        while not engine.loop.in_flight:
+            await asyncio.sleep(0)
+        pause = engine.rest.pause("wait")
+        engine.lifecycle.enter(State.DRAINING)
+        engine.fail_all(ServerStopped())
+        with pytest.raises(Overtaken):
+            await pause.result(0)
+        executor.gate.set()
+        assert (await asked)[0][1] is FinishReason.ERROR

@@ -13,7 +13,17 @@ import pytest
 from infd.config import Config, ServerConfig
 from infd.engine.engine import Engine
 from infd.engine.state import State
-from infd.errors import Busy, CannotSleep, CheckpointError, NotReady, OutOfMemory, Overtaken, WeightsInvalid, WrongState
+from infd.errors import (
+    Busy,
+    CannotSleep,
+    CheckpointError,
+    NotReady,
+    OutOfMemory,
+    Overtaken,
+    ServerStopped,
+    WeightsInvalid,
+    WrongState,
+)
 from infd.memory import Held, Memory, Part
 from infd.request import FinishReason
 from infd.telemetry.metrics import Metrics
@@ -434,3 +444,19 @@ async def test_sleep_and_wake_racing_requests_lose_nobody():
         assert refused == 0, "a sleeper that wakes for requests refuses none"
         assert engine.status().accepted == 5 * RACES
         await engine.rest.resume().result()
+
+
+async def test_a_wake_under_way_does_not_open_a_door_that_was_closed_for_good():
+    async with serving() as engine:
+        await engine.rest.sleep().result()
+        fake(engine).memory_gate.clear()
+        wake = engine.rest.wake()
+        while not engine.rest.at_work:
+            await asyncio.sleep(0)
+        engine.lifecycle.enter(State.DRAINING)
+        engine.fail_all(ServerStopped())
+        fake(engine).memory_gate.set()
+        with pytest.raises(Overtaken):
+            await wake.result(0)
+        await asyncio.sleep(0)
+        assert engine.lifecycle.state is State.DRAINING
