@@ -399,7 +399,7 @@ class Engine:
         self._verified = self._steps
         try:
             self._scheduler.verify()
-            assert not self._scheduler.pool.referenced, "pages are held by nobody"
+            assert not self._scheduler.cache.pool.referenced, "pages are held by nobody"
         except AssertionError:
             log.critical("the cache's accounts are wrong; please report this", exc_info=True)
 

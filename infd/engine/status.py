@@ -54,8 +54,8 @@ class Status(Struct, kw_only=True):
         status = cls(state=life.state.value, reason=life.reason, since=life.since, **counts)
         if scheduler is not None and capacity is not None:
             status.running, status.waiting = len(scheduler.running), len(scheduler.waiting) + preparing
-            status.pages, status.pages_referenced = scheduler.pool.total, scheduler.pool.referenced
-            status.pages_cached = scheduler.pool.cached
+            status.pages, status.pages_referenced = scheduler.cache.pool.total, scheduler.cache.pool.referenced
+            status.pages_cached = scheduler.cache.pool.cached
             status.preemptions = scheduler.preemptions
             status.prefix_queries, status.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
             status.max_model_len, status.step_tokens = capacity.max_model_len, capacity.step_tokens

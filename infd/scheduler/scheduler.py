@@ -17,11 +17,10 @@ from msgspec import Struct
 
 from infd.request import FinishReason
 from infd.scheduler.adapters import AdapterSlots
+from infd.scheduler.cache import Cache
 from infd.scheduler.fitting import StepSize
-from infd.scheduler.pages import PagePool
 from infd.scheduler.plan import Grant, Join, Span, StepPlan
 from infd.scheduler.policy import Policy, by_order, decoding_first
-from infd.scheduler.prefix import PrefixIndex, longest_hit, page_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -66,21 +65,16 @@ class Scheduler:
         self.capacity = capacity
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.index = PrefixIndex()
-        self.pool = PagePool(capacity.pages, self.index)
+        self.cache = Cache(capacity, prefix_caching=prefix_caching)
         self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
         self.preemptions = 0
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # and found
-        self._groups = capacity.layout.groups
-        self._page_tokens = min((group.page_tokens for group in self._groups), default=0)
-        self._prefix_caching = prefix_caching and bool(self._groups)
         self._policy = Policy(priority_patience)
         self._size = StepSize(capacity.step_tokens)
         self._rows = list(range(capacity.rows - 1, -1, -1))
         self._number = 0
         self._held: set[Sequence] = set()
-        self._unsettled: dict[int, list[int]] = {}  # pages indexed by each step in flight
         self._refused: tuple[Sequence, int] | None = None  # who did not fit, and into how many pages
 
     # The caller's side
@@ -130,10 +124,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
         """Take in what a step produced, in the order planned. Sequences removed meanwhile are passed over."""
-        fresh = self._unsettled.pop(plan.number, ())
-        if result.failed:
-            for page in fresh:  # whoever filled it: it may have been preempted or removed since
-                self.pool.forget(page)
+        self.cache.settle(plan.number, spoilt=bool(result.failed))
         self._size.fitted()
         outcomes: list[Outcome] = []
         at = 0
@@ -168,8 +159,7 @@ class Scheduler:
         """
         plans = list(plans)
         for plan in plans:
-            for page in self._unsettled.pop(plan.number, ()):
-                self.pool.forget(page)
+            self.cache.settle(plan.number, spoilt=True)
             for span in plan.spans:
                 if span.samples:
                     span.seq.in_flight -= 1
@@ -192,8 +182,7 @@ class Scheduler:
             seq.keys.clear()
             if seq.row is not None:
                 seq.indexed = seq.limit
-        self._unsettled.clear()
-        return self.pool.forget_all()
+        return self.cache.forget()
 
     def shrink(self, plan: StepPlan) -> bool:
         """Plan steps of half the size of this one from now on, for a while; False if it cannot be halved."""
@@ -202,7 +191,7 @@ class Scheduler:
     def verify(self) -> None:
         """Assert every invariant of pages, rows and slots."""
         everybody = [*self.waiting, *self.running, *self._held]
-        self.pool.verify(table for seq in everybody for table in seq.tables)
+        self.cache.verify(everybody)
         rows = [seq.row for seq in self.running if seq.row is not None]
         assert sorted(self._rows + rows) == list(range(self.capacity.rows)), "a row is lost or held twice"
         self.adapters.verify(seq.adapter for seq in self.running)
@@ -233,8 +222,8 @@ class Scheduler:
         plan.spans.append(Span(seq, seq.row, seq.computed, count, samples, scores))
         seq.computed = end
         seq.step = plan.number
-        if end - seq.indexed >= self._page_tokens and self._prefix_caching:
-            self._offer(seq, plan.number)
+        if end - seq.indexed >= self.cache.page_tokens:
+            self.cache.offer(seq, plan.number)
         return min(count * seq.weight, left)
 
     def _admit(self, plan: StepPlan, left: int, only: Container[Sequence] | None) -> None:
@@ -245,7 +234,7 @@ class Scheduler:
         position, first = 0, None
         while left and self._rows and position < len(self.waiting):
             seq = self.waiting[position]
-            if (seq, self.pool.available) == self._refused:
+            if (seq, self.cache.pool.available) == self._refused:
                 return  # nothing has changed since it was found not to fit
             if only is not None and seq not in only:
                 position += 1
@@ -260,10 +249,10 @@ class Scheduler:
                 return  # preempted; plannable once its last step commits
             if not self.capacity.layout.divisible and len(seq.tokens) > left:
                 return
-            hit = self._find(seq) if self._prefix_caching else 0
-            if self.running and self._wanted(seq) > self.pool.available:
+            hit = self.cache.find(seq)
+            if self.running and self.cache.wanted(seq, len(self.running)) > self.cache.pool.available:
                 seq.tables = []
-                self._refused = seq, self.pool.available
+                self._refused = seq, self.cache.pool.available
                 return
             self._seat(seq, position, hit)
             slot = self.adapters.take(seq.adapter, plan.loads)
@@ -272,35 +261,12 @@ class Scheduler:
             left -= granted
             plan.joins.append(self._join(seq, slot))
 
-    def _find(self, seq: Sequence) -> int:
-        """Fill the tables with cached pages, not yet held; return the tokens they cover."""
-        if seq.scoring:
-            return 0  # a page holds no logits
-        hit = longest_hit(seq, self.capacity.layout, self.index)
-        for number, group in enumerate(self._groups):
-            keys = page_keys(seq, group.page_tokens)
-            table = [0] * (hit // group.page_tokens)
-            for page in group.pages_needed(hit, hit):
-                found = self.index.find(number, keys[page])
-                assert found is not None
-                table[page] = found
-            seq.tables.append(table)
-        return hit
-
     def _seat(self, seq: Sequence, position: int, hit: int) -> None:
         """Move a waiting sequence to a row, holding the pages that were found for it."""
         del self.waiting[position]
         insort(self.running, seq, key=by_order)
         seq.row = self._rows.pop()
-        if not seq.tables:
-            seq.tables = [[] for _ in self._groups]
-        for table in seq.tables:
-            for page in table:
-                if page:
-                    self.pool.share(page)
-        seq.computed = seq.indexed = seq.covered = hit
-        if not self._groups:
-            seq.covered = seq.limit
+        self.cache.hold(seq, hit)
         if seq.prompt_cached is None:
             seq.prompt_cached = min(hit, seq.prompt_tokens)
             self.prefix_queries += seq.prompt_tokens
@@ -319,41 +285,18 @@ class Scheduler:
             slot=slot,
         )
 
-    def _wanted(self, seq: Sequence) -> int:
-        """Bound the pages to be had before a waiting sequence may run.
-
-        Its own, found (unless somebody holds them) or not, and the next page of every answer. A running prompt
-        needs no other word here: it takes all that is left of a step, so nobody is admitted before its end.
-        """
-        found = [page for table in seq.tables for page in table if page]
-        fresh = sum(not self.pool.is_held(page) for page in found)
-        peak = self.capacity.layout.peak_pages(len(seq.tokens), self.capacity.step_tokens)
-        return max(0, peak - len(found)) + fresh + (len(self.running) + 1) * len(self._groups)
-
     def _cover(self, plan: StepPlan, seq: Sequence, end: int) -> bool:
         """Take the pages for tokens [computed, end), preempting later sequences if there is no other way."""
-        shortage = 0
-        for group, table in zip(self._groups, seq.tables, strict=True):
-            page = min(group.pages_droppable(seq.computed), len(table)) - 1
-            while page >= 0 and table[page]:  # before a page that was dropped, all were
-                self.pool.release(table[page])
-                table[page] = 0
-                page -= 1
-            shortage += group.pages_needed(seq.computed, end).stop - len(table)
-        while self.pool.available < shortage:
+        shortage = self.cache.shortage(seq, end)
+        while self.cache.pool.available < shortage:
             victim = next(s for s in reversed(self.running) if s.step != plan.number)
             if victim is seq:
                 return False  # it keeps what it holds and goes on when others have finished
             self._preempt(victim)
-        joined = seq.step >= 0
-        for number, (group, table) in enumerate(zip(self._groups, seq.tables, strict=True)):
-            for index in range(len(table), group.pages_needed(seq.computed, end).stop):
-                page = self.pool.take()
-                table.append(page)
-                if joined:
-                    assert seq.row is not None
-                    plan.grants.append(Grant(seq.row, number, index, page))
-        seq.covered = min(len(table) * group.page_tokens for group, table in zip(self._groups, seq.tables, strict=True))
+        granted = self.cache.extend(seq, end)
+        if seq.step >= 0:  # else its join tells of them
+            assert seq.row is not None
+            plan.grants += [Grant(seq.row, group, index, page) for group, index, page in granted]
         return True
 
     def _take_in(self, step: int, span: Span, tokens: list[int], number: int, result: StepResult) -> Outcome | None:
@@ -385,32 +328,13 @@ class Scheduler:
             if len(seq.tokens) >= seq.limit:
                 self.remove(seq, FinishReason.LENGTH)
                 return kept
-        if seq.step > step and self._prefix_caching:
-            self._offer(seq, seq.step)  # a step in flight computes tokens that were not known when it was planned
+        if seq.step > step:
+            self.cache.offer(seq, seq.step)  # a step in flight computes tokens that were not known when it was planned
         return len(tokens)
-
-    def _offer(self, seq: Sequence, step: int) -> None:
-        """Index the full pages whose tokens are known and computed; `step`, in flight, computes the last of them."""
-        settled = min(seq.computed, len(seq.tokens))
-        if settled - seq.indexed < self._page_tokens:
-            return
-        for number, (group, table) in enumerate(zip(self._groups, seq.tables, strict=True)):
-            size = group.page_tokens
-            first, stop = seq.indexed // size, settled // size
-            if stop > first:
-                keys = page_keys(seq, size)
-                for index in range(first, stop):
-                    page = table[index]
-                    if page and self.index.put(number, keys[index], page):
-                        self._unsettled.setdefault(step, []).append(page)
-        seq.indexed = max(seq.indexed, settled - settled % self.capacity.layout.alignment)
 
     def _fail(self, seq: Sequence, failure: Exception) -> Outcome:
         """End a sequence in an error, even where it has just ended otherwise. Nobody may read what it has written."""
-        for table in seq.tables:
-            for page in table:
-                if page:
-                    self.pool.forget(page)
+        self.cache.withdraw(seq)
         self.remove(seq, FinishReason.ERROR, failure)
         seq.finish, seq.failure = FinishReason.ERROR, failure
         return Outcome(seq, [], [], FinishReason.ERROR)
@@ -437,10 +361,5 @@ class Scheduler:
         self._rows.append(seq.row)
         seq.row = None
         self.adapters.release(seq.adapter)
-        for table in seq.tables:
-            for page in reversed(table):  # the end of a prefix is evicted before its beginning
-                if page:
-                    self.pool.release(page)
-        seq.tables = []
-        seq.computed = seq.covered = seq.indexed = 0
+        self.cache.release(seq)
         seq.step = -1

@@ -172,10 +172,10 @@ async def test_wrong_accounts_are_noticed_once_nobody_is_served(caplog):
         engine.watch()
         assert not caplog.records
         await ask(engine, request([2]))
-        page = engine._scheduler.pool.take()
+        page = engine._scheduler.cache.pool.take()
         engine.watch()
         assert "accounts are wrong" in caplog.text
-        engine._scheduler.pool.release(page)
+        engine._scheduler.cache.pool.release(page)
 
 
 async def test_steps_behind_a_failed_one_are_waited_for_before_they_are_undone():

@@ -143,7 +143,7 @@ class Driver:
                 break
             self.step()
         assert not self.scheduler.waiting + self.scheduler.running, "work is left but nothing moves"
-        assert self.scheduler.pool.referenced == 0
+        assert self.scheduler.cache.pool.referenced == 0
 
     def check_answers(self) -> None:
         """Every sequence that ended by itself generated exactly what the fake model says."""

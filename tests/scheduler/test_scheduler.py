@@ -167,7 +167,7 @@ def test_caching_can_be_switched_off():
         driver.add(sequence(16, max_tokens=1))
         driver.finish()
 
-    assert len(driver.scheduler.index) == 0
+    assert len(driver.scheduler.cache.index) == 0
     assert sum(plan.tokens for plan in driver.plans) == 32
 
 
@@ -236,7 +236,7 @@ def test_a_window_frees_the_pages_behind_it():
     most = 0
     while seq.finish is None:
         driver.step()
-        most = max(most, driver.scheduler.pool.referenced)
+        most = max(most, driver.scheduler.cache.pool.referenced)
 
     assert most <= 5
     driver.check_answers()
@@ -250,7 +250,7 @@ def test_a_hit_needs_only_the_window_of_a_windowed_group():
     driver.issue()
 
     assert again.prompt_cached == 32
-    assert driver.scheduler.pool.referenced == 3
+    assert driver.scheduler.cache.pool.referenced == 3
 
 
 def test_two_groups_agree_on_one_boundary():
@@ -312,7 +312,7 @@ def test_pages_that_a_failed_step_was_to_fill_are_never_found():
     driver.issue()
     driver.fail()
 
-    assert len(driver.scheduler.index) == 0
+    assert len(driver.scheduler.cache.index) == 0
 
 
 def test_one_failed_sequence_does_not_stop_its_neighbour():
@@ -415,7 +415,7 @@ def test_cached_pages_that_a_hit_takes_are_not_counted_as_free():
     driver.step()
 
     assert again.row is None
-    assert driver.scheduler.pool.cached == 4
+    assert driver.scheduler.cache.pool.cached == 4
     driver.finish()
     assert running.finish is FinishReason.LENGTH
     assert driver.scheduler.preemptions == 0
@@ -437,12 +437,12 @@ def test_a_hit_in_a_windowed_group_is_found_in_few_looks(monkeypatch):
     driver = Driver(capacity(WINDOW, pages=4096, step_tokens=64, max_model_len=9000))
     driver.add(sequence([1] * 8000, max_tokens=1))
     driver.finish()
-    driver.scheduler.index.forget(driver.scheduler.index.find(0, page_keys(sequence([1] * 8000), 4)[1999]))
-    find, looks = driver.scheduler.index.find, []
-    monkeypatch.setattr(driver.scheduler.index, "find", lambda *key: looks.append(key) or find(*key))
+    driver.scheduler.cache.index.forget(driver.scheduler.cache.index.find(0, page_keys(sequence([1] * 8000), 4)[1999]))
+    find, looks = driver.scheduler.cache.index.find, []
+    monkeypatch.setattr(driver.scheduler.cache.index, "find", lambda *key: looks.append(key) or find(*key))
     again = sequence([1] * 8004 + [2], max_tokens=1)
 
-    assert longest_hit(again, WINDOW, driver.scheduler.index) == 7996
+    assert longest_hit(again, WINDOW, driver.scheduler.cache.index) == 7996
     assert len(looks) < 12
 
 
@@ -455,7 +455,7 @@ def test_pages_of_a_sequence_that_failed_after_it_was_preempted_are_not_found():
     driver.scheduler.commit(plan, StepResult([0], [], failed={0: RuntimeError("not finite")}))
     driver.scheduler.verify()
 
-    assert len(driver.scheduler.index) == 0
+    assert len(driver.scheduler.cache.index) == 0
 
 
 def cached_of(driver: Driver, prompt: list[int]) -> int | None:
@@ -470,10 +470,10 @@ def test_what_is_forgotten_is_found_by_nobody_and_its_pages_are_free():
     driver = Driver(capacity(step_tokens=32))
     driver.add(sequence([1] * 17, max_tokens=1))
     driver.finish()
-    assert driver.scheduler.pool.cached == 4
+    assert driver.scheduler.cache.pool.cached == 4
 
     assert driver.forget(preempting=False) == 4
-    assert driver.scheduler.pool.cached == 0
+    assert driver.scheduler.cache.pool.cached == 0
     assert cached_of(driver, [1] * 17) == 0
     driver.finish()
     assert cached_of(driver, [1] * 17) == 16
@@ -490,7 +490,7 @@ def test_who_runs_while_the_cache_is_forgotten_goes_on_and_offers_nothing_of_it(
     assert cached_of(driver, [1] * 17) == 0
     driver.finish()
     # All that stands in the index now is of the newcomer.
-    assert len(driver.scheduler.index) == 4
+    assert len(driver.scheduler.cache.index) == 4
     assert running.finish is FinishReason.LENGTH
     driver.check_answers()
 
