@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from infd.adapters.registry import Adapters
 from infd.engine.door import Door
-from infd.engine.fanout import FanOut
+from infd.engine.flows import Flows
 from infd.engine.loop import StepLoop
 from infd.engine.measure import Measure
 from infd.engine.progress import Progress
@@ -21,10 +21,9 @@ from infd.engine.rest import Rest
 from infd.engine.state import Lifecycle, State
 from infd.engine.status import RequestRow, Status, tell_of_adapters
 from infd.engine.stream import Choices
-from infd.engine.ticket import Flow, Ticket
+from infd.engine.ticket import Ticket
 from infd.errors import (
     Aborted,
-    InfdError,
     InvalidRequest,
     NotReady,
     PromptTooLong,
@@ -87,9 +86,8 @@ class Engine:
         self.loop: StepLoop | None = None
         self._running: asyncio.Task[None] | None = None
         self.rest = Rest(self, config)
-        self._fan_out = FanOut(self._deliver)
         self._tickets: dict[str, Ticket] = {}
-        self._flows: dict[Sequence, Flow] = {}
+        self._flows: Flows | None = None  # until the model is loaded; so the scheduler
         self._failed = False
         self._epoch = 0  # of the prefix cache
         self._progress = Progress(executor.pulse)
@@ -114,7 +112,8 @@ class Engine:
             max_adapters=self._config.lora.max_adapters,
             max_adapters_per_step=self._config.lora.max_adapters_per_step,
         )
-        self.loop = StepLoop(self._scheduler, self.executor, self.now, self._planned, self._committed)
+        self._flows = Flows(self, self._scheduler, self._measure)
+        self.loop = StepLoop(self._scheduler, self.executor, self.now, self._flows.planned, self._committed)
 
     async def run(self) -> None:
         """Serve until `stop`. Loads the model first if nobody has. Raises StartError, DeviceLost."""
@@ -147,7 +146,7 @@ class Engine:
         if self.lifecycle.state is not State.DRAINING:
             self.lifecycle.enter(State.DRAINING)
         if self.rest.leave():
-            log.warning("requests are cut off", extra={"requests": len(self._flows), "reason": "no step runs"})
+            log.warning("requests are cut off", extra={"requests": self._in_flight, "reason": "no step runs"})
             self.fail_all(ServerStopped())
         try:
             async with asyncio.timeout(timeout_s):
@@ -160,11 +159,8 @@ class Engine:
         """End every stream with one error event, refuse whatever is still being prepared, and heed no wish any more."""
         self._failed = True
         self.rest.leave()
-        for flow in list(self._flows.values()):
-            try:
-                self._end(flow, FinishReason.ERROR, error)
-            except Exception:  # the scheduler may be what failed; the next reader must hear of it all the same
-                log.exception("%s could not be removed", flow.seq)
+        if self._flows is not None:
+            self._flows.fail_all(error)
 
     async def close(self) -> None:
         """Stop, and free the device."""
@@ -195,8 +191,8 @@ class Engine:
         watchers: Many[Watcher | None] | None,
     ) -> Choices:
         """Turn a ticket's requests, each with its adapter, into sequences. Called by `Ticket.submit`."""
-        scheduler, capacity = self._scheduler, self.capacity
-        if scheduler is None or capacity is None or self._failed:
+        flows, capacity = self._flows, self.capacity
+        if flows is None or capacity is None or self._failed:
             raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
         if ticket.expired is not None:
             raise ticket.expired
@@ -207,25 +203,16 @@ class Engine:
         tokens = sum(len(request.prompt) for request in requests)
         self.door.require_tokens(tokens, self.door.queued_tokens - ticket.reserved_tokens)
         self.door.unreserve(ticket)
-        choices = Choices(watchers or [None] * count, partial(self._resume, ticket))
-        streams, now = iter(choices.streams), self.now()
+        choices = Choices(watchers or [None] * count, partial(flows.resume, ticket))
+        streams = iter(choices.streams)
         for request, adapter in zip(requests, adapters, strict=True):
             root = self._prefix_root(request, adapter)
             for choice in range(request.choices):
                 seq = Sequence(request, choice, prefix_root=root, adapter=adapter)
                 # Siblings find the first one's prompt in the cache: it goes first, and leaves them no room before.
-                flow = Flow(seq, next(streams), ticket, now, 0 if choice else len(request.prompt))
-                scheduler.add(seq)
-                if adapter is not None:
-                    self.adapters.keep(adapter)  # until its terminal event
-                self._flows[seq] = flow
-                self.door.queued_tokens += flow.prompt_tokens
-                ticket.flows.append(flow)
-                ticket.prompt_tokens += flow.prompt_tokens
-                if seq.idle:
-                    self._end(flow, FinishReason.LENGTH)
+                flows.begin(seq, next(streams), ticket, prompt_tokens=0 if choice else len(request.prompt))
         self.accepted += count
-        self._wake()
+        self.wake()
         return choices
 
     def require_room(self, choices: int = 1, tokens: int = 0) -> None:
@@ -250,10 +237,7 @@ class Engine:
             ticket.expired = Aborted()
             self.door.call(ticket)
             return ticket.reserved_choices
-        alive = [flow for flow in ticket.flows if flow.seq in self._flows]
-        for flow in alive:
-            self._end(flow, FinishReason.ABORT)
-        return len(alive)
+        return self._end(ticket, FinishReason.ABORT)
 
     def forget_prefixes(self, *, preempting: bool) -> tuple[int, int]:
         """Empty the prefix cache; return how many pages stood there, and how many sequences were preempted.
@@ -266,7 +250,7 @@ class Engine:
         pages = self._scheduler.forget_prefixes(
             lambda seq: self._prefix_root(seq.request, seq.adapter), preempting=preempting
         )
-        self._wake()
+        self.wake()
         return pages, self._scheduler.preemptions - before
 
     def expire(self, ticket: Ticket, error: RequestError) -> None:
@@ -274,9 +258,7 @@ class Engine:
         if not ticket.flows:
             ticket.expired = error
             self.door.call(ticket)
-        for flow in ticket.flows:
-            if flow.seq in self._flows:
-                self._end(flow, FinishReason.ERROR, error)
+        self._end(ticket, FinishReason.ERROR, error)
 
     def _reserve(self, choices: int, body_bytes: int) -> Ticket:
         tokens = body_bytes // BYTES_PER_TOKEN
@@ -292,9 +274,7 @@ class Engine:
         """The caller left. What it did not wait for ends here."""
         ticket.deadlines.cancel()
         self.door.unreserve(ticket)
-        for flow in ticket.flows:
-            if flow.seq in self._flows:
-                self._end(flow, None)
+        self._end(ticket, None)
         if ticket.flows:
             self._metrics.request_choices.observe(ticket.flows[0].seq.request.choices)
             self._metrics.request_longest_tokens.observe(max(flow.seq.generated for flow in ticket.flows))
@@ -302,6 +282,9 @@ class Engine:
         self.rest.look()
         if not self._tickets:
             self._empty.set()
+
+    def _end(self, ticket: Ticket, finish: FinishReason | None, error: Exception | None = None) -> int:
+        return 0 if self._flows is None else self._flows.end(ticket, finish, error)
 
     def _forget_adapter(self, adapter: Adapter) -> None:
         """Nobody uses an adapter any more: let go of its weights, the device's too."""
@@ -317,84 +300,23 @@ class Engine:
 
     # What the step loop tells
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """There may be something to plan."""
         if self.loop is not None:
             self.loop.wake()
-
-    def _planned(self, issued: Issued) -> None:
-        for seq in issued.plan.admitted:
-            flow = self._flows[seq]
-            if flow.started is None:
-                flow.started = issued.at
-                flow.ticket.deadlines.started()
-                self.door.queued_tokens -= flow.prompt_tokens
-                if flow.prompt_tokens:
-                    flow.ticket.cached_tokens += seq.prompt_cached or 0
-                self._measure.planned(flow)
 
     def _committed(self, issued: Issued, outcomes: list[Outcome]) -> None:
         self._steps += 1
         self._last_step, self._last_step_time = self.now(), time.time()
         assert self._scheduler is not None
+        assert self._flows is not None
         self._measure.committed(issued, self._scheduler, self._last_step)
         self._progress.took(self._last_step - issued.at)
-        self._fan_out.post(outcomes)
-
-    def _deliver(self, outcome: Outcome) -> None:
-        """Hand one sequence's news to its stream."""
-        seq = outcome.seq
-        flow = self._flows.get(seq)
-        if flow is None:
-            return  # its reader left, or it was ended, while this was on its way
-        if outcome.finish is FinishReason.ERROR:
-            if not isinstance(seq.failure, InfdError):
-                log.error("%s failed", seq, exc_info=seq.failure)
-            self._end(flow, FinishReason.ERROR, seq.failure)
-            return
-        now = self.now()
-        self._measure.delivered(flow, len(outcome.tokens), now)
-        flow.last = now
-        if flow.first is None:
-            flow.first = now
-        stream = flow.stream
-        before = stream.delivered
-        try:
-            stopped = stream.push(outcome.tokens, outcome.logprobs, outcome.finish, outcome.prompt_logprobs)
-        except Exception as error:
-            self._end(flow, FinishReason.ERROR, error)
-            raise
-        flow.ticket.generated_tokens += stream.delivered - before
-        if stopped or outcome.finish is not None:
-            self._end(flow, FinishReason.STOP if stopped else outcome.finish)
-        elif stream.too_much and self._scheduler is not None:
-            self._scheduler.hold(seq)  # it goes on when its reader has caught up
-
-    def _resume(self, ticket: Ticket) -> None:
-        """The reader of a ticket's choices has caught up."""
-        if self._scheduler is not None:
-            for flow in ticket.flows:
-                self._scheduler.resume(flow.seq)
-            self._wake()
-
-    def _end(self, flow: Flow, finish: FinishReason | None, error: BaseException | None = None) -> None:
-        """Give a choice its one terminal event. None: its reader has gone."""
-        del self._flows[flow.seq]
-        if flow.started is None:
-            self.door.queued_tokens -= flow.prompt_tokens
-        if finish is not None:  # its reader hears of it whatever happens below
-            failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
-            flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
-        self._measure.ended(flow, finish, self.now())
-        if self._scheduler is not None:
-            self._scheduler.remove(flow.seq, finish or FinishReason.ABORT, error)
-            self._wake()
-        if flow.seq.adapter is not None:
-            self.adapters.release(flow.seq.adapter)
-        self.rest.look()
+        self._flows.committed(outcomes)
 
     def _verify(self) -> None:
         """Check every page and row after work, once nobody waits for anything."""
-        if self._scheduler is None or self._flows or self._verified == self._steps:
+        if self._scheduler is None or self._in_flight or self._verified == self._steps:
             return
         self._verified = self._steps
         try:
@@ -419,7 +341,11 @@ class Engine:
     def unfinished(self) -> int:
         """How many choices have come in and not ended: in the scheduler, or still being prepared."""
         preparing = sum(t.reserved_choices for t in self._tickets.values() if not self.door.is_outside(t))
-        return len(self._flows) + preparing
+        return self._in_flight + preparing
+
+    @property
+    def _in_flight(self) -> int:
+        return 0 if self._flows is None else len(self._flows)
 
     @property
     def stuck(self) -> bool:

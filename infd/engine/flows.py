@@ -1,0 +1,135 @@
+"""Follow every choice from the queue to its one terminal event, and hand on what comes for it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from infd.engine.fanout import FanOut
+from infd.engine.ticket import Flow
+from infd.errors import InfdError, RequestFailed
+from infd.request import FinishReason
+
+if TYPE_CHECKING:
+    from infd.engine.engine import Engine
+    from infd.engine.loop import Issued
+    from infd.engine.measure import Measure
+    from infd.engine.stream import Stream
+    from infd.engine.ticket import Ticket
+    from infd.scheduler.scheduler import Outcome, Scheduler
+    from infd.scheduler.sequence import Sequence
+
+log = logging.getLogger("infd.engine")
+
+
+class Flows:
+    """All choices that have been queued and have not ended. Their number is its length."""
+
+    def __init__(self, engine: Engine, scheduler: Scheduler, measure: Measure) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._measure = measure
+        self._alive: dict[Sequence, Flow] = {}
+        self._fan_out = FanOut(self._deliver)
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def begin(self, seq: Sequence, stream: Stream, ticket: Ticket, *, prompt_tokens: int) -> None:
+        """Queue a choice. Its adapter is kept until its terminal event.
+
+        prompt_tokens  that it adds to those that wait: none where a sibling before it has the same prompt
+        """
+        engine = self._engine
+        flow = Flow(seq, stream, ticket, engine.now(), prompt_tokens)
+        self._scheduler.add(seq)
+        if seq.adapter is not None:
+            engine.adapters.keep(seq.adapter)
+        self._alive[seq] = flow
+        engine.door.queued_tokens += prompt_tokens
+        ticket.flows.append(flow)
+        ticket.prompt_tokens += prompt_tokens
+        if seq.idle:
+            self._end(flow, FinishReason.LENGTH)
+
+    def end(self, ticket: Ticket, finish: FinishReason | None, error: Exception | None = None) -> int:
+        """End those of a ticket's choices that have not ended; return how many. None: their reader has gone."""
+        alive = [flow for flow in ticket.flows if flow.seq in self._alive]
+        for flow in alive:
+            self._end(flow, finish, error)
+        return len(alive)
+
+    def fail_all(self, error: Exception) -> None:
+        """End every choice with one error event."""
+        for flow in list(self._alive.values()):
+            try:
+                self._end(flow, FinishReason.ERROR, error)
+            except Exception:  # the scheduler may be what failed; the next reader must hear of it all the same
+                log.exception("%s could not be removed", flow.seq)
+
+    def resume(self, ticket: Ticket) -> None:
+        """The reader of a ticket's choices has caught up."""
+        for flow in ticket.flows:
+            self._scheduler.resume(flow.seq)
+        self._engine.wake()
+
+    def planned(self, issued: Issued) -> None:
+        """A step was issued: who joins with it waits no longer."""
+        for seq in issued.plan.admitted:
+            flow = self._alive[seq]
+            if flow.started is None:
+                flow.started = issued.at
+                flow.ticket.deadlines.started()
+                self._engine.door.queued_tokens -= flow.prompt_tokens
+                if flow.prompt_tokens:
+                    flow.ticket.cached_tokens += seq.prompt_cached or 0
+                self._measure.planned(flow)
+
+    def committed(self, outcomes: list[Outcome]) -> None:
+        """A step was committed: hand on what it brought, as soon as nothing more urgent is to be done."""
+        self._fan_out.post(outcomes)
+
+    def _deliver(self, outcome: Outcome) -> None:
+        """Hand one sequence's news to its stream."""
+        seq = outcome.seq
+        flow = self._alive.get(seq)
+        if flow is None:
+            return  # its reader left, or it was ended, while this was on its way
+        if outcome.finish is FinishReason.ERROR:
+            if not isinstance(seq.failure, InfdError):
+                log.error("%s failed", seq, exc_info=seq.failure)
+            self._end(flow, FinishReason.ERROR, seq.failure)
+            return
+        now = self._engine.now()
+        self._measure.delivered(flow, len(outcome.tokens), now)
+        flow.last = now
+        if flow.first is None:
+            flow.first = now
+        stream = flow.stream
+        before = stream.delivered
+        try:
+            stopped = stream.push(outcome.tokens, outcome.logprobs, outcome.finish, outcome.prompt_logprobs)
+        except Exception as error:
+            self._end(flow, FinishReason.ERROR, error)
+            raise
+        flow.ticket.generated_tokens += stream.delivered - before
+        if stopped or outcome.finish is not None:
+            self._end(flow, FinishReason.STOP if stopped else outcome.finish)
+        elif stream.too_much:
+            self._scheduler.hold(seq)  # it goes on when its reader has caught up
+
+    def _end(self, flow: Flow, finish: FinishReason | None, error: BaseException | None = None) -> None:
+        """Give a choice its one terminal event. None: its reader has gone."""
+        engine, seq = self._engine, flow.seq
+        del self._alive[seq]
+        if flow.started is None:
+            engine.door.queued_tokens -= flow.prompt_tokens
+        if finish is not None:  # its reader hears of it whatever happens below
+            failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
+            flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
+        self._measure.ended(flow, finish, engine.now())
+        self._scheduler.remove(seq, finish or FinishReason.ABORT, error)
+        engine.wake()
+        if seq.adapter is not None:
+            engine.adapters.release(seq.adapter)
+        engine.rest.look()
