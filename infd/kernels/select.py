@@ -105,7 +105,7 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _reference("dense:Activation"),
         ),
         "draw": (_triton("draw:Draw"), _reference("drawing.draw:Draw")),
-        "lora": (_triton("lora:Lora"), _reference("lora:Lora")),
+        "lora": (_native("lora:Lora", *_FLOATS), _triton("lora:Lora"), _reference("lora:Lora")),
     }
 )
 

@@ -1,0 +1,61 @@
+"""Adapters by row, in C++: `native/lora.cpp`. One call a product, whatever the adapters in the step."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+
+from infd.kernels.cpu.library import INT, POINTER, Library
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from infd.kernels.ops import LowRank
+
+    Groups = Sequence[tuple[Tensor, LowRank]]
+
+
+class _Part(ctypes.Structure):
+    _fields_ = [("b", POINTER), ("ranks", INT), ("rank", INT), ("outputs", INT), ("output", INT)]
+
+
+class _Group(ctypes.Structure):
+    _fields_ = [
+        ("rows", POINTER),
+        ("count", INT),
+        ("a", POINTER),
+        ("ranks", INT),
+        ("parts", ctypes.POINTER(_Part)),
+        ("part_count", INT),
+    ]
+
+
+class Lora:
+    def __init__(self, library: Library | None = None) -> None:
+        self._add = (library or Library()).kernel(
+            "lora", INT, INT, POINTER, INT, POINTER, INT, INT, POINTER, POINTER, INT
+        )
+
+    def add(self, y: Tensor, x: Tensor, groups: Groups) -> None:
+        told = (_Group * len(groups))(*(_told(rows, low, low.a.shape[0]) for rows, low in groups))
+        x = x if x.stride(1) == 1 else x.contiguous()
+        half = x.dtype is torch.bfloat16
+        at = (y.data_ptr(), y.stride(0), x.data_ptr(), x.stride(0), x.shape[1])
+        self._add(half, y.dtype is torch.float32, *at, None, told, len(groups))
+
+    def add_rows(self, y: Tensor, tokens: Tensor, groups: Groups) -> None:
+        told = (_Group * len(groups))(*(_told(rows, low, low.a.shape[1]) for rows, low in groups))
+        half = groups[0][1].a.dtype is torch.bfloat16
+        at = (y.data_ptr(), y.stride(0), None, 0, 0)
+        self._add(half, y.dtype is torch.float32, *at, tokens.data_ptr(), told, len(groups))
+
+
+def _told(rows: Tensor, low: LowRank, ranks: int) -> _Group:
+    parts = (_Part * len(low.parts))(
+        *(_Part(part.b.data_ptr(), part.b.shape[1], part.rank, part.b.shape[0], part.output) for part in low.parts)
+    )
+    return _Group(rows.data_ptr(), len(rows), low.a.data_ptr(), ranks, parts, len(low.parts))

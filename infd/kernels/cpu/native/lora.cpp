@@ -1,0 +1,155 @@
+// Adapters by row: y += x A^T B^T for the rows that want them, as kernels/ops.py Lora says.
+//
+// A number is one chain of sums along the inputs, then one along the ranks, all in float, and rounded once: it does not
+// depend on what other rows there are, nor on the number of threads.
+
+#include "scratch.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t ENOUGH = 1 << 16;  // products that are worth waking other threads for
+constexpr int TILE = 4;              // rows, and ranks, of x A^T at a time
+
+// One module of a product: b [outputs, ranks], where its ranks begin in a, and where its outputs begin in y.
+struct Part {
+  const void* b;
+  int64_t ranks, rank, outputs, output;
+};
+
+// The rows of one adapter, and what it adds to them.
+struct Group {
+  const int64_t* rows;
+  int64_t count;
+  const void* a;  // [ranks, inputs]; a table's is [tokens, ranks]
+  int64_t ranks;
+  const Part* parts;
+  int64_t part_count;
+};
+
+// The dot product of each of ROWS rows of x with each of RANKS rows of a.
+template <int ROWS, int RANKS, class Number>
+void shrink(const Number* const* x, const Number* a, int64_t inputs, float* const* out) {
+  Vec sums[ROWS][RANKS];
+  for (int i = 0; i < ROWS; i++)
+    for (int j = 0; j < RANKS; j++) sums[i][j] = set(0);
+  int64_t k = 0;
+  for (; k + WIDTH <= inputs; k += WIDTH)
+    for (int j = 0; j < RANKS; j++) {
+      const Vec factor = load(a + j * inputs + k);
+      for (int i = 0; i < ROWS; i++) sums[i][j] = fma(load(x[i] + k), factor, sums[i][j]);
+    }
+  if (k < inputs)
+    for (int j = 0; j < RANKS; j++) {
+      const Vec factor = load_first(a + j * inputs + k, inputs - k);
+      for (int i = 0; i < ROWS; i++) sums[i][j] = fma(load_first(x[i] + k, inputs - k), factor, sums[i][j]);
+    }
+  for (int i = 0; i < ROWS; i++)
+    for (int j = 0; j < RANKS; j++) out[i][j] = sum(sums[i][j]);
+}
+
+template <int ROWS, class Number>
+void shrink_rows(const Number* const* x, const Number* a, int64_t ranks, int64_t inputs, float* const* out) {
+  float* at[ROWS];
+  int64_t rank = 0;
+  for (; rank + TILE <= ranks; rank += TILE) {
+    for (int i = 0; i < ROWS; i++) at[i] = out[i] + rank;
+    shrink<ROWS, TILE>(x, a + rank * inputs, inputs, at);
+  }
+  for (; rank < ranks; rank++) {
+    for (int i = 0; i < ROWS; i++) at[i] = out[i] + rank;
+    shrink<ROWS, 1>(x, a + rank * inputs, inputs, at);
+  }
+}
+
+// The dot product of one row of b with what a row of x was shrunk to, still spread over a vector.
+template <class Number>
+Vec product(const Number* b, const float* shrunk, int64_t ranks) {
+  Vec total = set(0);
+  int64_t j = 0;
+  for (; j + WIDTH <= ranks; j += WIDTH) total = fma(load(b + j), load(shrunk + j), total);
+  if (j < ranks) total = fma(load_first(b + j, ranks - j), load_first(shrunk + j, ranks - j), total);
+  return total;
+}
+
+// Add outputs [first, end) of a part to the rows of a group.
+template <class Number, class Out>
+void expand(const Group& group, const Part& part, const float* shrunk, Out* y, int64_t y_stride, int64_t first,
+            int64_t end) {
+  const Number* b = static_cast<const Number*>(part.b);
+  int64_t o = first;
+  for (; o + WIDTH <= end; o += WIDTH)
+    for (int64_t i = 0; i < group.count; i++) {
+      Vec products[WIDTH];
+      for (int lane = 0; lane < WIDTH; lane++)
+        products[lane] = product(b + (o + lane) * part.ranks, shrunk + i * group.ranks + part.rank, part.ranks);
+      Out* at = y + group.rows[i] * y_stride + part.output + o;
+      store(at, load(at) + sums_of(products));
+    }
+  // The sums of a vector and of WIDTH vectors need not round alike: the last ones are padded, not summed by themselves.
+  if (o < end)
+    for (int64_t i = 0; i < group.count; i++) {
+      Vec products[WIDTH];
+      for (int lane = 0; lane < WIDTH; lane++)
+        products[lane] = o + lane < end ? product(b + (o + lane) * part.ranks,
+                                                  shrunk + i * group.ranks + part.rank, part.ranks)
+                                        : set(0);
+      float sums[WIDTH];
+      store(sums, sums_of(products));
+      Out* at = y + group.rows[i] * y_stride + part.output + o;
+      for (int lane = 0; o + lane < end; lane++) set(at + lane, to_float(at[lane]) + sums[lane]);
+    }
+}
+
+template <class Number, class Out>
+void add(const Group& group, const Number* x, int64_t x_stride, int64_t inputs, const int64_t* tokens, Out* y,
+         int64_t y_stride) {
+  static thread_local Scratch scratch;
+  float* shrunk = reinterpret_cast<float*>(scratch.at_least(group.count * group.ranks * int64_t{sizeof(float)}));
+  const Number* a = static_cast<const Number*>(group.a);
+  const int64_t tiles = (group.count + TILE - 1) / TILE;
+#pragma omp parallel for if (group.count * group.ranks * inputs > ENOUGH && tiles > 1 && tokens == nullptr)
+  for (int64_t tile = 0; tile < tiles; tile++) {
+    const int64_t begin = tile * TILE, rows = group.count - begin < TILE ? group.count - begin : TILE;
+    const Number* from[TILE];
+    float* to[TILE];
+    for (int64_t i = 0; i < rows; i++) {
+      to[i] = shrunk + (begin + i) * group.ranks;
+      if (tokens != nullptr)
+        convert(a + tokens[group.rows[begin + i]] * group.ranks, to[i], group.ranks);
+      else
+        from[i] = x + group.rows[begin + i] * x_stride;
+    }
+    if (tokens != nullptr) continue;
+    if (rows == TILE)
+      shrink_rows<TILE>(from, a, group.ranks, inputs, to);
+    else
+      for (int64_t i = 0; i < rows; i++) shrink_rows<1>(from + i, a, group.ranks, inputs, to + i);
+  }
+  for (int64_t p = 0; p < group.part_count; p++) {
+    const Part& part = group.parts[p];
+    const int64_t block = 16 * WIDTH, blocks = (part.outputs + block - 1) / block;
+#pragma omp parallel for if (group.count * part.ranks * part.outputs > ENOUGH)
+    for (int64_t i = 0; i < blocks; i++) {
+      const int64_t end = (i + 1) * block < part.outputs ? (i + 1) * block : part.outputs;
+      expand<Number>(group, part, shrunk, y, y_stride, i * block, end);
+    }
+  }
+}
+
+}  // namespace
+
+// y [T, outputs] += what groups add, given x [T, inputs]; or, where tokens [T] are given, what their tables hold of them.
+// Rows of y and x are `stride` numbers apart. half: x and adapters are bfloat16, else float; wide: y is float all the same.
+INFD_KERNEL(lora)
+(int64_t half, int64_t wide, void* y, int64_t y_stride, const void* x, int64_t x_stride, int64_t inputs,
+ const int64_t* tokens, const Group* groups, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    if (!half)
+      add(groups[i], static_cast<const float*>(x), x_stride, inputs, tokens, static_cast<float*>(y), y_stride);
+    else if (wide)
+      add(groups[i], static_cast<const bf16*>(x), x_stride, inputs, tokens, static_cast<float*>(y), y_stride);
+    else
+      add(groups[i], static_cast<const bf16*>(x), x_stride, inputs, tokens, static_cast<bf16*>(y), y_stride);
+  }
+}
