@@ -124,21 +124,21 @@ class LocalExecutor:
         return "the model is not loaded" if self._parts is None else self._parts.residence.refusal
 
     async def sleep(self, level: int) -> int:
-        self._whole = False
-        return await self.between(lambda parts: parts.residence.sleep(level))
+        return await self._change(lambda loaded: loaded.residence.sleep(level))
 
     async def wake(self, parts: Collection[Part]) -> None:
         await self._change(lambda loaded: loaded.residence.wake(parts))
 
     async def load_weights(self, path: str) -> None:
-        self._whole = False
         await self._change(lambda loaded: loaded.residence.load(Path(path)))
 
-    async def _change(self, work: Callable[[Loaded], None]) -> None:
-        try:
-            await self.between(work)
-        finally:
-            self._whole = self.memory.whole
+    async def _change(self, work: Callable[[Loaded], R]) -> R:
+        """Have something done to memory; no step is taken before its end, even if nobody waits for that any more."""
+        self._whole = False
+        done = self.between(work)
+        await asyncio.wait([done])
+        self._whole = self.memory.whole
+        return done.result()
 
     async def read_adapter(self, path: str, root: str | None, room: int) -> HostWeights:
         assert self._parts is not None

@@ -427,3 +427,39 @@ async def test_what_can_wait_is_done_piece_by_piece_where_there_always_is_work(m
     for errand in range(1, 4):
         assert await runs.between(lambda loaded: settling.calls) == errand
     await runs.close()
+
+
+async def test_a_sleep_that_fails_leaves_a_device_that_works(monkeypatch):
+    def refuse(residence, level):
+        raise OSError("locked pages")
+
+    monkeypatch.setattr(Residence, "sleep", refuse)
+    runs = executor(FakeModel(), config())
+    await runs.load()
+    with pytest.raises(OSError, match="locked pages"):
+        await runs.sleep(1)
+    assert runs.memory.whole
+    assert (await runs.forward(start(0, [5, 6, 7], page=1)).sample()).accepted == [1]
+    await runs.close()
+
+
+async def test_no_step_is_taken_while_memory_changes_even_if_nobody_waits_for_it(monkeypatch):
+    arrived, released = threading.Event(), threading.Event()
+
+    def slow(residence, level):
+        arrived.set()
+        released.wait()
+        return 0
+
+    monkeypatch.setattr(Residence, "sleep", slow)
+    runs = executor(FakeModel(), config())
+    await runs.load()
+    sleeping = asyncio.create_task(runs.sleep(1))
+    await asyncio.to_thread(arrived.wait)
+    sleeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sleeping
+    with pytest.raises(RuntimeError, match="memory is given back"):
+        await runs.forward(start(0, [5, 6, 7], page=1)).sample()
+    released.set()
+    await runs.close()
