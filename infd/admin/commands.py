@@ -62,9 +62,8 @@ REFUSALS: Final = MappingProxyType(
 class Desk(Struct, frozen=True):
     """What the verbs act on.
 
-    model  the name under which it is served
-    drain  do what TERM does, without waiting for the end of it; harmless when repeated
-
+    model      the name under which it is served
+    drain      do what TERM does, without waiting for the end of it; harmless when repeated
     lora_root  the directory that holds what may be loaded as an adapter; empty: nothing may
     """
 
