@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch import Tensor
+
+    from infd.kernels.recipe import LayerRecipe
 
 
 class KeyValuePages(NamedTuple):
@@ -132,6 +134,34 @@ class Activation(Protocol):
         """Return gelu(x[..., :n]) * x[..., n:] for x [T, 2n], with the tanh approximation of gelu."""
 
 
+class Stacked(Protocol):
+    """Decoder layers, computed in one go."""
+
+    def __call__(self, x: Tensor, batch: LayersBatch) -> tuple[Tensor, Tensor]:
+        """Take the embeddings x [T, hidden], which are used up; return what models/decoder.py Block does.
+
+        That is, after the last layer: what is still to be added to the residual stream, and the stream.
+        """
+
+
+class LayersBatch(Protocol):
+    """What layers read of a step: models/base.py Batch."""
+
+    @property
+    def positions(self) -> Tensor: ...
+    @property
+    def attention(self) -> Sequence[AttentionPlan]: ...
+    @property
+    def cache(self) -> Sequence[KeyValuePages]: ...
+    @property
+    def beat(self) -> Callable[[], None]: ...
+
+
+class Stack(Protocol):
+    def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
+        """Return these layers as one, or None where each is to be computed by its own code."""
+
+
 class Drawing(NamedTuple):
     """Which rows of a step's logits choose at random, and how.
 
@@ -214,6 +244,7 @@ class Ops(Struct, frozen=True, kw_only=True):
     norm: Norm
     rope: Rope
     activation: Activation
+    stack: Stack
     draw: Draw
     lora: Lora
     selection: Sequence[Selected]

@@ -104,7 +104,8 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _triton("activation:Activation"),
             _reference("dense:Activation"),
         ),
-        "draw": (_triton("draw:Draw"), _reference("drawing.draw:Draw")),
+        "stack": (_native("stack:Stack", torch.bfloat16), _reference("dense:Stack")),
+        "draw": (_native("draw:Draw", *_FLOATS, torch.float16), _triton("draw:Draw"), _reference("drawing.draw:Draw")),
         "lora": (_native("lora:Lora", *_FLOATS), _triton("lora:Lora"), _reference("lora:Lora")),
     }
 )

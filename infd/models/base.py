@@ -9,7 +9,7 @@ from msgspec import Struct
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from infd.kernels.ops import AttentionPlan, KeyValuePages
     from infd.models.parameter import Parameter, Target
@@ -26,6 +26,10 @@ class Adapted(Protocol):
         """Add to rows of y [T, outputs] what their adapters' tables hold for tokens [T] int64, in place."""
 
 
+def _unwatched() -> None:
+    """Do what a beat does where nobody counts."""
+
+
 class Batch(Struct, kw_only=True):
     """One forward pass: T tokens, packed span after span, padded to at least 4.
 
@@ -37,6 +41,7 @@ class Batch(Struct, kw_only=True):
     positions: Tensor  # [T] int64
     attention: Sequence[AttentionPlan]  # by page group
     cache: Sequence[KeyValuePages]  # by layer
+    beat: Callable[[], None] = _unwatched  # to be called between layers: it counts, and raises where work must end
     adapters: Adapted | None = None
 
 

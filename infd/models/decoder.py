@@ -5,10 +5,12 @@ A family says how a block is put together; see `llama.py` for the plainest one.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from infd.kernels.recipe import LayerRecipe
 from infd.models.base import PageTensor
 from infd.models.layers.attention import page_groups
 from infd.models.layers.embedding import Embedding, Head
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.kernels.ops import Stacked
+    from infd.kernels.recipe import AttentionRecipe, GatedRecipe
     from infd.models.base import Adapted, Batch
+    from infd.models.layers.branch import Branch
     from infd.models.layers.norm import NoNorm
     from infd.models.parameter import Blueprint
     from infd.models.sizes import Sizes
@@ -34,9 +39,18 @@ class Block(Struct, frozen=True, kw_only=True):
     """One layer: attention, then the feed-forward part, each behind a norm and added to the residual stream."""
 
     input_norm: RMSNorm | NoNorm
-    attention: Callable[[Tensor, Batch], Tensor]
+    attention: Branch[AttentionRecipe]
     post_norm: RMSNorm | NoNorm
-    mlp: Callable[[Tensor, Batch], Tensor]
+    mlp: Branch[GatedRecipe]
+
+    def recipe(self) -> LayerRecipe | None:
+        """Return what the layer computes, told as data, or None where there are no words for it."""
+        attention, mlp = self.attention.recipe(), self.mlp.recipe()
+        if attention is None or mlp is None:
+            return None
+        return LayerRecipe(
+            input_norm=self.input_norm.recipe(), attention=attention, post_norm=self.post_norm.recipe(), mlp=mlp
+        )
 
     def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
         """Take what is still to be added to the stream, and the stream; return the same after this layer."""
@@ -73,6 +87,7 @@ class Decoder:
         self.parameters = blueprint.parameters
         self.targets = blueprint.targets
         self.unread = frozenset({f"{head}.weight"}) if sizes.tied else frozenset()
+        self._stack = blueprint.ops.stack
         self._kv_heads, self._head_size, self._dtype = sizes.kv_heads, sizes.head, blueprint.dtype
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
 
@@ -99,10 +114,20 @@ class Decoder:
 
     def forward(self, batch: Batch) -> Tensor:
         x: Tensor = self._embedding(batch.tokens, batch.adapters)
+        if self._stacked is not None and batch.adapters is None:
+            return self._norm.add(*self._stacked(x, batch))[0]
         residual: Tensor | None = None
         for block in self._blocks:
+            batch.beat()
             x, residual = block(x, residual, batch)
         return self._norm.add(x, residual)[0]
+
+    @cached_property
+    def _stacked(self) -> Stacked | None:
+        """All blocks as one, where kernels can compute them so. Adapters add between products: these go one by one."""
+        recipes = [block.recipe() for block in self._blocks]
+        told = [recipe for recipe in recipes if recipe is not None]
+        return self._stack.build(told) if len(told) == len(recipes) else None
 
     def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
         return self._head(hidden, adapters)

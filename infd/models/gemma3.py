@@ -11,7 +11,7 @@ from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.gemma2 import OFFSET, embedding_scale, refuse_encoders
 from infd.models.layers.attention import Attention
-from infd.models.layers.branch import then
+from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
 from infd.models.layers.rope import rope_table
@@ -60,9 +60,9 @@ class Gemma3(Decoder):
             )
             return Block(
                 input_norm=norm("input_layernorm"),
-                attention=then(attention, norm("post_attention_layernorm")),
+                attention=Then(attention, norm("post_attention_layernorm")),
                 post_norm=norm("pre_feedforward_layernorm"),
-                mlp=then(GatedMLP(blueprint, f"{name}.mlp", sizes), norm("post_feedforward_layernorm")),
+                mlp=Then(GatedMLP(blueprint, f"{name}.mlp", sizes), norm("post_feedforward_layernorm")),
             )
 
         super().__init__(

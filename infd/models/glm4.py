@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.layers.attention import Attention
-from infd.models.layers.branch import then
+from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
 from infd.models.layers.rope import rope_table
@@ -30,7 +30,7 @@ class Glm4(Decoder):
 
             return Block(
                 input_norm=norm("input_layernorm"),
-                attention=then(
+                attention=Then(
                     Attention(
                         blueprint,
                         f"{name}.self_attn",
@@ -44,7 +44,7 @@ class Glm4(Decoder):
                     norm("post_self_attn_layernorm"),
                 ),
                 post_norm=norm("post_attention_layernorm"),
-                mlp=then(GatedMLP(blueprint, f"{name}.mlp", sizes, fused=True), norm("post_mlp_layernorm")),
+                mlp=Then(GatedMLP(blueprint, f"{name}.mlp", sizes, fused=True), norm("post_mlp_layernorm")),
             )
 
         super().__init__(blueprint, sizes, [None] * sizes.layers, block)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.layers.attention import Attention
-from infd.models.layers.branch import then, times
+from infd.models.layers.branch import Then, Times
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
 from infd.models.layers.rope import rope_table
@@ -23,7 +23,7 @@ class Granite(Decoder):
         sizes = Sizes.read(settings)
         rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device)
         scale = settings.number("attention_multiplier", 1.0)
-        added = times(settings.number("residual_multiplier", 1.0))
+        added = Times(settings.number("residual_multiplier", 1.0))
         attention_bias = settings.boolean("attention_bias", False)
         mlp_bias = settings.boolean("mlp_bias", False)
 
@@ -41,9 +41,9 @@ class Granite(Decoder):
             )
             return Block(
                 input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", sizes.hidden, sizes.norm_eps),
-                attention=then(attention, added),
+                attention=Then(attention, added),
                 post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", sizes.hidden, sizes.norm_eps),
-                mlp=then(GatedMLP(blueprint, f"{name}.mlp", sizes, bias=mlp_bias), added),
+                mlp=Then(GatedMLP(blueprint, f"{name}.mlp", sizes, bias=mlp_bias), added),
             )
 
         super().__init__(

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.layers.attention import Attention
-from infd.models.layers.branch import then
+from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
-from infd.models.layers.norm import NoNorm, RMSNorm
+from infd.models.layers.norm import NoNorm, OverAllHeads, RMSNorm
 from infd.models.layers.rope import rope_table
 from infd.models.sizes import Sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
     from infd.models.config import Settings
     from infd.models.parameter import Blueprint
 
@@ -41,21 +37,14 @@ class Olmo2(Decoder):
                 rope=rope,
                 qkv_bias=bias,
                 output_bias=bias,
-                q_norm=_over_all_heads(norm("self_attn.q_norm", sizes.heads * sizes.head)),
-                k_norm=_over_all_heads(norm("self_attn.k_norm", sizes.kv_heads * sizes.head)),
+                q_norm=OverAllHeads(norm("self_attn.q_norm", sizes.heads * sizes.head)),
+                k_norm=OverAllHeads(norm("self_attn.k_norm", sizes.kv_heads * sizes.head)),
             )
             return Block(
                 input_norm=NoNorm(),
-                attention=then(attention, norm("post_attention_layernorm")),
+                attention=Then(attention, norm("post_attention_layernorm")),
                 post_norm=NoNorm(),
-                mlp=then(GatedMLP(blueprint, f"{name}.mlp", sizes), norm("post_feedforward_layernorm")),
+                mlp=Then(GatedMLP(blueprint, f"{name}.mlp", sizes), norm("post_feedforward_layernorm")),
             )
 
         super().__init__(blueprint, sizes, [None] * sizes.layers, block)
-
-
-def _over_all_heads(norm: RMSNorm) -> Callable[[Tensor], Tensor]:
-    def whole(x: Tensor) -> Tensor:
-        return norm(x.flatten(1)).view(x.shape)
-
-    return whole

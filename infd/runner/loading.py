@@ -24,7 +24,6 @@ from infd.runner import stepsize
 from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import allocate, size_cache
 from infd.runner.memory import Arena, available_bytes
-from infd.runner.pulse import Beating
 from infd.runner.residence import Residence
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
@@ -190,7 +189,7 @@ def assemble(
         raise OutOfMemory(f"{error}; lower cache.bytes (--kv-cache-bytes)") from error
     runner = Runner(
         model,
-        Beating(attention, pulse),
+        attention,
         draw,
         Rows(
             rows=rows,

@@ -6,15 +6,6 @@ two pieces of a checkpoint.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from msgspec import Struct
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from infd.kernels.ops import Attention, AttentionBatch, AttentionPlan, KeyValuePages
-
 
 class Stopped(BaseException):
     """The device thread is to end now. No handler of errors has any business with it."""
@@ -36,25 +27,3 @@ class Pulse:
     def stop(self) -> None:
         """Let the next beat raise; safe from any thread."""
         self._stopped = True
-
-
-class Beating(Struct, frozen=True):
-    """An attention family that beats once per layer: every layer that keeps a cache passes here."""
-
-    attention: Attention
-    pulse: Pulse
-
-    def prepare(self, batch: AttentionBatch) -> AttentionPlan:
-        return BeatingPlan(self.attention.prepare(batch), self.pulse)
-
-
-class BeatingPlan(Struct, frozen=True):
-    plan: AttentionPlan
-    pulse: Pulse
-
-    def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
-        self.plan.write(k, v, pages)
-
-    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float, softcap: float | None = None) -> Tensor:
-        self.pulse.beat()
-        return self.plan.run(q, pages, scale=scale, softcap=softcap)

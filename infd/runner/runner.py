@@ -102,6 +102,7 @@ class Runner:
         self._rows.stage(plan.joins, plan.grants)
         forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
         gathered = gather(plan.spans, self._rows, self._layout, self._cache, self._attention, self._adapters)
+        gathered.batch.beat = self._pulse.beat
         hidden = self._model.forward(gathered.batch)
         if forwarded.sampling:
             wanting = [plan.spans[i] for i in forwarded.sampling]

@@ -18,7 +18,7 @@ from infd.weights.load import load
 from tests.kernels.paging import CPU, PagedSpan, attention_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -80,8 +80,10 @@ class Driver:
         seed: int = 0,
         device: torch.device = CPU,
         adapters: DeviceSlots | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
+        self.beat = beat
         self.adapters = adapters
         self.device = device
         self.ops = ops or select(device, torch.float32)
@@ -135,6 +137,7 @@ class Driver:
             positions=torch.tensor(positions + [0] * padding, device=self.device),
             attention=plans,
             cache=self._cache,
+            beat=self.beat,
             adapters=adapted,
         )
         with torch.inference_mode():

@@ -68,12 +68,16 @@ class PagedAttention:
 
 
 class Plan:
-    """One step of one page group. Lengths are read from `batch.start`, the truth; the host's bounds are not needed."""
+    """One step of one page group.
+
+    Lengths are read from `batch.start`, the truth; the host's bounds are not needed. `step` and `slots` are for
+    `stack.py` too.
+    """
 
     def __init__(self, batch: AttentionBatch, attend: Callable[..., None], write: Callable[..., None]) -> None:
         offsets = np.array(batch.offsets, dtype=np.int64)
         self._held = (offsets, batch.start, batch.table)  # what the step points to
-        self._slots, self._page_tokens = batch.slots, batch.page_tokens
+        self.slots, self._page_tokens = batch.slots, batch.page_tokens
         self.step = Step(
             tokens=len(batch.slots),
             spans=len(batch.counts),
@@ -93,7 +97,7 @@ class Plan:
             self._put(
                 cache.data_ptr(),
                 rows.data_ptr(),
-                self._slots.data_ptr(),
+                self.slots.data_ptr(),
                 tokens,
                 heads,
                 self._page_tokens,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.kernels.cpu.library import INT, POINTER, Library
+from infd.kernels.cpu.product import Product, product
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +71,9 @@ class Packed:
             wide,
         )
         return out
+
+    def product(self, kept: Tensor, bias: Tensor | None) -> Product:
+        return product(self._kernels.linear, kept, bias, self._outputs, self._inputs)
 
     def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
         tokens = tokens.contiguous()

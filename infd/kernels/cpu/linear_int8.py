@@ -13,6 +13,7 @@ import torch
 
 from infd.kernels.cpu.library import INT, POINTER, Library
 from infd.kernels.cpu.linear import PANEL
+from infd.kernels.cpu.product import Product, product
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,8 @@ class Matrices:
         self.linear = library.kernel(
             "linear_int8", INT, POINTER, INT, INT, POINTER, INT, INT, POINTER, POINTER, INT, INT
         )
+
+        self.linear_half = library.kernel("linear_int8_half")
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Packed:
         assert dtype in (torch.bfloat16, torch.float32)
@@ -77,6 +80,10 @@ class Packed:
             out.dtype is torch.float32,
         )
         return out
+
+    def product(self, kept: Tensor, bias: Tensor | None) -> Product:
+        assert self._activations is torch.bfloat16  # a stack's numbers are
+        return product(self._kernels.linear_half, kept, bias, self._outputs, self._inputs)
 
     def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
         tokens = tokens.contiguous()

@@ -9,7 +9,11 @@ from msgspec import Struct
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
+
+    from infd.kernels.recipe import LayerRecipe
 
 
 class Plain(Struct, frozen=True):
@@ -64,6 +68,13 @@ class Rope:
         first, second = pairs.unbind(axis)
         turned = torch.stack((first * cos - second * sin, second * cos + first * sin), axis).flatten(-2).to(x.dtype)
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+class Stack:
+    """Layer by layer: each by its own code."""
+
+    def build(self, layers: Sequence[LayerRecipe]) -> None:
+        return None
 
 
 class Activation:

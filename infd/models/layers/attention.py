@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from infd.kernels.recipe import AttentionRecipe
 from infd.models.layers.linear import Linear
 from infd.scheduler.layout import PageGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from infd.models.base import Batch
+    from infd.models.layers.norm import OverAllHeads, RMSNorm
     from infd.models.parameter import Blueprint
     from infd.models.sizes import Sizes
 
@@ -37,8 +39,8 @@ class Attention:
         qkv_bias: bool = False,
         output_bias: bool = False,
         fused: bool = False,
-        q_norm: Callable[[Tensor], Tensor] | None = None,
-        k_norm: Callable[[Tensor], Tensor] | None = None,
+        q_norm: RMSNorm | OverAllHeads | None = None,
+        k_norm: RMSNorm | OverAllHeads | None = None,
     ) -> None:
         """Declare the projections.
 
@@ -63,6 +65,23 @@ class Attention:
             blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, sizes.hidden, bias=qkv_bias
         )
         self._output = Linear(blueprint, {f"{name}.o_proj": sizes.hidden}, q_size, bias=output_bias)
+
+    def recipe(self) -> AttentionRecipe:
+        return AttentionRecipe(
+            layer=self._layer,
+            group=self._group,
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            head_size=self._head_size,
+            qkv=self._qkv.recipe(),
+            q_norm=None if self._q_norm is None else self._q_norm.recipe(),
+            k_norm=None if self._k_norm is None else self._k_norm.recipe(),
+            rope=self._rope,
+            interleaved=self._interleaved,
+            scale=self._scale,
+            softcap=self._softcap,
+            output=self._output.recipe(),
+        )
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """Return [T, hidden] of x [T, hidden], having put the keys and values of x into the cache."""

@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
-P = ParamSpec("P")
+    from infd.kernels.recipe import AttentionRecipe, GatedRecipe, NormRecipe
+    from infd.models.base import Batch
+
+R_co = TypeVar("R_co", bound="AttentionRecipe | GatedRecipe", covariant=True)
 
 
-def then(branch: Callable[P, Tensor], last: Callable[[Tensor], Tensor]) -> Callable[P, Tensor]:
-    """Return the branch with one more step at its end, such as a norm."""
+class Branch(Protocol[R_co]):
+    """Attention or the feed-forward part."""
 
-    def both(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        return last(branch(*args, **kwargs))
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor: ...
 
-    return both
+    def recipe(self) -> R_co | None:
+        """Return what it computes, told as data, or None where there are no words for it."""
 
 
-def times(factor: float) -> Callable[[Tensor], Tensor]:
-    def multiply(x: Tensor) -> Tensor:
-        return x * factor
+class Last(Protocol):
+    def __call__(self, x: Tensor) -> Tensor: ...
 
-    return multiply
+    def recipe(self) -> NormRecipe | float: ...
+
+
+class Then(Generic[R_co]):
+    """A branch with one more step at its end, such as a norm."""
+
+    def __init__(self, branch: Branch[R_co], last: Last) -> None:
+        self._branch: Branch[R_co] = branch
+        self._last = last
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        return self._last(self._branch(x, batch))
+
+    def recipe(self) -> R_co | None:
+        told = self._branch.recipe()
+        return None if told is None else replace(told, last=self._last.recipe())
+
+
+class Times:
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self._factor
+
+    def recipe(self) -> float:
+        return self._factor

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from infd.kernels.recipe import ProductRecipe
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -26,6 +28,10 @@ class Linear:
         self._weight = blueprint.matrix(weights, inputs, blueprint.ops.linear)
         self._bias = blueprint.declare({f"{name}.bias": rows for name, rows in modules.items()}) if bias else None
         self._target = blueprint.adaptable(modules, inputs)
+
+    def recipe(self) -> ProductRecipe:
+        bias = None if self._bias is None else self._bias.tensor
+        return ProductRecipe(self._weight.form, self._weight.tensor, bias)
 
     def __call__(self, x: Tensor, adapters: Adapted | None) -> Tensor:
         """Return [T, sum of outputs] of x [T, inputs]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from infd.kernels.recipe import GatedRecipe
 from infd.models.layers.linear import Linear
 
 if TYPE_CHECKING:
@@ -20,12 +21,16 @@ class GatedMLP:
     ) -> None:
         """Declare the projections. `fused`: the checkpoint too holds gate and up as one."""
         family = blueprint.ops.activation
+        self._activated = sizes.activation
         self._activation = {"silu": family.silu_mul, "gelu_pytorch_tanh": family.gelu_tanh_mul}[sizes.activation]
         outputs = {"gate_up_proj": 2 * sizes.inner} if fused else {"gate_proj": sizes.inner, "up_proj": sizes.inner}
         self._gate_up = Linear(
             blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, sizes.hidden, bias=bias
         )
         self._down = Linear(blueprint, {f"{name}.down_proj": sizes.hidden}, sizes.inner, bias=bias)
+
+    def recipe(self) -> GatedRecipe:
+        return GatedRecipe(gate_up=self._gate_up.recipe(), activation=self._activated, down=self._down.recipe())
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         return self._down(self._activation(self._gate_up(x, batch.adapters)), batch.adapters)

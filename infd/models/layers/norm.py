@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from infd.kernels.recipe import NormRecipe
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -20,6 +22,9 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return self._norm.rms_norm(x, self._weight.tensor, self._eps, self._offset)
 
+    def recipe(self) -> NormRecipe:
+        return NormRecipe(self._weight.tensor, self._eps, self._offset)
+
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream, which it starts where there is none. Return (the stream normed, the stream)."""
         if residual is None:
@@ -27,8 +32,22 @@ class RMSNorm:
         return self._norm.add_rms_norm(x, residual, self._weight.tensor, self._eps, self._offset)
 
 
+class OverAllHeads:
+    """A norm of heads [T, H, D] that takes all of a token's heads as one."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        self._norm = norm
+        self.recipe = norm.recipe
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._norm(x.flatten(1)).view(x.shape)
+
+
 class NoNorm:
     """Stands where a family reads the residual stream as it is."""
+
+    def recipe(self) -> None:
+        return None
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream, which it starts where there is none. Return the stream, twice."""

@@ -45,6 +45,7 @@ def attend(
     Windows and causality are the plan's; `survey.py` has seen to it that the layer asks for the same.
     """
     layer: Any = module.layer_idx
+    infd_step.batch.beat()
     plan, pages = infd_step.batch.attention[infd_step.group_of[layer]], infd_step.batch.cache[layer]
     width, narrower = query.shape[-1], value.shape[-1]
     if narrower < width:  # pages hold keys and values of one size; zeros behind a value come out as zeros

@@ -139,11 +139,19 @@ void multiply(Units a, Units b, Matrix<float> c, int64_t rows, int64_t columns, 
     multiply_columns<Form, 1>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
 }
 
+// Rows that will be read next, fetched into the L2 cache little by little while others are computed with.
 template <class Number>
-inline void prefetch(const Number* p, int64_t count) {
-  const char* byte = reinterpret_cast<const char*>(p);
-  for (int64_t at = 0; at < count * int64_t{sizeof(Number)}; at += 64) _mm_prefetch(byte + at, _MM_HINT_T0);
-}
+struct Ahead {
+  const Number* const* rows;
+  int64_t count;
+
+  void fetch(int64_t first, int64_t rows_now, int64_t size) const {
+    for (int64_t i = first; i < first + rows_now && i < count; i++) {
+      const char* row = reinterpret_cast<const char*>(rows[i]);
+      for (int64_t at = 0; at < size * int64_t{sizeof(Number)}; at += 64) _mm_prefetch(row + at, _MM_HINT_T1);
+    }
+  }
+};
 
 // Where the keys and values of one block lie. Behind the last one it stands again: what is padded is finite.
 template <class Cached>
@@ -173,6 +181,7 @@ template <class Number, class Form>
 void place_keys(const Rows<Number>& rows, const Rows<Number>& next, int64_t size, Units out, Matrix<float> spare) {
   const int64_t steps = size / Form::PER_UNIT;
   for (int64_t first = 0; first < rows.padded(); first += WIDTH) {
+    Ahead<Number>{next.k, next.count}.fetch(first, WIDTH, size);
     const uint32_t* lines[WIDTH];
     for (int i = 0; i < WIDTH; i++) {
       if constexpr (sizeof(Number) * Form::PER_UNIT == 4) {
@@ -181,7 +190,6 @@ void place_keys(const Rows<Number>& rows, const Rows<Number>& next, int64_t size
         convert(rows.k[first + i], spare.row(i), size);
         lines[i] = reinterpret_cast<const uint32_t*>(spare.row(i));
       }
-      if (first + i < next.count) prefetch(next.k[first + i], size);
     }
     int64_t step = 0;
     for (; step + WIDTH <= steps; step += WIDTH) transpose(lines, step, out.row(step) + first, out.pitch);
@@ -198,7 +206,7 @@ void place_values(const Rows<Number>& rows, const Rows<Number>& next, int64_t si
     int64_t d = 0;
     for (; d + WIDTH <= size; d += WIDTH) store(line + d, Form::across(rows.v + i, d));
     if (d < size) store(line + d, Form::across_first(rows.v + i, d, size - d));
-    for (int64_t n = i; n < i + Form::PER_UNIT && n < next.count; n++) prefetch(next.v[n], size);
+    Ahead<Number>{next.v, next.count}.fetch(i, Form::PER_UNIT, size);
   }
 }
 
@@ -228,19 +236,23 @@ void score_group(Units a, const Number* const* keys, int64_t size, float* scores
 }
 
 template <class Number, class Form, int R>
-void score_rows(Units a, const Rows<Number>& block, int64_t size, Matrix<float> scores) {
-  for (int64_t first = 0; first < block.padded(); first += WIDTH / R)
+void score_rows(Units a, const Rows<Number>& block, const Ahead<Number>& ahead, int64_t size, Matrix<float> scores) {
+  for (int64_t first = 0; first < block.padded(); first += WIDTH / R) {
+    ahead.fetch(first, WIDTH / R, size);
     score_group<Number, Form, R>(a, block.k + first, size, scores.at + first, scores.pitch);
+  }
 }
 
 // sums [R, V vectors] from number d on += weights [R, block in units] times the values.
 template <class Number, class Form, int R, int V>
-void weigh_columns(Units weights, const Rows<Number>& block, int64_t d, int64_t size, Matrix<float> sums) {
+void weigh_columns(Units weights, const Rows<Number>& block, const Ahead<Number>& ahead, int64_t d, int64_t size,
+                   Matrix<float> sums) {
   Vec kept[R][V];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++) kept[r][v] = load(sums.row(r) + d + v * WIDTH);
   const bool whole = d + V * WIDTH <= size;
   for (int64_t i = 0; i < block.count; i += Form::PER_UNIT) {
+    if (d == 0) ahead.fetch(i, Form::PER_UNIT, size);
     Vec values[V];
     for (int v = 0; v < V; v++) {
       const int64_t at = d + v * WIDTH;
@@ -256,11 +268,12 @@ void weigh_columns(Units weights, const Rows<Number>& block, int64_t d, int64_t 
 }
 
 template <class Number, class Form, int R>
-void weigh_rows(Units weights, const Rows<Number>& block, int64_t size, Matrix<float> sums) {
+void weigh_rows(Units weights, const Rows<Number>& block, const Ahead<Number>& ahead, int64_t size, Matrix<float> sums) {
   constexpr int MOST = WIDTH == 16 ? 4 : 2;
   int64_t d = 0;
-  for (; d + MOST * WIDTH <= size; d += MOST * WIDTH) weigh_columns<Number, Form, R, MOST>(weights, block, d, size, sums);
-  for (; d < size; d += WIDTH) weigh_columns<Number, Form, R, 1>(weights, block, d, size, sums);
+  for (; d + MOST * WIDTH <= size; d += MOST * WIDTH)
+    weigh_columns<Number, Form, R, MOST>(weights, block, ahead, d, size, sums);
+  for (; d < size; d += WIDTH) weigh_columns<Number, Form, R, 1>(weights, block, ahead, d, size, sums);
 }
 
 // Call `act` for groups of 4, 2 and 1 rows, with their number as a constant and the first of them.
@@ -402,9 +415,9 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, const Piece&
     const int64_t padded = block.padded();
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
-        score_rows<Number, Form, group.value>(bench.queries.from(row), block, size, bench.scores.from(row));
+        const Ahead<Number> ahead{next.k, row == 0 ? next.count : 0};
+        score_rows<Number, Form, group.value>(bench.queries.from(row), block, ahead, size, bench.scores.from(row));
       });
-      for (int64_t i = 0; i < next.count; i++) prefetch(next.k[i], size);
     } else {
       place_keys<Number, Form>(block, next, size, bench.keys, bench.spare);
       for (int64_t row = 0; row < rows; row++) memset(bench.scores.row(row), 0, padded * sizeof(float));
@@ -420,9 +433,9 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, const Piece&
     }
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
-        weigh_rows<Number, Form, group.value>(bench.weights.from(row), block, size, bench.sums.from(row));
+        const Ahead<Number> ahead{next.v, row == 0 ? next.count : 0};
+        weigh_rows<Number, Form, group.value>(bench.weights.from(row), block, ahead, size, bench.sums.from(row));
       });
-      for (int64_t i = 0; i < next.count; i++) prefetch(next.v[i], size);
     } else {
       place_values<Number, Form>(block, next, size, bench.values);
       const int64_t steps = (block.count + Form::PER_UNIT - 1) / Form::PER_UNIT;

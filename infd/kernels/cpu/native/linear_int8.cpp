@@ -116,3 +116,11 @@ INFD_KERNEL(linear_int8)
   else
     multiply_int8(static_cast<const float*>(x), x_stride, inputs, product);
 }
+
+// The same of bfloat16, told what `linear` is told: for stack.cpp.
+INFD_KERNEL(linear_int8_half)
+(const void* x, int64_t x_stride, int64_t rows, const void* weights, int64_t outputs, int64_t inputs, const void* bias,
+ void* out, int64_t out_stride, int64_t wide) {
+  INFD_JOIN(INFD_ISA, linear_int8)
+  (1, x, x_stride, rows, static_cast<const uint32_t*>(weights), outputs, inputs, bias, out, out_stride, wide);
+}

@@ -32,6 +32,14 @@ void add(const Number* x, const Number* residual, Number* stream, int64_t size) 
   for (; i < size; i++) set(stream + i, to_float(x[i]) + to_float(residual[i]));
 }
 
+// x *= factor
+template <class Number>
+void scale(Number* x, float factor, int64_t size) {
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) store(x + i, load(x + i) * set(factor));
+  for (; i < size; i++) set(x + i, to_float(x[i]) * factor);
+}
+
 // Rotates the first `turned` numbers of a head by the angles of a position: cosines, then sines, half as many each.
 struct Rotation {
   int64_t turned;

@@ -1,0 +1,47 @@
+"""Choosing tokens at random in C++, without sorting a vocabulary: `native/draw.cpp`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from infd.kernels.cpu.library import INT, POINTER, Library
+from infd.kernels.reference.drawing import noise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.kernels.ops import Drawing
+
+
+class Draw:
+    """The draw family."""
+
+    def __init__(self, library: Library | None = None) -> None:
+        self._draw = (library or Library()).kernel("draw", POINTER, INT, INT, POINTER, INT, *(POINTER,) * 8)
+        self._hashed = torch.empty(0, dtype=torch.int32)  # of all tokens of the vocabulary last seen
+
+    def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
+        assert logits.dtype is torch.float32
+        assert logits.stride(1) == 1
+        count, vocabulary = len(drawing.rows), logits.shape[1]
+        if len(self._hashed) != vocabulary:
+            self._hashed = noise.token_hash(torch.arange(vocabulary))
+        limits = (drawing.top_k, drawing.top_p, drawing.min_p)
+        if not truncated:
+            limits = (drawing.top_k.new_zeros(count), drawing.top_p.new_ones(count), drawing.min_p.new_zeros(count))
+        keys = noise.row_keys(drawing.seed[:, 0], drawing.seed[:, 1], drawing.position)
+        asked = [each.contiguous() for each in (drawing.largest, drawing.temperature, *limits, keys)]
+        rows, tokens = drawing.rows.contiguous(), torch.empty(count, dtype=torch.int64)
+        self._draw(
+            logits.data_ptr(),
+            logits.stride(0),
+            vocabulary,
+            rows.data_ptr(),
+            count,
+            *(each.data_ptr() for each in asked),
+            self._hashed.data_ptr(),
+            tokens.data_ptr(),
+        )
+        return tokens

@@ -1,0 +1,144 @@
+// Decoder layers one after the other, without the interpreter in between.
+//
+// The same kernels in the same order as models/layers, and so the same numbers, bit for bit. One thing is done in one go
+// that is several there: heads are normed, rotated and put into the cache while they are at hand.
+
+#include "stack.h"
+
+#include "scratch.h"
+#include "tokens.h"
+
+INFD_KERNEL(attention)(const AttentionStep* step, const AttentionLayer* layer);
+INFD_KERNEL(rms_norm)
+(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size, const void* weight,
+ float eps, float offset);
+INFD_KERNEL(add_rms_norm)
+(int64_t half, const void* x, const void* residual, void* stream, void* out, int64_t tokens, int64_t size,
+ const void* weight, float eps, float offset);
+INFD_KERNEL(silu_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
+INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size);
+
+#define INFD_HERE(name) INFD_JOIN(INFD_ISA, name)
+
+namespace {
+
+constexpr int64_t ENOUGH = 1 << 14;  // numbers that are worth waking other threads for
+
+// Where the layers of a step keep what they pass on.
+struct Workspace {
+  bf16 *normed, *qkv, *attended, *gate_up, *gated;
+
+  Workspace(Carver& carver, const StackLayer* layers, int64_t count, const StackStep& step) {
+    int64_t qkv_size = 0, attended_size = 0, gate_up_size = 0, gated_size = 0;
+    for (const StackLayer* layer = layers; layer < layers + count; layer++) {
+      qkv_size = larger(qkv_size, layer->qkv.outputs);
+      attended_size = larger(attended_size, layer->output.inputs);
+      gate_up_size = larger(gate_up_size, layer->gate_up.outputs);
+      gated_size = larger(gated_size, layer->down.inputs);
+    }
+    normed = carver.take<bf16>(step.tokens * step.hidden);
+    qkv = carver.take<bf16>(step.tokens * qkv_size);
+    attended = carver.take<bf16>(step.tokens * attended_size);
+    gate_up = carver.take<bf16>(step.tokens * gate_up_size);
+    gated = carver.take<bf16>(step.tokens * gated_size);
+  }
+
+  static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+};
+
+void multiply(const StackProduct& product, const bf16* x, bf16* out, int64_t tokens) {
+  product.multiply(x, product.inputs, tokens, product.weights, product.outputs, product.inputs, product.bias, out,
+                   product.outputs, 0);
+}
+
+// Add x to the stream, or start it; return the stream normed, which stands in `normed`, or is the stream itself.
+const bf16* enter(const StackNorm& norm, const bf16* x, bf16* stream, bool starts, bf16* normed, const StackStep& step) {
+  const int64_t tokens = step.tokens, size = step.hidden;
+  if (starts) {
+    memcpy(stream, x, tokens * size * sizeof(bf16));
+    if (norm.weight == nullptr) return stream;
+    INFD_HERE(rms_norm)(1, stream, size, normed, tokens, 1, size, norm.weight, norm.eps, norm.offset);
+    return normed;
+  }
+  if (norm.weight == nullptr) {
+#pragma omp parallel for if (tokens * size > ENOUGH)
+    for (int64_t t = 0; t < tokens; t++) add(x + t * size, stream + t * size, stream + t * size, size);
+    return stream;
+  }
+  INFD_HERE(add_rms_norm)(1, x, stream, stream, normed, tokens, size, norm.weight, norm.eps, norm.offset);
+  return normed;
+}
+
+void finish(const StackLast& last, bf16* x, const StackStep& step) {
+  const int64_t size = step.hidden;
+  if (last.norm.weight != nullptr)
+    INFD_HERE(rms_norm)(1, x, size, x, step.tokens, 1, size, last.norm.weight, last.norm.eps, last.norm.offset);
+  if (last.factor != 1) {
+#pragma omp parallel for if (step.tokens * size > ENOUGH)
+    for (int64_t t = 0; t < step.tokens; t++) scale(x + t * size, last.factor, size);
+  }
+}
+
+// Norm heads in place: each, or all as one.
+void norm_heads(const StackNorm& norm, bf16* heads, int64_t count, int64_t size) {
+  if (norm.weight == nullptr) return;
+  const Norm<bf16> apply{static_cast<const bf16*>(norm.weight), norm.eps, norm.offset};
+  const int64_t width = norm.size == size ? size : count * size;
+  for (bf16* head = heads; head < heads + count * size; head += width) apply(head, head, width);
+}
+
+// Make q, k and v ready: norms, rotations, k and v in the cache; q stays where it is.
+void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
+  const int64_t size = layer.size, page_tokens = step.groups[layer.group]->page_tokens;
+  const int64_t* slots = step.slots[layer.group];
+  const Rotation rotate{layer.turned, layer.interleaved != 0};
+#pragma omp parallel for if (step.tokens * layer.qkv.outputs > ENOUGH)
+  for (int64_t t = 0; t < step.tokens; t++) {
+    bf16* q = qkv + t * layer.qkv.outputs;
+    bf16* k = q + layer.heads * size;
+    const bf16* v = k + layer.kv_heads * size;
+    const float* angles = layer.rope + step.positions[t] * layer.turned;
+    norm_heads(layer.q_norm, q, layer.heads, size);
+    norm_heads(layer.k_norm, k, layer.kv_heads, size);
+    for (int64_t head = 0; head < layer.heads; head++) rotate(q + head * size, angles, q + head * size, size);
+    const int64_t page = slots[t] / page_tokens, offset = slots[t] % page_tokens;
+    for (int64_t head = 0; head < layer.kv_heads; head++) {
+      const int64_t at = ((page * layer.kv_heads + head) * page_tokens + offset) * size;
+      rotate(k + head * size, angles, static_cast<bf16*>(layer.k) + at, size);
+      memcpy(static_cast<bf16*>(layer.v) + at, v + head * size, size * sizeof(bf16));
+    }
+  }
+}
+
+void compute(const StackLayer& layer, const StackStep& step, const Workspace& space, bf16* x, bf16* stream, bool starts) {
+  const bf16* input = enter(layer.input_norm, x, stream, starts, space.normed, step);
+  multiply(layer.qkv, input, space.qkv, step.tokens);
+  place_heads(layer, step, space.qkv);
+  const AttentionLayer attention{1,       layer.heads, layer.kv_heads, layer.size,     space.qkv,   layer.qkv.outputs,
+                                 layer.k, layer.v,     space.attended, layer.scale, layer.softcap};
+  INFD_HERE(attention)(step.groups[layer.group], &attention);
+  multiply(layer.output, space.attended, x, step.tokens);
+  finish(layer.attention_last, x, step);
+
+  input = enter(layer.post_norm, x, stream, false, space.normed, step);
+  multiply(layer.gate_up, input, space.gate_up, step.tokens);
+  const auto gate = layer.gelu ? INFD_HERE(gelu_tanh_mul) : INFD_HERE(silu_mul);
+  gate(1, space.gate_up, layer.gate_up.outputs, space.gated, step.tokens, layer.gate_up.outputs / 2);
+  multiply(layer.down, space.gated, x, step.tokens);
+  finish(layer.mlp_last, x, step);
+}
+
+}  // namespace
+
+// Compute `count` layers. x [tokens, hidden] is what is still to be added to the stream, before and after them. The first
+// layer starts the stream if `starts`.
+INFD_KERNEL(stack)
+(const StackLayer* layers, int64_t count, const StackStep* step, void* x, void* stream, int64_t starts) {
+  static thread_local Scratch scratch;
+  Carver sizes(nullptr);
+  Workspace(sizes, layers, count, *step);
+  Carver carver(scratch.at_least(sizes.used));
+  const Workspace space(carver, layers, count, *step);
+  for (int64_t i = 0; i < count; i++)
+    compute(layers[i], *step, space, static_cast<bf16*>(x), static_cast<bf16*>(stream), starts && i == 0);
+}

@@ -1,0 +1,174 @@
+"""Whole decoder layers in one native call: `native/stack.cpp`.
+
+The same kernels that the layers' own code calls one by one, so the same numbers. A layer one of whose products has a
+form without an address in C leaves the stack to the layers' own code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+
+from infd.kernels.cpu.attention import Plan, Step
+from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
+from infd.kernels.cpu.product import Addressable, Product
+from infd.kernels.recipe import NormRecipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from infd.kernels.ops import KeyValuePages, LayersBatch
+    from infd.kernels.recipe import Last, LayerRecipe, ProductRecipe
+
+SLICE = 4  # layers of one call: between calls the device thread can be stopped, and is seen to be alive
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+
+
+class Norm(ctypes.Structure):
+    _fields_ = (("weight", POINTER), ("size", INT), ("eps", FLOAT), ("offset", FLOAT))
+
+
+class LastStep(ctypes.Structure):
+    _fields_ = (("norm", Norm), ("factor", FLOAT))
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        ("input_norm", Norm),
+        ("q_norm", Norm),
+        ("k_norm", Norm),
+        ("post_norm", Norm),
+        ("qkv", Product),
+        ("output", Product),
+        ("gate_up", Product),
+        ("down", Product),
+        ("attention_last", LastStep),
+        ("mlp_last", LastStep),
+        ("rope", POINTER),
+        ("turned", INT),
+        ("interleaved", INT),
+        ("heads", INT),
+        ("kv_heads", INT),
+        ("size", INT),
+        ("scale", FLOAT),
+        ("softcap", FLOAT),
+        ("gelu", INT),
+        ("group", INT),
+        ("k", POINTER),
+        ("v", POINTER),
+    )
+
+
+class StackStep(ctypes.Structure):
+    _fields_ = (
+        ("tokens", INT),
+        ("hidden", INT),
+        ("positions", POINTER),
+        ("groups", ctypes.POINTER(ctypes.POINTER(Step))),
+        ("slots", ctypes.POINTER(POINTER)),
+    )
+
+
+class NoAddress(Exception):
+    """A product has a form that C code cannot compute by itself."""
+
+
+class Stack:
+    """The stack family."""
+
+    def __init__(self, library: Library | None = None) -> None:
+        self._compute = (library or Library()).kernel("stack", POINTER, INT, POINTER, POINTER, POINTER, INT)
+
+    def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
+        try:
+            return Stacked(self._compute, layers)
+        except NoAddress:
+            return None
+
+
+class Stacked:
+    """Layers whose weights are loaded."""
+
+    def __init__(self, compute: Callable[..., None], layers: Sequence[LayerRecipe]) -> None:
+        self._compute = compute
+        self._recipes = layers  # they hold the weights that the structures point to
+        self._layers = (Layer * len(layers))(*map(_layer, layers))
+        self._cache: Sequence[KeyValuePages] | None = None
+
+    def __call__(self, x: Tensor, batch: LayersBatch) -> tuple[Tensor, Tensor]:
+        if batch.cache is not self._cache:
+            self._point_to(batch.cache)
+        plans = []
+        for plan in batch.attention:
+            assert isinstance(plan, Plan)  # attention is native wherever the stack is
+            plans.append(plan)
+        step = StackStep(
+            tokens=x.shape[0],
+            hidden=x.shape[1],
+            positions=batch.positions.data_ptr(),
+            groups=(ctypes.POINTER(Step) * len(plans))(*(ctypes.pointer(plan.step) for plan in plans)),
+            slots=(POINTER * len(plans))(*(plan.slots.data_ptr() for plan in plans)),
+        )
+        x = x.contiguous()
+        stream = torch.empty_like(x)
+        for first in range(0, len(self._layers), SLICE):
+            batch.beat()
+            count = min(SLICE, len(self._layers) - first)
+            layers = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer)
+            self._compute(layers, count, ctypes.addressof(step), x.data_ptr(), stream.data_ptr(), first == 0)
+        return x, stream
+
+    def _point_to(self, cache: Sequence[KeyValuePages]) -> None:
+        for layer, recipe in zip(self._layers, self._recipes, strict=True):
+            pages = cache[recipe.attention.layer]
+            layer.k, layer.v = pages.k.data_ptr(), pages.v.data_ptr()
+        self._cache = cache
+
+
+def _layer(recipe: LayerRecipe) -> Layer:
+    attention, mlp = recipe.attention, recipe.mlp
+    assert mlp.activation in ACTIVATIONS
+    return Layer(
+        input_norm=_norm(recipe.input_norm),
+        q_norm=_norm(attention.q_norm),
+        k_norm=_norm(attention.k_norm),
+        post_norm=_norm(recipe.post_norm),
+        qkv=_product(attention.qkv),
+        output=_product(attention.output),
+        gate_up=_product(mlp.gate_up),
+        down=_product(mlp.down),
+        attention_last=_last(attention.last),
+        mlp_last=_last(mlp.last),
+        rope=attention.rope.data_ptr(),
+        turned=2 * attention.rope.shape[2],
+        interleaved=attention.interleaved,
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        size=attention.head_size,
+        scale=attention.scale,
+        softcap=attention.softcap or 0,
+        gelu=mlp.activation == "gelu_pytorch_tanh",
+        group=attention.group,
+    )
+
+
+def _product(recipe: ProductRecipe) -> Product:
+    if not isinstance(recipe.form, Addressable):
+        raise NoAddress
+    return recipe.form.product(recipe.kept, recipe.bias)
+
+
+def _norm(recipe: NormRecipe | None) -> Norm:
+    if recipe is None:
+        return Norm()
+    return Norm(weight=recipe.weight.data_ptr(), size=recipe.weight.numel(), eps=recipe.eps, offset=recipe.offset)
+
+
+def _last(last: Last) -> LastStep:
+    if isinstance(last, NormRecipe):
+        return LastStep(norm=_norm(last), factor=1)
+    return LastStep(factor=1 if last is None else last)

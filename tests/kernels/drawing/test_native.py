@@ -1,0 +1,101 @@
+"""Tokens that are chosen natively are those of the reference, token for token."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infd.kernels.cpu.draw import Draw
+from infd.kernels.reference.drawing import draw as reference
+from infd.request import SamplingParams
+from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Asking, Sampler
+from tests.runner.driving import join, make_rows
+
+ROWS = 12
+limits = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.01, 0.3, 0.8, 1.0, 2.0, 100.0]),
+        "top_k": st.sampled_from([0, 0, 1, 2, 20, 127, 128, 1000, 10_000]),
+        "top_p": st.sampled_from([1.0, 1.0, 0.999999, 0.99, 0.9, 0.5, 0.001]),
+        "min_p": st.sampled_from([0.0, 0.0, 1.0, 0.5, 0.05, 1e-6, 1e-20]),
+    }
+)
+
+
+def sample(kernels, logits, asked, seed=0):
+    """Return tokens and verdicts of rows of logits, each asking for something else."""
+    rows = make_rows(rows=len(asked), vocab_size=logits.shape[1])
+    rows.stage(
+        [join(i, [1], [[1]], SamplingParams(max_tokens=9, **each), seed=seed + i) for i, each in enumerate(asked)], []
+    )
+    ids, ends = np.arange(len(asked)), np.full(len(asked), 7)
+    asking = Asking(torch.from_numpy(ids), torch.from_numpy(ends), ids, ends)
+    sampled = Sampler(rows, kernels)(logits.clone(), asking, None)
+    return sampled.tokens, sampled.verdict
+
+
+@given(
+    asked=st.lists(limits, min_size=ROWS, max_size=ROWS),
+    vocabulary=st.sampled_from([2, 17, 64, 1000, 5003]),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 4.0, 60.0]),
+    coarse=st.booleans(),
+    hidden=st.sampled_from([0.0, 0.5, 0.99]),
+    seed=st.integers(0, 2**40),
+)
+@settings(deadline=None, max_examples=60)
+def test_native_choices_are_those_of_the_reference(library, asked, vocabulary, spread, coarse, hidden, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(ROWS, vocabulary, generator=generator) * spread
+    if coarse:
+        logits = logits.round()  # many are equally likely
+    logits[torch.rand(logits.shape, generator=generator) < hidden] = -torch.inf
+    ours, verdict = sample(Draw(library), logits, asked, seed)
+    theirs, expected = sample(reference.Draw(), logits, asked, seed)
+    assert verdict.equal(expected)
+    sound = verdict == SOUND
+    assert ours[sound].equal(theirs[sound])
+
+
+def test_a_large_vocabulary(library):
+    logits = torch.randn(ROWS, 151_936, generator=torch.Generator().manual_seed(1)) * 3
+    asked = [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 40},
+        {"temperature": 1.0, "min_p": 0.05},
+        {"temperature": 3.0, "top_p": 0.95},
+        {"temperature": 3.0, "top_k": 30_000},
+        {"temperature": 3.0, "top_k": 151_936, "top_p": 0.7, "min_p": 1e-9},
+        *[{"temperature": 1.0}] * 4,
+    ]
+    for seed in range(3):
+        ours, _ = sample(Draw(library), logits, asked, 1000 * seed)
+        theirs, _ = sample(reference.Draw(), logits, asked, 1000 * seed)
+        assert ours.equal(theirs)
+
+
+def test_rows_that_are_broken_say_so(library):
+    logits = torch.randn(6, 333)
+    logits[1, 200] = torch.nan
+    logits[2, 332] = torch.nan
+    logits[3, 5] = torch.inf
+    logits[4] = -torch.inf
+    _, verdict = sample(Draw(library), logits, [{"temperature": 0.7, "top_p": 0.9}] * 6)
+    assert verdict.tolist() == [SOUND, NOT_FINITE, NOT_FINITE, NOT_FINITE, NOT_FINITE, SOUND]
+    assert NOTHING_ALLOWED not in verdict
+
+
+def test_threads_do_not_change_a_choice(library):
+    before = torch.get_num_threads()
+    logits = torch.randn(ROWS, 5000) * 3
+    asked = [{"temperature": 0.9, "top_p": 0.9}] * ROWS
+    try:
+        torch.set_num_threads(1)
+        one, _ = sample(Draw(library), logits, asked)
+        torch.set_num_threads(3)
+        assert sample(Draw(library), logits, asked)[0].equal(one)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,100 @@
+"""All layers in one call give what the layers give one by one, bit for bit."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from infd.kernels.cpu import attention, linear, linear_int8, tokens
+from infd.kernels.cpu.stack import Stack, Stacked
+from infd.kernels.reference import dense
+from infd.kernels.select import select
+from tests.kernels.paging import CPU
+from tests.models.driving import Driver, load_model
+from tests.models.test_parity import text
+from tests.tiny import VARIANTS
+
+
+def compute(directory, ops):
+    driver = Driver(load_model(directory, ops=ops, dtype=torch.bfloat16), ops=ops, seed=3)
+    told, other = driver.start(text(1)), driver.start(text(2))
+    logits = driver.step((told, 20))
+    logits += driver.step((told, 1), (other, 30))
+    logits += driver.step((other, 1), (told, 1))
+    logits += driver.step((told, 19))
+    return torch.cat(logits)
+
+
+def one_by_one(ops):
+    return msgspec.structs.replace(ops, stack=dense.Stack())
+
+
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_a_stack_gives_what_its_layers_give(built, tiny, variant):
+    ops = select(CPU, torch.bfloat16)
+    assert load_model(tiny(variant), ops=ops, dtype=torch.bfloat16)._stacked is not None
+    assert compute(tiny(variant), ops).equal(compute(tiny(variant), one_by_one(ops)))
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "gemma2", "granite"])
+def test_in_every_instruction_set(library, tiny, variant):
+    matrices = linear.Matrices(library)
+    ops = msgspec.structs.replace(
+        select(CPU, torch.bfloat16),
+        attention=attention.PagedAttention(library),
+        linear=matrices,
+        vocabulary=matrices,
+        norm=tokens.Norm(library),
+        rope=tokens.Rope(library),
+        activation=tokens.Activation(library),
+        stack=Stack(library),
+    )
+    assert compute(tiny(variant), ops).equal(compute(tiny(variant), one_by_one(ops)))
+
+
+def test_with_weights_of_int8(library, tiny):
+    ops = msgspec.structs.replace(select(CPU, torch.bfloat16), linear=linear_int8.Matrices(library))
+    assert load_model(tiny("qwen3"), ops=ops, dtype=torch.bfloat16)._stacked is not None
+    assert compute(tiny("qwen3"), ops).equal(compute(tiny("qwen3"), one_by_one(ops)))
+
+
+def test_a_stack_beats_between_layers_and_can_be_stopped_there(built, tiny):
+    class Enough(BaseException):
+        pass
+
+    beats = []
+
+    def beat():
+        beats.append(None)
+        if len(beats) == 2:
+            raise Enough
+
+    ops = select(CPU, torch.bfloat16)
+    model = load_model(tiny("gemma3"), ops=ops, dtype=torch.bfloat16)
+    driver = Driver(model, ops=ops, beat=beat)
+    driver.step((driver.start(text(1)), 4))
+    assert len(beats) == 1
+    with pytest.raises(Enough):
+        driver.step((driver.start(text(1)), 4))
+
+
+def test_weights_in_a_form_of_torch_are_left_to_the_layers(built, tiny):
+    ops = msgspec.structs.replace(select(CPU, torch.bfloat16), linear=dense.Matrices())
+    assert load_model(tiny("llama"), ops=ops, dtype=torch.bfloat16)._stacked is None
+
+
+class Careless(Stacked):
+    def __call__(self, x, batch):
+        batch.positions.add_(1)
+        return super().__call__(x, batch)
+
+
+def test_a_broken_stack_is_noticed(built, tiny):
+    class Broken(Stack):
+        def build(self, layers):
+            return Careless(self._compute, layers)
+
+    ops = select(CPU, torch.bfloat16)
+    broken = msgspec.structs.replace(ops, stack=Broken())
+    assert not compute(tiny("llama"), broken).equal(compute(tiny("llama"), ops))
