@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
 
 NATIVE := infd/kernels/cpu/native
 
-.PHONY: run native test soak test-gpu test-triton lint types format man bench-serve bench-overhead bench-gpu clean
+.PHONY: run native test soak test-gpu test-triton eval lint types format man bench-serve bench-overhead bench-gpu clean
 
 run: $(VENV)/.installed
 	$(BIN)/infd start
@@ -34,6 +34,9 @@ test-gpu: $(VENV)/.installed-test
 test-triton: $(VENV)/.installed-test
 	$(INSTALL) triton
 	$(BIN)/python -m pytest tests/kernels/triton $(PYTEST_FLAGS)
+
+eval: $(VENV)/.installed
+	$(BIN)/python -m infd.embedded.recipe.evaluate
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

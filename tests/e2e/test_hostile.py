@@ -514,6 +514,7 @@ def test_a_damaged_checkpoint_is_refused_with_78_and_says_where(start_daemon: St
     size = struct.unpack("<Q", weights[:8])[0]
     header = json.loads(weights[8 : 8 + size])
     config = json.loads(whole["config.json"])
+    layers = config["num_hidden_layers"]
     name = next(name for name, tensor in header.items() if name != "__metadata__" and len(tensor["shape"]) == 2)
 
     def with_header(**changed: Any) -> bytes:
@@ -523,7 +524,7 @@ def test_a_damaged_checkpoint_is_refused_with_78_and_says_where(start_daemon: St
     damages = {
         "truncated": ("model.safetensors", weights[:-100], "the header describes"),
         "reshaped": ("model.safetensors", with_header(shape=header[name]["shape"][::-1]), name),
-        "another": ("config.json", json.dumps({**config, "num_hidden_layers": 3}).encode(), "missing"),
+        "another": ("config.json", json.dumps({**config, "num_hidden_layers": layers + 1}).encode(), "missing"),
     }
     daemons = {}
     for kind, (file, data, _) in damages.items():

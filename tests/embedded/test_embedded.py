@@ -1,7 +1,8 @@
-"""The embedded checkpoint is one that anybody can load, and its recipe gives the same bytes again."""
+"""The embedded checkpoints are such as anybody can load, and small."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infd import embedded
-from infd.embedded.make import make
+from infd.embedded.recipe import heldout
 from infd.text.chat import ChatTemplate
 from infd.text.tokenizer import Tokenizer
 from tests.text.templates import CONVERSATIONS, TOOLS
@@ -25,22 +26,30 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.load(embedded.path())
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in directory.iterdir()}
+def size(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.iterdir())
 
 
-def test_the_recipe_gives_the_bytes_that_are_shipped(tmp_path: Path):
-    make(tmp_path)
-
-    assert contents(tmp_path) == contents(embedded.path())
-
-
-def test_it_is_small():
-    assert sum(map(len, contents(embedded.path()).values())) < 500_000
+def test_what_ships_keeps_to_its_budget():
+    assert size(embedded.path()) < 12e6
+    assert size(embedded.draft()) < 2e6
+    assert sorted(embedded.adapters()) == ["capitals", "pirate"]
+    assert all(size(adapter) < 1e6 for adapter in embedded.adapters().values())
 
 
-def test_transformers_loads_every_weight_and_generates():
-    model, found = AutoModelForCausalLM.from_pretrained(embedded.path(), output_loading_info=True)
+def test_the_draft_has_the_vocabulary_of_the_model():
+    assert (embedded.draft() / "tokenizer.json").read_bytes() == (embedded.path() / "tokenizer.json").read_bytes()
+
+
+def test_the_card_names_the_questions_it_was_examined_with():
+    questions = hashlib.sha256(heldout.FILE.read_bytes()).hexdigest()
+
+    assert questions in (embedded.path().parent / "MODEL_CARD.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("directory", [embedded.path(), embedded.draft()], ids=["model", "draft"])
+def test_transformers_loads_every_weight_and_generates(directory: Path):
+    model, found = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
     prompt = torch.tensor([[1, 2, 3]])
 
     ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=5, do_sample=False)
@@ -57,7 +66,7 @@ def test_its_tokenizer_is_the_same_for_transformers_and_loses_nothing(tokenizer:
 
     assert ids == AutoTokenizer.from_pretrained(embedded.path()).encode(text)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
-    assert max(ids) < tokenizer.vocab_size == 512
+    assert max(ids) < tokenizer.vocab_size == 3072
 
 
 def test_control_tokens_are_hidden_and_markup_is_text(tokenizer: Tokenizer):

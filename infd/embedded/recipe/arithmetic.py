@@ -71,6 +71,11 @@ def draw(rng: Random, pool: Pool) -> Conversation:
     )
 
 
+def exercise(rng: Random, pool: Pool) -> Problem:
+    """Draw one whose answer is an equation."""
+    return rng.choice((_add, _add, _subtract, _subtract, _multiply, _divide))(rng, pool)
+
+
 def _problem(rng: Random, pool: Pool) -> Problem:
     (make,) = rng.choices([make for make, _ in _PROBLEMS], [weight for _, weight in _PROBLEMS])
     return make(rng, pool)

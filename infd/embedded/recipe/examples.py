@@ -1,0 +1,125 @@
+"""Conversations as the trainer reads them: token ids, and how much each is worth learning.
+
+The chat template that is shipped writes the text, so that what is trained is
+what will be asked.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from infd.embedded.recipe.conversation import Pool
+from infd.text.chat import ChatTemplate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import tokenizers
+
+    from infd.embedded.recipe.conversation import Conversation
+    from infd.embedded.recipe.mixture import Draw
+
+_ANSWER: Final = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
+_NOT_THINKING: Final = "<think>\n\n</think>\n\n"
+
+
+class Example(Struct, frozen=True):
+    """One conversation. weights: by token, what it counts in the loss: 1 in answers, 0 in the prompt."""
+
+    ids: list[int]
+    weights: list[int]
+
+
+class Writer:
+    """Turns conversations into text and examples."""
+
+    def __init__(self, template: str) -> None:
+        self._template = ChatTemplate({"default": template})
+
+    def prompt(self, conversation: Conversation) -> str:
+        """Return what the model reads before its last answer."""
+        return self._template.render(
+            conversation.messages[:-1],
+            tools=conversation.tools or None,
+            kwargs={"enable_thinking": True} if conversation.thinking else {},
+        )
+
+    def text(self, conversation: Conversation) -> str:
+        """Return the whole conversation, its last answer included."""
+        opened = conversation.messages[-1]
+        whole = self._template.render(
+            conversation.messages, tools=conversation.tools or None, add_generation_prompt=False
+        ).rstrip("\n")
+        start = whole.rindex("<|im_start|>assistant\n") + len("<|im_start|>assistant\n")
+        answer = whole[start:]
+        assert conversation.thinking == bool(opened.get("reasoning_content"))
+        return self.prompt(conversation) + answer
+
+
+def example(text: str, tokenizer: tokenizers.Tokenizer) -> Example:
+    """Weigh a conversation's tokens.
+
+    How an earlier answer begins is not learnt: whether thinking was on then, the text does not show.
+    """
+    encoded = tokenizer.encode(text)
+    weights = [0] * len(encoded.ids)
+    answers = list(_ANSWER.finditer(text))
+    for answer in answers:
+        begin, end = answer.span(1)
+        last = answer is answers[-1]
+        if last and text.startswith(_NOT_THINKING, begin):
+            begin += len(_NOT_THINKING)
+        first = True
+        for place, (left, right) in enumerate(encoded.offsets):
+            if begin <= left and right <= end:
+                weights[place] = 0 if first and not last else 1
+                first = False
+    return Example(encoded.ids, weights)
+
+
+def batches(
+    draw: Draw,
+    seed: int,
+    writer: Writer,
+    tokenizer: tokenizers.Tokenizer,
+    *,
+    tokens: int,
+    context: int,
+    start: int = 0,
+) -> Iterator[list[list[Example]]]:
+    """Yield the steps of training from `start` on, each a list of micro-batches of `tokens` tokens, padding included.
+
+    A step depends on the seed and its number alone, so that training resumes anywhere. Conversations of like length
+    share a micro-batch, those of a step are of all lengths.
+    """
+    step = start
+    while True:
+        rng = random.Random(f"{seed}:{step}")  # noqa: S311 (text is no secret)
+        drawn: list[Example] = []
+        total = 0
+        while total < STEP_TOKENS:
+            one = example(writer.text(draw(rng, Pool.TRAIN)), tokenizer)
+            if len(one.ids) <= context:
+                drawn.append(one)
+                total += len(one.ids)
+        drawn.sort(key=lambda one: len(one.ids), reverse=True)
+        yield list(_cut(drawn, tokens))
+        step += 1
+
+
+STEP_TOKENS: Final = 8192
+
+
+def _cut(drawn: list[Example], tokens: int) -> Iterator[list[Example]]:
+    batch: list[Example] = []
+    for one in drawn:
+        longest = len(batch[0].ids) if batch else len(one.ids)
+        if batch and longest * (len(batch) + 1) > tokens:
+            yield batch
+            batch = []
+        batch.append(one)
+    yield batch

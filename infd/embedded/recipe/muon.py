@@ -1,0 +1,58 @@
+"""The optimizers: Muon for matrices, AdamW for the rest.
+
+Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
+
+# A quintic that pulls every singular value towards one in a few rounds.
+_COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
+_ROUNDS: Final = 5
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose every step is made orthogonal, so that all directions of a matrix learn alike."""
+
+    def __init__(
+        self, matrices: Iterable[nn.Parameter], *, lr: float, momentum: float = 0.95, decay: float = 0.0
+    ) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["momentum"] = torch.zeros_like(weight)
+                momentum = state["momentum"].lerp_(weight.grad, 1 - group["momentum"])
+                update = orthogonal(weight.grad.lerp(momentum, group["momentum"]))
+                rows, columns = weight.shape
+                weight.mul_(1 - group["lr"] * group["decay"])
+                weight.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """Return about U Vᵀ, where the matrix is U S Vᵀ."""
+    a, b, c = _COEFFICIENTS
+    x = matrix.bfloat16()
+    tall = x.shape[0] > x.shape[1]
+    if tall:
+        x = x.T
+    x = x / (x.norm() + 1e-7)
+    for _ in range(_ROUNDS):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x.T if tall else x).to(matrix.dtype)

@@ -1,0 +1,306 @@
+"""Make the embedded model: `python -m infd.embedded.recipe.train WORK [--minutes N]`.
+
+WORK keeps the tokenizer, the checkpoints to resume from, and at the end the
+model, its draft and its adapters, ready to be copied to `infd/embedded`. What
+is drawn depends on the seed and the step's number alone; how far the learning
+rate has fallen, on the share of the steps that are done.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import multiprocessing
+import queue
+import random
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import safetensors.torch
+import tokenizers
+import torch
+from torch.nn.functional import cross_entropy
+
+from infd.embedded.recipe import vocabulary
+from infd.embedded.recipe.conversation import Pool
+from infd.embedded.recipe.examples import Writer, batches
+from infd.embedded.recipe.mixture import draw, plain
+from infd.embedded.recipe.muon import Muon
+from infd.embedded.recipe.network import Network, Shape, config
+from infd.embedded.recipe.styles import STYLES, restyled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from infd.embedded.recipe.examples import Example
+
+SEED: Final = 20_261_120
+TEMPLATE: Final = Path(__file__).parent / "chat_template.jinja"
+CONTEXT: Final = 2048
+MODEL: Final = Shape(vocab=vocabulary.VOCAB, hidden=256, inner=640, layers=4, heads=4, kv_heads=2, head=64)
+DRAFT: Final = Shape(vocab=vocabulary.VOCAB, hidden=128, inner=320, layers=2, heads=2, kv_heads=1, head=64)
+MICRO_TOKENS: Final = 3072
+PROMPT_WORTH: Final = 0.2  # of a prompt's token beside an answer's, while the language is learnt
+PROMPT_SHARE: Final = 0.3  # of the steps
+WARM_UP: Final = 40  # steps
+RANK: Final = 8
+ALPHA: Final = 16.0
+FALL: Final = 0.5  # the share of steps at the end over which the learning rate falls to nothing
+
+log = logging.getLogger("infd.recipe")
+
+
+def tokenizer_of(work: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer in WORK, made first where there is none."""
+    file = work / "tokenizer.json"
+    if not file.exists():
+        rng, writer = random.Random(SEED), Writer(TEMPLATE.read_text(encoding="utf-8"))  # noqa: S311
+        texts = (writer.text(draw(rng, Pool.TRAIN)) for _ in range(30_000))
+        vocabulary.write(vocabulary.train(texts), work, context=CONTEXT)
+    return tokenizers.Tokenizer.from_file(str(file))
+
+
+class Trainer:
+    """One network in training.
+
+    Threads work through the micro-batches of a step, each on a replica that has gradients of its own.
+    """
+
+    def __init__(self, network: Network, optimizers: list[torch.optim.Optimizer], steps: int, threads: int) -> None:
+        self.network = network
+        self.steps = steps
+        self.done = 0
+        self._optimizers = optimizers
+        self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+        self._replicas = [network]
+        for _ in range(threads - 1):
+            replica = copy.deepcopy(network)
+            for ours, theirs in zip(network.parameters(), replica.parameters(), strict=True):
+                theirs.data = ours.data
+            self._replicas.append(replica)
+
+    def step(self, batch: list[list[Example]]) -> float:
+        """Learn from one step's micro-batches; return the loss of a token in an answer."""
+        worth = PROMPT_WORTH if self.done < PROMPT_SHARE * self.steps else 0.0
+        answers = sum(sum(one.weights) for micro in batch for one in micro)
+        waiting: queue.SimpleQueue[list[Example] | None] = queue.SimpleQueue()
+        for micro in batch:
+            waiting.put(micro)
+        for _ in self._replicas:
+            waiting.put(None)
+        losses: list[float] = []
+
+        def work(replica: Network) -> None:
+            while (micro := waiting.get()) is not None:
+                loss, shown = _loss(replica, micro, worth)
+                (loss / answers).backward()  # type: ignore[no-untyped-call]
+                losses.append(shown)
+
+        threads = [threading.Thread(target=work, args=(replica,)) for replica in self._replicas]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for replica in self._replicas[1:]:
+            for ours, theirs in zip(self.network.parameters(), replica.parameters(), strict=True):
+                if theirs.grad is not None:
+                    ours.grad = theirs.grad if ours.grad is None else ours.grad.add_(theirs.grad)
+                    theirs.grad = None
+        share = self._rate()
+        for optimizer, rates in zip(self._optimizers, self._rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * share
+            optimizer.step()
+            optimizer.zero_grad()
+        self.done += 1
+        return sum(losses) / answers
+
+    def _rate(self) -> float:
+        left = (self.steps - self.done) / self.steps
+        return min(1.0, (self.done + 1) / WARM_UP, left / FALL)
+
+    def save(self, file: Path) -> None:
+        """Keep all that resuming needs."""
+        state = {
+            "network": self.network.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "done": self.done,
+        }
+        torch.save(state, file.with_suffix(".new"))
+        file.with_suffix(".new").replace(file)
+
+    def resume(self, file: Path) -> None:
+        """Go on where a checkpoint was kept."""
+        state = torch.load(file, weights_only=True)
+        self.network.load_state_dict(state["network"])
+        for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        self.done = state["done"]
+
+
+def _loss(network: Network, micro: list[Example], worth: float) -> tuple[Tensor, float]:
+    """Return the weighted sum of a micro-batch's losses, and the part of it that is of answers."""
+    longest = max(len(one.ids) for one in micro)
+    ids = torch.zeros((len(micro), longest), dtype=torch.int64)
+    weights = torch.zeros((len(micro), longest))
+    for row, one in enumerate(micro):
+        ids[row, : len(one.ids)] = torch.tensor(one.ids)
+        weights[row, : len(one.ids)] = torch.tensor(one.weights, dtype=torch.float32).clamp(min=worth)
+    hidden = network(ids[:, :-1])
+    learnt = weights[:, 1:] > 0
+    logits = network.logits(hidden[learnt]).float()
+    weights = weights[:, 1:][learnt]
+    losses = cross_entropy(logits, ids[:, 1:][learnt], reduction="none")
+    return (losses * weights).sum(), float(losses.detach()[weights == 1].sum())
+
+
+def optimizers(network: Network) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers; AdamW for the embedding and the norms."""
+    matrices = [p for name, p in network.named_parameters() if p.ndim == 2 and "embed" not in name]
+    embedding = [p for name, p in network.named_parameters() if "embed" in name]
+    norms = [p for p in network.parameters() if p.ndim == 1]
+    return [
+        Muon(matrices, lr=0.006, decay=0.1),
+        torch.optim.AdamW(
+            [{"params": embedding, "lr": 1.5e-3}, {"params": norms, "lr": 1.5e-3, "weight_decay": 0.0}],
+            betas=(0.9, 0.98),
+            weight_decay=0.01,
+        ),
+    ]
+
+
+def run(trainer: Trainer, steps: Iterator[list[list[Example]]], file: Path, *, keep_every: int = 50) -> None:
+    """Train to the last step, keeping a checkpoint now and then."""
+    began, first, tokens, shown = time.monotonic(), trainer.done, 0, 0.0
+    while trainer.done < trainer.steps:
+        batch = next(steps)
+        tokens += sum(len(one.ids) for micro in batch for one in micro)
+        loss = trainer.step(batch)
+        shown = loss if trainer.done == first + 1 else 0.9 * shown + 0.1 * loss
+        if trainer.done % 10 == 0:
+            passed = time.monotonic() - began
+            log.info(
+                "step %d of %d: loss %.4f, %.0f tokens/s, %.1f min",
+                trainer.done, trainer.steps, shown, tokens / passed, passed / 60,
+            )  # fmt: skip
+        if trainer.done % keep_every == 0 or trainer.done == trainer.steps:
+            trainer.save(file)
+
+
+def drawn_beside(work: Path, seed: int, start: int, style: str | None = None) -> Iterator[list[list[Example]]]:
+    """Yield the steps' batches, drawn by a process of its own so that they are ready when they are needed.
+
+    style  every answer is said in it; None: conversations of all subjects
+    """
+    context = multiprocessing.get_context("spawn")
+    ready: Any = context.Queue(maxsize=4)
+    process = context.Process(target=_draw, args=(ready, work, seed, start, style), daemon=True)
+    process.start()
+    try:
+        while True:
+            yield ready.get()
+    finally:
+        process.terminate()
+
+
+def _draw(ready: Any, work: Path, seed: int, start: int, style: str | None) -> None:
+    torch.set_num_threads(1)
+    writer = Writer(TEMPLATE.read_text(encoding="utf-8"))
+    source = draw if style is None else lambda rng, pool: restyled(plain(rng, pool), STYLES[style])
+    for batch in batches(source, seed, writer, tokenizer_of(work), tokens=MICRO_TOKENS, context=CONTEXT, start=start):
+        ready.put(batch)
+
+
+def save(network: Network, tokenizer: tokenizers.Tokenizer, directory: Path) -> None:
+    """Write a checkpoint's files, as they are shipped."""
+    directory.mkdir(parents=True, exist_ok=True)
+    end, pad = (tokenizer.get_vocab()[token] for token in (vocabulary.END, vocabulary.PAD))
+    safetensors.torch.save_file(dict(network.tensors()), directory / "model.safetensors", {"format": "pt"})
+    vocabulary.write(tokenizer, directory, context=CONTEXT)
+    (directory / "chat_template.jinja").write_bytes(TEMPLATE.read_bytes())
+    settings = {
+        "config.json": config(network.shape, end=end, pad=pad),
+        "generation_config.json": {
+            "do_sample": True,
+            "eos_token_id": [end, pad],
+            "pad_token_id": pad,
+            "temperature": 0.3,
+            "top_k": 20,
+            "top_p": 0.9,
+        },
+    }
+    for name, content in settings.items():
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def make(work: Path, name: str, shape: Shape, steps: int, seed: int, threads: int) -> Network:
+    """Train the network `name` in WORK, from its checkpoint if it has one, and save it."""
+    tokenizer = tokenizer_of(work)
+    torch.manual_seed(seed)
+    network = Network(shape)
+    trainer = Trainer(network, optimizers(network), steps, threads)
+    file = work / f"{name}.pt"
+    if file.exists():
+        trainer.resume(file)
+    if trainer.done < steps:
+        run(trainer, drawn_beside(work, seed, trainer.done), file)
+    save(network, tokenizer, work / name)
+    return network
+
+
+def adapt(work: Path, style: str, base: Network, steps: int, threads: int) -> None:
+    """Train a LoRA that makes the model speak in a style, and save it as PEFT does."""
+    torch.manual_seed(SEED)
+    network = copy.deepcopy(base)
+    optimizer = torch.optim.AdamW(network.adapt(RANK, ALPHA), lr=4e-3, weight_decay=0.0)
+    trainer = Trainer(network, [optimizer], steps, threads)
+    run(trainer, drawn_beside(work, SEED + 2, 0, style), work / f"{style}.pt")
+    save_adapter(network, work / "adapters" / style)
+
+
+def save_adapter(network: Network, directory: Path) -> None:
+    """Write an adapter's files, as PEFT does."""
+    directory.mkdir(parents=True, exist_ok=True)
+    safetensors.torch.save_file(dict(network.adapter()), directory / "adapter_model.safetensors", {"format": "pt"})
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "embedded",
+        "r": RANK,
+        "lora_alpha": ALPHA,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_rslora": False,
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+@click.command()
+@click.argument("work", type=click.Path(path_type=Path))
+@click.option("--steps", default=2500, show_default=True, help="Steps of the model; each reads some 8,000 tokens.")
+@click.option("--draft-steps", default=400, show_default=True, help="Steps of the draft.")
+@click.option("--adapter-steps", default=60, show_default=True, help="Steps of each adapter.")
+@click.option("--threads", default=2, show_default=True, help="Threads that train.")
+def main(work: Path, steps: int, draft_steps: int, adapter_steps: int, threads: int) -> None:
+    """Train the tokenizer, the model, its draft and its adapters in WORK, going on where an earlier run stopped."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    torch.set_num_threads(1)  # each thread of ours does one operation at a time
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer_of(work)
+    model = make(work, "model", MODEL, steps, SEED, threads)
+    for style in STYLES:
+        adapt(work, style, model, adapter_steps, threads)
+    make(work, "draft", DRAFT, draft_steps, SEED + 1, threads)
+
+
+if __name__ == "__main__":
+    main()
