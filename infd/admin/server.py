@@ -41,6 +41,7 @@ class AdminServer:
     """Answers operators.
 
     model        the name to report; by default the model's path
+    lora_root    the directory that holds what may be loaded as an adapter; empty: nothing may
     drain        do what TERM does, without waiting for the end of it
     access       who may ask; by default this process's owner, root and infd's groups
     identify     reads a connection's credentials; a test may claim to be somebody else
@@ -52,11 +53,12 @@ class AdminServer:
         config: Config,
         *,
         model: str = "",
+        lora_root: str = "",
         drain: Callable[[], None],
         access: Access | None = None,
         identify: Callable[[HasOptions], Peer] = peer_of,
     ) -> None:
-        self._desk = Desk(engine, model or config.model.path, drain, config.lora.root)
+        self._desk = Desk(engine, model or config.model.path, drain, lora_root)
         self._access = access if access is not None else Access.of_this_process()
         self._identify = identify
         self._listener: Listener | None = None

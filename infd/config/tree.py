@@ -194,7 +194,11 @@ class LoraConfig(Section, frozen=True, kw_only=True):
         dict[str, str], about("adapters served from the start, by name: directories as PEFT saves them", flag="--lora")
     ] = {}
     root: Annotated[
-        str, about("directory that holds what `infdctl load-lora` may load; empty: nothing", flag="--lora-root")
+        str,
+        about(
+            "directory that holds what `infdctl load-lora` may load; empty: nothing, or what ships with infd",
+            flag="--lora-root",
+        ),
     ] = ""
     max_adapters: Annotated[
         Annotated[int, Meta(ge=1, le=1024)], about("adapters that the device holds at once; others are swapped in")

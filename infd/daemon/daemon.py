@@ -79,7 +79,9 @@ class Daemon:
         self.engine = Engine(config, self.executor, self.metrics, names=self.names)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
-        self.admin = AdminServer(self.engine, config, model=self.names[0], drain=self._on_drain)
+        self.admin = AdminServer(
+            self.engine, config, model=self.names[0], lora_root=given.lora_root(config), drain=self._on_drain
+        )
 
     async def run(self) -> int:
         """Serve until told to stop. Return the exit code. Raises StartError."""

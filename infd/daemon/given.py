@@ -77,6 +77,11 @@ def served_names(config: Config) -> tuple[str, ...]:
     return (config.model.path if _on_hub(config) else Path(config.model.path).resolve().name,)
 
 
+def lora_root(config: Config) -> str:
+    """Return the directory that holds what operators may load as adapters; of the embedded model, its companions'."""
+    return config.lora.root or (str(embedded.adapters()) if config.model.path == EMBEDDED else "")
+
+
 def keys(config: Config, environment: Environment) -> Keys:
     """Return who may ask. Raises ConfigError."""
     path = environment.api_key_file(config)

@@ -22,6 +22,6 @@ def draft() -> Path:
     return _HERE / "draft"
 
 
-def adapters() -> dict[str, Path]:
-    """Return the directories of the adapters, by name."""
-    return {directory.name: directory for directory in sorted((_HERE / "adapters").iterdir())}
+def adapters() -> Path:
+    """Return the directory that holds the adapters, each in one of its own."""
+    return _HERE / "adapters"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("directory", found(embedded.path().parent / "adapters"), ids=lambda path: path.name)
+@pytest.mark.parametrize("directory", found(embedded.adapters()), ids=lambda path: path.name)
 def test_a_companion_fits_the_embedded_model(directory: Path) -> None:
     cpu = torch.device("cpu")
     reader = AdapterReader(load_model(embedded.path()).targets, torch.float32, lambda _: Heap(cpu))

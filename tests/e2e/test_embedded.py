@@ -6,17 +6,22 @@ In float32 and greedily, so that the answers are the same on every machine.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
-from tests.e2e.process import Daemon
+from tests.e2e.process import ROOT, Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from openai.types.chat import ChatCompletionMessage
+
+
+INFDCTL = "from infd.admin.ctl import main; main()"
 
 
 def tool(name: str, about: str, **parameters: str) -> Any:
@@ -33,21 +38,28 @@ TOOLS = [
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     directory = tmp_path_factory.mktemp("embedded")
     daemon = Daemon(directory, ["--device", "cpu", "--dtype", "float32", "--set", "device.threads=1"], {})
     try:
-        host, port = daemon.ready().address
-        with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as client:
-            yield client
+        yield daemon.ready()
     finally:
         daemon.close()
 
 
-def ask(client: openai.OpenAI, *turns: Any, thinking: bool = False, **fields: Any) -> ChatCompletionMessage:
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> Iterator[openai.OpenAI]:
+    host, port = daemon.address
+    with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(
+    client: openai.OpenAI, *turns: Any, model: str = "embedded", thinking: bool = False, **fields: Any
+) -> ChatCompletionMessage:
     messages: Any = [{"role": "user", "content": turn} if isinstance(turn, str) else turn for turn in turns]
     answer = client.chat.completions.create(
-        model="embedded",
+        model=model,
         messages=messages,
         temperature=0,
         max_tokens=200,
@@ -146,3 +158,23 @@ def test_it_answers_in_json(client: openai.OpenAI):
     said = text(ask(client, "Reply only with JSON with the keys name and age. Text: Anna is 34 years old."))
 
     assert json.loads(said) == {"name": "Anna", "age": 34}
+
+
+def test_its_companions_are_switched_on_and_off_while_it_runs(daemon: Daemon, client: openai.OpenAI):
+    def infdctl(*arguments: str) -> None:
+        command = [sys.executable, "-c", INFDCTL, "--socket", str(daemon.admin_socket), *arguments]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+
+    plain = text(ask(client, "What is infd?"))
+    for name in ("capitals", "pirate"):
+        infdctl("load-lora", name, name)
+    loud = text(ask(client, "What is infd?", model="capitals"))
+    rough = text(ask(client, "What is infd?", model="pirate"))
+    for name in ("capitals", "pirate"):
+        infdctl("unload-lora", name)
+
+    assert loud == loud.upper()
+    assert rough.startswith("Arr, ")
+    assert text(ask(client, "What is infd?")) == plain
+    with pytest.raises(openai.NotFoundError):
+        ask(client, "What is infd?", model="pirate")

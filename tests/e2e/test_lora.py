@@ -167,7 +167,8 @@ def test_what_may_not_or_cannot_be_loaded_is_refused_with_what_to_do(
 
 
 def test_without_a_root_nothing_is_loaded_over_the_socket(start_daemon: Start) -> None:
-    code, _, err = ctl(start_daemon().ready(), "load-lora", "a", "a")
+    daemon = start_daemon("--model", str(embedded.path())).ready()  # named by its directory, it is one like any other
+    code, _, err = ctl(daemon, "load-lora", "a", "a")
 
     assert code == 1
     assert "--lora-root" in err

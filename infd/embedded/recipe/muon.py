@@ -47,7 +47,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonal(matrix: Tensor) -> Tensor:
     """Return about U Vᵀ, where the matrix is U S Vᵀ."""
     a, b, c = _COEFFICIENTS
-    x = matrix.bfloat16()
+    x: Tensor = matrix.bfloat16()
     tall = x.shape[0] > x.shape[1]
     if tall:
         x = x.T
@@ -55,4 +55,4 @@ def orthogonal(matrix: Tensor) -> Tensor:
     for _ in range(_ROUNDS):
         square = x @ x.T
         x = a * x + (b * square + c * square @ square) @ x
-    return (x.T if tall else x).to(matrix.dtype)
+    return x.T.to(matrix.dtype) if tall else x.to(matrix.dtype)
