@@ -96,7 +96,7 @@ def test_training_never_draws_a_held_out_name(sample, subject: ModuleType):
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=name)
 def test_the_template_renders_every_conversation(sample, subject: ModuleType):
-    template = ChatTemplate.of_file(embedded.path().parent / "source" / "chat_template.jinja")
+    template = ChatTemplate.of_file(embedded.path().parent / "recipe" / "chat_template.jinja")
     for conversation in sample((subject, Pool.TRAIN))[:300]:
         text = template.render(conversation.messages, tools=conversation.tools or None, add_generation_prompt=False)
         assert text.count("<think>") == conversation.thinking

@@ -163,7 +163,7 @@ def test_training_lowers_the_loss(writer, tokenizer):
 
     losses = [trainer.step(batch) for _ in range(60)]
 
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.85 * losses[0]
 
 
 def test_a_style_changes_answers_and_nothing_else():
