@@ -35,8 +35,7 @@ def sequence(
         end_ids=end_ids,
         priority=priority,
     )
-    root += b"" if adapter is None else repr(adapter).encode()
-    return Sequence(request, prefix_root=root, adapter=adapter)
+    return Sequence(request, prefix_root=root + repr(adapter).encode(), adapter=adapter)
 
 
 class Driver:
@@ -110,7 +109,11 @@ class Driver:
     def forget(self, *, preempting: bool) -> int:
         """Empty the prefix cache. Where no step is in flight, what nobody holds any more is wiped from the device."""
         self.epoch += 1
-        pages = self.scheduler.forget_prefixes(lambda seq: bytes([self.epoch]), preempting=preempting)
+
+        def root(seq: Sequence) -> bytes:
+            return bytes([self.epoch]) + repr(seq.adapter).encode()
+
+        pages = self.scheduler.forget_prefixes(root, preempting=preempting)
         if not self.in_flight:
             held = {page for seq in self.scheduler.running for table in seq.tables for page in table}
             for page, memory in enumerate(self.device.memory):
