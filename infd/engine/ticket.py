@@ -74,7 +74,7 @@ class Ticket:
         QueueTimeout, RequestTimeout, ModelNotFound, AdapterUnavailable.
         """
         self.client = client
-        self.adapter = requests[0].adapter
+        self.adapter = requests[0].adapter if requests else None
         async with Prepared(self._engine.adapters, requests) as prepared:
             return self._engine.queue(self, requests, prepared.adapters, watchers)
 

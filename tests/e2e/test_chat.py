@@ -74,7 +74,15 @@ class Typist:
     def __init__(self, command: list[str], variables: dict[str, str]) -> None:
         self._terminal, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, start_new_session=True, cwd=ROOT
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=variables,
+            start_new_session=True,
+            cwd=ROOT,
+            # Whoever runs the tests in the background may have it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (no threads yet)
         )
         os.close(theirs)
         self.seen = ""
@@ -99,7 +107,7 @@ class Typist:
 
     def see_more(self) -> None:
         """Wait until any words are shown, beside what only steers the terminal."""
-        while not STEERING.sub("", self.seen).strip():
+        while len(STEERING.sub("", self.seen).split()) < 5:  # an answer is on its way, not the end of a line
             self._look("words")
 
     def interrupt(self) -> None:

@@ -162,10 +162,10 @@ TABLE: list[tuple[str, Any, int, str | None, str | None]] = [
     ),
     # out of range
     (COMPLETIONS, {"prompt": [-1]}, 400, "prompt[0]", None),
-    (COMPLETIONS, {"prompt": [512]}, 400, "prompt", None),
+    (COMPLETIONS, {"prompt": [3072]}, 400, "prompt", None),
     (COMPLETIONS, b'{"prompt": [%b]}' % (b"9" * 5000), 400, "prompt[0]", None),
-    (COMPLETIONS, {"prompt": "a", "stop_token_ids": [512]}, 400, "stop_token_ids", None),
-    (COMPLETIONS, {"prompt": "a", "logit_bias": {"512": 1}}, 400, "logit_bias", None),
+    (COMPLETIONS, {"prompt": "a", "stop_token_ids": [3072]}, 400, "stop_token_ids", None),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": {"3072": 1}}, 400, "logit_bias", None),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"-1": 1}}, 400, "logit_bias", None),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 101}}, 400, "logit_bias", None),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"a": 1}}, 400, "logit_bias", None),
@@ -201,7 +201,7 @@ TABLE: list[tuple[str, Any, int, str | None, str | None]] = [
     (COMPLETIONS, {"prompt": ""}, 400, "prompt", None),
     (COMPLETIONS, {"prompt": "a", "model": "nobody"}, 404, "model", "model_not_found"),
     ("/tokenize", {"prompt": "a", "messages": [USER]}, 400, "prompt", None),
-    ("/detokenize", {"tokens": [512]}, 400, "tokens", None),
+    ("/detokenize", {"tokens": [3072]}, 400, "tokens", None),
     ("/v1/nothing", {}, 404, None, "unknown_path"),
     ("/v1/models", {}, 405, None, "method_not_allowed"),
 ]
