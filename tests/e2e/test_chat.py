@@ -11,7 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -114,43 +114,47 @@ class Typist:
         self.process.send_signal(signal.SIGINT)
 
     def gone(self) -> int:
-        try:
-            while os.read(self._terminal, 65536):
-                pass
-        except OSError:
-            pass
-        os.close(self._terminal)
+        """Wait for its end, reading what it still says."""
+        with suppress(AssertionError):
+            while True:
+                self._look("an end")
         return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        os.close(self._terminal)
+        self.process.kill()
+        self.process.wait()
 
 
 def test_on_a_terminal_one_talks_stops_an_answer_and_leaves(daemon: Daemon, tmp_path: Path):
     variables = environment(tmp_path) | {"INFD_API_KEY": "secret"}
-    typist = Typist(chat(daemon), variables)
-    typist.see("embedded at unix:")
-    typist.see("> ")
-    typist.type("hello\r")
-    typist.see("hello\r\n")
-    typist.see_more()
-    typist.interrupt()
-    typist.see("(stopped)")
-    typist.see("> ")
-    typist.type("/thinking off\r")
-    typist.see("it answers at once")
-    typist.type("\x04")
-    assert typist.gone() == 0
+    with closing(Typist(chat(daemon), variables)) as typist:
+        typist.see("embedded at unix:")
+        typist.see("> ")
+        typist.type("hello\r")
+        typist.see("hello\r\n")
+        typist.see_more()
+        typist.interrupt()
+        typist.see("(stopped)")
+        typist.see("> ")
+        typist.type("/thinking off\r")
+        typist.see("it answers at once")
+        typist.see("> ")  # before it, an end of input is a key like any other once the line editor takes over
+        typist.type("\x04")
+        assert typist.gone() == 0
 
     history = tmp_path / "state" / "infd" / "chat_history"
     assert history.read_text().splitlines() == ["hello", "/thinking off"]
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert stat.S_IMODE(history.parent.stat().st_mode) == 0o700
-    again = Typist(chat(daemon), variables)
-    again.see("> ")
-    again.type("\x1b[A\x1b[A")  # up, up
-    again.see("hello")
-    again.interrupt()
-    again.see("> ")
-    again.type("/quit\r")
-    assert again.gone() == 0
+    with closing(Typist(chat(daemon), variables)) as again:
+        again.see("> ")
+        again.type("\x1b[A\x1b[A")  # up, up
+        again.see("hello")
+        again.interrupt()
+        again.see("> ")
+        again.type("/quit\r")
+        assert again.gone() == 0
 
 
 def test_models_lists_the_embedded_one(tmp_path: Path):
