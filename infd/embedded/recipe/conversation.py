@@ -62,12 +62,21 @@ class Conversation(Struct, frozen=True, kw_only=True):
 HELD_OUT_SHARE: Final = 6
 
 
+class Phrases(list[str]):
+    """A list of which every sixth phrase is held out, and more phrases that are for training alone."""
+
+    def __init__(self, written: Sequence[str], more: Sequence[str]) -> None:
+        super().__init__(written)
+        self.more = more
+
+
 def part(words: Sequence[Word], pool: Pool) -> Sequence[Word]:
     """Return the words of a list that belong to a pool. A list needs at least six."""
     assert len(words) >= HELD_OUT_SHARE
     if pool is Pool.HELD_OUT:
         return words[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]
-    return [word for place, word in enumerate(words, 1) if place % HELD_OUT_SHARE]
+    more = words.more if isinstance(words, Phrases) else ()
+    return [*(word for place, word in enumerate(words, 1) if place % HELD_OUT_SHARE), *more]
 
 
 def pick(rng: Random, words: Sequence[Word], pool: Pool) -> Word:

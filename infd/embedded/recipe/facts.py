@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 from msgspec import Struct
 
 from infd.embedded.recipe import slots
-from infd.embedded.recipe.conversation import Conversation, Expect, Pool, part, pick
+from infd.embedded.recipe.conversation import Conversation, Expect, Phrases, Pool, part, pick
 from infd.embedded.recipe.talk import Turn, converse, fold, roughened
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Fact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     says: tuple[str, ...]
     contains: list[list[str]]
     thought: str
-    questions: tuple[str, ...]
+    questions: Phrases
     goals: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
     check: tuple[str, ...] = ()
@@ -49,7 +48,7 @@ class Fact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def read(name: str) -> tuple[Fact, ...]:
     """Return the facts of a file."""
-    return msgspec.convert(slots.read(name)["fact"], tuple[Fact, ...])
+    return slots.converted(slots.read(name)["fact"], tuple[Fact, ...])
 
 
 def held_out(facts: tuple[Fact, ...]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from infd.embedded.recipe import facts, slots
-from infd.embedded.recipe.conversation import Conversation, Expect, Pool, pick
+from infd.embedded.recipe.conversation import Conversation, Expect, Phrases, Pool, pick
 from infd.embedded.recipe.talk import Turn, converse, roughened, typed
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     id: str
-    questions: tuple[str, ...]
+    questions: Phrases
     answer: str
-    after: tuple[str, ...]
+    after: Phrases
     pairs: dict[str, str]
 
     def turn(self, rng: Random, pool: Pool, *, again: bool = False) -> Turn:
@@ -49,10 +49,11 @@ class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that is told and asked for later. The blank {x} is a slot of slots.py."""
 
+    id: str
     slot: str
-    tells: tuple[str, ...]
+    tells: Phrases
     reply: str
-    asks: tuple[str, ...]
+    asks: Phrases
     answer: str
 
     def turns(self, rng: Random, pool: Pool) -> tuple[Turn, Turn]:
@@ -85,8 +86,8 @@ def _with(phrase: str, key: str) -> str:
 
 
 SMALL_TALK: Final = facts.read("manners")
-TABLES: Final = msgspec.convert(slots.read("common")["table"], tuple[Table, ...])
-MEMORIES: Final = msgspec.convert(slots.read("manners")["memory"], tuple[Memory, ...])
+TABLES: Final = slots.converted(slots.read("common")["table"], tuple[Table, ...])
+MEMORIES: Final = slots.converted(slots.read("manners")["memory"], tuple[Memory, ...])
 _HELD_OUT: Final = facts.held_out(SMALL_TALK)
 _BEFORE: Final[dict[str, list[str]]] = slots.read("manners")["before"]
 

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 SUBJECTS: Final[Mapping[Draw, float]] = MappingProxyType(
     {
-        facts.draw: 0.22,
+        facts.draw: 0.25,
         manners.draw: 0.12,
         unknown.draw: 0.06,
         arithmetic.draw: 0.12,
         strings.draw: 0.10,
-        tools.draw: 0.28,
+        tools.draw: 0.25,
         structured.draw: 0.10,
     }
 )
 CHAINED: Final = 0.06  # of all conversations are several, one after the other
 DRILLED: Final = 0.08  # are many small exercises of one subject, one after the other
-SUMS: Final = 0.11  # are rows of sums
+SUMS: Final = 0.12  # are rows of sums
 COPIES: Final = 0.15  # are rows of words to copy
 STYLED: Final = 0.04  # are told how to speak
 BESIDE: Final = 0.03  # have tools beside them that nobody needs

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zlib import crc32
 
-from infd.embedded.recipe.conversation import HELD_OUT_SHARE, Pool, part
+import msgspec
+
+from infd.embedded.recipe.conversation import HELD_OUT_SHARE, Phrases, Pool, part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from random import Random
+
+Kind = TypeVar("Kind")
 
 HERE: Final = Path(__file__).parent
 MADE_UP_SHARE: Final = 0.35  # of names and cities
@@ -54,8 +58,31 @@ _ENDS: Final = ("", "", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "sk"
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return what a TOML file of this folder holds."""
+    """Return what a TOML file of this folder holds, its lists of phrases joined by those of phrasings.toml."""
+    written: dict[str, Any] = _joined(_content(name), _content("phrasings").get(name, {}))
+    return written
+
+
+def _content(name: str) -> dict[str, Any]:
     return tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _joined(written: Any, more: Any) -> Any:
+    if isinstance(written, dict):
+        assert more.keys() <= written.keys(), (
+            f"phrasings.toml asks for what is not there: {more.keys() - written.keys()}"
+        )
+        return {key: _joined(value, more[key]) if key in more else value for key, value in written.items()}
+    if isinstance(written[0], dict):
+        ids = {one["id"] for one in written}
+        assert more.keys() <= ids, f"phrasings.toml names what is not there: {more.keys() - ids}"
+        return [_joined(one, more.get(one["id"], {})) for one in written]
+    return Phrases(written, more)
+
+
+def converted(content: Any, kind: type[Kind]) -> Kind:
+    """Return what was read in its own type, phrases as they are."""
+    return msgspec.convert(content, kind, dec_hook=lambda _, phrases: Phrases(phrases, getattr(phrases, "more", ())))
 
 
 def _lists() -> dict[str, tuple[str, ...]]:

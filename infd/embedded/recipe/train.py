@@ -34,7 +34,7 @@ from infd.embedded.recipe.network import Network, Shape, config
 from infd.embedded.recipe.styles import STYLES, restyled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -70,9 +70,19 @@ class Trainer:
     """One network in training.
 
     Threads work through the micro-batches of a step, each on a replica that has gradients of its own.
+
+    compiled  torch's compiler fuses what lies between the products: a sixth faster, after minutes of compiling
     """
 
-    def __init__(self, network: Network, optimizers: list[torch.optim.Optimizer], steps: int, threads: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        optimizers: list[torch.optim.Optimizer],
+        steps: int,
+        threads: int,
+        *,
+        compiled: bool = False,
+    ) -> None:
         self.network = network
         self.steps = steps
         self.done = 0
@@ -84,6 +94,9 @@ class Trainer:
             for ours, theirs in zip(network.parameters(), replica.parameters(), strict=True):
                 theirs.data = ours.data
             self._replicas.append(replica)
+        self._runs: list[Callable[[Tensor], Tensor]] = [
+            torch.compile(replica, dynamic=True) if compiled else replica for replica in self._replicas
+        ]
 
     def step(self, batch: list[list[Example]]) -> float:
         """Learn from one step's micro-batches; return the loss of a token in an answer."""
@@ -96,13 +109,13 @@ class Trainer:
             waiting.put(None)
         losses: list[float] = []
 
-        def work(replica: Network) -> None:
+        def work(replica: Network, run: Callable[[Tensor], Tensor]) -> None:
             while (micro := waiting.get()) is not None:
-                loss, shown = _loss(replica, micro, worth)
+                loss, shown = _loss(replica, run, micro, worth)
                 (loss / answers).backward()  # type: ignore[no-untyped-call]
                 losses.append(shown)
 
-        threads = [threading.Thread(target=work, args=(replica,)) for replica in self._replicas]
+        threads = [threading.Thread(target=work, args=each) for each in zip(self._replicas, self._runs, strict=True)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -144,7 +157,9 @@ class Trainer:
         self.done = state["done"]
 
 
-def _loss(network: Network, micro: list[Example], worth: float) -> tuple[Tensor, float]:
+def _loss(
+    network: Network, run: Callable[[Tensor], Tensor], micro: list[Example], worth: float
+) -> tuple[Tensor, float]:
     """Return the weighted sum of a micro-batch's losses, and the part of it that is of answers."""
     longest = max(len(one.ids) for one in micro)
     ids = torch.zeros((len(micro), longest), dtype=torch.int64)
@@ -152,7 +167,7 @@ def _loss(network: Network, micro: list[Example], worth: float) -> tuple[Tensor,
     for row, one in enumerate(micro):
         ids[row, : len(one.ids)] = torch.tensor(one.ids)
         weights[row, : len(one.ids)] = torch.tensor(one.weights, dtype=torch.float32).clamp(min=worth)
-    hidden = network(ids[:, :-1])
+    hidden = run(ids[:, :-1])
     learnt = weights[:, 1:] > 0
     logits = network.logits(hidden[learnt]).float()
     weights = weights[:, 1:][learnt]
@@ -239,12 +254,12 @@ def save(network: Network, tokenizer: tokenizers.Tokenizer, directory: Path) -> 
         (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def make(work: Path, name: str, shape: Shape, steps: int, seed: int, threads: int) -> Network:
+def make(work: Path, name: str, shape: Shape, steps: int, seed: int, threads: int, *, compiled: bool) -> Network:
     """Train the network `name` in WORK, from its checkpoint if it has one, and save it."""
     tokenizer = tokenizer_of(work)
     torch.manual_seed(seed)
     network = Network(shape)
-    trainer = Trainer(network, optimizers(network), steps, threads)
+    trainer = Trainer(network, optimizers(network), steps, threads, compiled=compiled)
     file = work / f"{name}.pt"
     if file.exists():
         trainer.resume(file)
@@ -290,16 +305,18 @@ def save_adapter(network: Network, directory: Path) -> None:
 @click.option("--draft-steps", default=400, show_default=True, help="Steps of the draft.")
 @click.option("--adapter-steps", default=60, show_default=True, help="Steps of each adapter.")
 @click.option("--threads", default=2, show_default=True, help="Threads that train.")
-def main(work: Path, steps: int, draft_steps: int, adapter_steps: int, threads: int) -> None:
+@click.option("--compiled/--plain", default=True, show_default=True, help="Whether torch compiles the model first.")
+def main(work: Path, steps: int, draft_steps: int, adapter_steps: int, threads: int, compiled: bool) -> None:
     """Train the tokenizer, the model, its draft and its adapters in WORK, going on where an earlier run stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)  # each thread of ours does one operation at a time
+    torch._dynamo.config.recompile_limit = 64  # lengths and counts that are special to the compiler
     work.mkdir(parents=True, exist_ok=True)
     tokenizer_of(work)
-    model = make(work, "model", MODEL, steps, SEED, threads)
+    model = make(work, "model", MODEL, steps, SEED, threads, compiled=compiled)
     for style in STYLES:
         adapt(work, style, model, adapter_steps, threads)
-    make(work, "draft", DRAFT, draft_steps, SEED + 1, threads)
+    make(work, "draft", DRAFT, draft_steps, SEED + 1, threads, compiled=False)
 
 
 if __name__ == "__main__":
