@@ -226,10 +226,18 @@ def drawn_beside(work: Path, seed: int, start: int, style: str | None = None) ->
 
 def _draw(ready: Any, work: Path, seed: int, start: int, style: str | None) -> None:
     torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
     writer = Writer(TEMPLATE.read_text(encoding="utf-8"))
     source = draw if style is None else lambda rng, pool: restyled(plain(rng, pool), STYLES[style])
     for batch in batches(source, seed, writer, tokenizer_of(work), tokens=MICRO_TOKENS, context=CONTEXT, start=start):
-        ready.put(batch)
+        while True:
+            try:
+                ready.put(batch, timeout=10)
+                break
+            except queue.Full:
+                if not parent.is_alive():  # killed, it could not end us
+                    return
 
 
 def save(network: Network, tokenizer: tokenizers.Tokenizer, directory: Path) -> None:
