@@ -11,20 +11,22 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
-from infd.kernels.cpu import linear_int8
 from infd.kernels.cpu.library import Library
-from infd.kernels.cpu.linear import PANEL, Matrices
+from infd.kernels.cpu.linear import PANEL, Int4, Int8, Matrices
 from infd.runner.memory import Arena
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from infd.kernels.ops import Form
 
 # Outputs and inputs of a decoder layer's matrices.
 SHAPES = {
@@ -37,43 +39,50 @@ SHAPES = {
 def forms(shapes: list[tuple[int, int]], count: int, isa: str | None) -> dict[str, Callable[[Tensor, int], Tensor]]:
     """Return products by name: of some rows with the i-th matrix, of shape i modulo the number of shapes.
 
-    "small" is infd's before its weights have moved into large pages. "int8" is infd's with weights quantized, "_int_mm"
-    torch's product of whole numbers alone: nobody has found the rows' scales, nor multiplied with them.
+    "small" is infd's before its weights have moved into large pages. "int8" and "int4" are infd's with weights
+    quantized, "_int_mm" torch's product of whole numbers alone: nobody has found the rows' scales, nor multiplied with
+    them. "_int4pack" is torch's own with weights of int4, in the same groups of 32.
     """
     generator = torch.Generator().manual_seed(0)
     weights = [
         (torch.randn(*shapes[i % len(shapes)], generator=generator) / 32).bfloat16() for i in range(count * len(shapes))
     ]
     size = sum(2 * (outputs + PANEL) * (inputs + 8) for outputs, inputs in shapes) * count
-    small, large, other = (Arena(size, torch.device("cpu"), "weights") for _ in range(3))
-    packed, settled, quantized = [], [], []
-    for arena, held, matrices in (
-        (small, packed, Matrices(Library(isa))),
-        (large, settled, Matrices(Library(isa))),
-        (other, quantized, linear_int8.Matrices(Library(isa))),
-    ):
+    families = {"infd": Matrices, "small": Matrices, "int8": Int8, "int4": Int4}
+    products: dict[str, Callable[[Tensor, int], Tensor]] = {}
+    for name, family in families.items():
+        arena, matrices, held = Arena(size, torch.device("cpu"), "weights"), family(Library(isa)), []
         for weight in weights:
             form = matrices.form(*weight.shape, weight.dtype)
             held.append((form, arena.take(form.shape, form.dtype)))
             form.place(held[-1][1], 0, weight)
-    while large.settle() or other.settle():
-        pass
+        while name != "small" and arena.settle():
+            pass
+        products[name] = partial(_multiply, held)
     whole = [(weight * 127).to(torch.int8) for weight in weights]
     prepacked = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
     onednn = torch.ops.mkldnn._linear_pointwise
-    return {
-        "infd": lambda x, i: settled[i][0].multiply(x, settled[i][1]),
-        "small": lambda x, i: packed[i][0].multiply(x, packed[i][1]),
+    fours, scales = [], []
+    for weight in weights:
+        numbers = torch.randint(16, weight.shape, generator=generator, dtype=torch.int32)
+        fours.append(torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1))
+        scales.append(torch.full((weight.shape[1] // 32, weight.shape[0], 2), 1 / 256).bfloat16())
+    return products | {
         "oneDNN": lambda x, i: onednn(x, prepacked[i], None, "none", [], ""),
         "F.linear": lambda x, i: functional.linear(x, weights[i]),
-        "int8": lambda x, i: quantized[i][0].multiply(x, quantized[i][1]),
         "_int_mm": lambda x, i: torch._int_mm(x.to(torch.int8), whole[i].T),
+        "_int4pack": lambda x, i: torch.ops.aten._weight_int4pack_mm_for_cpu(x, fours[i], 32, scales[i]),
     }
 
 
-def size_of(form: str) -> int:
+def _multiply(held: list[tuple[Form, Tensor]], x: Tensor, i: int) -> Tensor:
+    form, kept = held[i]
+    return form.multiply(x, kept)
+
+
+def size_of(form: str) -> float:
     """Return the bytes of a weight."""
-    return 1 if "int" in form else 2
+    return 4.5 / 8 if "int4" in form else 1 if "int" in form else 2
 
 
 def bandwidth(clock: Callable[[], float], size: int = 2**28) -> float:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer
 
 from infd.kernels.ops import AttentionBatch, KeyValuePages
-from infd.kernels.select import CANDIDATES, quantized, select
+from infd.kernels.select import CANDIDATES, QUANTIZED, quantized, select
 from infd.models import registry
 from infd.models.base import Batch
 from infd.runner.memory import Arena
@@ -45,10 +45,14 @@ class Form(NamedTuple):
 
 
 REFERENCES = {family: candidates[-1:] for family, candidates in CANDIDATES.items()}
+INT4 = QUANTIZED["int4"]["linear"]
 FORMS = (
     Form("bfloat16", torch.bfloat16, CANDIDATES),
     Form("int8, vocabulary bfloat16", torch.bfloat16, quantized("int8", vocabulary=False)),
     Form("int8", torch.bfloat16, quantized("int8", vocabulary=True)),
+    Form("int4, vocabulary bfloat16", torch.bfloat16, quantized("int4", vocabulary=False)),
+    Form("int4, vocabulary int8", torch.bfloat16, quantized("int4", vocabulary=True)),
+    Form("int4, vocabulary int4", torch.bfloat16, {**quantized("int4", vocabulary=True), "vocabulary": INT4}),
 )
 
 

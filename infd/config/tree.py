@@ -59,12 +59,14 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"], about("type of weights and activations", flag="--dtype")
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8"],
+        Literal["none", "int8", "int4"],
         about(
             "what weights are made while they are loaded: smaller and faster, not quite the same", flag="--quantization"
         ),
     ] = "none"
-    quantize_vocabulary: Annotated[bool, about("whether that includes the embedding and the head")] = True
+    quantize_vocabulary: Annotated[
+        bool, about("whether that includes the embedding and the head: at int8, also where the others are int4")
+    ] = True
     max_model_len: Annotated[
         Annotated[int, Meta(ge=2)] | None,
         about("longest sequence in tokens, prompt and answer together (default: the model's)", flag="--max-model-len"),

@@ -111,21 +111,29 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
 )
 
 
-# The forms of weights that are quantized while they are loaded.
-QUANTIZED: Mapping[str, Sequence[Candidate]] = MappingProxyType(
+_INT8 = (
+    _native("linear:Int8", *_FLOATS, name="native int8"),
+    Candidate(name="reference int8", place="infd.kernels.reference.int8:Matrices", refuses=_not_on_a_cpu),
+)
+_INT4 = (
+    _native("linear:Int4", *_FLOATS, name="native int4"),
+    Candidate(name="reference int4", place="infd.kernels.reference.int4:Matrices", refuses=_not_on_a_cpu),
+)
+
+# The forms of weights that are quantized while they are loaded. Four bits in the vocabulary would cost as much again as
+# a third of what they cost in the layers (bench/LOG.md), where eight cost nothing that can be told.
+QUANTIZED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
     {
-        "int8": (
-            _native("linear_int8:Matrices", *_FLOATS, name="native int8"),
-            Candidate(name="reference int8", place="infd.kernels.reference.int8:Matrices", refuses=_not_on_a_cpu),
-        ),
+        "int8": {"linear": _INT8, "vocabulary": _INT8},
+        "int4": {"linear": _INT4, "vocabulary": _INT8},
     }
 )
 
 
 def quantized(how: str, *, vocabulary: bool) -> Mapping[str, Sequence[Candidate]]:
     """Return the candidates for weights quantized to `how`, a key of QUANTIZED; the vocabulary's too, or all others."""
-    families = ("linear", "vocabulary") if vocabulary else ("linear",)
-    return {**CANDIDATES, **dict.fromkeys(families, QUANTIZED[how])}
+    families = QUANTIZED[how] if vocabulary else {"linear": QUANTIZED[how]["linear"]}
+    return {**CANDIDATES, **families}
 
 
 def select(device: torch.device, dtype: torch.dtype, candidates: Mapping[str, Sequence[Candidate]] = CANDIDATES) -> Ops:

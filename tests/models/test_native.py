@@ -6,8 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from infd.kernels.cpu import linear_int8
-from infd.kernels.cpu.linear import Matrices, Packed
+from infd.kernels.cpu.linear import Int4, Int8, Matrices
 from infd.kernels.reference.dense import Stack
 from infd.kernels.select import CANDIDATES, quantized, select
 from tests.kernels.paging import CPU
@@ -19,7 +18,8 @@ CUTS = {"at once": (LENGTH,), "in chunks": (20, 1, 20), "one by one": (1,) * LEN
 # Logits spread over 11. bfloat16 keeps 8 bits of each of the dozens of numbers that a logit passes through, and here
 # every weight matters: plain torch in bfloat16 is off by 0.04 to 0.12 in the mean, and nothing can do better.
 MEAN_OFF = 0.15
-INT8_OFF = 0.6  # seven bits of each number, in as many places; in models this narrow few errors cancel out
+# Seven bits, or three, of each number, in as many places; in models this narrow few errors cancel out.
+QUANTIZED_OFF = {"int8": 0.6, "int4": 2.5}
 BESIDE_REFERENCE = 1.15  # at most so much further off than plain torch in bfloat16
 
 
@@ -65,79 +65,115 @@ def test_a_model_is_as_near_to_float32_as_bfloat16_can_be(built, tiny, variant):
         assert found < min(MEAN_OFF, BESIDE_REFERENCE * reference), name
 
 
-def native_int8(*, vocabulary):
-    ops = select(CPU, torch.bfloat16, quantized("int8", vocabulary=vocabulary))
-    assert {row.family: row.chosen for row in ops.selection}["linear"] == "native int8"
+def native_quantized(how, *, vocabulary):
+    ops = select(CPU, torch.bfloat16, quantized(how, vocabulary=vocabulary))
+    assert {row.family: row.chosen for row in ops.selection}["linear"] == f"native {how}"
     return ops
 
 
+@pytest.mark.parametrize("how", QUANTIZED_OFF)
 @pytest.mark.parametrize("variant", EACH)
-def test_a_model_in_int8_stays_near_float32(built, tiny, variant):
+def test_a_quantized_model_stays_near_float32(built, tiny, variant, how):
     expected = exact(tiny(variant))
     for vocabulary in (False, True):
-        ops = native_int8(vocabulary=vocabulary)
+        ops = native_quantized(how, vocabulary=vocabulary)
         found = off(compute(tiny(variant), ops, torch.bfloat16, CUTS["in chunks"]), expected)
-        assert found < INT8_OFF, f"vocabulary: {vocabulary}"
+        assert found < QUANTIZED_OFF[how], f"vocabulary: {vocabulary}"
 
 
-class ForgetsAScale(linear_int8.Packed):
-    def place(self, kept, first, rows):
-        super().place(kept, first, rows)
-        kept[:, 0] = kept[:, 0, :1]
+def loses_the_last_input(form):
+    multiply = form.multiply
 
-
-class LosesAQuad(linear_int8.Packed):
-    def place(self, kept, first, rows):
-        super().place(kept, first, rows)
-        kept[:, 3] = 0
-
-
-class BrokenInt8(linear_int8.Matrices):
-    def __init__(self, kind):
-        super().__init__()
-        self._kind = kind
-
-    def form(self, outputs, inputs, dtype):
-        return self._kind(self, outputs, inputs, dtype)
-
-
-@pytest.mark.parametrize("broken", [ForgetsAScale, LosesAQuad])
-def test_a_broken_int8_kernel_is_noticed(built, tiny, broken):
-    ops = msgspec.structs.replace(native_int8(vocabulary=True), linear=BrokenInt8(broken), stack=Stack())
-    assert off(compute(tiny("llama"), ops, torch.bfloat16, (LENGTH,)), exact(tiny("llama"))) > INT8_OFF
-
-
-class LosesTheLastInput(Packed):
-    def multiply(self, x, kept, bias=None, *, wide=False):
+    def broken(x, kept, bias=None, *, wide=False):
         x = x.clone()
         x[:, -1] = 0
-        return super().multiply(x, kept, bias, wide=wide)
+        return multiply(x, kept, bias, wide=wide)
+
+    form.multiply = broken
 
 
-class PlacesOneRowLate(Packed):
-    def place(self, kept, first, rows):
-        super().place(kept, first, rows.roll(1, 0))
+def repeats_a_panel(form):
+    multiply = form.multiply
 
-
-class RepeatsAPanel(Packed):
-    def multiply(self, x, kept, bias=None, *, wide=False):
-        y = super().multiply(x, kept, bias, wide=wide)
+    def broken(x, kept, bias=None, *, wide=False):
+        y = multiply(x, kept, bias, wide=wide)
         y[:, -8:] = y[:, :8]
         return y
 
+    form.multiply = broken
 
-class Broken(Matrices):
-    def __init__(self, kind):
-        super().__init__()
-        self._kind = kind
+
+def places_one_row_late(form):
+    place = form.place
+    form.place = lambda kept, first, rows: place(kept, first, rows.roll(1, 0))
+
+
+def after_placing(change):
+    def spoil(form):
+        place = form.place
+
+        def broken(kept, first, rows):
+            place(kept, first, rows)
+            change(kept)
+
+        form.place = broken
+
+    return spoil
+
+
+@after_placing
+def forgets_scales_of_int8(kept):
+    kept[:, 0] = kept[:, 0, :1]
+
+
+@after_placing
+def loses_a_quad_of_int8(kept):
+    kept[:, 3] = 0
+
+
+@after_placing
+def forgets_scales_of_int4(kept):
+    kept[:, :, :32] = kept[:, :1, :1]
+
+
+@after_placing
+def swaps_halves_of_int4(kept):
+    lines = kept[:, :, 32:]
+    lines.copy_((lines >> 4 & 0x0F0F0F0F) | (lines & 0x0F0F0F0F) << 4)
+
+
+class Broken:
+    """A family whose forms are spoilt."""
+
+    def __init__(self, matrices, spoil):
+        self._matrices, self._spoil = matrices, spoil
 
     def form(self, outputs, inputs, dtype):
-        return self._kind(self, outputs, inputs)
+        form = self._matrices.form(outputs, inputs, dtype)
+        self._spoil(form)
+        return form
 
 
-@pytest.mark.parametrize("broken", [LosesTheLastInput, PlacesOneRowLate, RepeatsAPanel])
+@pytest.mark.parametrize("spoil", [loses_the_last_input, places_one_row_late, repeats_a_panel])
 @pytest.mark.parametrize("variant", EACH)
-def test_a_broken_kernel_is_noticed(built, tiny, variant, broken):
-    ops = native(linear=Broken(broken), stack=Stack())  # C code would not call what is broken here
+def test_a_broken_kernel_is_noticed(built, tiny, variant, spoil):
+    ops = native(linear=Broken(Matrices(), spoil), stack=Stack())  # C code would not call what is broken here
     logits = compute(tiny(variant), ops, torch.bfloat16, (LENGTH,))
     assert off(logits, exact(tiny(variant))) > MEAN_OFF
+
+
+@pytest.mark.parametrize(
+    ("how", "matrices", "spoil"),
+    [
+        ("int8", Int8, forgets_scales_of_int8),
+        ("int8", Int8, loses_a_quad_of_int8),
+        ("int4", Int4, forgets_scales_of_int4),
+        ("int4", Int4, swaps_halves_of_int4),
+        ("int4", Int4, places_one_row_late),
+    ],
+)
+def test_a_broken_quantized_kernel_is_noticed(built, tiny, how, matrices, spoil):
+    ops = native_quantized(how, vocabulary=True)
+    ops = msgspec.structs.replace(ops, linear=Broken(matrices(), spoil), stack=Stack())
+    found = off(compute(tiny("llama"), ops, torch.bfloat16, (LENGTH,)), exact(tiny("llama")))
+    assert found > QUANTIZED_OFF[how]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from infd.kernels.cpu import attention, linear, linear_int8, tokens
+from infd.kernels.cpu import attention, linear, tokens
 from infd.kernels.cpu.stack import Stack, Stacked
 from infd.kernels.reference import dense
 from infd.kernels.select import select
@@ -53,8 +53,9 @@ def test_in_every_instruction_set(library, tiny, variant):
     assert compute(tiny(variant), ops).equal(compute(tiny(variant), one_by_one(ops)))
 
 
-def test_with_weights_of_int8(library, tiny):
-    ops = msgspec.structs.replace(select(CPU, torch.bfloat16), linear=linear_int8.Matrices(library))
+@pytest.mark.parametrize("matrices", [linear.Int8, linear.Int4])
+def test_with_quantized_weights(library, tiny, matrices):
+    ops = msgspec.structs.replace(select(CPU, torch.bfloat16), linear=matrices(library))
     assert load_model(tiny("qwen3"), ops=ops, dtype=torch.bfloat16)._stacked is not None
     assert compute(tiny("qwen3"), ops).equal(compute(tiny("qwen3"), one_by_one(ops)))
 

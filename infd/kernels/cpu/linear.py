@@ -1,6 +1,7 @@
-"""Weights of bfloat16 in panels: `native/panels.h` says how they lie, `native/products.h` how they are multiplied.
+"""Weights in panels: `native/panels.h` says how they lie, `native/products.h` how they are multiplied.
 
-A row of a product depends on nothing but that row: not on how many there are,
+They keep their numbers, of bfloat16, or are made int8 or int4 while they are placed: see `native/linear_int8.cpp` and
+`native/linear_int4.cpp`. A row of a product depends on nothing but that row, to the bit: not on how many there are,
 and not on how many threads compute them.
 """
 
@@ -14,51 +15,72 @@ from infd.kernels.cpu.library import INT, POINTER, Library
 from infd.kernels.cpu.product import Product, product
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 PANEL = 64  # outputs
+FLOATS = {torch.bfloat16: "bf16", torch.float32: "float"}
+HALF = (torch.bfloat16,)
 
 
-class Matrices:
-    """The forms of bfloat16 weights."""
+class Kernels:
+    """What is computed with panels of one kind, by the type of what is read or written beside them."""
 
-    def __init__(self, library: Library | None = None) -> None:
+    def __init__(self, kind: str, dtypes: Sequence[torch.dtype], library: Library | None) -> None:
         library = library or Library()
-        self.pack = library.kernel("pack_rows", POINTER, INT, POINTER, INT, INT)
-        self.unpack = library.kernel("unpack_rows", POINTER, POINTER, INT, INT, POINTER, INT)
-        self.linear = library.kernel("linear", POINTER, INT, INT, POINTER, INT, INT, POINTER, POINTER, INT, INT)
+        names = {dtype: f"{kind}_{FLOATS[dtype]}" for dtype in dtypes}
+        self.pack = {d: library.kernel(f"pack_{name}", POINTER, INT, POINTER, INT, INT) for d, name in names.items()}
+        self.unpack = {
+            d: library.kernel(f"unpack_{name}", POINTER, POINTER, INT, INT, POINTER, INT) for d, name in names.items()
+        }
+        self.multiply = {
+            d: library.kernel(f"multiply_{name}", POINTER, INT, INT, POINTER, INT, INT, POINTER, POINTER, INT, INT)
+            for d, name in names.items()
+        }
 
-    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Packed:
-        assert dtype is torch.bfloat16
-        return Packed(self, outputs, inputs)
 
+class Panels:
+    """A matrix in panels of outputs.
 
-class Packed:
-    """A matrix in panels of outputs, pairs of inputs side by side."""
+    panel        the shape of one, of words of type `dtype`
+    activations  the type of what is multiplied with it
+    """
 
-    dtype = torch.bfloat16
-
-    def __init__(self, kernels: Matrices, outputs: int, inputs: int) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        outputs: int,
+        inputs: int,
+        panel: tuple[int, ...],
+        dtype: torch.dtype = torch.int32,
+        activations: torch.dtype = torch.bfloat16,
+    ) -> None:
+        assert activations in kernels.multiply
         self._kernels = kernels
-        self._outputs, self._inputs = outputs, inputs
-        self.shape = (-(-outputs // PANEL), -(-inputs // 2), PANEL, 2)
+        self._outputs, self._inputs, self._activations = outputs, inputs, activations
+        self.shape = (-(-outputs // PANEL), *panel)
+        self.dtype = dtype
 
     def rows(self, kept: Tensor, first: int, count: int) -> None:
         """Return None: no row lies as checkpoints have it."""
 
     def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
-        rows = rows.to(torch.bfloat16).contiguous()
+        pack = self._kernels.pack
+        if rows.dtype not in pack:
+            rows = rows.to(list(pack)[-1])
+        rows = rows.contiguous()
         assert rows.shape[1] == self._inputs
         assert first + rows.shape[0] <= self._outputs
-        self._kernels.pack(kept.data_ptr(), self._inputs, rows.data_ptr(), first, rows.shape[0])
+        pack[rows.dtype](kept.data_ptr(), self._inputs, rows.data_ptr(), first, rows.shape[0])
 
     def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         rows, inputs = x.shape
-        assert (inputs, x.dtype) == (self._inputs, torch.bfloat16)
+        assert (inputs, x.dtype) == (self._inputs, self._activations)
         if x.stride(1) != 1:
             x = x.contiguous()
-        out = x.new_empty(rows, self._outputs, dtype=torch.float32 if wide else torch.bfloat16)
-        self._kernels.linear(
+        out = x.new_empty(rows, self._outputs, dtype=torch.float32 if wide else x.dtype)
+        self._kernels.multiply[x.dtype](
             x.data_ptr(),
             x.stride(0),
             rows,
@@ -68,17 +90,54 @@ class Packed:
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             self._outputs,
-            wide,
+            out.dtype is torch.float32,
         )
         return out
 
     def product(self, kept: Tensor, bias: Tensor | None) -> Product:
-        return product(self._kernels.linear, kept, bias, self._outputs, self._inputs)
+        return product(self._kernels.multiply[self._activations], kept, bias, self._outputs, self._inputs)
 
     def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
         tokens = tokens.contiguous()
-        out = kept.new_empty(tokens.shape[0], self._inputs)
-        self._kernels.unpack(
+        out = torch.empty(tokens.shape[0], self._inputs, dtype=self._activations)
+        self._kernels.unpack[self._activations](
             out.data_ptr(), kept.data_ptr(), self._outputs, self._inputs, tokens.data_ptr(), tokens.shape[0]
         )
         return out
+
+
+class Matrices:
+    """The forms of bfloat16 weights: a word is a pair of inputs."""
+
+    def __init__(self, library: Library | None = None) -> None:
+        self._kernels = Kernels("bf16", HALF, library)
+
+    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
+        return Panels(self._kernels, outputs, inputs, (-(-inputs // 2), PANEL, 2), torch.bfloat16, dtype)
+
+
+class Int8:
+    """The forms of int8 weights: a word is four inputs. `native/quantized.h`."""
+
+    HEADER = 2  # lines of a panel: the scales, and what sums begin with
+    MOST_INPUTS = 2**31 // 127**2  # products of so many fit into a sum
+
+    def __init__(self, library: Library | None = None) -> None:
+        self._kernels = Kernels("int8", tuple(FLOATS), library)
+
+    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
+        assert inputs <= self.MOST_INPUTS
+        return Panels(self._kernels, outputs, inputs, (self.HEADER + -(-inputs // 4), PANEL), activations=dtype)
+
+
+class Int4:
+    """The forms of int4 weights: a word is eight inputs. `native/nibbles.h`."""
+
+    GROUP = 32  # inputs with scales of their own
+    STEP = PANEL // 2 + GROUP // 8 * PANEL  # words: the scales, then the group
+
+    def __init__(self, library: Library | None = None) -> None:
+        self._kernels = Kernels("int4", tuple(FLOATS), library)
+
+    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
+        return Panels(self._kernels, outputs, inputs, (-(-inputs // self.GROUP), self.STEP), activations=dtype)

@@ -8,7 +8,7 @@ namespace {
 
 // A word is a pair of neighbouring inputs.
 struct Pairs {
-  static constexpr int64_t HEADER = 0;
+  static constexpr int64_t HEADER = 0, STEP = PANEL;
   static constexpr bool HALVES = true;
 
   const uint16_t* numbers;
@@ -59,11 +59,11 @@ struct Pairs {
 }  // namespace
 
 // out = x [rows, inputs] times weights, packed, transposed, plus bias.
-INFD_KERNEL(linear)
+INFD_KERNEL(multiply_bf16_bf16)
 (const uint16_t* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
  const bf16* bias, void* out, int64_t out_stride, int64_t wide) {
-  const Product<Pairs> product = {{x, x_stride}, rows, weights,    outputs,  pairs_of(inputs), inputs % 2 != 0, bias,
-                                  nullptr,       out,  out_stride, wide != 0};
+  const Product<Pairs> product = {{x, x_stride}, rows, weights, outputs, pairs_of(inputs), inputs % 2 != 0, bias, out,
+                                  out_stride, wide != 0};
 #pragma omp parallel
   compute_own_part(product);
 }

@@ -11,7 +11,7 @@ namespace {
 
 // A word is a quad of neighbouring inputs.
 struct Quads {
-  static constexpr int64_t HEADER = ::HEADER;
+  static constexpr int64_t HEADER = ::HEADER, STEP = PANEL;
   static constexpr bool HALVES = false;
 
   const uint8_t* bytes;
@@ -77,23 +77,25 @@ struct Quads {
 thread_local Scratch scratch;
 
 template <class Number>
-void multiply_int8(const Number* x, int64_t x_stride, int64_t inputs, Product<Quads> product) {
+void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
+              const Number* bias, void* out, int64_t out_stride, int64_t wide) {
   // Rows a whole number of pages apart would fight for the same places of the first cache.
   const int64_t stride = 4 * quads_of(inputs) + 64;
   const auto carve = [&](char* memory, uint8_t*& bytes, float*& scales) {
     Carver carver(memory);
-    bytes = carver.take<uint8_t>(product.rows * stride);
-    scales = carver.take<float>(product.rows);
+    bytes = carver.take<uint8_t>(rows * stride);
+    scales = carver.take<float>(rows);
     return carver.used;
   };
   uint8_t* bytes;
   float* scales;
   carve(scratch.at_least(carve(nullptr, bytes, scales)), bytes, scales);
-  product.x = {bytes, stride, scales};
+  const Product<Quads> product = {{bytes, stride, scales}, rows, weights,    outputs,  quads_of(inputs), false, bias,
+                                  out,                     out_stride, wide != 0};
 #pragma omp parallel
   {
 #pragma omp for
-    for (int64_t i = 0; i < product.rows; i++) {
+    for (int64_t i = 0; i < rows; i++) {
       scales[i] = scale_of(x + i * x_stride, inputs);
       quantize(x + i * x_stride, inputs, scales[i], bytes + i * stride, Quads::FLIP);
     }
@@ -103,24 +105,15 @@ void multiply_int8(const Number* x, int64_t x_stride, int64_t inputs, Product<Qu
 
 }  // namespace
 
-// out = x [rows, inputs] times weights of int8, transposed, plus bias. x and bias are of bfloat16 if `half`, else float.
-INFD_KERNEL(linear_int8)
-(int64_t half, const void* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
- const void* bias, void* out, int64_t out_stride, int64_t wide) {
-  const bf16* narrow_bias = half ? static_cast<const bf16*>(bias) : nullptr;
-  const float* wide_bias = half ? nullptr : static_cast<const float*>(bias);
-  const Product<Quads> product = {{},          rows,      weights, outputs,    quads_of(inputs), false,
-                                  narrow_bias, wide_bias, out,     out_stride, wide != 0};
-  if (half)
-    multiply_int8(static_cast<const bf16*>(x), x_stride, inputs, product);
-  else
-    multiply_int8(static_cast<const float*>(x), x_stride, inputs, product);
+// out = x [rows, inputs] times weights of int8, transposed, plus bias.
+INFD_KERNEL(multiply_int8_bf16)
+(const bf16* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
+ const bf16* bias, void* out, int64_t out_stride, int64_t wide) {
+  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide);
 }
 
-// The same of bfloat16, told what `linear` is told: for stack.cpp.
-INFD_KERNEL(linear_int8_half)
-(const void* x, int64_t x_stride, int64_t rows, const void* weights, int64_t outputs, int64_t inputs, const void* bias,
- void* out, int64_t out_stride, int64_t wide) {
-  INFD_JOIN(INFD_ISA, linear_int8)
-  (1, x, x_stride, rows, static_cast<const uint32_t*>(weights), outputs, inputs, bias, out, out_stride, wide);
+INFD_KERNEL(multiply_int8_float)
+(const float* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
+ const float* bias, void* out, int64_t out_stride, int64_t wide) {
+  multiply(x, x_stride, rows, weights, outputs, inputs, bias, out, out_stride, wide);
 }

@@ -29,7 +29,7 @@ void place_panel(uint32_t* words, const uint16_t* rows, int64_t inputs) {
 }  // namespace
 
 // Make rows [count, inputs] the outputs from `first` on.
-INFD_KERNEL(pack_rows)(uint32_t* weights, int64_t inputs, const uint16_t* rows, int64_t first, int64_t count) {
+INFD_KERNEL(pack_bf16_bf16)(uint32_t* weights, int64_t inputs, const uint16_t* rows, int64_t first, int64_t count) {
   const int64_t pairs = pairs_of(inputs), end = first + count;
 #pragma omp parallel for schedule(dynamic)
   for (int64_t panel = first / PANEL; panel < panels_of(end); panel++) {
@@ -43,7 +43,7 @@ INFD_KERNEL(pack_rows)(uint32_t* weights, int64_t inputs, const uint16_t* rows, 
 }
 
 // out [count, inputs] = rows of the matrix. A row that does not exist is all NaN.
-INFD_KERNEL(unpack_rows)
+INFD_KERNEL(unpack_bf16_bf16)
 (uint16_t* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
   const int64_t pairs = pairs_of(inputs);
 #pragma omp parallel for if (count > 8)

@@ -82,20 +82,20 @@ void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t input
 
 }  // namespace
 
-// Make rows [count, inputs], of bfloat16 if `half`, else float, the outputs from `first` on.
-INFD_KERNEL(pack_rows_int8)
-(int64_t half, uint32_t* weights, int64_t inputs, const void* rows, int64_t first, int64_t count) {
-  if (half)
-    pack(weights, inputs, static_cast<const bf16*>(rows), first, count);
-  else
-    pack(weights, inputs, static_cast<const float*>(rows), first, count);
+// Make rows [count, inputs] the outputs from `first` on.
+INFD_KERNEL(pack_int8_bf16)(uint32_t* weights, int64_t inputs, const bf16* rows, int64_t first, int64_t count) {
+  pack(weights, inputs, rows, first, count);
+}
+INFD_KERNEL(pack_int8_float)(uint32_t* weights, int64_t inputs, const float* rows, int64_t first, int64_t count) {
+  pack(weights, inputs, rows, first, count);
 }
 
-// out [count, inputs], of bfloat16 if `half`, else float, = rows of the matrix. A row that does not exist is all NaN.
-INFD_KERNEL(unpack_rows_int8)
-(int64_t half, void* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
-  if (half)
-    unpack(static_cast<bf16*>(out), weights, outputs, inputs, rows, count);
-  else
-    unpack(static_cast<float*>(out), weights, outputs, inputs, rows, count);
+// out [count, inputs] = rows of the matrix. A row that does not exist is all NaN.
+INFD_KERNEL(unpack_int8_bf16)
+(bf16* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
+  unpack(out, weights, outputs, inputs, rows, count);
+}
+INFD_KERNEL(unpack_int8_float)
+(float* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
+  unpack(out, weights, outputs, inputs, rows, count);
 }

@@ -10,6 +10,7 @@
 //
 // A Kind says what the words of a step are and how they are multiplied:
 //
+//   STEP                     words of a step along the inputs: a line of a panel, or more
 //   Weights, Input           a vector of words; a word for every lane
 //   weights, input, add      load the one, spread the other, add their products to the sums of 32 bits
 //   HEADER                   words of a panel before its first step
@@ -17,6 +18,8 @@
 //   x.word(row, at)          the word that multiplies step `at`, and x.from(row, at) the rows and steps from there on
 //   x.HALVES, x.half_word    whether the last word may be half a one, read by itself because it is the last of its row
 //   x.value(sums, row, header)   the numbers that sums stand for
+//
+// That is for steps of one line. A kind whose steps are more says itself how a Group of rows is multiplied.
 
 #pragma once
 
@@ -35,16 +38,24 @@ template <int ROWS>
 constexpr int ABREAST = ROWS == 1 ? 8 : 4;
 #endif
 
-constexpr int64_t STRETCH = 8;          // steps between two looks at what to fetch
-constexpr int64_t STEP_LINES = 4;       // cache lines in a step of a panel
-constexpr int64_t MOST_STEPS = 1024;    // of a panel in one go: 256 KiB, which stay in the second cache beside the rows
-constexpr int64_t TWO_STEPS = 256;      // for two groups: the second follows while what the first has read is still near
-constexpr int64_t MOST_TOGETHER = 240;  // rows whose sums are kept from one stretch of inputs to the next
+constexpr int64_t LOOK = 1 << 9;         // words between two looks at what to fetch
+constexpr int64_t CACHE_LINE = 16;       // words
+constexpr int64_t MOST_WORDS = 1 << 16;  // of a panel in one go: 256 KiB, which stay in the second cache beside the rows
+constexpr int64_t TWO_WORDS = 1 << 14;   // for two groups: the second follows while what the first has read is still near
+constexpr int64_t MOST_TOGETHER = 240;   // rows whose sums are kept from one stretch of inputs to the next
 
-// What is to be fetched meanwhile: `lines` cache lines for every STRETCH steps.
+template <class Kind>
+constexpr int64_t STEPS_OF_A_LOOK = LOOK > Kind::STEP ? LOOK / Kind::STEP : 1;
+
+// What is to be fetched meanwhile: `lines` cache lines at every look.
 struct Ahead {
   const char* next;
   int64_t lines;
+
+  void fetch() {
+    for (int64_t line = 0; line < lines; line++) _mm_prefetch(next + line * 64, _MM_HINT_T1);
+    next += lines * 64;
+  }
 };
 
 // Some steps of a panel, the last of them with half an input word if `half`.
@@ -55,9 +66,15 @@ struct Stretch {
   const uint32_t* header;  // of the panel, where sums are to begin; null where they go on
 };
 
-// sums [ROWS, PANEL] (+)= rows times a stretch of a panel.
+// Rows that are multiplied together. sums [ROWS, PANEL] (+)= rows times a stretch of a panel.
 template <class Kind, int ROWS>
-void multiply(const Kind& x, const Stretch& stretch, float* sums, Ahead ahead) {
+struct Group {
+  static void multiply(const Kind& x, const Stretch& stretch, float* sums, Ahead ahead);
+};
+
+template <class Kind, int ROWS>
+void Group<Kind, ROWS>::multiply(const Kind& x, const Stretch& stretch, float* sums, Ahead ahead) {
+  static_assert(Kind::STEP == PANEL);
   constexpr int VECTORS = ABREAST<ROWS>;
   for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
     const uint32_t* words = stretch.words + first;
@@ -70,11 +87,8 @@ void multiply(const Kind& x, const Stretch& stretch, float* sums, Ahead ahead) {
                                    : load(sums + i * PANEL + first + j * WIDTH);
 
     for (int64_t at = 0; at < stretch.steps;) {
-      if (first == 0) {
-        for (int64_t line = 0; line < ahead.lines; line++) _mm_prefetch(ahead.next + line * 64, _MM_HINT_T1);
-        ahead.next += ahead.lines * 64;
-      }
-      const int64_t end = at + STRETCH < stretch.steps ? at + STRETCH : stretch.steps;
+      if (first == 0) ahead.fetch();
+      const int64_t next = at + STEPS_OF_A_LOOK<Kind>, end = next < stretch.steps ? next : stretch.steps;
       for (; at < end; at++) {
         typename Kind::Weights w[VECTORS];
 #pragma GCC unroll 8
@@ -111,13 +125,22 @@ using Multiply = void (*)(const Kind&, const Stretch&, float*, Ahead);
 template <class Kind>
 Multiply<Kind> multiply_rows(int64_t rows) {
 #if defined(__AVX512F__)
-  static constexpr Multiply<Kind> of[] = {multiply<Kind, 1>, multiply<Kind, 2>, multiply<Kind, 3>,
-                                          multiply<Kind, 4>, multiply<Kind, 5>, multiply<Kind, 6>};
+  static constexpr Multiply<Kind> of[] = {Group<Kind, 1>::multiply, Group<Kind, 2>::multiply, Group<Kind, 3>::multiply,
+                                          Group<Kind, 4>::multiply, Group<Kind, 5>::multiply, Group<Kind, 6>::multiply};
 #else
-  static constexpr Multiply<Kind> of[] = {multiply<Kind, 1>, multiply<Kind, 2>};
+  static constexpr Multiply<Kind> of[] = {Group<Kind, 1>::multiply, Group<Kind, 2>::multiply};
 #endif
   return of[rows - 1];
 }
+
+// What is added to every row [outputs], if anything.
+struct Bias {
+  const bf16* narrow = nullptr;
+  const float* wide = nullptr;
+
+  Bias(const bf16* bias) : narrow(bias) {}
+  Bias(const float* bias) : wide(bias) {}
+};
 
 // One product. Everything is checked by the caller.
 template <class Kind>
@@ -128,20 +151,19 @@ struct Product {
   int64_t outputs;
   int64_t steps;  // of a panel, a last half one included
   bool half;
-  const bf16* bias;        // [outputs], or null
-  const float* wide_bias;  // the same in float; one of the two at most
-  void* out;               // [rows, outputs] of float or bfloat16, rows `stride` numbers apart
+  Bias bias;
+  void* out;  // [rows, outputs] of float or bfloat16, rows `stride` numbers apart
   int64_t stride;
   bool wide;  // out is float
 
-  const uint32_t* panel(int64_t number) const { return weights + number * (Kind::HEADER + steps * PANEL); }
+  const uint32_t* panel(int64_t number) const { return weights + number * (Kind::HEADER + steps * Kind::STEP); }
 
   // Round sums [count, PANEL], of rows from `row` on and the panel from output `first` on, into place.
   void finish(const float* sums, int64_t row, int64_t count, int64_t first, const uint32_t* header) const {
     const int64_t columns = outputs - first < PANEL ? outputs - first : PANEL;
     float added[PANEL] = {};
-    if (bias) convert(bias + first, added, columns);
-    if (wide_bias) convert(wide_bias + first, added, columns);
+    if (bias.narrow) convert(bias.narrow + first, added, columns);
+    if (bias.wide) convert(bias.wide + first, added, columns);
     for (int64_t i = 0; i < count; i++) {
       const int64_t at = (row + i) * stride + first;
       if (wide)
@@ -164,21 +186,22 @@ struct Product {
 template <class Kind>
 void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, bool more) {
   const int64_t groups = (count + MOST_ROWS - 1) / MOST_ROWS;
-  const int64_t most = groups == 2 ? TWO_STEPS : MOST_STEPS;
+  const int64_t most = (groups == 2 ? TWO_WORDS : MOST_WORDS) / Kind::STEP;
   const int64_t stretches = (p.steps + most - 1) / most;
-  const int64_t lines = groups == 1 ? 0 : (STRETCH * STEP_LINES + groups - 1) / groups;
+  const int64_t look = STEPS_OF_A_LOOK<Kind> * Kind::STEP / CACHE_LINE;
+  const int64_t lines = groups == 1 ? 0 : (look + groups - 1) / groups;
   const uint32_t *header = p.panel(panel), *words = header + Kind::HEADER;
   alignas(64) float sums[MOST_TOGETHER * PANEL];
 
   for (int64_t stretch = 0; stretch < stretches; stretch++) {
     const int64_t first = p.steps * stretch / stretches, last = p.steps * (stretch + 1) / stretches;
     const bool ends = stretch + 1 == stretches, half = ends && p.half;
-    const Stretch part = {words + first * PANEL, last - first - half, half, stretch ? nullptr : header};
-    const char* next = reinterpret_cast<const char*>(words + last * PANEL);  // the next stretch, or the next panel
+    const Stretch part = {words + first * Kind::STEP, last - first - half, half, stretch ? nullptr : header};
+    const char* next = reinterpret_cast<const char*>(words + last * Kind::STEP);  // the next stretch, or the next panel
     for (int64_t group = 0; group < groups; group++) {
       const int64_t from = count * group / groups, rows = count * (group + 1) / groups - from;
       float* own = sums + (stretches > 1 ? from * PANEL : 0);
-      const int64_t share = (last - first) * PANEL * sizeof(uint32_t) / groups / 64 * 64;
+      const int64_t share = (last - first) * Kind::STEP * sizeof(uint32_t) / groups / 64 * 64;
       const Ahead ahead = {next + group * share, more || !ends ? lines : 0};
       multiply_rows<Kind>(rows)(p.x.from(row + from, first), part, own, ahead);
       if (ends) p.finish(own, row + from, rows, panel * PANEL, header);

@@ -1,0 +1,107 @@
+// Matrices into panels of int4, and rows out of them.
+
+#include "nibbles.h"
+#include "quantized.h"
+
+namespace {
+
+// A row's place in the step of its panel that holds a group of its inputs.
+struct Place {
+  uint32_t* step;
+  int64_t column;
+
+  Place(const uint32_t* weights, int64_t output, int64_t groups, int64_t group)
+      : step(const_cast<uint32_t*>(weights) + (output / PANEL * groups + group) * STEP), column(output % PANEL) {}
+  bf16* scale() const { return reinterpret_cast<bf16*>(step) + column; }
+  uint32_t* word(int64_t line) const { return step + SCALES + line * PANEL + column; }
+};
+
+// The scale that makes the largest number of a group an 8th of it with the sign turned; NaN if one is not finite.
+float scale_of_group(const float* x) {
+  Vec most = set(0), least = set(0), spoilt = set(0);
+  for (int64_t i = 0; i < GROUP; i += WIDTH) {
+    const Vec numbers = load(x + i);
+    most = max(most, numbers);
+    least = max(least, set(0) - numbers);
+    spoilt = fma(numbers, set(0), spoilt);
+  }
+  const float above = largest(most), below = largest(least);
+  const float farthest = above > below ? above : -below;
+  return (fabsf(farthest) < LEAST ? 0 : farthest / -ZERO) + sum(spoilt);
+}
+
+void put_group(const float* x, const Place& place) {
+  set(place.scale(), scale_of_group(x));
+  const float scale = to_float(*place.scale());
+  const Vec inverse = set(scale != 0 ? 1 / scale : 0);  // NaN gives anything: its scale says what it is
+  uint8_t numbers[GROUP];
+  for (int64_t i = 0; i < GROUP; i += WIDTH) {
+    const Vec whole = round_to_whole(load(x + i) * inverse);
+    put_bytes(min(set(ZERO - 1), max(set(-ZERO), whole)) + set(ZERO), numbers + i, 0);
+  }
+  for (int64_t line = 0; line < LINES; line++) {
+    uint32_t first, second;
+    memcpy(&first, numbers + 8 * line, sizeof first);
+    memcpy(&second, numbers + 8 * line + 4, sizeof second);
+    *place.word(line) = (first & 0x0f0f0f0f) | (second & 0x0f0f0f0f) << 4;
+  }
+}
+
+template <class Number>
+void pack(uint32_t* weights, int64_t inputs, const Number* rows, int64_t first, int64_t count) {
+  const int64_t groups = groups_of(inputs), end = first + count;
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t panel = first / PANEL; panel < panels_of(end); panel++) {
+    const int64_t from = panel * PANEL > first ? panel * PANEL : first;
+    const int64_t to = (panel + 1) * PANEL < end ? (panel + 1) * PANEL : end;
+    for (int64_t i = from; i < to; i++)
+      for (int64_t group = 0; group < groups; group++) {
+        const int64_t left = inputs - group * GROUP;
+        float x[GROUP] = {};
+        convert(rows + (i - first) * inputs + group * GROUP, x, left < GROUP ? left : GROUP);
+        put_group(x, Place(weights, i, groups, group));
+      }
+  }
+}
+
+template <class Number>
+void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
+  const int64_t groups = groups_of(inputs);
+#pragma omp parallel for if (count > 8)
+  for (int64_t i = 0; i < count; i++) {
+    Number* row = out + i * inputs;
+    if (rows[i] < 0 || rows[i] >= outputs) {
+      memset(row, 0xff, inputs * sizeof(Number));
+      continue;
+    }
+    for (int64_t group = 0; group < groups; group++) {
+      const Place place(weights, rows[i], groups, group);
+      const float scale = to_float(*place.scale());
+      float x[GROUP];
+      for (int64_t k = 0; k < GROUP; k++)
+        x[k] = static_cast<float>(static_cast<int>(*place.word(k / 8) >> (k % 4 * 8 + k % 8 / 4 * 4) & 15) - ZERO) * scale;
+      const int64_t left = inputs - group * GROUP;
+      convert(x, row + group * GROUP, left < GROUP ? left : GROUP);
+    }
+  }
+}
+
+}  // namespace
+
+// Make rows [count, inputs] the outputs from `first` on.
+INFD_KERNEL(pack_int4_bf16)(uint32_t* weights, int64_t inputs, const bf16* rows, int64_t first, int64_t count) {
+  pack(weights, inputs, rows, first, count);
+}
+INFD_KERNEL(pack_int4_float)(uint32_t* weights, int64_t inputs, const float* rows, int64_t first, int64_t count) {
+  pack(weights, inputs, rows, first, count);
+}
+
+// out [count, inputs] = rows of the matrix. A row that does not exist is all NaN.
+INFD_KERNEL(unpack_int4_bf16)
+(bf16* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
+  unpack(out, weights, outputs, inputs, rows, count);
+}
+INFD_KERNEL(unpack_int4_float)
+(float* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
+  unpack(out, weights, outputs, inputs, rows, count);
+}

@@ -1,0 +1,45 @@
+"""A weight that was placed in a form, as loading does it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.kernels.ops import Matrices
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+class Placed:
+    """A weight's form, and what it keeps.
+
+    cuts  where the parts begin and end in which the rows are placed, the last part first
+    """
+
+    def __init__(
+        self,
+        matrices: Matrices,
+        weight: Tensor,
+        activations: torch.dtype = torch.bfloat16,
+        *,
+        cuts: tuple[int, ...] | None = None,
+    ) -> None:
+        self.form = matrices.form(*weight.shape, activations)
+        self.kept = torch.empty(self.form.shape, dtype=self.form.dtype)
+        self.kept.view(torch.uint8).fill_(255)  # as memory may hold anything
+        ends = cuts or (0, len(weight))
+        for first, last in reversed(list(itertools.pairwise(ends))):
+            self.form.place(self.kept, first, weight[first:last])
+
+    def multiply(self, x: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+        return self.form.multiply(x, self.kept, bias, wide=wide)
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        return self.form.look_up(tokens, self.kept)

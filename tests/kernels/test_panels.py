@@ -1,0 +1,94 @@
+"""What holds for weights in panels, whatever their numbers are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from infd.kernels.cpu.linear import Int4, Int8, Matrices
+from tests.kernels.placed import Placed, draw
+
+ROWS = [1, 2, 3, 4, 5, 6, 7, 12, 13, 31, 260]
+
+
+@pytest.fixture(params=[Matrices, Int8, Int4])
+def matrices(request, library):
+    return request.param(library)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(200, 129), (66, 4399)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_is_the_same_to_the_bit_whoever_stands_beside_it(matrices, outputs, inputs, threads):
+    weight = Placed(matrices, draw(outputs, inputs, seed=1))
+    x = draw(max(ROWS), inputs)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = weight.multiply(x)
+        for rows in ROWS:
+            assert weight.multiply(x[:rows]).equal(together[:rows])
+            assert weight.multiply(x[-rows:]).equal(together[-rows:])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.cat([weight.multiply(x[i : i + 1]) for i in range(20)]).equal(together[:20])
+
+
+def test_rows_may_stand_apart(matrices):
+    weight, x = Placed(matrices, draw(70, 66)), draw(5, 200)
+    assert weight.multiply(x[:, 3:69]).equal(weight.multiply(x[:, 3:69].contiguous()))
+    assert weight.multiply(x.T[:66, :3].T).equal(weight.multiply(x.T[:66, :3].T.contiguous()))
+
+
+def test_no_rows_give_no_rows(matrices):
+    assert Placed(matrices, draw(70, 66)).multiply(draw(0, 66)).shape == (0, 70)
+
+
+@pytest.mark.parametrize("cuts", [(0, 1, 64, 65, 200), (0, 63, 129, 130, 199, 200), (0, 100, 200)])
+def test_rows_are_placed_in_parts_that_begin_anywhere(matrices, cuts):
+    whole, parts = (Placed(matrices, draw(200, 67), cuts=each) for each in (None, cuts))
+    tokens, x = torch.arange(200), draw(9, 67, seed=1)
+    assert parts.look_up(tokens).equal(whole.look_up(tokens))
+    assert parts.multiply(x).equal(whole.multiply(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_weights_may_come_in_any_type(matrices, dtype):
+    # What these hold is held by bfloat16 too, so nothing is rounded on the way.
+    weight, x = draw(70, 66), draw(9, 66)
+    expected = Placed(matrices, weight.half().bfloat16())
+    assert Placed(matrices, weight.half().bfloat16().to(dtype)).multiply(x).equal(expected.multiply(x))
+
+
+def test_a_row_that_does_not_exist_is_not_a_number(matrices):
+    looked_up = Placed(matrices, draw(70, 66)).look_up(torch.tensor([1, 70, -1]))
+    assert looked_up.isnan().all(1).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("place", [0, 7, 65])
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+def test_what_is_not_finite_spoils_only_its_own_row(matrices, place, bad):
+    weight, x = draw(70, 66), draw(9, 66)
+    sound = Placed(matrices, weight).multiply(x)
+    x[4, place] = float(bad)
+    broken = Placed(matrices, weight).multiply(x)
+    rest = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert not broken[4].isfinite().any()
+    assert broken[rest].equal(sound[rest])
+
+    weight[2, place] = float(bad)
+    spoilt = Placed(matrices, weight)
+    broken = spoilt.multiply(x)
+    assert not broken[:, 2].isfinite().any()
+    assert broken[rest][:, 3:].equal(sound[rest][:, 3:])
+    assert not spoilt.look_up(torch.tensor([2]))[0, place].isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_bias_is_added_before_rounding(matrices, dtype):
+    if dtype is torch.float32 and isinstance(matrices, Matrices):
+        pytest.skip("bfloat16 weights are for bfloat16 activations")
+    weight = Placed(matrices, draw(70, 66), dtype)
+    x, bias = draw(9, 66, dtype=dtype), draw(70, seed=2, dtype=dtype)
+    wide = weight.multiply(x, bias, wide=True)
+    torch.testing.assert_close(wide, weight.multiply(x, wide=True) + bias.float(), rtol=1e-6, atol=1e-6)
+    assert weight.multiply(x, bias).equal(wide.to(dtype))
