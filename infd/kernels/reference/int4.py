@@ -39,7 +39,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Rows(Struct, frozen=True):
-    """A matrix row after row, group after group: the scale, then two numbers a byte, the earlier one in its lower half."""
+    """A matrix row after row, group after group: the scale, then two numbers a byte, the earlier in the lower half."""
 
     outputs: int
     inputs: int
