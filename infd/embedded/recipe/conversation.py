@@ -75,7 +75,7 @@ def part(words: Sequence[Word], pool: Pool) -> Sequence[Word]:
     assert len(words) >= HELD_OUT_SHARE
     if pool is Pool.HELD_OUT:
         return words[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]
-    more = words.more if isinstance(words, Phrases) else ()
+    more: Sequence[Any] = words.more if isinstance(words, Phrases) else ()
     return [*(word for place, word in enumerate(words, 1) if place % HELD_OUT_SHARE), *more]
 
 
