@@ -25,7 +25,7 @@ native:
 
 soak: $(VENV)/.installed-test
 	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s tests/e2e/test_soak*.py tests/scheduler/test_invariants.py tests/engine/test_lifecycle.py \
-		tests/engine/test_sleep.py $(PYTEST_FLAGS)
+		tests/engine/test_sleep.py tests/engine/test_adapters.py $(PYTEST_FLAGS)
 
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)

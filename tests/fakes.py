@@ -262,6 +262,7 @@ class FakeExecutor:
         self.held = Memory()
         self.memory_gate = asyncio.Event()  # while cleared, nothing done to memory completes
         self.memory_gate.set()
+        self.sleep_error: Exception | None = None
         self.wake_error: Exception | None = None
         self.weights_error: Exception | None = None
         self.fails_midway = False
@@ -322,6 +323,8 @@ class FakeExecutor:
     async def sleep(self, level: int) -> int:
         assert not self._steps_queued, "memory is given back between steps only"
         await self.memory_gate.wait()
+        if self.sleep_error is not None:
+            raise self.sleep_error
         self.held = Memory(weights=Held.RELEASED if level > 1 else self.held.weights, cache=Held.RELEASED)
         self.device.asleep = True
         self.device.wipe()

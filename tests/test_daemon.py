@@ -73,6 +73,28 @@ def daemon_of(tmp_path: Path, executor: FakeExecutor, notify: str = "") -> Daemo
     return Daemon(config, Environment(notify_socket=notify), executor)
 
 
+async def test_a_device_that_cannot_sleep_by_itself_as_it_should_says_so_at_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def warnings(sleepless: str, idle_sleep_s: float | None) -> list[str]:
+        caplog.clear()
+        executor = FakeExecutor()
+        executor.sleepless = sleepless
+        socket = AdminConfig(socket=str(tmp_path / "admin.sock"))
+        config = Config(server=ServerConfig(port=0, idle_sleep_s=idle_sleep_s), admin=socket)
+        daemon = Daemon(config, Environment(), executor)
+        running = asyncio.ensure_future(daemon.run())
+        while daemon.engine.lifecycle.state is not State.READY:
+            await asyncio.sleep(0.01)
+        signal.raise_signal(signal.SIGTERM)
+        await running
+        return [record.reason for record in caplog.records if "idle_sleep_s" in record.message]  # type: ignore[attr-defined]
+
+    assert await warnings("memory of cuda:0 is not given back yet", 60.0) == ["memory of cuda:0 is not given back yet"]
+    assert not await warnings("memory of cuda:0 is not given back yet", None)
+    assert not await warnings("", 60.0)
+
+
 async def test_a_step_that_does_not_move_stops_the_watchdog(manager: socket.socket, notifier: Notifier) -> None:
     executor = FakeExecutor()
     executor.gate.clear()

@@ -20,8 +20,11 @@ from infd.request import Adapter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from infd.telemetry.events import Events
+
 LONGEST_NAME = 128
-_NAME = re.compile(r"[A-Za-z0-9][\w.:-]*(/[\w.:-]+)*", re.ASCII)
+# Clients put a name into paths, where some resolve dots before they ask.
+_NAME = re.compile(r"[A-Za-z0-9][\w.:-]*(/(?!\.\.?(/|\Z))[\w.:-]+)*", re.ASCII)
 
 
 class Weights(Protocol):
@@ -90,14 +93,25 @@ class Adapters:
     """The adapters of one engine, by name.
 
     forget  called with each adapter that nobody uses or will use any more
+    gone    called with each name once nothing is left of what it stood for
+    events  told of what changes
     """
 
     def __init__(
-        self, read: Read, forget: Callable[[Adapter], None], *, host_bytes: int, taken: tuple[str, ...] = ()
+        self,
+        read: Read,
+        forget: Callable[[Adapter], None],
+        gone: Callable[[str], None],
+        events: Events,
+        *,
+        host_bytes: int,
+        taken: tuple[str, ...] = (),
     ) -> None:
         """taken: names that are the model's own."""
         self._read = read
         self._forget = forget
+        self._gone = gone
+        self._events = events
         self.host_bytes = host_bytes
         self._taken = taken
         self._entries: dict[str, _Entry] = {}
@@ -138,7 +152,7 @@ class Adapters:
         if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
             raise CheckpointError(
                 f"{name[:LONGEST_NAME]!r} cannot be a name: letters, digits and . _ : - make one, parted by single"
-                f" slashes, {LONGEST_NAME} characters at most"
+                f" slashes, none of them . or .. alone, {LONGEST_NAME} characters at most"
             )
         if name in self._taken:
             raise AdapterExists(f"{name!r} is the model's own name; choose another for the adapter")
@@ -153,6 +167,7 @@ class Adapters:
             adapter = Adapter(name, self._generations, weights)
             entry = self._entries[name] = _Entry(adapter, weights, path, root)
             self._by_adapter[adapter] = entry
+            self._tell("loaded" if current is None else "replaced", entry, path=path, rank=entry.rank)
             if current is not None:
                 self._retire(current)
         return True
@@ -162,6 +177,7 @@ class Adapters:
         entry = self._entries.pop(name, None)
         if entry is None:
             return None
+        self._tell("unloaded", entry, requests=entry.pins)
         self._retire(entry)
         return entry.row()
 
@@ -213,7 +229,7 @@ class Adapters:
         entry.pins -= 1
         assert entry.pins >= 0, f"{adapter} was released more often than kept"
         if entry.leaving:
-            self._let_go(entry)
+            self._part(entry)
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -235,6 +251,7 @@ class Adapters:
         entry.adapter = Adapter(entry.name, entry.generation, weights)
         entry.bytes = weights.bytes
         self._by_adapter[entry.adapter] = entry
+        self._tell("read again", entry)
 
     async def _make_room(self, path: str, root: str | None) -> Weights:
         """Read an adapter, taking as many unused ones out of memory as it needs. The lock is held."""
@@ -252,7 +269,13 @@ class Adapters:
 
     def _retire(self, entry: _Entry) -> None:
         entry.leaving = True
+        self._part(entry)
+
+    def _part(self, entry: _Entry) -> None:
+        """Let go of what is not served any more, once nobody uses it."""
         self._let_go(entry)
+        if entry.name not in self._entries and not self.users(entry.name):
+            self._gone(entry.name)
 
     def _let_go(self, entry: _Entry) -> None:
         """Take an entry's weights out of memory, if they are there and nobody uses them."""
@@ -261,3 +284,7 @@ class Adapters:
             del self._by_adapter[adapter]
             self._forget(adapter)
             self._freed.set()
+            self._tell("freed" if entry.leaving else "stored", entry)
+
+    def _tell(self, what: str, entry: _Entry, **facts: object) -> None:
+        self._events.tell("adapter", what, name=entry.name, generation=entry.generation, bytes=entry.bytes, **facts)

@@ -7,11 +7,11 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from infd.admin.protocol import PROBLEM_TYPE, Problem
+from infd.admin.protocol import ANSWER_TYPE, PROBLEM_TYPE, Problem
 
 
 def reply(answer: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(answer), content_type=ANSWER_TYPE)
 
 
 def problem(status: int, code: str, detail: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -30,7 +30,7 @@ from infd.errors import (
 from infd.memory import ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from infd.engine.engine import Engine
     from infd.engine.wish import Move
@@ -88,6 +88,17 @@ class Verb(Struct, frozen=True):
     @property
     def method(self) -> str:
         return "POST" if self.mutates else "GET"
+
+
+class Feed(Struct, frozen=True):
+    """Something to read along: news, one JSON object a line."""
+
+    name: str
+    path: str
+    handler: Callable[[Desk, Any], AsyncIterator[Struct]]
+    asks: type[Struct]
+    mutates: Literal[False] = False
+    method: Literal["GET"] = "GET"
 
 
 async def version(desk: Desk, asked: protocol.Nothing) -> protocol.Version:
@@ -233,6 +244,11 @@ async def dump(desk: Desk, asked: protocol.Nothing) -> protocol.Dump:
     return protocol.Dump(stacks.task_stacks(), stacks.thread_stacks())
 
 
+async def events(desk: Desk, asked: protocol.ReadEvents) -> AsyncIterator[protocol.Event]:
+    async for event, missing in desk.engine.events.read(asked.since, follow=asked.follow):
+        yield protocol.Event(event.seq, event.time, event.kind, event.told, event.facts, missing)
+
+
 VERBS = (
     Verb("version", "/version", version),
     Verb("status", "/v1/status", status),
@@ -257,3 +273,4 @@ VERBS = (
     Verb("unload-lora", "/v1/loras/unload", unload_lora, protocol.UnloadLora, mutates=True),
     Verb("dump", "/v1/dump", dump),
 )
+FEEDS = (Feed("events", "/v1/events", events, protocol.ReadEvents),)

@@ -25,7 +25,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     busy   a request of its is being answered
     """
 
-    __slots__ = ("_among", "_first_request_due", "_stream", "busy")
+    __slots__ = ("_among", "_ends", "_first_request_due", "_stream", "busy")
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         super().__init__(server, loop=loop, keepalive_timeout=IDLE_S, **_HTTP)
         self.busy = False
         self._among = among
+        self._ends: asyncio.Task[Any] | None = None
         self._first_request_due: asyncio.TimerHandle | None = None
         self._stream: asyncio.Transport | None = None
 
@@ -50,6 +51,8 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._forget()
+        if self._ends is not None:
+            self._ends.cancel()
         super().connection_lost(exc)
 
     def asked(self) -> None:
@@ -58,6 +61,10 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if self._first_request_due is not None:
             self._first_request_due.cancel()
             self._first_request_due = None
+
+    def ends(self, task: asyncio.Task[Any] | None) -> None:
+        """Have a task, which is the answer to its last request, end with the connection."""
+        self._ends = task
 
     def drop(self) -> None:
         """Close now, without a word."""

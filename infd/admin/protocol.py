@@ -16,7 +16,9 @@ from infd.memory import Part
 
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
+ANSWER_TYPE = "application/json"
 PROBLEM_TYPE = "application/problem+json"
+NEWS_TYPE = "application/x-ndjson"
 
 
 class Problem(Struct, omit_defaults=False):
@@ -276,6 +278,35 @@ class LoraChanged(Struct):
     generation: int = 0
     rank: int = 0
     bytes: int = 0
+
+
+class ReadEvents(Struct, forbid_unknown_fields=True):
+    """Read what has happened lately, one JSON object a line.
+
+    since   only what came after the event of this number; one that the daemon has not reached is of its predecessor
+    follow  go on with what happens from now on, until the asker leaves or the daemon ends
+    """
+
+    since: Annotated[int, Meta(ge=0)] = 0
+    follow: bool = False
+
+
+class Event(Struct):
+    """Something that happened.
+
+    seq      one more than that of the event before it; a daemon begins with 1
+    time     Unix time
+    kind     state, verb (who asked for what), rest (what came of it), weights, adapter, step, request
+    facts    what there is to know of it; which ones depends on the kind
+    dropped  events before this one that were forgotten before they could be told
+    """
+
+    seq: int
+    time: float
+    kind: str
+    told: str
+    facts: dict[str, str | int | float | bool | None]
+    dropped: int = 0
 
 
 class Stack(Struct):

@@ -17,7 +17,8 @@ from aiohttp.http import HttpVersion11
 
 from infd.admin import connection
 from infd.admin.answers import problem, reply
-from infd.admin.commands import VERBS, Desk, Refused, Verb
+from infd.admin.commands import FEEDS, VERBS, Desk, Feed, Refused, Verb
+from infd.admin.feed import Feeds
 from infd.admin.listener import Listener
 from infd.admin.peers import ADMINS, READERS, Access, HasOptions, Peer, peer_of
 
@@ -65,6 +66,7 @@ class AdminServer:
         self._server: asyncio.AbstractServer | None = None
         self._runner: web.AppRunner | None = None
         self._connections: dict[connection.Connection, None] = {}
+        self._feeds = Feeds()
 
     async def start(self, path: str | Path, *, private: bool = False) -> None:
         """Listen on `path`, in a directory that is this user's alone if `private`.
@@ -74,6 +76,8 @@ class AdminServer:
         app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_keep, _answer_problems, _refuse_browsers])
         for verb in VERBS:
             app.router.add_route(verb.method, verb.path, partial(self._serve, verb), expect_handler=_expected)
+        for feed in FEEDS:
+            app.router.add_route(feed.method, feed.path, partial(self._feed, feed), expect_handler=_expected)
         app.router.add_route("*", "/{elsewhere:.*}", _nothing, name=_ELSEWHERE, expect_handler=_expected)
         self._listener = Listener(path, group=self._access.readers, private=private)
         # A mutation once begun is finished even if the asker leaves: no handler_cancellation here.
@@ -88,6 +92,7 @@ class AdminServer:
 
     async def close(self) -> None:
         """Stop listening, let answers under way finish, remove the socket. Idempotent."""
+        self._desk.engine.events.close()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -99,10 +104,7 @@ class AdminServer:
             self._listener = None
 
     async def _serve(self, verb: Verb, request: web.Request) -> web.Response:
-        asking = request.get_extra_info("socket")
-        if asking is None:
-            raise Refused(HTTPStatus.BAD_REQUEST, "gone", "the asker left before the kernel could say who it was")
-        peer = self._identify(asking)
+        peer = self._peer(request)
         if not verb.mutates:
             self._require_access(peer, verb)
             return reply(await verb.handler(self._desk, await _asked(verb, request)))
@@ -117,11 +119,24 @@ class AdminServer:
             result = refusal.code
             raise
         finally:
-            done = {"verb": verb.name, "uid": peer.uid, "pid": peer.pid, "result": result}
-            log.info("asked to %s", verb.name, extra={**done, "path": request.rel_url.raw_path, "asked": told})
+            done = {"uid": peer.uid, "pid": peer.pid, "result": result, "asked": told}
+            extra = {"verb": verb.name, **done, "path": request.rel_url.raw_path}
+            log.info("asked to %s", verb.name, extra=extra)
+            self._desk.engine.events.tell("verb", verb.name, **done)
         return reply(answer)
 
-    def _require_access(self, peer: Peer, verb: Verb) -> None:
+    async def _feed(self, feed: Feed, request: web.Request) -> web.StreamResponse:
+        self._require_access(self._peer(request), feed)
+        return await self._feeds.send(request, feed.handler(self._desk, await _asked(feed, request)))
+
+    def _peer(self, request: web.Request) -> Peer:
+        """Return who asks. Raises Refused."""
+        asking = request.get_extra_info("socket")
+        if asking is None:
+            raise Refused(HTTPStatus.BAD_REQUEST, "gone", "the asker left before the kernel could say who it was")
+        return self._identify(asking)
+
+    def _require_access(self, peer: Peer, verb: Verb | Feed) -> None:
         if not self._access.allows(peer, mutation=verb.mutates):
             group = ADMINS if verb.mutates else READERS
             raise Refused(
@@ -132,14 +147,15 @@ class AdminServer:
             )
 
 
-async def _asked(verb: Verb, request: web.Request) -> msgspec.Struct:
-    """Return what a verb is told. Raises Refused."""
+async def _asked(verb: Verb | Feed, request: web.Request) -> msgspec.Struct:
+    """Return what a verb is told, in its body or in the query. Raises Refused."""
     try:
         fields = msgspec.json.decode(await request.read() or b"{}", type=dict[str, Any])
-        return msgspec.convert({**fields, **request.match_info}, verb.asks)
+        told = {**fields, **request.query, **request.match_info}
+        return msgspec.convert(told, verb.asks, strict=not request.query)  # a query has words only
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         known = ", ".join(field for field in verb.asks.__struct_fields__ if field not in request.match_info)
-        takes = f"takes a JSON object of {known}" if known else "takes no body"
+        takes = f"takes a JSON object of {known}, or them in the query" if known else "takes nothing"
         raise Refused(HTTPStatus.BAD_REQUEST, "bad_request", f"{verb.name} {takes}: {error}") from None
 
 
@@ -185,7 +201,7 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
         allowed = ", ".join(sorted(error.allowed_methods))
         return problem(error.status, "wrong_method", f"{request.path} is asked with {allowed}", {"Allow": allowed})
     except web.HTTPNotFound as error:
-        known = ", ".join(f"{verb.method} {verb.path}" for verb in VERBS)
+        known = ", ".join(f"{verb.method} {verb.path}" for verb in (*VERBS, *FEEDS))
         return problem(error.status, "unknown_path", f"nothing is at {request.path}; there is {known}")
     except web.HTTPException as error:
         return problem(error.status, "bad_request", error.text or error.reason)

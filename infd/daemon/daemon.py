@@ -145,6 +145,7 @@ class Daemon:
                 await self.engine.load()
                 for name, path in self.config.lora.modules.items():
                     await self._load_adapter(name, path)
+        self._warn_of_insomnia()
         capacity = self.engine.capacity
         assert capacity is not None
         self.http.served = language.result().serve(self.names, capacity, self.engine.adapters)
@@ -152,6 +153,14 @@ class Daemon:
             tasks.create_task(self.engine.run(), name="engine")
             # Behind the engine's first turn, which makes it ready.
             tasks.create_task(self._announce(listening, capacity), name="announce")
+
+    def _warn_of_insomnia(self) -> None:
+        if self.config.server.idle_sleep_s is not None and (reason := self.executor.sleepless):
+            log.warning(
+                "server.idle_sleep_s is set, but infd cannot sleep here and keeps its memory: unset it, or choose a"
+                " device that can",
+                extra={"reason": reason},
+            )
 
     async def _load_adapter(self, name: str, path: str) -> None:
         try:

@@ -47,6 +47,7 @@ class Heartbeat:
         """Say what changed."""
         if self._engine.watch():
             log.critical("a step is stuck: the device has made no progress for too long")
+            self._engine.events.tell("step", "stuck")
             dump.stacks()
         if self._engine.lifecycle.state is State.STARTING:
             self._notifier.more_time(LOADING_GRACE_S)

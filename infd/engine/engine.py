@@ -33,6 +33,7 @@ from infd.errors import (
 from infd.request import FinishReason
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
+from infd.telemetry.events import Events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -70,12 +71,18 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """names: what clients call the model itself."""
-        self.lifecycle = Lifecycle()
+        self.events = Events()
+        self.lifecycle = Lifecycle(self.events)
         self.door = Door(config, self.lifecycle)
         self.capacity: Capacity | None = None
         self.executor = executor
         self.adapters = Adapters(
-            executor.read_adapter, self._forget_adapter, host_bytes=config.lora.host_bytes, taken=names
+            executor.read_adapter,
+            self._forget_adapter,
+            metrics.forget_adapter,
+            self.events,
+            host_bytes=config.lora.host_bytes,
+            taken=names,
         )
         self.now = clock
         self.accepted = 0  # choices queued so far; equals the terminal events plus those in flight
@@ -113,7 +120,9 @@ class Engine:
             max_adapters_per_step=self._config.lora.max_adapters_per_step,
         )
         self._flows = Flows(self, self._scheduler, self._measure)
-        self.loop = StepLoop(self._scheduler, self.executor, self.now, self._flows.planned, self._committed)
+        self.loop = StepLoop(
+            self._scheduler, self.executor, self.events, self.now, self._flows.planned, self._committed
+        )
 
     async def run(self) -> None:
         """Serve until `stop`. Loads the model first if nobody has. Raises StartError, DeviceLost."""
@@ -233,6 +242,8 @@ class Engine:
         return sum(map(self._abort, inside))
 
     def _abort(self, ticket: Ticket) -> int:
+        if ticket.expired is not None:
+            return 0
         if not ticket.flows:
             ticket.expired = Aborted()
             self.door.call(ticket)
@@ -340,8 +351,8 @@ class Engine:
     @property
     def unfinished(self) -> int:
         """How many choices have come in and not ended: in the scheduler, or still being prepared."""
-        preparing = sum(t.reserved_choices for t in self._tickets.values() if not self.door.is_outside(t))
-        return self._in_flight + preparing
+        coming = [ticket for ticket in self._tickets.values() if ticket.expired is None]
+        return self._in_flight + sum(ticket.reserved_choices for ticket in coming if not self.door.is_outside(ticket))
 
     @property
     def _in_flight(self) -> int:

@@ -98,6 +98,7 @@ class Flows:
         if outcome.finish is FinishReason.ERROR:
             if not isinstance(seq.failure, InfdError):
                 log.error("%s failed", seq, exc_info=seq.failure)
+            self._engine.events.tell("request", "failed", id=seq.request.id, choice=seq.choice, error=repr(seq.failure))
             self._end(flow, FinishReason.ERROR, seq.failure)
             return
         now = self._engine.now()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from infd.engine.executor import Executor
     from infd.scheduler.plan import StepPlan, StepResult
     from infd.scheduler.scheduler import Scheduler
+    from infd.telemetry.events import Events
 
 log = logging.getLogger("infd.engine")
 
@@ -47,12 +48,14 @@ class StepLoop:
         self,
         scheduler: Scheduler,
         executor: Executor,
+        events: Events,
         clock: Callable[[], float],
         on_plan: Callable[[Issued], None],
         on_commit: Callable[[Issued, list[Outcome]], None],
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
+        self._events = events
         self._clock = clock
         self._on_plan = on_plan
         self._on_commit = on_commit
@@ -134,7 +137,9 @@ class StepLoop:
 
     async def _recover(self, failed: Issued, error: BaseException) -> list[Outcome]:
         """Undo the failed step and those behind it; fail the sequence that is to blame once it is known."""
-        log.error("step %d of %d sequences failed", failed.plan.number, len(failed.plan.spans), exc_info=error)
+        number, sequences = failed.plan.number, len(failed.plan.spans)
+        log.error("step %d of %d sequences failed", number, sequences, exc_info=error)
+        self._events.tell("step", "failed", number=number, sequences=sequences, error=repr(error))
         behind = list(self._in_flight)
         await asyncio.gather(*(issued.result for issued in behind), return_exceptions=True)
         self._in_flight.clear()

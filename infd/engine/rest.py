@@ -225,7 +225,6 @@ class Rest:
         if engine.lifecycle.state is not State.SLEEPING:
             await self._stand_still(move)
             engine.lifecycle.enter(State.SLEEPING, wish.reason)
-            engine.forget_prefixes(preempting=True)
         elif wish.mode == "abort":
             move.aborted = engine.abort_all()
         if wish.awake:
@@ -234,7 +233,11 @@ class Rest:
             if wish.level > 1:
                 engine.adapters.store()  # like weights: read again when they are asked for
             async with self._memory:
-                move.freed_bytes = await engine.executor.sleep(wish.level)
+                try:
+                    move.freed_bytes = await engine.executor.sleep(wish.level)
+                finally:
+                    if Part.CACHE in engine.executor.memory.released:  # it may have failed before, or behind that
+                        engine.forget_prefixes(preempting=True)
         engine.lifecycle.enter(State.SLEEPING, wish.reason)
         move.frozen = engine.unfinished
 
@@ -294,6 +297,7 @@ class Rest:
             engine.lifecycle.enter(engine.lifecycle.state, self._settled.reason)
         move.end(engine.now(), error)
         fields: dict[str, object] = {"path": path, "took_s": move.took_s}
+        engine.events.tell("weights", "loaded" if error is None else "not loaded", **fields, **_because(error))
         if error is None:
             log.info("weights loaded", extra=fields)
         else:
@@ -336,15 +340,20 @@ class Rest:
     def _begin(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, name=name)
 
-    @staticmethod
-    def _tell(move: Move) -> None:
+    def _tell(self, move: Move) -> None:
         wish, error = move.wish, move.error
         fields: dict[str, object] = {"took_s": move.took_s, "aborted": move.aborted, "frozen": move.frozen}
         if wish.state is not State.READY:
             fields |= {"mode": wish.mode, "new": wish.new}
         if wish.state is State.SLEEPING:
             fields |= {"level": wish.level, "freed_bytes": move.freed_bytes, "by_itself": wish.by_itself}
+        told = wish.state.value if error is None else f"not {wish.state.value}"
+        self._engine.events.tell("rest", told, **fields, **_because(error))
         if error is None:
             log.info("%s, as asked", wish.state.value, extra=fields)
         else:
             log.error("not %s, as asked: %s", wish.state.value, error, extra=fields)
+
+
+def _because(error: BaseException | None) -> dict[str, object]:
+    return {} if error is None else {"error": error}

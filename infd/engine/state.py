@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import time
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from infd.telemetry.events import Events
 
 
 class State(Enum):
@@ -20,7 +24,8 @@ class State(Enum):
 class Lifecycle:
     """The current state, why, and since when."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: Events) -> None:
+        self._events = events
         self.state = State.STARTING
         self.reason = ""
         self.since = time.time()
@@ -28,4 +33,6 @@ class Lifecycle:
     def enter(self, state: State, reason: str = "") -> None:
         if state is not self.state:
             self.since = time.time()
+        if (state, reason) != (self.state, self.reason):
+            self._events.tell("state", state.value, reason=reason)
         self.state, self.reason = state, reason

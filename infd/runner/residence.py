@@ -60,11 +60,12 @@ class Residence:
     def sleep(self, level: int) -> int:
         """Give back the cache, at level 2 the weights too; return by how many bytes the process shrank."""
         before = _resident_bytes()
-        self._cache.release()
+        # Said first: what fails midway has lost some of it.
         self.memory = replace(self.memory, cache=Held.RELEASED)
+        self._cache.release()
         if level >= 2:
-            self._weights.release()
             self.memory = replace(self.memory, weights=Held.RELEASED)
+            self._weights.release()
         _trim()
         return max(0, before - _resident_bytes())
 

@@ -98,7 +98,7 @@ class Plain(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [_time(record), record.levelname, record.name, super().format(record).replace("\n", "\n    ")]
-        parts.extend(f"{key}={_plain(value)}" for key, value in fields_of(record))
+        parts.extend(f"{key}={plain(value)}" for key, value in fields_of(record))
         return " ".join(parts)
 
 
@@ -122,7 +122,8 @@ def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """Return a value as one word of a line, which nothing in it can end."""
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)

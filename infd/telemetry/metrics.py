@@ -144,6 +144,10 @@ class Metrics:
         self.http_requests[answers] = self.http_requests.get(answers, 0) + 1
         self.http_seconds.setdefault((handler, method), Histogram(DURATION_S)).observe(seconds)
 
+    def forget_adapter(self, name: str) -> None:
+        """Tell no more of an adapter: names come and go, and there is no end to them."""
+        self.adapter_requests.pop(name, None)
+
     def snapshot(self) -> Metrics:
         """Return a copy for another thread to read while counting goes on."""
         frozen = copy(self)

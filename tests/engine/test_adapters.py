@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from infd.config import Config, LoraConfig, SchedulerConfig
 from infd.engine.engine import Engine
@@ -167,12 +168,15 @@ async def test_loading_what_is_loaded_changes_nothing_and_another_path_is_refuse
         assert [row.generation for row in engine.adapters.rows()] == [1]
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "/a", "a/", "a//b", "é", "a\n", "-a", "x" * 129, "../a"])
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "/a", "a/", "a//b", "é", "a\n", "-a", "x" * 129, "../a", "a/..", "a/./b", "a/../b"]
+)
 async def test_a_name_must_be_fit_to_be_shown(name: str):
     async with serving() as engine:
         with pytest.raises(CheckpointError, match="cannot be a name"):
             await engine.adapters.load(name, "a")
         assert await engine.adapters.load("org/a-1.5_b:c", "a")
+        assert await engine.adapters.load("a../..b/...", "a")
 
 
 async def test_a_load_that_fails_leaves_what_was_there():
@@ -196,6 +200,58 @@ async def test_adapters_that_nobody_uses_make_room_for_others_and_are_read_again
             assert await ask(engine, request([5] * 9, name)) == answer([5] * 9, generation)
             assert engine.adapters.bytes <= 25 * MIB
         assert len({name for name in "abc" if engine.adapters.row(name).state == "ready"}) == 2
+
+
+async def test_an_adapter_is_followed_from_load_to_its_last_byte():
+    async with serving(host_bytes=15 * MIB) as engine:
+        for name in "ab":
+            await engine.adapters.load(name, name)
+        await ask(engine, request([5], "a"))
+        await engine.adapters.load("a", "c", in_place=True)
+        for name in "ab":
+            engine.adapters.unload(name)
+        events = [event async for event, _ in engine.events.read() if event.kind == "adapter"]
+    assert [f"{event.facts['name']} {event.told}" for event in events] == [
+        "a loaded",
+        "a stored",
+        "b loaded",
+        "b stored",
+        "a read again",
+        "a stored",
+        "a replaced",
+        "a unloaded",
+        "a freed",
+        "b unloaded",
+    ]
+    assert [event.facts["generation"] for event in events if event.facts["name"] == "a"] == [1, 1, 1, 1, 3, 3, 3]
+
+
+def adapters_counted(engine: Engine) -> dict[str, float]:
+    """Return how many sequences of each adapter have ended, as a scrape tells it."""
+    scraped = text_string_to_metric_families(expose(engine._metrics.snapshot()).decode())
+    rows = next(family for family in scraped if family.name == "infd_adapter_requests").samples
+    return {row.labels["adapter"]: row.value for row in rows}
+
+
+async def test_metrics_name_an_adapter_as_long_as_anything_is_left_of_it():
+    async with serving(host_bytes=25 * MIB) as engine:
+        for name in "abc":  # the first leaves memory
+            await engine.adapters.load(name, name)
+        for name in "abcc":
+            await ask(engine, request([5], name))
+        assert adapters_counted(engine) == {"a": 1, "b": 1, "c": 2}
+        running = asyncio.create_task(ask(engine, request([1] * 9, "c", 60)))
+        while not engine.status().running:
+            await asyncio.sleep(0)
+        for name in "abc":
+            engine.adapters.unload(name)
+        assert adapters_counted(engine) == {"c": 2}
+        await running
+        assert adapters_counted(engine) == {}
+        await engine.adapters.load("c", "c")
+        await ask(engine, request([5], "c"))
+        await engine.adapters.load("c", "b", in_place=True)
+        assert adapters_counted(engine) == {"c": 1}
 
 
 async def test_an_adapter_whose_files_changed_meanwhile_is_not_served_as_though_they_had_not():

@@ -89,7 +89,20 @@ async def test_aborting_ends_what_is_in_flight_and_what_is_being_prepared():
         with pytest.raises(Aborted):
             await prepared.submit(request([1]))
         assert move.aborted == 4
+        assert move.frozen == 0
         assert engine.status().terminal["abort"] == 3
+
+
+async def test_what_was_aborted_while_it_was_prepared_is_aborted_once():
+    async with serving() as engine, engine.admit(2, 0) as prepared:
+        first = engine.rest.pause("abort")
+        await first.result()
+        second = engine.rest.pause("abort", "hold")
+        await second.result()
+        assert (first.aborted, second.aborted, second.frozen) == (2, 0, 0)
+        await engine.rest.pause("wait").result()  # it is nothing to wait for
+        with pytest.raises(Aborted):
+            await prepared.submit(request([1]))
 
 
 async def test_what_was_prepared_when_the_pause_began_is_answered_after_it():

@@ -179,6 +179,23 @@ async def test_a_failed_wake_leaves_it_asleep_and_can_be_tried_again():
         assert await asking == answer([1], 40)
 
 
+async def test_a_sleep_that_fails_costs_neither_a_cached_prefix_nor_what_was_computed():
+    async with serving() as engine:
+        await ask(engine, request([1] * 40, 5))
+        asking = asyncio.create_task(ask(engine, request([2] * 9, 40)))
+        await until_steps(engine, engine.status().steps + 3)
+        fake(engine).sleep_error = OSError("too many open files")
+        with pytest.raises(OSError, match="too many open files"):
+            await engine.rest.sleep("keep", 2).result()
+        assert (engine.lifecycle.state, engine.executor.memory) == (State.PAUSED, Memory())
+        await engine.rest.resume().result()
+        async with engine.admit(1, 0) as ticket:
+            assert await collect(await ticket.submit(request([1] * 40, 5))) == answer([1] * 40, 5)
+            assert ticket.cached_tokens
+        assert await asking == answer([2] * 9, 40)
+        assert engine.status().preemptions == 0
+
+
 async def test_a_sleeper_refuses_requests_unless_it_wakes_for_them():
     async with serving() as engine:
         await engine.rest.sleep().result()

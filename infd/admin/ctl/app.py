@@ -21,6 +21,7 @@ from infd.admin import protocol
 from infd.admin.ctl import loras, rest, show
 from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable
+from infd.admin.ctl.events import events
 from infd.admin.ctl.options import json_option, patience_options
 from infd.admin.listener import usurped
 from infd.config import Environment
@@ -162,6 +163,7 @@ def _wait_until_gone(client: AdminClient, pid: int, timeout_s: float | None) -> 
 
 for command in (
     bench,
+    events,
     rest.pause,
     rest.resume,
     rest.sleep,

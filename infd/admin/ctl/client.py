@@ -5,16 +5,17 @@ from __future__ import annotations
 import http.client
 import os
 import stat
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 import msgspec
 
-from infd.admin.protocol import PROBLEM_TYPE, Problem
+from infd.admin.protocol import ANSWER_TYPE, NEWS_TYPE, PROBLEM_TYPE, Problem
 from infd.unixhttp import UnixConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
@@ -59,15 +60,30 @@ class AdminClient:
         body = b"" if asked is None else msgspec.json.encode(asked)
         return self._ask("POST", path, reply, body, patient=patient)
 
+    def read(self, path: str, reply: type[Reply]) -> Iterator[Reply]:
+        """Yield news as they come, for as long as they may."""
+        with self._asked("GET", path, patient=True) as response:
+            _require(response, NEWS_TYPE)
+            for line in response:
+                yield msgspec.json.decode(line, type=reply)
+
     def _ask(self, method: str, path: str, reply: type[Reply], body: bytes = b"", *, patient: bool = False) -> Reply:
+        with self._asked(method, path, body, patient=patient) as response:
+            _require(response, ANSWER_TYPE)
+            return msgspec.json.decode(response.read(), type=reply)
+
+    @contextmanager
+    def _asked(
+        self, method: str, path: str, body: bytes = b"", *, patient: bool = False
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Ask, and lend the response to be read. Whatever goes wrong with either becomes a Failure."""
         where = next(filter(os.path.exists, self._sockets), None)
         if where is None:
             raise Unreachable(f"no daemon: nothing is at {' or '.join(self._sockets)}; {_START_OR_NAME}")
         connection = UnixConnection(where, None if patient else self._timeout_s)
         try:
             connection.request(method, path, body)
-            response = connection.getresponse()
-            answer = response.read()
+            yield connection.getresponse()
         except PermissionError:
             raise Refused(f"not allowed to open {where}; use sudo, or join group infd and log in again") from None
         except ConnectionRefusedError:
@@ -78,19 +94,28 @@ class AdminClient:
                 f"the daemon at {where} did not answer within {self._timeout_s:g} s; its log may say why,"
                 " and SIGQUIT makes it write its stacks there and exit"
             ) from None
+        except (_Misunderstood, msgspec.MsgspecError):
+            raise Unreachable(
+                f"what answers at {where} does not speak infd's admin protocol; {_START_OR_NAME}"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"lost the daemon at {where}: {error!r}; see whether it is still running") from None
         finally:
             connection.close()
-        try:
-            if response.status < 300:
-                return msgspec.json.decode(answer, type=reply)
-            if response.headers.get_content_type() == PROBLEM_TYPE:
-                problem = msgspec.json.decode(answer, type=Problem)
-                raise (WrongState if problem.status == http.HTTPStatus.CONFLICT else Refused)(problem.detail)
-        except msgspec.MsgspecError:
-            pass
-        raise Unreachable(f"what answers at {where} does not speak infd's admin protocol; {_START_OR_NAME}")
+
+
+class _Misunderstood(Exception):
+    pass
+
+
+def _require(response: http.client.HTTPResponse, kind: str) -> None:
+    """Raise what a response means that is not of the kind hoped for."""
+    found = response.headers.get_content_type()
+    if response.status >= http.HTTPStatus.MULTIPLE_CHOICES and found == PROBLEM_TYPE:
+        problem = msgspec.json.decode(response.read(), type=Problem)
+        raise (WrongState if problem.status == http.HTTPStatus.CONFLICT else Refused)(problem.detail)
+    if found != kind:
+        raise _Misunderstood
 
 
 _START_OR_NAME = "start one with `infd start`, or name its socket with --socket or INFD_ADMIN_SOCKET"

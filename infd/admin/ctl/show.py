@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from infd.telemetry.log import plain
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -19,6 +21,19 @@ _PIPE_WIDTH = 10_000  # a pipe has no edge to fold at
 
 def as_json(answer: msgspec.Struct) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+
+
+def as_line(answer: msgspec.Struct) -> None:
+    click.echo(msgspec.json.encode(answer).decode())
+
+
+def event(event: protocol.Event) -> None:
+    """One line: what is read along cannot be put into columns as wide as what is still to come."""
+    if event.dropped:
+        click.echo(f"{event.dropped} events before this one are forgotten", err=True)
+    at = dt.datetime.fromtimestamp(event.time).astimezone().isoformat(sep=" ", timespec="milliseconds")
+    facts = " ".join(f"{name}={plain(fact)}" for name, fact in event.facts.items() if fact not in (None, ""))
+    click.echo(f"{at} {event.seq:>5} {event.kind:<7} {event.told} {facts}".rstrip())
 
 
 def status(now: protocol.Status) -> None:

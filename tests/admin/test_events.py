@@ -1,0 +1,154 @@
+"""What happened, as an operator reads it later or along: over the socket, and with `infdctl events`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+
+from infd.admin import feed, protocol
+from tests.admin.test_ctl import infdctl
+from tests.admin.test_server import ask
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import pytest
+
+    from tests.admin.conftest import House
+
+TARGET = "http://infd/v1/events"
+
+
+@asynccontextmanager
+async def reading(house: House, query: str = "") -> AsyncIterator[aiohttp.StreamReader]:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(house.socket))) as session,
+        session.get(TARGET + query) as response,
+    ):
+        assert (response.status, response.content_type) == (200, protocol.NEWS_TYPE)
+        yield response.content
+
+
+def decoded(lines: bytes | str) -> list[protocol.Event]:
+    decoder = msgspec.json.Decoder(protocol.Event, strict=True)
+    return [decoder.decode(line) for line in lines.splitlines()]
+
+
+def at(house: House, *arguments: str) -> Any:
+    return infdctl("--socket", house.socket, *arguments)
+
+
+async def test_who_asked_for_what_and_what_came_of_it_is_read_afterwards(house: House) -> None:
+    async with house.loaded():
+        await ask(house.socket, "POST", "/v1/pause", json={"mode": "keep"})
+        await ask(house.socket, "POST", "/v1/requests/nobody/abort")
+        code, out, err = await at(house, "events", "--json")
+        _, shown, _ = await at(house, "events", "--since", "2")
+    assert code == 0, err
+    events = decoded(out)
+    assert [(event.seq, event.kind, event.told) for event in events] == [
+        (1, "state", "ready"),
+        (2, "state", "paused"),
+        (3, "rest", "paused"),
+        (4, "verb", "pause"),
+        (5, "verb", "abort"),
+    ]
+    assert "frozen" in str(events[1].facts["reason"])
+    assert events[2].facts["mode"] == "keep"
+    assert events[3].facts["uid"] == os.geteuid()
+    assert (events[3].facts["result"], events[4].facts["result"]) == ("done", "unknown_request")
+    assert '"nobody"' in str(events[4].facts["asked"])
+    lines = shown.splitlines()
+    assert len(lines) == 3
+    assert "verb    pause" in lines[1]
+    assert f"uid={os.geteuid()}" in lines[1]
+
+
+async def test_whoever_follows_hears_of_what_happens_until_the_daemon_ends(house: House) -> None:
+    async with house.loaded(), reading(house, "?follow=true&since=1") as lines:
+        for verb, told in (("pause", ["paused", "paused", "pause"]), ("resume", ["ready", "ready", "resume"])):
+            await ask(house.socket, "POST", f"/v1/{verb}")
+            assert [decoded(await lines.readline())[0].told for _ in told] == told
+        await house.admin.close()
+        assert await lines.read() == b""
+
+
+async def test_infdctl_follows_and_ends_with_the_daemon(house: House) -> None:
+    async with house.loaded():
+        following = asyncio.create_task(at(house, "events", "--follow", "--json"))
+        while not house.admin._feeds.open:
+            await asyncio.sleep(0)
+        await ask(house.socket, "POST", "/v1/pause")
+        await house.admin.close()
+        code, out, err = await following
+    assert (code, err) == (0, "")
+    assert [event.told for event in decoded(out)] == ["ready", "paused", "paused", "pause"]
+
+
+async def test_what_is_forgotten_is_counted(house: House) -> None:
+    events = house.engine.events
+    for _ in range(1030):
+        events.tell("step", "failed")
+    code, out, err = await at(house, "events", "--json", "--since", "2")
+    assert code == 0
+    assert [(event.seq, event.dropped) for event in decoded(out)][:2] == [(7, 4), (8, 0)]
+    _, _, err = await at(house, "events", "--since", "2")
+    assert "4 events before this one are forgotten" in err
+
+
+async def test_a_reader_who_leaves_is_forgotten_though_nothing_happens(house: House) -> None:
+    async with reading(house, "?follow=true"):
+        assert house.admin._feeds.open == 1
+    while house.admin._feeds.open or house.admin._connections:
+        await asyncio.sleep(0)
+
+
+async def test_a_reader_who_takes_nothing_is_dropped_and_others_read_on(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "SLOW_S", 0.01)
+    events = house.engine.events
+    loop = asyncio.get_running_loop()
+    stalled = socket.socket(socket.AF_UNIX)
+    stalled.setblocking(False)
+    await loop.sock_connect(stalled, str(house.socket))
+    await loop.sock_sendall(stalled, b"GET /v1/events?follow=true HTTP/1.1\r\nHost: infd\r\n\r\n")
+    while not house.admin._feeds.open:
+        await asyncio.sleep(0)
+    async with reading(house, "?follow=true") as lines:
+        sent = 0
+        while house.admin._feeds.open > 1:  # what kernel and buffers hold is no measure of ours
+            events.tell("step", "failed", **{name: name * 250 for name in "abcdefghij"})
+            sent += 1
+            await lines.readline()
+        assert sent * 2500 < 2**21
+        events.tell("step", "stuck")
+        assert decoded(await lines.readline())[0].told == "stuck"
+    stalled.close()
+
+
+async def test_only_so_many_read_along_and_the_socket_stays_open_for_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "MOST", 2)
+    async with reading(house, "?follow=true"), reading(house, "?follow=true"):
+        status, body = await ask(house.socket, "GET", "/v1/events")
+        assert (status, body["code"]) == (429, "crowded")
+        assert (await ask(house.socket, "GET", "/v1/status"))[0] == 200
+    while house.admin._feeds.open:
+        await asyncio.sleep(0)
+    async with reading(house) as lines:
+        assert await lines.read() == b""
+
+
+async def test_a_question_that_makes_no_sense_is_refused(house: House) -> None:
+    for query in ("?since=-1", "?follow=perhaps", "?nonsense=1"):
+        status, body = await ask(house.socket, "GET", f"/v1/events{query}")
+        assert (status, body["code"]) == (400, "bad_request")
+        assert "since, follow" in body["detail"]

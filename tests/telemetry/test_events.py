@@ -1,0 +1,70 @@
+"""What is kept of what happened, and who hears of it when."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from infd.telemetry.events import LONGEST, Events
+
+
+async def heard(events: Events, since: int = 0, *, follow: bool = False) -> list[tuple[int, str, int]]:
+    return [(event.seq, event.told, missing) async for event, missing in events.read(since, follow=follow)]
+
+
+async def test_the_oldest_are_forgotten_and_numbers_go_on():
+    events = Events(most=2, clock=lambda: 7.0)
+    assert await heard(events) == []
+    for word in ("one", "two", "three"):
+        events.tell("state", word)
+    assert await heard(events) == [(2, "two", 1), (3, "three", 0)]
+    assert await heard(events, 1) == [(2, "two", 0), (3, "three", 0)]
+    assert await heard(events, 2) == [(3, "three", 0)]
+    assert await heard(events, 3) == []
+
+
+async def test_a_number_of_an_earlier_life_begins_with_the_first():
+    events = Events()
+    following = asyncio.ensure_future(heard(events, 900, follow=True))
+    await asyncio.sleep(0)
+    events.tell("state", "ready")
+    events.close()
+    assert await following == await heard(events, 900) == [(1, "ready", 0)]
+
+
+async def test_facts_are_short_and_plain():
+    events = Events(clock=lambda: 7.0)
+    facts = {"path": Path("/a"), "count": 3, "took_s": 0.5, "done": True, "asked": "y" * 70_000, "left": None}
+    events.tell("verb", "x" * 5000, **facts)
+    ((event, _),) = [each async for each in events.read()]
+    assert event.facts == {**facts, "path": "/a", "asked": "y" * LONGEST + "..."}
+    assert (event.time, event.told) == (7.0, "x" * LONGEST + "...")
+    assert len(msgspec.json.encode(event)) < 4 * LONGEST
+
+
+async def test_all_who_read_along_hear_of_every_event_and_of_the_end():
+    events = Events()
+    following = [asyncio.ensure_future(heard(events, since, follow=True)) for since in (0, 0, 1)]
+    for word in ("one", "two"):
+        await asyncio.sleep(0)
+        events.tell("state", word)
+    await asyncio.sleep(0)
+    assert not any(each.done() for each in following)
+    events.tell("state", "three")
+    events.close()
+    every = [(1, "one", 0), (2, "two", 0), (3, "three", 0)]
+    # The third named a number that was not reached yet when it came.
+    assert await asyncio.gather(*following) == [every] * 3
+
+
+async def test_one_who_lags_is_told_how_much_is_missing():
+    events = Events(most=2)
+    events.tell("state", "one")
+    reading = events.read(follow=True)
+    assert (await anext(reading))[0].told == "one"
+    for word in ("two", "three", "four"):
+        events.tell("state", word)
+    event, missing = await anext(reading)
+    assert (event.told, missing) == ("three", 1)
