@@ -8,7 +8,6 @@ import secrets
 import time
 from contextlib import asynccontextmanager
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from infd.adapters.registry import Adapters
@@ -16,8 +15,9 @@ from infd.engine.door import Door
 from infd.engine.flows import Flows
 from infd.engine.loop import StepLoop
 from infd.engine.measure import Measure
-from infd.engine.progress import Progress
+from infd.engine.record import Record
 from infd.engine.rest import Rest
+from infd.engine.roots import Roots
 from infd.engine.state import Lifecycle, State
 from infd.engine.status import RequestRow, Status, tell_of_adapters
 from infd.engine.stream import Choices
@@ -96,14 +96,10 @@ class Engine:
         self._tickets: dict[str, Ticket] = {}
         self._flows: Flows | None = None  # until the model is loaded; so the scheduler
         self._failed = False
-        self._epoch = 0  # of the prefix cache
-        self._progress = Progress(executor.pulse)
+        self._roots = Roots(config)
+        self._record = Record(executor.pulse, self._measure, clock)
         self._empty = asyncio.Event()
         self._empty.set()
-        self._last_step: float | None = None
-        self._last_step_time = 0.0
-        self._steps = 0
-        self._verified = 0  # steps, when the cache was last checked
         metrics.gauges = self._gauges
 
     # Life
@@ -215,7 +211,7 @@ class Engine:
         choices = Choices(watchers or [None] * count, partial(flows.resume, ticket))
         streams = iter(choices.streams)
         for request, adapter in zip(requests, adapters, strict=True):
-            root = self._prefix_root(request, adapter)
+            root = self._roots.of(request, adapter)
             for choice in range(request.choices):
                 seq = Sequence(request, choice, prefix_root=root, adapter=adapter)
                 # Siblings find the first one's prompt in the cache: it goes first, and leaves them no room before.
@@ -256,10 +252,10 @@ class Engine:
         preempting  what runs is computed anew; else it goes on with what it holds
         """
         assert self._scheduler is not None
-        self._epoch += 1
+        self._roots.renew()
         before = self._scheduler.preemptions
         pages = self._scheduler.forget_prefixes(
-            lambda seq: self._prefix_root(seq.request, seq.adapter), preempting=preempting
+            lambda seq: self._roots.of(seq.request, seq.adapter), preempting=preempting
         )
         self.wake()
         return pages, self._scheduler.preemptions - before
@@ -302,13 +298,6 @@ class Engine:
         slot = None if self._scheduler is None else self._scheduler.adapters.drop(adapter)
         self.executor.forget_adapter(adapter, slot)
 
-    def _prefix_root(self, request: Request, adapter: Adapter | None) -> bytes:
-        """Name all that cached values depend on besides the tokens."""
-        tenant = request.tenant if self._config.cache.isolation == "tenant" else ""
-        changed = "" if adapter is None else f"{adapter.name}/{adapter.generation}"
-        parts = (self._config.model.path, changed, tenant, request.cache_salt, str(self._epoch))
-        return blake2b(b"\0".join(part.encode() for part in parts), digest_size=16).digest()
-
     # What the step loop tells
 
     def wake(self) -> None:
@@ -317,24 +306,10 @@ class Engine:
             self.loop.wake()
 
     def _committed(self, issued: Issued, outcomes: list[Outcome]) -> None:
-        self._steps += 1
-        self._last_step, self._last_step_time = self.now(), time.time()
         assert self._scheduler is not None
         assert self._flows is not None
-        self._measure.committed(issued, self._scheduler, self._last_step)
-        self._progress.took(self._last_step - issued.at)
+        self._record.committed(issued, self._scheduler)
         self._flows.committed(outcomes)
-
-    def _verify(self) -> None:
-        """Check every page and row after work, once nobody waits for anything."""
-        if self._scheduler is None or self._in_flight or self._verified == self._steps:
-            return
-        self._verified = self._steps
-        try:
-            self._scheduler.verify()
-            assert not self._scheduler.cache.pool.referenced, "pages are held by nobody"
-        except AssertionError:
-            log.critical("the cache's accounts are wrong; please report this", exc_info=True)
 
     # What operators ask
 
@@ -361,14 +336,14 @@ class Engine:
     @property
     def stuck(self) -> bool:
         """Whether a step was stuck when `watch` last looked."""
-        return self._progress.stuck
+        return self._record.stuck
 
     def watch(self) -> bool:
         """Look whether all is well, about once a second. True when a step is found stuck, once for each time."""
-        self._verify()
+        if self._scheduler is not None and not self._in_flight:
+            self._record.verify(self._scheduler)
         self.rest.watch()
-        known = self.stuck
-        return self._progress.look(self.now(), busy=self.busy) and not known
+        return self._record.look(busy=self.busy)
 
     def status(self) -> Status:
         """Return the state and the load."""
@@ -382,8 +357,8 @@ class Engine:
             weights=self.executor.memory.weights.value,
             kv_cache=self.executor.memory.cache.value,
             waiting_tokens=self.door.queued_tokens,
-            steps=self._steps,
-            last_step_age_s=None if self._last_step is None else self.now() - self._last_step,
+            steps=self._record.steps,
+            last_step_age_s=self._record.age_s,
             accepted=self.accepted,
             terminal=dict(self._metrics.terminal),
         )
@@ -398,7 +373,7 @@ class Engine:
         return self.executor.describe()
 
     def _gauges(self) -> Gauges:
-        gauges = self.status().gauges(self.door.reserved_choices, self._last_step_time)
+        gauges = self.status().gauges(self.door.reserved_choices, self._record.last_time)
         if self._scheduler is not None:
             tell_of_adapters(gauges, self.adapters, self._scheduler)
         return gauges

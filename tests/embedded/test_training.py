@@ -155,15 +155,29 @@ def test_two_threads_learn_what_one_does(writer, tokenizer):
         torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3)
 
 
-def test_training_lowers_the_loss(writer, tokenizer):
+@pytest.mark.parametrize("kept", [slice(1), slice(1, 2), slice(2)], ids=["matrices", "embedding and norms", "both"])
+def test_each_optimizer_learns_answers_by_heart(kept: slice, writer, tokenizer):
     torch.manual_seed(0)
     network = Network(TINY)
-    trainer = train.Trainer(network, train.optimizers(network), steps=60, threads=1)
-    batch = [next(examples.batches(mixture.draw, 1, writer, tokenizer, tokens=1024, context=256))[-1][-4:]]
+    conversations = said("2 + 2?", "4"), said("Who are you?", "A model."), said("1?", "Yes, one.", "2?", "Two.")
+    batch = [examples.example(writer.text(conversation), tokenizer) for conversation in conversations]
 
-    losses = [trainer.step(batch) for _ in range(60)]
+    def mistakes() -> int:
+        wrong = 0
+        for one in batch:
+            with torch.no_grad():
+                guesses = network.logits(network(torch.tensor([one.ids[:-1]]), torch.float32))[0].argmax(-1).tolist()
+            wrong += sum(
+                guess != id for guess, id, weight in zip(guesses, one.ids[1:], one.weights[1:], strict=True) if weight
+            )
+        return wrong
 
-    assert losses[-1] < 0.85 * losses[0]
+    assert mistakes() > 10
+    trainer = train.Trainer(network, train.optimizers(network)[kept], steps=200, threads=1)
+    losses = [trainer.step([batch]) for _ in range(200)]
+
+    assert mistakes() == 0
+    assert losses[-1] < losses[0]
 
 
 def test_a_style_changes_answers_and_nothing_else():

@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 import tempfile
+from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,13 +44,13 @@ SILENCE_S = 0.03
 NESTED = (*Tool.__struct_fields__, *Function.__struct_fields__, *Called.__struct_fields__, "arguments")
 
 
-class Target:
+class Target(ABC):
     """Called with each input."""
 
-    def __call__(self, data: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, data: bytes) -> None: ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 -- most targets hold nothing
         """Let go of files and sockets."""
 
 
@@ -224,8 +225,9 @@ class SocketTarget(Target):
         self._stack = AsyncExitStack()
         self._address = self._runner.run(self._start())
 
+    @abstractmethod
     async def _start(self) -> str | tuple[str, int]:
-        raise NotImplementedError
+        """Serve, and return where."""
 
     def __call__(self, data: bytes) -> None:
         answer = self._runner.run(self._ask(data))

@@ -1,0 +1,34 @@
+"""Decide who may find whose prefixes in the cache.
+
+A prefix key begins with a root that names all that cached values depend on
+besides the tokens, and who they belong to. Where one of these differs, so does
+the root, and nothing is found.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from infd.config import Config
+    from infd.request import Adapter, Request
+
+
+class Roots:
+    """Makes the roots of this daemon's prefix keys."""
+
+    def __init__(self, config: Config) -> None:
+        self._model = config.model.path
+        self._by_tenant = config.cache.isolation == "tenant"
+        self._epoch = 0
+
+    def renew(self) -> None:
+        """From now on nobody finds what was computed before."""
+        self._epoch += 1
+
+    def of(self, request: Request, adapter: Adapter | None) -> bytes:
+        tenant = request.tenant if self._by_tenant else ""
+        changed = "" if adapter is None else f"{adapter.name}/{adapter.generation}"
+        parts = (self._model, changed, tenant, request.cache_salt, str(self._epoch))
+        return blake2b(b"\0".join(part.encode() for part in parts), digest_size=16).digest()
