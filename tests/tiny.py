@@ -177,6 +177,21 @@ def margins(logits: Tensor) -> Tensor:
     return best[..., 0] - best[..., 1]
 
 
+def continuation(model: PreTrainedModel, prompt: list[int], count: int) -> tuple[list[int], int]:
+    """Return the `count` tokens that transformers generates, and how many of them, from the first, are beyond doubt."""
+    whole = model.generate(
+        input_ids=torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    with torch.inference_mode():
+        clear = margins(model(whole).logits[0, len(prompt) - 1 : -1]) > CLEAR
+    return whole[0, len(prompt) :].tolist(), count if clear.all() else int(clear.int().argmin())
+
+
 def _draw(name: str, tensor: Tensor, generator: torch.Generator) -> None:
     if name.endswith(("q_norm.weight", "k_norm.weight")):
         tensor.normal_(1.5, 0.4, generator=generator)  # with normed heads only these sharpen attention

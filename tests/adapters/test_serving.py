@@ -17,13 +17,12 @@ from infd.request import Request, SamplingParams
 from infd.runner.local import LocalExecutor
 from infd.telemetry.metrics import Metrics
 from tests.adapters.making import EVERY_PRODUCT, make
-from tests.tiny import CLEAR, VOCAB, margins
+from tests.engine.driving import running
+from tests.tiny import VOCAB, continuation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
-
-    from transformers import PreTrainedModel
 
 NEW = 12
 PROMPTS = [
@@ -41,15 +40,8 @@ async def serving(checkpoint: Path, *, depth: int = 1, per_step: int = 16, slots
         cache=CacheConfig(bytes=2**20, page_tokens=4),
         lora=LoraConfig(max_adapters=slots, max_adapters_per_step=per_step),
     )
-    engine = Engine(config, LocalExecutor(config), Metrics(), names=("base",))
-    await engine.load()
-    running = asyncio.create_task(engine.run())
-    try:
-        await asyncio.sleep(0)
+    async with running(Engine(config, LocalExecutor(config), Metrics(), names=("base",))) as engine:
         yield engine
-    finally:
-        await engine.close()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 async def generate(engine: Engine, prompt: list[int], adapter: str | None) -> list[int]:
@@ -57,21 +49,6 @@ async def generate(engine: Engine, prompt: list[int], adapter: str | None) -> li
     request = Request(id="r", prompt=tuple(prompt), sampling=sampling, adapter=adapter)
     async with engine.admit(1, 0) as ticket:
         return [token async for _, delta in await ticket.submit(request) for token in delta.token_ids]
-
-
-def expect(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], int]:
-    """Return what PEFT generates, and how many leading tokens of it are beyond doubt."""
-    whole = model.generate(
-        input_ids=torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=NEW,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    with torch.inference_mode():
-        sure = margins(model(whole).logits[0, len(prompt) - 1 : -1]) > CLEAR
-    return whole[0, len(prompt) :].tolist(), NEW if sure.all() else int(sure.int().argmin())
 
 
 SETTINGS: dict[str, dict[str, object]] = {
@@ -90,7 +67,7 @@ class Expected:
         for name, settings in SETTINGS.items():
             model = make(checkpoint, root / name, **settings)  # type: ignore[arg-type]
             for number, prompt in enumerate(PROMPTS):
-                self.answers[name, number] = expect(model, prompt)
+                self.answers[name, number] = continuation(model, prompt, NEW)
         doubtful = sum(NEW - clear for _, clear in self.answers.values())
         assert doubtful < 0.2 * NEW * len(self.answers)
 
@@ -143,7 +120,7 @@ async def test_unloading_frees_the_tensors_as_soon_as_nobody_uses_them(
 async def test_reloads_race_requests_on_real_tensors(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     checkpoint = tiny("llama")
     models = {name: make(checkpoint, tmp_path / name, seed=seed, r=3) for seed, name in enumerate("xy")}
-    expected = {name: expect(model, PROMPTS[1]) for name, model in models.items()}
+    expected = {name: continuation(model, PROMPTS[1], NEW) for name, model in models.items()}
     clear = min(clear for _, clear in expected.values())
     async with serving(checkpoint, depth=2, slots=2) as engine:
         await engine.adapters.load("a", str(tmp_path / "x"))

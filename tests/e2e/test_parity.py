@@ -14,7 +14,8 @@ from infd.engine.engine import Engine
 from infd.request import Request, SamplingParams
 from infd.runner.local import LocalExecutor
 from infd.telemetry.metrics import Metrics
-from tests.tiny import CLEAR, FAMILIES, VOCAB, margins, oracle
+from tests.engine.driving import running
+from tests.tiny import FAMILIES, VOCAB, continuation, oracle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -34,18 +35,9 @@ class Expected:
         self.answers: list[list[int]] = []
         self.clear: list[int] = []
         for prompt in self.prompts:
-            whole = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                max_new_tokens=NEW,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=None,
-            )
-            with torch.inference_mode():
-                sure = margins(model(whole).logits[0, len(prompt) - 1 : -1]) > CLEAR
-            self.answers.append(whole[0, len(prompt) :].tolist())
-            self.clear.append(NEW if sure.all() else int(sure.int().argmin()))
+            answer, clear = continuation(model, prompt, NEW)
+            self.answers.append(answer)
+            self.clear.append(clear)
 
     def compare(self, got: list[list[int]]) -> None:
         """Every answer agrees as far as it is clear; skipped positions must be few."""
@@ -72,15 +64,8 @@ async def serving(
         scheduler=SchedulerConfig(step_tokens=step_tokens, max_num_seqs=rows),
         cache=CacheConfig(bytes=cache_bytes, page_tokens=4),
     )
-    engine = Engine(config, LocalExecutor(config), Metrics())
-    await engine.load()
-    running = asyncio.create_task(engine.run())
-    try:
-        await asyncio.sleep(0)
+    async with running(Engine(config, LocalExecutor(config), Metrics())) as engine:
         yield engine
-    finally:
-        await engine.close()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 async def generate(engine: Engine, prompt: list[int]) -> list[int]:

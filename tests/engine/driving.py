@@ -33,22 +33,39 @@ def request(
 
 
 @asynccontextmanager
-async def serving(executor: Executor | None = None, **scheduler: int) -> AsyncIterator[Engine]:
-    engine = Engine(Config(scheduler=SchedulerConfig(**scheduler)), executor or FakeExecutor(), Metrics())
+async def running(engine: Engine) -> AsyncIterator[Engine]:
+    """Load the engine's model, and let the engine run while the block is open."""
     await engine.load()
-    running = asyncio.create_task(engine.run())
+    task = asyncio.create_task(engine.run())
     await asyncio.sleep(0)
     try:
         yield engine
     finally:
         await engine.close()
-        await asyncio.gather(running, return_exceptions=True)
-        assert engine._scheduler is not None
-        engine._scheduler.verify()
-        status = engine.status()
-        assert status.pages_referenced == 0, "a page leaked"
-        assert status.tickets == status.waiting == status.waiting_tokens == 0
-        assert status.accepted == sum(status.terminal.values()), "a choice without its one terminal event"
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def serving(executor: Executor | None = None, **scheduler: int) -> AsyncIterator[Engine]:
+    """Run an engine that nothing may be left in when the block is closed."""
+    engine = Engine(Config(scheduler=SchedulerConfig(**scheduler)), executor or FakeExecutor(), Metrics())
+    async with running(engine):
+        yield engine
+    nothing_is_left(engine)
+
+
+def nothing_is_left(engine: Engine) -> None:
+    assert engine._scheduler is not None
+    engine._scheduler.verify()
+    status = engine.status()
+    assert status.pages_referenced == 0, "a page leaked"
+    assert status.tickets == status.waiting == status.waiting_tokens == status.held == 0
+    assert status.accepted == sum(status.terminal.values()), "a choice without its one terminal event"
+
+
+async def until_steps(engine: Engine, count: int) -> None:
+    while engine.status().steps < count:
+        await asyncio.sleep(0)
 
 
 async def collect(choices: Choices) -> dict[int, tuple[list[int], FinishReason | None]]:

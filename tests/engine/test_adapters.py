@@ -18,7 +18,7 @@ from infd.errors import AdapterExists, AdapterTooLarge, AdapterUnavailable, Chec
 from infd.request import Adapter, FinishReason, Request, SamplingParams
 from infd.telemetry.exposition import expose
 from infd.telemetry.metrics import Metrics
-from tests.engine.driving import ask, collect
+from tests.engine.driving import ask, collect, nothing_is_left, running, until_steps
 from tests.fakes import FakeExecutor, capacity, continuation
 
 if TYPE_CHECKING:
@@ -41,16 +41,10 @@ async def serving(
     lora = LoraConfig(max_adapters=slots, max_adapters_per_step=per_step, host_bytes=host_bytes)
     config = Config(lora=lora, scheduler=SchedulerConfig(max_waiting=4096))
     engine = Engine(config, executor, Metrics("base"), names=("base",))
-    await engine.load()
-    running = asyncio.create_task(engine.run())
-    await asyncio.sleep(0)
-    try:
+    async with running(engine):
         yield engine
         await idle(engine)
-        nothing_is_left(engine)
-    finally:
-        await engine.close()
-        await asyncio.gather(running, return_exceptions=True)
+        no_adapter_is_left(engine)
 
 
 async def idle(engine: Engine) -> None:
@@ -58,13 +52,9 @@ async def idle(engine: Engine) -> None:
         await asyncio.sleep(0)
 
 
-def nothing_is_left(engine: Engine) -> None:
-    scheduler, status = engine._scheduler, engine.status()
-    assert scheduler is not None
-    scheduler.verify()
-    assert status.pages_referenced == 0
-    assert status.accepted == sum(status.terminal.values())
-    assert not scheduler.adapters.running
+def no_adapter_is_left(engine: Engine) -> None:
+    nothing_is_left(engine)
+    assert not engine._scheduler.adapters.running
     assert all(row.requests == 0 and row.state != "leaving" for row in engine.adapters.rows())
     assert engine.adapters.bytes == sum(row.bytes for row in engine.adapters.rows())
 
@@ -118,8 +108,7 @@ async def test_running_requests_keep_what_they_began_with_when_it_is_replaced():
     async with serving(executor) as engine:
         await engine.adapters.load("a", "a")
         old = asyncio.create_task(ask(engine, request([1] * 9, "a", 60)))
-        while engine.status().steps < 5:
-            await asyncio.sleep(0)
+        await until_steps(engine, 5)
         assert await engine.adapters.load("a", "b", in_place=True)
         assert [(row.state, row.requests) for row in engine.adapters.rows()] == [("ready", 0), ("leaving", 1)]
         new = asyncio.create_task(ask(engine, request([1] * 9, "a", 60)))
@@ -135,8 +124,7 @@ async def test_unloading_refuses_new_requests_lets_running_ones_finish_and_then_
         await engine.adapters.load("a", "a")
         weights = weakref.ref(engine.adapters._entries["a"].adapter.weights)
         running = asyncio.create_task(ask(engine, request([1] * 9, "a", 60)))
-        while engine.status().steps < 5:
-            await asyncio.sleep(0)
+        await until_steps(engine, 5)
         row = engine.adapters.unload("a")
         assert row is not None
         assert (row.state, row.requests) == ("leaving", 1)
@@ -455,8 +443,7 @@ async def test_what_was_frozen_with_an_adapter_goes_on_with_it_after_a_deep_slee
     async with serving(executor) as engine:
         await engine.adapters.load("a", "a")
         asking = asyncio.create_task(ask(engine, request([4] * 9, "a", 40)))
-        while engine.status().steps < 5:
-            await asyncio.sleep(0)
+        await until_steps(engine, 5)
         await engine.rest.sleep("keep", level=2).result()
         await engine.rest.resume().result()
         assert await asking == answer([4] * 9, 1, 40)

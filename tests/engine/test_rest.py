@@ -22,7 +22,7 @@ from infd.errors import (
 )
 from infd.request import FinishReason
 from infd.telemetry.metrics import Metrics
-from tests.engine.driving import ask, collect, request, serving
+from tests.engine.driving import ask, collect, request, serving, until_steps
 from tests.fakes import FakeExecutor, continuation
 
 if TYPE_CHECKING:
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 async def turns(count: int = 20) -> None:
     """Let everybody have their turn, several times."""
     for _ in range(count):
-        await asyncio.sleep(0)
-
-
-async def until_steps(engine: Engine, count: int) -> None:
-    while engine.status().steps < count:
         await asyncio.sleep(0)
 
 

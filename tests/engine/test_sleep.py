@@ -27,8 +27,8 @@ from infd.errors import (
 from infd.memory import Held, Memory, Part
 from infd.request import FinishReason
 from infd.telemetry.metrics import Metrics
-from tests.engine.driving import ask, collect, request
-from tests.engine.test_rest import answer, turns, until_steps
+from tests.engine.driving import ask, collect, nothing_is_left, request, running, until_steps
+from tests.engine.test_rest import answer, turns
 from tests.fakes import FakeExecutor
 
 if TYPE_CHECKING:
@@ -50,19 +50,10 @@ class Clock:
 @asynccontextmanager
 async def serving(*, depth: int = 1, clock: Clock | None = None, **server: Any) -> AsyncIterator[Engine]:
     engine = Engine(Config(server=ServerConfig(**server)), FakeExecutor(depth=depth), Metrics(), clock=clock or Clock())
-    await engine.load()
-    running = asyncio.create_task(engine.run())
-    await turns()
-    try:
+    async with running(engine):
+        await turns()
         yield engine
-    finally:
-        await engine.close()
-        await asyncio.gather(running, return_exceptions=True)
-        assert engine._scheduler is not None
-        engine._scheduler.verify()
-        status = engine.status()
-        assert status.pages_referenced == status.tickets == status.waiting == status.waiting_tokens == status.held == 0
-        assert status.accepted == sum(status.terminal.values())
+    nothing_is_left(engine)
 
 
 def fake(engine: Engine) -> FakeExecutor:

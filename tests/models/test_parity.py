@@ -14,7 +14,7 @@ from infd.kernels.reference.dense import Activation, Norm, Rope
 from infd.kernels.select import select
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
-from tests.tiny import CLEAR, FAMILIES, VARIANTS, VOCAB, margins, oracle
+from tests.tiny import CLEAR, FAMILIES, VARIANTS, VOCAB, continuation, margins, oracle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,19 +113,12 @@ def test_greedy_choices_are_clear_almost_everywhere(pair):
 
 def test_greedy_generation_equals_generate(pair):
     prompt = text(5, 11)
-    theirs = pair.theirs.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=16,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=None,
-    )[0].tolist()
+    theirs, _ = continuation(pair.theirs, prompt, 16)
     driver = pair.driver()
     told = driver.start(prompt)
     (logits,) = driver.step((told, len(prompt)))
     skipped = 0
-    for expected in theirs[len(prompt) :]:  # fed whatever we choose, so that one unclear choice does not hide the rest
+    for expected in theirs:  # fed whatever we choose, so that one unclear choice does not hide the rest
         if margins(logits[-1:]) > CLEAR:
             assert int(logits[-1].argmax()) == expected
         else:

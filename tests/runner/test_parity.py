@@ -11,7 +11,7 @@ from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, Schedule
 from infd.request import SamplingParams
 from infd.runner.local import LocalExecutor
 from tests.runner.driving import generate, request
-from tests.tiny import FAMILIES, oracle
+from tests.tiny import FAMILIES, continuation, oracle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,5 @@ async def test_greedy_answers_are_those_of_transformers(
 
     model = oracle(directory)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
-        theirs = model.generate(
-            torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
-        )
-        assert answer == theirs[0, len(prompt) :].tolist()
+        theirs, _ = continuation(model, prompt, NEW)
+        assert answer == theirs
