@@ -1,11 +1,28 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from hashlib import sha256
+from hmac import compare_digest
+from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.admin.commands import VERBS
 from infd.errors import ConfigError, Unauthorized
 from infd.http.auth import Keys
+
+if TYPE_CHECKING:
+    from tests.http.endpoint import Endpoint
+
+# Under which other servers let clients do what only operators may do here.
+ELSEWHERE = (
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/sleep",
+    "/wake_up",
+    "/reset_prefix_cache",
+    "/shutdown",
+)
 
 
 def line(name: str, secret: str, tenant: str = "") -> str:
@@ -50,6 +67,24 @@ def test_anything_but_a_known_key_is_refused(header: str | None):
         Keys.of("s1").identify(header)
 
 
+@pytest.mark.parametrize("secret", ["s0", "s4", "s9", "unknown", "s4x", ""])
+def test_whatever_is_sent_all_of_each_hash_is_compared_and_no_secret_is(secret: str, monkeypatch: pytest.MonkeyPatch):
+    """How long it takes must tell neither which key it was nor how much of one was right."""
+    keys = Keys.parse("\n".join(line(str(i), f"s{i}") for i in range(10)), "keys")
+    compared: list[tuple[bytes, bytes]] = []
+
+    def seen(known: bytes, sent: bytes) -> bool:
+        compared.append((known, sent))
+        return compare_digest(known, sent)
+
+    monkeypatch.setattr("infd.http.auth.compare_digest", seen)
+    with nullcontext() if secret in ("s0", "s4", "s9") else pytest.raises(Unauthorized):
+        keys.identify(f"Bearer {secret}")
+
+    sent = sha256(secret.encode()).digest()
+    assert compared == ([(sha256(f"s{i}".encode()).digest(), sent) for i in range(10)] if secret else [])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -63,3 +98,14 @@ def test_anything_but_a_known_key_is_refused(header: str | None):
 def test_a_key_file_with_a_mistake_is_refused_naming_the_line(text: str, said: str):
     with pytest.raises(ConfigError, match=said):
         Keys.parse(text, "keys")
+
+
+async def test_what_only_operators_may_do_cannot_be_asked_for_over_http(endpoint: Endpoint):
+    asked = {"lora_name": "a", "lora_path": "/etc", "name": "a", "path": "/etc", "id": "a"}
+
+    for path in (*ELSEWHERE, *(verb.path for verb in VERBS if verb.mutates)):
+        status, body = await endpoint.post(path, asked)
+        assert (status, body["error"]["code"]) == (404, "unknown_path"), path
+
+    assert endpoint.engine.status().state == "ready"
+    assert not endpoint.engine.adapters.rows()
