@@ -2,7 +2,7 @@
 
 1. record     gives the request its id, and writes its access line when it is over, however it ended
 2. preflight  answers browsers that ask whether a page may ask
-3. explain    turns what was raised into an error body
+3. explain    turns what was raised into an error body, or the last event of a stream that has begun
 4. authorize  lets nothing through without a key but the paths named in OPEN, compared as the client sent them
 5. understand refuses what the headers ask of us beyond what we do, of whoever may ask at all
 
@@ -22,6 +22,7 @@ from infd.engine.state import State
 from infd.errors import InvalidRequest, MethodNotAllowed, NotReady, Overloaded, RequestError, UnknownPath, brief
 from infd.http import connection, expectations, failure
 from infd.http.service import EXCHANGE, SERVICE, Exchange
+from infd.http.sse import DONE, event
 from infd.telemetry import log
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ async def preflight(request: web.Request, handler: Handler) -> web.StreamRespons
 @web.middleware
 async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer errors with their body; a client that has gone gets none."""
-    allow = None
+    exchange, allow = request[EXCHANGE], None
     try:
         return await handler(request)
     except (asyncio.CancelledError, ConnectionError):
@@ -87,8 +88,14 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as refused:
         error = InvalidRequest(refused.reason)
     except Exception as unexpected:
-        error = failure.translate(unexpected, request[EXCHANGE])
-    request[EXCHANGE].error = error
+        error = failure.translate(unexpected, exchange)
+    exchange.error = error
+    if (events := exchange.events) is not None and events.begun:
+        if not exchange.queued:
+            failure.count(error, request.app[SERVICE].metrics)
+        await events.send(event(failure.body(error)) + DONE)
+        await events.close()
+        return events.response
     failure.count(error, request.app[SERVICE].metrics)
     response = failure.response(error)
     if allow is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from infd.errors import RequestError
     from infd.http.auth import Key, Keys
     from infd.http.served import ServedModel
+    from infd.http.sse import EventStream
     from infd.offload import Offload
     from infd.telemetry.metrics import Metrics
 
@@ -75,6 +76,7 @@ class Exchange(Struct):
     key: Key | None = None
     ticket: Ticket | None = None
     error: RequestError | None = None  # what the client was told
+    events: EventStream | None = None  # where its answer goes, if streamed
 
     def begin(self, ticket: Ticket, client_id: str | None) -> None:
         """Work begins. An id in a header counts more than one in the body."""
@@ -85,6 +87,11 @@ class Exchange(Struct):
     def id(self) -> str:
         """What the client sees as X-Request-Id and what the log knows the request by."""
         return self.client_id or (self.internal_id if self.ticket is None else self.ticket.id)
+
+    @property
+    def queued(self) -> bool:
+        """Whether it got as far as that; before, whatever ends it is a refusal."""
+        return self.ticket is not None and bool(self.ticket.flows)
 
     @property
     def client(self) -> str:

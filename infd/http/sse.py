@@ -1,10 +1,10 @@
 """How events reach a reader.
 
 Headers wait for the first event, so that an error before it keeps its real
-status; a reader that hears nothing for a while gets its headers, later a
-comment. A reader that lags is waited for: what is buffered for it stays within
-HIGH_WATER and one slice on our side of the kernel. One that stops reading is
-dropped by its connection.
+status; a reader that hears nothing for a while, in the queue or before the door
+of an engine at rest, gets its headers, later a comment. A reader that lags is
+waited for: what is buffered for it stays within HIGH_WATER and one slice on our
+side of the kernel. One that stops reading is dropped by its connection.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from infd.config import Config, ServerConfig
 from infd.engine.stream import PENDING_BYTES
 from infd.errors import ServerStopped
 from infd.http import app, connection, sse
@@ -205,6 +206,88 @@ async def test_a_stream_quiet_for_long_gets_headers_and_then_comments():
         endpoint.executor.gate.set()
         assert decode_events(await response.text())
         assert not list(streams)
+
+
+PAUSED = pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": [5, 6, 7], "seed": 0}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "seed": 0}),
+    ],
+)
+
+
+@asynccontextmanager
+async def at_the_door(
+    path: str, body: dict[str, Any], *, beats: int = sse.BEATS_TO_HEADERS, **server: float
+) -> AsyncIterator[tuple[Endpoint, asyncio.Task[Any]]]:
+    """A paused endpoint, and a stream that has been held for so many beats."""
+    async with serving(Config(server=ServerConfig(**server))) as endpoint:
+        await endpoint.engine.rest.pause("keep", "hold").result()
+        asking = asyncio.create_task(endpoint.session.post(path, json={**body, "stream": True}))
+        await until(lambda: endpoint.engine.status().held)
+        for _ in range(beats):
+            await endpoint.server.service.streams.beat()
+        yield endpoint, asking
+        await until(lambda: not endpoint.engine.status().tickets)
+        assert not list(endpoint.server.service.streams)
+
+
+@PAUSED
+async def test_a_stream_held_before_a_paused_engine_gets_headers_comments_and_its_answer(path: str, body: Any):
+    async with at_the_door(path, body) as (endpoint, asking):
+        async with await asking as response:
+            assert response.status == 200
+            assert await response.content.readuntil(b"\n\n") == sse.PING
+            for _ in range(sse.BEATS_TO_PING):
+                await endpoint.server.service.streams.beat()
+            assert await response.content.readuntil(b"\n\n") == sse.PING
+            endpoint.engine.rest.resume()
+            late = decode_events(await response.text())
+        at_once = await endpoint.events(path, body)
+        said = [[event["choices"] for event in events] for events in (late, at_once)]
+        assert said[0] == said[1]
+
+
+@PAUSED
+async def test_who_is_held_for_less_than_headers_take_hears_of_a_refusal_by_its_status(path: str, body: Any):
+    async with at_the_door(path, body, beats=sse.BEATS_TO_HEADERS - 1) as (endpoint, asking):
+        await endpoint.engine.rest.pause("keep", "reject").result()
+        response = await asking
+        assert (response.status, (await response.json())["error"]["code"]) == (503, "paused")
+
+
+@PAUSED
+async def test_what_ends_a_held_stream_after_its_headers_is_its_last_event(path: str, body: Any):
+    async with at_the_door(path, body) as (endpoint, asking):
+        response = await asking
+        await endpoint.engine.rest.pause("keep", "reject").result()
+        (event,) = decode_events(await response.text())
+        assert event["error"]["code"] == "paused"
+        assert endpoint.server.service.metrics.rejected == {"paused": 1}
+
+
+@pytest.mark.parametrize("limit", ["hold_timeout_s", "queue_timeout_s", "request_timeout_s"])
+async def test_time_before_the_door_counts_and_is_told_in_a_stream_that_has_begun(limit: str):
+    async with at_the_door(COMPLETIONS, {"prompt": [5, 6, 7]}, **{limit: 0.3}) as (_, asking):
+        (event,) = decode_events(await (await asking).text())
+        codes = {"hold_timeout_s": "paused", "queue_timeout_s": "queue_timeout", "request_timeout_s": "request_timeout"}
+        assert event["error"]["code"] == codes[limit]
+
+
+async def test_what_is_wrong_with_a_held_request_is_told_in_the_stream_that_has_begun():
+    async with at_the_door(COMPLETIONS, {"prompt": [5] * 300}) as (endpoint, asking):
+        response = await asking
+        endpoint.engine.rest.resume()
+        (event,) = decode_events(await response.text())
+        assert event["error"]["code"] == "context_length_exceeded"
+        assert endpoint.server.service.metrics.rejected == {"context_length_exceeded": 1}
+
+
+async def test_a_client_that_leaves_while_it_is_held_is_forgotten():
+    async with at_the_door(COMPLETIONS, {"prompt": [5, 6, 7]}) as (endpoint, asking):
+        (await asking).close()
+        await until(lambda: not endpoint.engine.status().held)
 
 
 async def test_pings_go_past_a_reader_that_has_stalled():

@@ -34,7 +34,10 @@ async def complete(request: web.Request) -> web.StreamResponse:
     service, exchange = request.app[SERVICE], request[EXCHANGE]
     said, size = await read(request, DECODER)
     check(said, service.config.limits)
-    async with service.engine.admit(said.n or 1, size) as ticket:
+    async with (
+        send.promised(request, stream=bool(said.stream)) as events,
+        service.engine.admit(said.n or 1, size) as ticket,
+    ):
         exchange.begin(ticket, said.request_id)
         served = service.model()
         model = served.name(said.model)
@@ -56,7 +59,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
         format = ChatFormat(
             said, ticket, model=model, tokenizer=served.tokenizer, prompt=prompt.ids, marked_up=readings[0] is not None
         )
-        return await send.answer(request, answer, format, stream=bool(said.stream))
+        return await send.answer(request, answer, format, events)
 
 
 async def read_prompt(said: ChatRequest, body_bytes: int, served: ServedModel, offload: Offload) -> Prompt:

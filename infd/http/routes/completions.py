@@ -34,7 +34,10 @@ async def complete(request: web.Request) -> web.StreamResponse:
     said, size = await read(request, DECODER)
     written = prompts_of(said)
     check(said, len(written), service.config)
-    async with service.engine.admit(_choices(said) * len(written), size) as ticket:
+    async with (
+        send.promised(request, stream=bool(said.stream)) as events,
+        service.engine.admit(_choices(said) * len(written), size) as ticket,
+    ):
         exchange.begin(ticket, said.request_id)
         served = service.model()
         model = served.name(said.model)
@@ -42,7 +45,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
         answer = await submit(said, _wanted(said), prompts, served, ticket, exchange, service.offload)
         ids = [prompt.ids for prompt in prompts]
         format = CompletionFormat(said, ticket, model=model, tokenizer=served.tokenizer, prompts=ids)
-        return await send.answer(request, answer, format, stream=bool(said.stream))
+        return await send.answer(request, answer, format, events)
 
 
 async def read_prompts(
