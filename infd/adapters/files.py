@@ -7,11 +7,15 @@ links followed, or it is not opened.
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from infd.errors import CheckpointError
+from infd.untrusted import Root
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
@@ -41,33 +45,15 @@ def locate(path: str, root: str | None = None) -> AdapterFiles:
 
     Raises CheckpointError.
     """
-    if not path or "\0" in path:
-        raise CheckpointError(f"{path!r} is not the path of a directory")
-    try:
-        above = None if root is None else Path(root).resolve(strict=True)
-        directory = Path(path) if above is None else above / path
-        _require_beneath(above, directory.resolve(), path)  # first: what lies outside is not told apart
-        real = directory.resolve(strict=True)
-        if not real.is_dir():
-            raise CheckpointError(f"{path} is not a directory; an adapter is one with {CONFIG} and {TENSORS}")
-        if not (real / TENSORS).exists() and (real / PICKLE).exists():
-            raise CheckpointError(
-                f"{path}/{PICKLE} is a pickle, which could run anything; infd reads {TENSORS} only:"
-                " load the adapter with PEFT and save it again"
-            )
-        config, tensors = ((real / name).resolve(strict=True) for name in (CONFIG, TENSORS))
-    except (OSError, RuntimeError) as error:  # a RuntimeError is a circle of links
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        where = (isinstance(error, OSError) and error.filename) or path
-        raise CheckpointError(f"{where}: {reason}") from error
-    for file in (config, tensors):
-        _require_beneath(above, file, path)
-    return AdapterFiles(path, config, tensors)
-
-
-def _require_beneath(root: Path | None, real: Path, path: str) -> None:
-    if root is not None and not real.is_relative_to(root):
-        raise CheckpointError(f"{path} leads out of {root}, beneath which adapters are loaded (lora.root)")
+    within = Root(root, "lora.root")
+    real = within.find(path)
+    config = within.follow(real / CONFIG, path)
+    if not (real / TENSORS).exists() and (real / PICKLE).exists():
+        raise CheckpointError(
+            f"{path}/{PICKLE} is a pickle, which could run anything; infd reads {TENSORS} only:"
+            " load the adapter with PEFT and save it again"
+        )
+    return AdapterFiles(path, config, within.follow(real / TENSORS, path))
 
 
 def found(directory: Path) -> list[Path]:

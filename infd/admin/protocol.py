@@ -170,7 +170,10 @@ class Wake(Struct, forbid_unknown_fields=True):
 
 
 class LoadWeights(Struct, forbid_unknown_fields=True):
-    """Put the weights in directory `path`, of another checkpoint of this model, in place, while no step runs."""
+    """Put the weights in directory `path`, of another checkpoint of this model, in place, while no step runs.
+
+    It lies beneath model.weights_root, where a relative `path` begins.
+    """
 
     path: Annotated[str, Meta(min_length=1)]
     wait_s: Seconds | None = None

@@ -67,6 +67,13 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     quantize_vocabulary: Annotated[
         bool, about("whether that includes the embedding and the head: at int8, also where the others are int4")
     ] = True
+    weights_root: Annotated[
+        str,
+        about(
+            "directory that holds what `infdctl load-weights` may load (default: the one that holds the model's own)",
+            flag="--weights-root",
+        ),
+    ] = ""
     max_model_len: Annotated[
         Annotated[int, Meta(ge=2)] | None,
         about("longest sequence in tokens, prompt and answer together (default: the model's)", flag="--max-model-len"),

@@ -80,7 +80,9 @@ def executor(config: Config, directory: Future[Path], progress: Callable[[int, i
     if config.device.kind == "null":
         from infd.runner.null import NullExecutor
 
-        return NullExecutor(config, lambda: Sizes.read(directory.result()))
+        return NullExecutor(
+            config, lambda: Sizes.read(directory.result()), lambda: directory.result().absolute().parent
+        )
     from infd.runner.local import LocalExecutor
 
     def build(config: Config, pulse: Pulse) -> Loaded:

@@ -64,7 +64,7 @@ class Executor(Protocol):
         """
 
     async def load_weights(self, path: str) -> None:
-        """Put the weights of another checkpoint of this model in place.
+        """Put the weights of another checkpoint of this model in place; it lies beneath model.weights_root.
 
         Raises StartError; if reading fails midway, `memory.weights` is invalid.
         """

@@ -223,7 +223,7 @@ def assemble(
             score_cost=stepsize.score_cost(runner, trial) if layout.divisible else 1,
         ),
         depth=config.device.depth or DEPTH[device.type],
-        residence=Residence(model, weights, cache, device, pulse.beat),
+        residence=Residence(model, weights, cache, device, config.model.weights_root, pulse.beat),
         reader=AdapterReader(model.targets, dtype, lambda size: Arena(size, CPU, "an adapter")),
         facts={
             "device": _name(device),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -130,7 +129,7 @@ class LocalExecutor:
         await self._change(lambda loaded: loaded.residence.wake(parts))
 
     async def load_weights(self, path: str) -> None:
-        await self._change(lambda loaded: loaded.residence.load(Path(path)))
+        await self._change(lambda loaded: loaded.residence.load(path))
 
     async def _change(self, work: Callable[[Loaded], R]) -> R:
         """Have something done to memory; no step is taken before its end, even if nobody waits for that any more."""

@@ -8,7 +8,6 @@ and whose single bytes stand in the lower half.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
@@ -20,10 +19,11 @@ from infd.memory import Held, Memory, Part
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepResult
-from infd.weights.checkpoint import read_config
+from infd.weights import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from pathlib import Path
 
     from infd.config import Config
     from infd.request import Adapter
@@ -69,11 +69,12 @@ class NullStep:
 class NullExecutor:
     """Runs one step after another, each `device.null_step_ms` long; at 0 a step is done on the loop's next turn."""
 
-    def __init__(self, config: Config, sizes: Callable[[], Sizes]) -> None:
-        """Ask for `sizes` when loading. It may raise StartError."""
+    def __init__(self, config: Config, sizes: Callable[[], Sizes], beside: Callable[[], Path]) -> None:
+        """Ask for `sizes` when loading, which may raise StartError, and for what is `beside` the model after that."""
         self.depth = config.device.depth or 1
         self._config = config
         self._sizes = sizes
+        self._beside = beside
         self._step_s = config.device.null_step_ms / 1000
         self._first = 0
         self._ordinary = 1
@@ -124,7 +125,8 @@ class NullExecutor:
         )
 
     async def load_weights(self, path: str) -> None:
-        read_config(Path(path))
+        root = self._config.model.weights_root or str(self._beside())
+        checkpoint.read_config(checkpoint.locate(path, root))
         self.memory = Memory(cache=self.memory.cache)
 
     async def read_adapter(self, path: str, root: str | None, room: int) -> NullWeights:

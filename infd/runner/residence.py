@@ -18,7 +18,7 @@ from infd.errors import CheckpointError, OutOfMemory
 from infd.memory import Held, Memory, Part
 from infd.models.config import architecture
 from infd.runner.memory import available_bytes
-from infd.weights.checkpoint import Checkpoint
+from infd.weights.checkpoint import Checkpoint, locate
 from infd.weights.load import check, fill
 
 if TYPE_CHECKING:
@@ -38,9 +38,19 @@ class Residence:
     """
 
     def __init__(
-        self, model: Model, weights: Arena, cache: Arena, device: torch.device, report: Callable[[int, int], None]
+        self,
+        model: Model,
+        weights: Arena,
+        cache: Arena,
+        device: torch.device,
+        root: str,
+        report: Callable[[int, int], None],
     ) -> None:
-        """report: told (bytes read, bytes to read) while weights are read."""
+        """Take what was loaded.
+
+        root    of other weights, see `load`; empty: the directory in which the first ones' lies
+        report  told (bytes read, bytes to read) while weights are read
+        """
         self.memory = Memory()
         self.refusal = "" if weights.releasable and cache.releasable else f"memory of {device} is not given back yet"
         self._model = model
@@ -48,12 +58,15 @@ class Residence:
         self._cache = cache
         self._device = device
         self._report = report
-        self._directory = Path()
+        self._root = root
+        self._first = self._directory = Path()
         self._stamps: dict[str, tuple[int, int]] = {}
         self._architecture = ""
 
     def remember(self, checkpoint: Checkpoint) -> None:
         """The weights are of this checkpoint."""
+        if not self._stamps:
+            self._first = checkpoint.directory
         self._directory, self._stamps = checkpoint.directory, checkpoint.stamps()
         self._architecture = architecture(checkpoint.config)
 
@@ -79,12 +92,16 @@ class Residence:
         if Part.CACHE in parts:
             self.memory = replace(self.memory, cache=Held.LOADED)
 
-    def load(self, directory: Path) -> None:
+    def load(self, path: str) -> None:
         """Put other weights of the same shapes in place.
+
+        path  their directory, beneath the root; or the one that the settings name, wherever that is
 
         Raises CheckpointError before the first byte has moved where they do not fit; where reading them fails
         midway, the weights are invalid from then on.
         """
+        first = self._first.absolute()
+        directory = first if Path(path) == first else locate(path, self._root or str(first.parent))
         if self.memory.weights is Held.RELEASED:
             self._require_room()
         with Checkpoint(directory) as checkpoint:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from infd.errors import CheckpointError
-from infd.untrusted import open_regular, read
+from infd.untrusted import Root, open_regular, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,6 +197,21 @@ class Checkpoint:
             if name not in tensors or tensors[name].file.path.name != promise:
                 raise CheckpointError(f"{index}: {name} is said to be in {promise}, which does not hold it")
         return tensors
+
+
+def locate(path: str, root: str) -> Path:
+    """Find a checkpoint that an operator names.
+
+    root  must hold it and its files, see model.weights_root and `Root`
+
+    Raises CheckpointError.
+    """
+    within = Root(root, "model.weights_root")
+    directory = within.find(path)
+    for file in directory.iterdir():
+        if file.suffix in (".json", ".safetensors"):
+            within.follow(file, path)
+    return directory
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from infd.config import Config, DeviceConfig, SchedulerConfig
 from infd.daemon.parts import Sizes
@@ -17,6 +18,7 @@ def make(**device: object) -> NullExecutor:
     return NullExecutor(
         Config(device=DeviceConfig(kind="null", **device), scheduler=SchedulerConfig(max_num_seqs=3)),  # type: ignore[arg-type]
         lambda: Sizes(vocab_size=VOCAB, max_position_embeddings=256),
+        Path,
     )
 
 

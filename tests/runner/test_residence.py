@@ -35,11 +35,13 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6] * 20, [7] * 33]
 
 @asynccontextmanager
 async def running(
-    directory: Path, *, cache: int = MIB, quantization: str = "none"
+    directory: Path, *, cache: int = MIB, quantization: str = "none", weights_root: str = "/"
 ) -> AsyncIterator[tuple[LocalExecutor, Capacity]]:
     runs = LocalExecutor(
         Config(
-            model=ModelConfig(path=str(directory), dtype="float32", quantization=quantization),
+            model=ModelConfig(
+                path=str(directory), dtype="float32", quantization=quantization, weights_root=weights_root
+            ),
             device=DeviceConfig(kind="cpu", threads=1),
             scheduler=SchedulerConfig(max_num_seqs=4, step_tokens=64),
             cache=CacheConfig(bytes=cache, page_tokens=4),
@@ -274,3 +276,27 @@ def test_only_a_cpus_memory_is_given_back_in_place():
 
     arena = Arena(100, torch.device("meta"), "weights")
     assert not arena.releasable
+
+
+async def test_other_weights_lie_beside_the_first_unless_a_root_is_set(tiny, tmp_path):
+    shutil.copytree(tiny("qwen3"), tmp_path / "models" / "served")
+    served = tmp_path / "models" / "served"
+    beside, elsewhere = other(served, tmp_path / "models" / "beside"), other(served, tmp_path / "elsewhere")
+    linked = tmp_path / "linked"
+    linked.symlink_to(served)
+    for root, path, allowed in (
+        ("", beside, True),
+        ("", Path("beside"), True),
+        ("", elsewhere, False),
+        ("", Path("../elsewhere"), False),
+        (str(tmp_path / "elsewhere"), beside, False),
+        (str(tmp_path / "elsewhere"), elsewhere, True),
+        (str(tmp_path / "elsewhere"), served, True),
+    ):
+        async with running(served, weights_root=root) as (runs, _):
+            if allowed:
+                await runs.load_weights(str(path))
+                continue
+            with pytest.raises(CheckpointError, match="weights_root"):
+                await runs.load_weights(str(path))
+            assert runs.memory == Memory()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
@@ -101,11 +100,11 @@ def wake(client: AdminClient, tags: str | None, wait: bool, timeout_s: float | N
 def load_weights(client: AdminClient, path: str, wait: bool, timeout_s: float | None, as_json: bool) -> None:
     """Put the weights of the checkpoint in directory PATH in place of those served, while infd is paused or asleep.
 
-    It must hold the same tensors in the same shapes. Cached prefixes are forgotten; what is frozen goes on with what
-    it holds, unless `infdctl reset-prefix-cache --running` follows.
+    PATH lies beneath model.weights_root, by default beside the model's own directory, and must hold the same tensors
+    in the same shapes. Cached prefixes are forgotten; what is frozen goes on with what it holds, unless `infdctl
+    reset-prefix-cache --running` follows.
     """
-    asked = {"path": os.path.abspath(path)}
-    _move(client, "load-weights", asked, wait=wait, timeout_s=timeout_s, as_json=as_json)
+    _move(client, "load-weights", {"path": path}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 @click.command()
