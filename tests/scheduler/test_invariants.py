@@ -73,6 +73,7 @@ class Histories(RuleBasedStateMachine):
         scored=st.none() | st.integers(0, 2),
         only_scored=st.booleans(),
         adapter=st.none() | st.integers(0, 4),
+        steps_apart=st.booleans(),
     )
     def arrive(
         self,
@@ -85,7 +86,9 @@ class Histories(RuleBasedStateMachine):
         scored: int | None,
         only_scored: bool,
         adapter: int | None,
+        steps_apart: bool,
     ) -> None:
+        """Choices come together, or each a step behind the other: a later step then needs what an earlier one loads."""
         layout = self.driver.capacity.layout
         chosen = None if adapter is None else self.adapters[adapter]
         if self.encoder:
@@ -106,6 +109,8 @@ class Histories(RuleBasedStateMachine):
                 adapter=chosen,
             )
             self.driver.add(seq)
+            if steps_apart and len(self.driver.in_flight) < self.driver.depth:
+                self.driver.issue()
 
     @rule(which=st.integers(0, 100))
     def cancel(self, which: int) -> None:
@@ -154,8 +159,10 @@ class Histories(RuleBasedStateMachine):
         self.driver.complete(spoilt=which)
 
     @precondition(lambda self: self.driver.in_flight)
-    @rule()
-    def fail(self) -> None:
+    @rule(full=st.booleans())
+    def fail(self, full: bool) -> None:
+        while full and len(self.driver.in_flight) < self.driver.depth and self.driver.issue():
+            pass
         self.driver.fail()
 
     @rule(steps=st.integers(1, 8))
