@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -30,7 +30,7 @@ from infd.errors import (
 from infd.memory import ALL
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from infd.engine.engine import Engine
     from infd.engine.wish import Move
@@ -95,7 +95,7 @@ class Feed(Struct, frozen=True):
 
     name: str
     path: str
-    handler: Callable[[Desk, Any], AsyncIterator[Struct]]
+    handler: Callable[[Desk, Any], AsyncGenerator[Struct, None]]
     asks: type[Struct]
     mutates: Literal[False] = False
     method: Literal["GET"] = "GET"
@@ -244,9 +244,10 @@ async def dump(desk: Desk, asked: protocol.Nothing) -> protocol.Dump:
     return protocol.Dump(stacks.task_stacks(), stacks.thread_stacks())
 
 
-async def events(desk: Desk, asked: protocol.ReadEvents) -> AsyncIterator[protocol.Event]:
-    async for event, missing in desk.engine.events.read(asked.since, follow=asked.follow):
-        yield protocol.Event(event.seq, event.time, event.kind, event.told, event.facts, missing)
+async def events(desk: Desk, asked: protocol.ReadEvents) -> AsyncGenerator[protocol.Event, None]:
+    async with aclosing(desk.engine.events.read(asked.since, follow=asked.follow)) as news:
+        async for event, missing in news:
+            yield protocol.Event(event.seq, event.time, event.kind, event.told, event.facts, missing)
 
 
 VERBS = (

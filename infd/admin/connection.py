@@ -63,7 +63,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             self._first_request_due = None
 
     def ends(self, task: asyncio.Task[Any] | None) -> None:
-        """Have a task, which is the answer to its last request, end with the connection."""
+        """Have a task, which is at work on its answer, end with the connection. None: no longer."""
         self._ends = task
 
     def drop(self) -> None:

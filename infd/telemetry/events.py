@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
 Fact = str | int | float | bool | None
 Kind = Literal["state", "verb", "rest", "weights", "adapter", "step", "request"]
@@ -58,7 +58,7 @@ class Events:
         self._ring.append(Event(self.last, self._clock(), kind, _cut(told), plain))
         self._wake()
 
-    async def read(self, since: int = 0, *, follow: bool = False) -> AsyncIterator[tuple[Event, int]]:
+    async def read(self, since: int = 0, *, follow: bool = False) -> AsyncGenerator[tuple[Event, int], None]:
         """Yield the events behind a number, each with how many before it are missing.
 
         since   a number that this daemon has not reached is of an earlier life: then all are behind it
