@@ -46,7 +46,10 @@ class Root:
 
     def _require(self, real: Path, said: str) -> None:
         if self._path is not None and not real.is_relative_to(above := _real(Path(self._path))):
-            raise CheckpointError(f"{said} leads out of {above}, beneath which such files are loaded ({self._setting})")
+            raise CheckpointError(
+                f"{said} leads out of {above}, beneath which such files are loaded: put it there, or start infd with"
+                f" another {self._setting}"
+            )
 
 
 def _real(path: Path, *, strict: bool = True) -> Path:

@@ -39,7 +39,8 @@ def test_what_leads_out_of_the_root_is_refused_whether_or_not_it_is_there(tmp_pa
     (tmp_path / "root" / "out").symlink_to(outside)
     for name in ("out", "../outside", str(outside), "../nothing", "/nothing"):
         assert refused(name, tmp_path / "root") == (
-            f"{name} leads out of {tmp_path / 'root'}, beneath which such files are loaded (model.weights_root)"
+            f"{name} leads out of {tmp_path / 'root'}, beneath which such files are loaded: put it there, or start infd"
+            " with another model.weights_root"
         )
 
 

@@ -152,5 +152,6 @@ def _progress(verb: str, now: protocol.Moved) -> str:
     if now.freed_bytes:
         said = ", ".join(filter(None, [said, f"{now.freed_bytes / 2**20:,.0f} MiB given back"]))
     if now.done:
-        return f"{now.state}{f': {said}' if said else ''}"
+        news = f"weights {now.weights}, " if verb == "load-weights" else ""
+        return f"{news}{now.state}{f': {said}' if said else ''}"
     return f"{now.state}, {verb} goes on: {now.running} running, {now.waiting} waiting"
