@@ -146,7 +146,7 @@ class Runner:
             landing.arrived.synchronize()
         forwarded, sampled = landing.forwarded, landing.sampled
         accepted = [0] * len(forwarded.plan.spans)
-        result = StepResult(accepted, [], prompt_logprobs={}, logprobs={}, failed={})
+        result = StepResult(accepted, [])
         if landing.scored is not None:
             for i, logprobs in landing.scored.read():
                 if logprobs is None:
