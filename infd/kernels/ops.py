@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 
 
 class KeyValuePages(NamedTuple):
-    """The cache of one layer: k and v, each [P + 1, K, page_tokens, D], contiguous. Page 0 is scratch."""
+    """The cache of one layer: k and v, each [P + 1, K, page_tokens, D], contiguous. Page 0 is scratch.
+
+    scales  [2, K] float32, of a cache of 8-bit floats: by what keys, and values, of each head are divided when they are
+            written, bounded by what the type can hold, and multiplied when they are read; None: by nothing
+    """
 
     k: Tensor
     v: Tensor
+    scales: Tensor | None = None
 
 
 class AttentionBatch(Struct, kw_only=True):
@@ -52,23 +57,49 @@ class AttentionBatch(Struct, kw_only=True):
 class AttentionPlan(Protocol):
     """What a family prepared for one step and one page group."""
 
+    @property
+    def slots(self) -> Tensor:
+        """AttentionBatch's."""
+
     def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
         """Put k and v, each [T, K, D], into the cache."""
 
-    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float, softcap: float | None = None) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        pages: KeyValuePages,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """Attend every query token to the cached keys of its own sequence, at its own position and before.
 
         q        [T, H, D]
         scale    multiplies q·k before softmax, usually D ** -0.5
         softcap  bounds the scaled scores: softcap * tanh(score / softcap)
+        sinks    [H] float32: the score that each head gives to nothing, so that weights add up to less than 1
         ->       [T, H, D] in q's dtype, accumulated in float32; rows of padding hold anything finite
         """
+
+
+class LastingPlan(AttentionPlan, Protocol):
+    """A plan whose batch's tensors are filled anew before each step, so that a captured step can be replayed.
+
+    It takes no number from them but on the device. The batch's lists are bounds that every step keeps to.
+    """
+
+    def refill(self, starts: list[int]) -> None:
+        """Be told the host's bounds for the next step, outside what is captured, and before that is replayed."""
 
 
 class Attention(Protocol):
     """Paged attention: `prepare` once per step and group, `run` once per layer."""
 
     def prepare(self, batch: AttentionBatch) -> AttentionPlan: ...
+
+    def lasting(self, batch: AttentionBatch) -> LastingPlan | None:
+        """Prepare for many steps of one size; None where what is prepared depends on the step."""
 
 
 class Form(Protocol):
@@ -124,6 +155,23 @@ class Rope(Protocol):
         table        [max_len, 2, R / 2] float32: cosines, then sines
         interleaved  pairs are neighbours (GPT-J style), not i and i + R / 2 (GPT-NeoX style)
         """
+
+    def enter(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        plan: AttentionPlan,
+        pages: KeyValuePages,
+        *,
+        interleaved: bool = False,
+    ) -> Tensor:
+        """Rotate q and k, put k and v into the cache, and return q: what a layer does before it attends."""
+        q, k = self(q, k, positions, table, interleaved=interleaved)
+        plan.write(k, v, pages)
+        return q
 
 
 class Activation(Protocol):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from infd.errors import DeviceMissing
 from infd.kernels.ops import Ops, Selected
@@ -76,6 +77,15 @@ def _triton(place: str) -> Candidate:
     return Candidate(name="triton", place=f"infd.kernels.triton.{place}", refuses=refuses)
 
 
+def _flashinfer(place: str) -> Candidate:
+    def refuses(facts: Facts) -> str | None:
+        from infd.kernels.flashinfer.presence import why_not
+
+        return why_not(facts)
+
+    return Candidate(name="flashinfer", place=f"infd.kernels.flashinfer.{place}", refuses=refuses)
+
+
 def _not_on_a_cpu(facts: Facts) -> str | None:
     return None if facts.device.type == "cpu" else f"runs on a CPU, not on {facts.device.type}"
 
@@ -93,6 +103,7 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
         "attention": (
             _native("attention:PagedAttention", *_FLOATS),
             _triton("attention:PagedAttention"),
+            _flashinfer("attention:PagedAttention"),  # behind Triton's until both were measured on a GPU
             _reference("attention:PagedAttention"),
         ),
         "linear": (_native("linear:Matrices", torch.bfloat16), _reference("dense:Matrices")),
@@ -134,6 +145,14 @@ def quantized(how: str, *, vocabulary: bool) -> Mapping[str, Sequence[Candidate]
     """Return the candidates for weights quantized to `how`, a key of QUANTIZED; the vocabulary's too, or all others."""
     families = QUANTIZED[how] if vocabulary else {"linear": QUANTIZED[how]["linear"]}
     return {**CANDIDATES, **families}
+
+
+def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
+    """Leave the families that have a candidate of that name no other, whatever it would refuse here."""
+    return {
+        family: [replace(each, refuses=runs_anywhere) for each in some if each.name == name] or some
+        for family, some in candidates.items()
+    }
 
 
 def select(device: torch.device, dtype: torch.dtype, candidates: Mapping[str, Sequence[Candidate]] = CANDIDATES) -> Ops:

@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec.structs import replace
 
 from infd.kernels.ops import KeyValuePages
 from tests.kernels.paging import PagedSpan, attention_batch
@@ -19,7 +20,15 @@ KV_HEADS = 2
 
 
 def naive(
-    q: Tensor, k: Tensor, v: Tensor, start: int, *, scale: float, window: int | None, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: int,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend q [Q, H, D], at positions from `start`, to one sequence's k and v [L, K, D], head by head, in float64."""
     out = torch.zeros(q.shape, dtype=torch.float64)
@@ -32,9 +41,24 @@ def naive(
             scores = keys @ q[i, head].double() * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            weights = scores.softmax(0)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[head : head + 1].double()))
+            weights = scores.softmax(0)[: position + 1 - first]
             out[i, head] = weights @ v[first : position + 1, head // shared].double()
     return out
+
+
+def narrow(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+    """Return x [..., K, D] as a cache of `dtype` holds it."""
+    if scale is None:
+        return x.to(dtype)
+    limit = torch.finfo(dtype).max
+    return (x.float() / scale[:, None]).clamp(-limit, limit).to(dtype)
+
+
+def bits(x: Tensor) -> Tensor:
+    """Return x as something that torch can index and compare: 8-bit floats it cannot."""
+    return x.view(torch.uint8) if x.itemsize == 1 else x
 
 
 class Case:
@@ -52,8 +76,11 @@ class Case:
         padding: int = 0,
         slack: int = 0,
         dtype: torch.dtype = torch.float32,
+        held: torch.dtype | None = None,
+        sinks: bool = False,
         seed: int = 0,
     ) -> None:
+        """held: the type of a cache whose heads are scaled, each by a number of its own; None: as the queries'."""
         generator = torch.Generator().manual_seed(seed)
         shuffle = random.Random(seed)
         self.lengths, self.window, self.softcap = lengths, window, softcap
@@ -62,21 +89,38 @@ class Case:
         ids = list(range(1, sum(needed) + 3))
         shuffle.shuffle(ids)
         shape = (len(ids) + 1, KV_HEADS, page_tokens, head)
-        self.pages = KeyValuePages(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
+        cache = (torch.full(shape, torch.nan).to(held or dtype) for _ in range(2))
+        self.scales = None if held is None else torch.tensor([[0.02, 0.5], [0.03, 0.01]])
+        self.pages = KeyValuePages(*cache, self.scales)
+        self.sinks = 2 * torch.randn(KV_HEADS * shared, generator=generator) if sinks else None
         self.spans, self.kv = [], []
         for (start, count), pages in zip(lengths, needed, strict=True):
             table = [ids.pop() for _ in range(pages)]
             k, v = (torch.randn(start + count, KV_HEADS, head, generator=generator).to(dtype) for _ in range(2))
             dropped = 0 if window is None else max(0, start - window + 1) // page_tokens
             for at in range(dropped * page_tokens, start):
-                self.pages.k[table[at // page_tokens], :, at % page_tokens] = k[at]
-                self.pages.v[table[at // page_tokens], :, at % page_tokens] = v[at]
+                place = (table[at // page_tokens], slice(None), at % page_tokens)
+                for cache, new, scale in zip(self.pages[:2], (k, v), self._by_head(), strict=True):
+                    bits(cache)[place] = bits(narrow(new[at], cache.dtype, scale))
             self.spans.append(PagedSpan(start, count, [0] * dropped + table[dropped:]))
             self.kv.append((k, v))
         tokens = sum(count for _, count in lengths) + padding
         self.q = torch.randn(tokens, KV_HEADS * shared, head, generator=generator).to(dtype)
         self.batch = attention_batch(self.spans, page_tokens=page_tokens, window=window, padding=padding, slack=slack)
         self.padding = torch.randn(padding, KV_HEADS, head, generator=generator).to(dtype)
+
+    def _by_head(self) -> tuple[Tensor | None, Tensor | None]:
+        return (None, None) if self.scales is None else (self.scales[0], self.scales[1])
+
+    def move(self, device: torch.device) -> None:
+        """Put what is computed with on a device; what is expected is computed on the CPU before."""
+        self.pages = KeyValuePages(*(tensor if tensor is None else tensor.to(device) for tensor in self.pages))
+        self.q, self.padding = self.q.to(device), self.padding.to(device)
+        self.kv = [(k.to(device), v.to(device)) for k, v in self.kv]
+        batch = self.batch
+        self.batch = replace(
+            batch, start=batch.start.to(device), table=batch.table.to(device), slots=batch.slots.to(device)
+        )
 
     def compute(self, attention: Attention) -> Tensor:
         plan = attention.prepare(self.batch)
@@ -85,13 +129,19 @@ class Case:
             for at in range(2)
         )
         plan.write(k, v, self.pages)
-        return plan.run(self.q, self.pages, scale=self.scale, softcap=self.softcap)
+        sinks = None if self.sinks is None else self.sinks.to(self.q.device)
+        return plan.run(self.q, self.pages, scale=self.scale, softcap=self.softcap, sinks=sinks)
 
     def expected(self) -> Tensor:
         parts, offset = [], 0
         for (k, v), (start, count) in zip(self.kv, self.lengths, strict=True):
             q = self.q[offset : offset + count]
-            parts.append(naive(q, k, v, start, scale=self.scale, window=self.window, softcap=self.softcap))
+            read = [
+                new if scale is None else narrow(new, cache.dtype, scale).double() * scale[:, None]
+                for new, cache, scale in zip((k, v), self.pages[:2], self._by_head(), strict=True)
+            ]
+            limits = {"window": self.window, "softcap": self.softcap, "sinks": self.sinks}
+            parts.append(naive(q, *read, start, scale=self.scale, **limits))
             offset += count
         return torch.cat(parts)
 

@@ -42,6 +42,17 @@ def test_any_mix_of_spans_gives_what_the_naive_loop_gives(attention, lengths, **
     assert Case(lengths, **case).error(attention) < 1e-5
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (30, 3.0)])
+def test_a_sink_takes_its_share_of_the_weights(attention, window, softcap):
+    case = Case([(40, 1), (0, 1), (37, 300)], window=window, softcap=softcap, shared=3, sinks=True, padding=1)
+    assert case.error(attention) < 1e-5
+
+
+def test_a_cache_of_8_bit_floats_is_read_by_the_scales_of_its_heads():
+    case = Case([(40, 1), (0, 3), (37, 300)], shared=3, held=torch.float8_e4m3fn)
+    assert case.error(PagedAttention()) < 1e-5
+
+
 def sees_one_more(batch):
     return replace(batch, start=batch.start + 1)
 

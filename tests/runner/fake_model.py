@@ -32,17 +32,29 @@ class HistoryAttention:
     def prepare(self, batch: AttentionBatch) -> HistoryPlan:
         return HistoryPlan(batch)
 
+    def lasting(self, _: AttentionBatch) -> None:
+        """None: it looks at lengths."""
+
 
 class HistoryPlan:
     def __init__(self, batch: AttentionBatch) -> None:
         self.batch = batch
+        self.slots = batch.slots
 
     def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
         size = self.batch.page_tokens
         for kept, new in ((pages.k, k), (pages.v, v)):
             kept[self.batch.slots // size, :, self.batch.slots % size] = new
 
-    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float, softcap: float | None = None) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        pages: KeyValuePages,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         out = torch.zeros_like(q)
         b = self.batch
         for i, offset in enumerate(b.offsets[:-1]):

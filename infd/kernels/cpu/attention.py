@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
+from infd.kernels.reference import attention as reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,9 @@ class PagedAttention:
     def prepare(self, batch: AttentionBatch) -> Plan:
         return Plan(batch, self._attend, self._write)
 
+    def lasting(self, _: AttentionBatch) -> None:
+        """None: on a CPU nothing is captured."""
+
 
 class Plan:
     """One step of one page group.
@@ -76,7 +80,7 @@ class Plan:
 
     def __init__(self, batch: AttentionBatch, attend: Callable[..., None], write: Callable[..., None]) -> None:
         offsets = np.array(batch.offsets, dtype=np.int64)
-        self._held = (offsets, batch.start, batch.table)  # what the step points to
+        self._batch, self._offsets = batch, offsets  # what the step points to
         self.slots, self._page_tokens = batch.slots, batch.page_tokens
         self.step = Step(
             tokens=len(batch.slots),
@@ -105,7 +109,18 @@ class Plan:
                 rows.stride(0) * rows.itemsize,
             )
 
-    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float, softcap: float | None = None) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        pages: KeyValuePages,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        if sinks is not None:  # no model of infd's own has them yet
+            plan = reference.PagedAttention().prepare(self._batch)
+            return plan.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
         q = _packed_heads(q)
         out = torch.empty(q.shape, dtype=q.dtype)
         layer = Layer(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infd.kernels import ops
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Norm:
         return out, stream
 
 
-class Rope:
+class Rope(ops.Rope):
     def __init__(self, library: Library | None = None) -> None:
         self._rotate = (library or Library()).kernel(
             "rope", INT, POINTER, INT, POINTER, INT, INT, INT, POINTER, POINTER, INT, INT

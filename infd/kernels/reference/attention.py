@@ -39,28 +39,58 @@ class PagedAttention:
         longer = [span for span, count in enumerate(batch.counts) if count > 1]
         return Plan(
             [_single(batch, spans) for spans in _buckets(batch, single)] + [_long(batch, span) for span in longer],
-            batch.slots // batch.page_tokens,
-            batch.slots % batch.page_tokens,
+            batch,
         )
+
+    def lasting(self, _: AttentionBatch) -> None:
+        """None: which keys are seen is looked up in `prepare`."""
 
 
 class Plan:
     """One step of one page group."""
 
-    def __init__(self, parts: list[_Singles | _Long], page: Tensor, offset: Tensor) -> None:
+    def __init__(self, parts: list[_Singles | _Long], batch: AttentionBatch) -> None:
         self._parts = parts
-        self._page, self._offset = page[:, None], offset[:, None]
+        self.slots = batch.slots
+        self._page = (batch.slots // batch.page_tokens)[:, None]
+        self._offset = (batch.slots % batch.page_tokens)[:, None]
 
     def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
         head = torch.arange(k.shape[1], device=k.device)
-        pages.k[self._page, head, self._offset] = k
-        pages.v[self._page, head, self._offset] = v
+        for new, cache, scales in zip((k, v), pages[:2], _scales(pages), strict=True):
+            _numbers(cache)[self._page, head, self._offset] = _numbers(_narrow(new, cache.dtype, scales))
 
-    def run(self, q: Tensor, pages: KeyValuePages, *, scale: float, softcap: float | None = None) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        pages: KeyValuePages,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         for part in self._parts:
-            part.run(q, pages, out, _Scores(scale, softcap))
+            part.run(q, pages, out, _Scores(scale, softcap, sinks))
         return out
+
+
+def _scales(pages: KeyValuePages) -> tuple[Tensor | None, Tensor | None]:
+    """Return what keys and values of each head are multiplied with, [K] each."""
+    return (None, None) if pages.scales is None else (pages.scales[0], pages.scales[1])
+
+
+def _narrow(x: Tensor, dtype: torch.dtype, scales: Tensor | None) -> Tensor:
+    """Return x [T, K, D] as a cache of `dtype` holds it."""
+    if scales is None:
+        return x.to(dtype)
+    limit = torch.finfo(dtype).max
+    return (x.float() / scales[:, None]).clamp(-limit, limit).to(dtype)
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """Return x as something that torch can index: 8-bit floats it cannot."""
+    return x.view(torch.uint8) if x.itemsize == 1 else x
 
 
 class _Scores(NamedTuple):
@@ -68,17 +98,27 @@ class _Scores(NamedTuple):
 
     scale: float
     softcap: float | None
+    sinks: Tensor | None  # [H]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        """Attend q [B, H, Q, D] to k and v, each [B, H or 1, L, D], where the mask `seen` [..., Q, L] is set."""
-        if self.softcap is None:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor | None) -> Tensor:
+        """Attend q [B, H, Q, D] to k and v, each [B, H or 1, L, D], where the mask `seen` [..., Q, L] is set.
+
+        sinks  [..., Q], where there are any
+        """
+        if self.softcap is None and sinks is None:
             every = (-1, q.shape[1], -1, -1)  # where one head of keys serves all, a stride of 0: no copy
             return F.scaled_dot_product_attention(q, k.expand(every), v.expand(every), attn_mask=seen, scale=self.scale)
-        # torch's fused attention has no cap. Here all queries of a head of keys stand as rows of one product.
+        # torch's fused attention has neither cap nor sinks. All queries of a head of keys stand as rows of one product.
         rows = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3).float()
         scores = (rows @ k.float().mT).view(*q.shape[:-1], -1)
-        scores.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap).masked_fill_(~seen, -torch.inf)
-        return (scores.softmax(-1).view(*rows.shape[:-1], -1) @ v.float()).view_as(q).to(q.dtype)
+        scores.mul_(self.scale)
+        if self.softcap is not None:
+            scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        scores.masked_fill_(~seen, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.float().expand(q.shape[:-1])[..., None]), -1)
+        weights = scores.softmax(-1)[..., : k.shape[2]]
+        return (weights.reshape(*rows.shape[:-1], -1) @ v.float()).view_as(q).to(q.dtype)
 
 
 class _Keys(NamedTuple):
@@ -93,12 +133,15 @@ class _Keys(NamedTuple):
     positions: Tensor
     unseen: tuple[Tensor, Tensor]
 
-    def gather(self, cache: Tensor) -> Tensor:
+    def gather(self, cache: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Copy [P + 1, K, page_tokens, D], contiguous, to [S, K, L, D], with zeros where no query may look."""
         _, heads, size, width = cache.shape
         rows = self.pages[:, None] * heads + torch.arange(heads, device=cache.device)[:, None]  # [S, K, N]
         # Whole rows by one index: several times faster than indexing by page and head.
-        keys = cache.view(-1, size * width).index_select(0, rows.flatten()).view(*rows.shape[:2], -1, width)
+        held = _numbers(cache).view(-1, size * width).index_select(0, rows.flatten()).view(cache.dtype)
+        keys = held.view(*rows.shape[:2], -1, width).to(dtype)
+        if scales is not None:
+            keys = (keys.float() * scales[:, None, None]).to(dtype)
         span, key = self.unseen
         keys[span, :, key] = 0
         return keys
@@ -113,9 +156,10 @@ class _Singles:
         self._seen = seen[:, None, None]  # [S, 1, 1, L]
 
     def run(self, q: Tensor, pages: KeyValuePages, out: Tensor, scores: _Scores) -> None:
-        k, v = self._keys.gather(pages.k), self._keys.gather(pages.v)
+        k, v = (self._keys.gather(*each, q.dtype) for each in zip(pages[:2], _scales(pages), strict=True))
         queries = q[self._tokens].unflatten(1, (k.shape[1], -1))  # [S, K, G, D]
-        out[self._tokens] = scores.attend(queries, k, v, self._seen).flatten(1, 2)
+        sinks = None if scores.sinks is None else scores.sinks.view(k.shape[1], -1)
+        out[self._tokens] = scores.attend(queries, k, v, self._seen, sinks).flatten(1, 2)
 
 
 class _Block(NamedTuple):
@@ -135,13 +179,16 @@ class _Long:
         self._blocks = blocks
 
     def run(self, q: Tensor, pages: KeyValuePages, out: Tensor, scores: _Scores) -> None:
-        k, v = (self._keys.gather(cache).transpose(0, 1) for cache in (pages.k, pages.v))  # [K, 1, L, D]
+        k, v = (  # [K, 1, L, D]
+            self._keys.gather(*each, q.dtype).transpose(0, 1) for each in zip(pages[:2], _scales(pages), strict=True)
+        )
         grouped = (k.shape[0], -1)
         queries = q[self._tokens].unflatten(1, grouped).permute(1, 2, 0, 3)  # [K, G, Q, D]
         result = out[self._tokens].unflatten(1, grouped).permute(1, 2, 0, 3)
+        sinks = None if scores.sinks is None else scores.sinks.view(k.shape[0], -1, 1)
         for block in self._blocks:
             result[:, :, block.queries] = scores.attend(
-                queries[:, :, block.queries], k[:, :, block.keys], v[:, :, block.keys], block.seen
+                queries[:, :, block.queries], k[:, :, block.keys], v[:, :, block.keys], block.seen, sinks
             )
 
 

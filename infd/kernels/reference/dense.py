@@ -8,6 +8,8 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
+from infd.kernels import ops
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -54,7 +56,7 @@ class Norm:
         return self.rms_norm(stream, weight, eps, offset), stream
 
 
-class Rope:
+class Rope(ops.Rope):
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:

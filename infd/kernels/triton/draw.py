@@ -120,7 +120,8 @@ def keys_of(low, high, position):
     return first, _mix(first ^ (high * 0x7FEB352D) ^ position)
 
 
-@triton.jit
+# One number of each is read, so nothing is gained by knowing how they lie; and a column of one row lies as it likes.
+@triton.jit(do_not_specialize=["seeds", "positions", "limits"])
 def draw(
     logits,
     rows,

@@ -14,14 +14,26 @@ OLDEST: Final = (8, 0)  # compute capability: bfloat16 in matrix products, and c
 COMPILERS: Final = ("cc", "gcc", "clang")
 
 
+ABSENT: Final = "triton is not installed (the extra `cuda` brings it)"
+
+
+def installed() -> bool:
+    return find_spec("triton") is not None
+
+
 def why_not(device: torch.device) -> str | None:
     """Return a reason, or None."""
     if device.type != "cuda":
         return f"runs on a GPU, not on {device.type}"
-    if find_spec("triton") is None:
-        return "triton is not installed (the extra `cuda` brings it)"
+    if not installed():
+        return ABSENT
     if torch.version.hip is None and (has := torch.cuda.get_device_capability(device)) < OLDEST:
         return f"wants compute capability {OLDEST[0]}.{OLDEST[1]}; this GPU has {has[0]}.{has[1]}"
+    return without_compiler()
+
+
+def without_compiler() -> str | None:
+    """Return what of a C compiler is missing, or None. What launches a kernel is compiled where it is launched."""
     if not any(map(shutil.which, COMPILERS)):
         return f"triton needs a C compiler, and finds none of {', '.join(COMPILERS)}"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():

@@ -1,4 +1,4 @@
-"""Rotary positions on a GPU: queries and keys in one launch."""
+"""Rotary positions on a GPU: queries and keys in one launch, and where wanted the write to the cache with it."""
 
 from __future__ import annotations
 
@@ -8,70 +8,94 @@ import torch
 import triton
 import triton.language as tl
 
+from infd.kernels.triton.pages import held, limit
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from infd.kernels.ops import AttentionPlan, KeyValuePages
 
 TILE = 1024  # numbers that a program turns, about
 
 
 @triton.jit
 def _turn(
-    x,
-    out,
-    token,
+    source,
+    target,
     head,
     cos,
     sin,
-    x_token,
-    x_head,
+    source_head,
+    target_head,
+    scale,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    LIMIT: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
     """Turn some heads [n] of one token by the angles of its pairs."""
+    kind: tl.constexpr = target.dtype.element_ty
     pair = tl.arange(0, BLOCK_PAIRS)
     inside = (head < HEADS)[:, None] & (pair < PAIRS)[None, :]
     first = 2 * pair if INTERLEAVED else pair
     apart = 1 if INTERLEAVED else PAIRS
-    source = x + token * x_token + (head * x_head)[:, None]
-    target = out + token * (HEADS * HEAD) + (head * HEAD)[:, None]
+    source += (head * source_head)[:, None]
+    target += (head * target_head)[:, None]
     left = tl.load(source + first[None, :], mask=inside, other=0.0).to(tl.float32)
     right = tl.load(source + first[None, :] + apart, mask=inside, other=0.0).to(tl.float32)
     turned = left * cos[None, :] - right * sin[None, :]
-    tl.store(target + first[None, :], turned.to(out.dtype.element_ty), mask=inside)
+    tl.store(target + first[None, :], held(turned, scale, kind, LIMIT), mask=inside)
     turned = right * cos[None, :] + left * sin[None, :]
-    tl.store(target + first[None, :] + apart, turned.to(out.dtype.element_ty), mask=inside)
+    tl.store(target + first[None, :] + apart, held(turned, scale, kind, LIMIT), mask=inside)
     if HEAD > 2 * PAIRS:
         rest = 2 * PAIRS + tl.arange(0, BLOCK_REST)
         inside = (head < HEADS)[:, None] & (rest < HEAD)[None, :]
-        tl.store(target + rest[None, :], tl.load(source + rest[None, :], mask=inside), mask=inside)
+        value = tl.load(source + rest[None, :], mask=inside, other=0.0)
+        tl.store(target + rest[None, :], held(value, scale, kind, LIMIT), mask=inside)
+
+
+@triton.jit
+def _scale_of(scales, head, HEADS: tl.constexpr, LIMIT: tl.constexpr):
+    scale = 1.0
+    if LIMIT > 0:
+        scale = tl.load(scales + head, mask=head < HEADS, other=1.0)[:, None]
+    return scale
 
 
 @triton.jit
 def rotate(
     q,
     k,
+    v,
     q_out,
     k_out,
+    v_out,
+    scales,
+    slots,
     positions,
     table,
     q_token,
     q_head,
     k_token,
     k_head,
+    v_token,
+    v_head,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    PAGE: tl.constexpr,
+    LIMIT: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
+    BLOCK_HEAD: tl.constexpr,
 ):
-    """Turn one token's heads: blocks of q's, then blocks of k's."""
+    """Turn one token's heads: blocks of q's, then blocks of k's. PAGE > 0: k's go to the cache, and v's behind them."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     pair = tl.arange(0, BLOCK_PAIRS)
@@ -80,12 +104,29 @@ def rotate(
     sin = tl.load(angles + PAIRS, mask=pair < PAIRS, other=0.0)
     head = block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     blocks = tl.cdiv(HEADS, BLOCK_HEADS)
+    kv_blocks = tl.cdiv(KV_HEADS, BLOCK_HEADS)
+    place = token * (KV_HEADS * HEAD)
+    apart = HEAD
+    if PAGE > 0:
+        slot = tl.load(slots + token)
+        place = (slot // PAGE * (KV_HEADS * PAGE) + slot % PAGE) * HEAD
+        apart = PAGE * HEAD
     if block < blocks:
-        _turn(q, q_out, token, head, cos, sin, q_token, q_head,
-              HEADS, HEAD, PAIRS, INTERLEAVED, BLOCK_PAIRS, BLOCK_REST)  # fmt: skip
-    else:
-        _turn(k, k_out, token, head - blocks * BLOCK_HEADS, cos, sin, k_token, k_head,
-              KV_HEADS, HEAD, PAIRS, INTERLEAVED, BLOCK_PAIRS, BLOCK_REST)  # fmt: skip
+        _turn(q + token * q_token, q_out + token * (HEADS * HEAD), head, cos, sin, q_head, HEAD, 1.0,
+              HEADS, HEAD, PAIRS, INTERLEAVED, 0.0, BLOCK_PAIRS, BLOCK_REST)  # fmt: skip
+    elif block < blocks + kv_blocks:
+        head -= blocks * BLOCK_HEADS
+        scale = _scale_of(scales, head, KV_HEADS, LIMIT)
+        _turn(k + token * k_token, k_out + place, head, cos, sin, k_head, apart, scale,
+              KV_HEADS, HEAD, PAIRS, INTERLEAVED, LIMIT, BLOCK_PAIRS, BLOCK_REST)  # fmt: skip
+    elif PAGE > 0:
+        head -= (blocks + kv_blocks) * BLOCK_HEADS
+        width = tl.arange(0, BLOCK_HEAD)
+        inside = (head < KV_HEADS)[:, None] & (width < HEAD)[None, :]
+        value = tl.load(v + token * v_token + (head * v_head)[:, None] + width[None, :], mask=inside, other=0.0)
+        scale = _scale_of(scales + KV_HEADS, head, KV_HEADS, LIMIT)
+        target = v_out + place + (head * apart)[:, None] + width[None, :]
+        tl.store(target, held(value, scale, v_out.dtype.element_ty, LIMIT), mask=inside)
 
 
 class Rope:
@@ -94,31 +135,78 @@ class Rope:
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
-        q, k = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k))
-        tokens, heads, size = q.shape
-        kv_heads, pairs = k.shape[1], table.shape[2]
-        turned = (
-            torch.empty(q.shape, dtype=q.dtype, device=q.device),
-            torch.empty(k.shape, dtype=k.dtype, device=k.device),
-        )
-        block = min(triton.next_power_of_2(heads), max(1, TILE // triton.next_power_of_2(size)))
-        rotate[tokens, triton.cdiv(heads, block) + triton.cdiv(kv_heads, block)](
-            q,
-            k,
-            *turned,
-            positions,
-            table,
-            q.stride(0),
-            q.stride(1),
-            k.stride(0),
-            k.stride(1),
-            HEADS=heads,
-            KV_HEADS=kv_heads,
-            HEAD=size,
-            PAIRS=pairs,
-            INTERLEAVED=interleaved,
-            BLOCK_HEADS=block,
-            BLOCK_PAIRS=triton.next_power_of_2(pairs),
-            BLOCK_REST=triton.next_power_of_2(max(1, size - 2 * pairs)),
-        )
-        return turned
+        k = _side_by_side(k)
+        turned = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+        return _launch(q, k, positions, table, interleaved, k_out=turned), turned
+
+    def enter(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        plan: AttentionPlan,
+        pages: KeyValuePages,
+        *,
+        interleaved: bool = False,
+    ) -> Tensor:
+        k, v = _side_by_side(k), _side_by_side(v)
+        return _launch(q, k, positions, table, interleaved, k_out=pages.k, v=v, pages=pages, slots=plan.slots)
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """Return x [T, heads, D] with the numbers of a head side by side."""
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    interleaved: bool,
+    *,
+    k_out: Tensor,
+    v: Tensor | None = None,
+    pages: KeyValuePages | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """Return q, turned. Without v, pages and slots, k_out [T, K, D] takes k; with them, k and v go to the cache."""
+    q = _side_by_side(q)
+    tokens, heads, size = q.shape
+    kv_heads, pairs = k.shape[1], table.shape[2]
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    block = min(triton.next_power_of_2(heads), max(1, TILE // triton.next_power_of_2(size)))
+    kv_blocks = triton.cdiv(kv_heads, block)
+    values = k if v is None else v
+    rotate[tokens, triton.cdiv(heads, block) + (kv_blocks if pages is None else 2 * kv_blocks)](
+        q,
+        k,
+        values,
+        q_out,
+        k_out,
+        k_out if pages is None else pages.v,
+        table if pages is None or pages.scales is None else pages.scales,
+        positions if slots is None else slots,
+        positions,
+        table,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        values.stride(0),
+        values.stride(1),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD=size,
+        PAIRS=pairs,
+        INTERLEAVED=interleaved,
+        PAGE=0 if pages is None else pages.k.shape[2],
+        LIMIT=0.0 if pages is None else limit(pages),
+        BLOCK_HEADS=block,
+        BLOCK_PAIRS=triton.next_power_of_2(pairs),
+        BLOCK_REST=triton.next_power_of_2(max(1, size - 2 * pairs)),
+        BLOCK_HEAD=triton.next_power_of_2(size),
+    )
+    return q_out

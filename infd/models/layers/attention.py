@@ -91,9 +91,8 @@ class Attention:
             q = self._q_norm(q)
         if self._k_norm is not None:
             k = self._k_norm(k)
-        q, k = self._rotate(q, k, batch.positions, self._rope, interleaved=self._interleaved)
         plan, pages = batch.attention[self._group], batch.cache[self._layer]
-        plan.write(k, v, pages)
+        q = self._rotate.enter(q, k, v, batch.positions, self._rope, plan, pages, interleaved=self._interleaved)
         return self._output(plan.run(q, pages, scale=self._scale, softcap=self._softcap).flatten(1), batch.adapters)
 
 

@@ -1,7 +1,7 @@
 """Compile what the kernels' classes launch, for GPUs that are not here; say what each kernel takes of them.
 
 A program of its own, since its parent interprets: `python -m tests.kernels.triton.compiling FAMILY` prints one JSON
-object a line. The launches are the classes' own, on tensors without storage, written down instead of made.
+object a line. The launches are the classes' own, on tensors without storage, compiled instead of made.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from infd.kernels.ops import Drawing, KeyValuePages, LowRank, LowRankPart
 from infd.kernels.triton.activation import Activation
 from infd.kernels.triton.attention import PagedAttention
+from infd.kernels.triton.compiled import compiling
+from infd.kernels.triton.compiled import target as gpu_called
 from infd.kernels.triton.draw import Draw
 from infd.kernels.triton.lora import Lora
 from infd.kernels.triton.norm import Norm
@@ -30,76 +29,41 @@ from infd.kernels.triton.rope import Rope
 from tests.kernels.paging import PagedSpan, attention_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-TARGETS = {"sm_90a": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
-TYPES = {
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.float32: "*fp32",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
+TARGETS = ("sm_90a", "gfx942")
 META = torch.device("meta")
-
-
-class Launch(NamedTuple):
-    """One kernel as Triton would compile it for a call."""
-
-    source: ASTSource
-    options: dict[str, int]
-
-
-def recorded(work: Callable[[], object]) -> list[Launch]:
-    """Return what `work` launches, each kind of launch once."""
-    launches: dict[str, Launch] = {}
-
-    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        launch = describe(kernel, args, named)
-        launches[launch.source.hash()] = launch
-
-    original = triton.JITFunction.run
-    triton.JITFunction.run = run
-    try:
-        work()
-    finally:
-        triton.JITFunction.run = original
-    return list(launches.values())
-
-
-def describe(kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Launch:
-    values = dict(zip(kernel.arg_names, args, strict=False)) | {n: named.pop(n) for n in kernel.arg_names if n in named}
-    signature, constants, attributes = {}, {}, {}
-    for i, parameter in enumerate(kernel.params):
-        value = values[parameter.name]
-        if parameter.is_constexpr or (type(value) is int and value == 1 and not parameter.do_not_specialize):
-            signature[parameter.name], constants[i,] = "constexpr", value
-            continue
-        if isinstance(value, torch.Tensor):
-            signature[parameter.name] = TYPES[value.dtype]
-        else:
-            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-        aligned = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
-        if aligned and not parameter.do_not_specialize:
-            attributes[i,] = [["tt.divisibility", 16]]
-    return Launch(ASTSource(kernel, signature, constants, attributes), named)
-
-
-def attention(kv_heads: int, shared: int, head: int, dtype: torch.dtype, window: int | None, softcap: float | None):
-    """Decode one sequence beside a prompt."""
-    tables = list(range(1, 251))
-    spans = [PagedSpan(3000, 1, tables), PagedSpan(100, 600, tables)]
-    batch = attention_batch(spans, page_tokens=16, window=window, padding=1, device=META)
-    pages = KeyValuePages(*(torch.empty(300, kv_heads, 16, head, dtype=dtype, device=META) for _ in range(2)))
-    new = torch.empty(602, kv_heads * (shared + 2), head, dtype=dtype, device=META)
-    q, k, v = new.split((kv_heads * shared, kv_heads, kv_heads), 1)
-    plan = PagedAttention(264).prepare(batch)
-    plan.write(k, v, pages)
-    plan.run(q, pages, scale=head**-0.5, softcap=softcap)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
+
+
+def attention(
+    kv_heads: int,
+    shared: int,
+    head: int,
+    dtype: torch.dtype,
+    window: int | None = None,
+    softcap: float | None = None,
+    *,
+    held: torch.dtype | None = None,
+    sinks: bool = False,
+) -> None:
+    """Decode one sequence beside a prompt."""
+    tables = list(range(1, 251))
+    spans = [PagedSpan(3000, 1, tables), PagedSpan(100, 600, tables)]
+    batch = attention_batch(spans, page_tokens=16, window=window, padding=1, device=META)
+    cache = (empty(300, kv_heads, 16, head, dtype=held or dtype) for _ in range(2))
+    pages = KeyValuePages(*cache, None if held is None else empty(2, kv_heads, dtype=torch.float32))
+    new = torch.empty(602, kv_heads * (shared + 2), head, dtype=dtype, device=META)
+    q, k, v = new.split((kv_heads * shared, kv_heads, kv_heads), 1)
+    plan = PagedAttention(264).prepare(batch)
+    plan.write(k, v, pages)
+    offered = empty(kv_heads * shared, dtype=torch.float32) if sinks else None
+    plan.run(q, pages, scale=head**-0.5, softcap=softcap, sinks=offered)
+    positions, angles = empty(602, dtype=torch.int64), empty(9999, 2, head // 2, dtype=torch.float32)
+    Rope().enter(q, k, v, positions, angles, plan, pages)
 
 
 def norms(dtype: torch.dtype) -> None:
@@ -147,10 +111,15 @@ def adapters(ranks: int, dtype: torch.dtype) -> None:
 
 FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
     "attention": {
-        "bfloat16, 32 heads of 128": lambda: attention(8, 4, 128, torch.bfloat16, None, None),
-        "float16, 32 heads of 64": lambda: attention(8, 4, 64, torch.float16, None, None),
+        "bfloat16, 32 heads of 128": lambda: attention(8, 4, 128, torch.bfloat16),
+        "float16, 32 heads of 64": lambda: attention(8, 4, 64, torch.float16),
         "bfloat16, 16 heads of 256, cap and window": lambda: attention(8, 2, 256, torch.bfloat16, 1024, 50.0),
-        "float32, 16 heads of 128": lambda: attention(8, 2, 128, torch.float32, None, None),
+        "bfloat16, 64 heads of 64, sinks and window": lambda: attention(8, 8, 64, torch.bfloat16, 128, sinks=True),
+        "float32, 16 heads of 128": lambda: attention(8, 2, 128, torch.float32),
+    },
+    "narrow cache": {
+        "bfloat16, 32 heads of 128": lambda: attention(8, 4, 128, torch.bfloat16, held=torch.float8_e4m3fn),
+        "float16, 16 heads of 256": lambda: attention(8, 2, 256, torch.float16, held=torch.float8_e4m3fn),
     },
     "dense": {
         "norms, bfloat16": lambda: norms(torch.bfloat16),
@@ -170,33 +139,41 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
 }
 
 
-def compiled(launch: Launch, name: str) -> dict[str, int]:
-    """Return registers of a thread, bytes of shared memory, and what did not fit into registers."""
-    kernel = triton.compile(launch.source, target=TARGETS[name], options=launch.options)
-    used = {"shared": kernel.metadata.shared}
-    if name == "gfx942":
-        found = re.findall(r"\.(\w+): +(\d+)", kernel.asm["amdgcn"])
+def asked(work: Callable[[], object], target: str) -> Iterator[dict[str, Any]]:
+    """Compile what `work` launches; yield the name and needs of each kernel."""
+    found: list[tuple[str, int, dict[str, str]]] = []
+
+    def note(*, src: Any, metadata: dict[str, Any], metadata_group: dict[str, str], **_: Any) -> None:
+        found.append((src.name, metadata["shared"], metadata_group))
+
+    triton.knobs.compilation.listener = note
+    with compiling(gpu_called(target)):
+        work()
+    for name, shared, files in found:
+        yield {"kernel": name, "shared": shared, **used(files)}
+
+
+def used(files: dict[str, str]) -> dict[str, int]:
+    """Return registers of a thread, and what did not fit into them, from the files that compiling gives."""
+    by_kind = {Path(path).suffix: path for path in files.values()}
+    if amd := by_kind.get(".amdgcn"):
+        found = re.findall(r"\.(\w+): +(\d+)", Path(amd).read_text())
         counts = {key: int(number) for key, number in found}
-        return used | {
-            "registers": counts["vgpr_count"],
-            "spilled": counts["vgpr_spill_count"] + counts["private_segment_fixed_size"],
-        }
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+        spilled = counts["vgpr_spill_count"] + counts["private_segment_fixed_size"]
+        return {"registers": counts["vgpr_count"], "spilled": spilled}
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    command = [tool, "--dump-resource-usage", by_kind[".cubin"]]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
     counts = {key: int(number) for key, number in re.findall(r"(\w+):(\d+)", told.stdout)}
-    return used | {"registers": counts["REG"], "spilled": counts["STACK"] + counts["LOCAL"]}
+    return {"registers": counts["REG"], "spilled": counts["STACK"] + counts["LOCAL"]}
 
 
 def main(family: str) -> None:
     assert os.environ.get("TRITON_INTERPRET") is None
     for case, work in FAMILIES[family].items():
-        for launch in recorded(work):
-            for target in TARGETS:
-                kernel = launch.source.name
-                print(json.dumps({"kernel": kernel, "case": case, "target": target, **compiled(launch, target)}))
+        for target in TARGETS:
+            for kernel in asked(work, target):
+                print(json.dumps({"case": case, "target": target, **kernel}))
 
 
 if __name__ == "__main__":

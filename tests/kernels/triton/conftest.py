@@ -35,20 +35,29 @@ def device(request: pytest.FixtureRequest, triton: None, monkeypatch: pytest.Mon
     from triton.runtime.interpreter import InterpreterBuilder
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", _dot)
-    monkeypatch.setattr(InterpreterBuilder, "cast_impl", partialmethod(_cast, InterpreterBuilder.cast_impl))
+    for name in ("cast_impl", "create_fp_to_fp"):
+        monkeypatch.setattr(InterpreterBuilder, name, partialmethod(_cast, getattr(InterpreterBuilder, name)))
     with np.errstate(over="ignore", invalid="ignore"):  # hardware gives infinity and NaN without a word, too
         yield torch.device("cpu")
 
 
-def _cast(builder: Any, original: Any, source: Any, target: Any) -> Any:
-    """Round to bfloat16 as the hardware does, to the nearest; the interpreter cuts off."""
+def _cast(builder: Any, original: Any, source: Any, target: Any, *rounding: Any) -> Any:
+    """Convert bfloat16 and 8-bit floats as the hardware does, to the nearest; the interpreter cuts off, or slips."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
-    if source.dtype.scalar == tl.float32 and target.scalar == tl.bfloat16:
-        rounded = torch.from_numpy(np.array(source.data)).bfloat16().view(torch.int16)
-        return TensorHandle(rounded.numpy().view(np.uint16), tl.bfloat16)
-    return original(builder, source, target)
+    kinds = {
+        tl.float32: (torch.float32, np.float32),
+        tl.float16: (torch.float16, np.float16),
+        tl.bfloat16: (torch.bfloat16, np.uint16),
+        tl.float8e4nv: (torch.float8_e4m3fn, np.uint8),
+    }
+    old, new = source.dtype.scalar, target.scalar
+    if not {old, new} & {tl.bfloat16, tl.float8e4nv} or not {old, new} <= kinds.keys():
+        return original(builder, source, target, *rounding)
+    (before, _), (after, bits) = kinds[old], kinds[new]
+    held = torch.from_numpy(np.array(source.data).view(f"i{before.itemsize}")).view(before).to(after)
+    return TensorHandle(held.view(getattr(torch, f"int{8 * after.itemsize}")).numpy().view(bits), new)
 
 
 def _dot(builder: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from msgspec.structs import replace
 
-from infd.kernels.ops import KeyValuePages
 from tests.kernels.attention_case import Case
 
 MIX = [(0, 5), (37, 1), (20, 3), (0, 1), (3, 21), (11, 1)]
@@ -18,7 +16,7 @@ def compute(device, unsynchronised):
     from infd.kernels.triton.attention import PagedAttention
 
     def run(case: Case, room: int = 1):
-        on_device(case, device)
+        case.move(device)
         with unsynchronised():
             out = case.compute(PagedAttention(room))
         return out.cpu()
@@ -39,16 +37,6 @@ def error(compute):
     return measure
 
 
-def on_device(case: Case, device: torch.device) -> None:
-    case.pages = KeyValuePages(*(cache.to(device) for cache in case.pages))
-    case.q, case.padding = case.q.to(device), case.padding.to(device)
-    case.kv = [(k.to(device), v.to(device)) for k, v in case.kv]
-    batch = case.batch
-    case.batch = replace(
-        batch, start=batch.start.to(device), table=batch.table.to(device), slots=batch.slots.to(device)
-    )
-
-
 @pytest.mark.parametrize(
     ("shared", "head", "page_tokens", "window", "softcap"),
     [(2, 8, 4, None, None), (3, 24, 3, 7, None), (9, 16, 16, None, 0.5), (1, 80, 1, 30, 3.0), (4, 16, 2, 1, None)],
@@ -66,7 +54,7 @@ def test_a_span_of_many_tiles_is_exact_in_each(error, window, softcap):
 @pytest.mark.parametrize("lengths", [[(400, 1), (600, 2), (3, 1)], [(300, 20), (2, 1)]])
 @pytest.mark.parametrize("window", [None, 290])
 def test_keys_that_are_split_are_merged(error, triton, lengths, window):
-    from infd.kernels.triton.attention import Shape, cut
+    from infd.kernels.triton.tiles import Shape, cut
 
     case = Case(lengths, window=window, page_tokens=16, padding=1)
     shape = Shape(2, 2, 8, torch.float32)
@@ -79,7 +67,7 @@ def test_parts_of_keys_that_turn_out_not_to_be_there_change_nothing(error):
 
 
 def test_the_tiles_of_a_batch_that_fills_the_device_are_not_split(triton):
-    from infd.kernels.triton.attention import Shape, cut
+    from infd.kernels.triton.tiles import Shape, cut
 
     case = Case([(600, 1)] * 9, page_tokens=16)
     (whole,) = cut(case.batch, Shape(2, 2, 8, torch.float32), 18)
@@ -93,6 +81,18 @@ def test_half_precision_accumulates_in_float32(compute, dtype, head, softcap):
     expected = case.expected()
     out = compute(case, 4)
     assert bool(((out - expected).abs() < 0.006 + expected.abs() / 128).all())
+
+
+@pytest.mark.parametrize(("room", "softcap"), [(1, None), (1000, None), (1000, 3.0)])
+def test_a_sink_takes_its_share_of_the_weights(error, room, softcap):
+    lengths = [(400, 1), (600, 2), (0, 1), (300, 20)]
+    assert error(Case(lengths, page_tokens=16, sinks=True, softcap=softcap, padding=1), room) < 2e-6
+
+
+@pytest.mark.parametrize("room", [1, 1000])
+def test_a_cache_of_8_bit_floats_is_read_by_the_scales_of_its_heads(error, room):
+    case = Case([*MIX, (500, 1)], page_tokens=16, held=torch.float8_e4m3fn, padding=2, slack=3)
+    assert error(case, room) < 2e-6
 
 
 def test_padding_writes_to_the_scratch_page_only(compute):
@@ -115,7 +115,7 @@ def test_queries_keys_and_values_may_be_views_of_one_product(device):
 
     case = Case([(5, 3)], page_tokens=4)
     expected = case.expected()
-    on_device(case, device)
+    case.move(device)
     (k, v), q = case.kv[0], case.q
     fused = torch.cat((q, k[5:], v[5:]), 1)
     q, k, v = fused.split((4, 2, 2), 1)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.usefixtures("triton")
-@pytest.mark.parametrize("family", ["attention", "dense", "draw", "lora"])
+@pytest.mark.parametrize("family", ["attention", "narrow cache", "dense", "draw", "lora"])
 def test_kernels_compile_for_gpus_and_fit(family):
     # Compiled code is kept in the tree's build folder: only what has changed is compiled again.
     environment = {**os.environ, "TRITON_CACHE_DIR": str(ROOT / "build" / "triton")}

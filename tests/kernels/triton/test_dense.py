@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from msgspec.structs import replace
 
+from infd.kernels.ops import KeyValuePages
 from infd.kernels.reference import dense
+from infd.kernels.reference.attention import PagedAttention
+from tests.kernels.attention_case import bits
+from tests.kernels.paging import PagedSpan, attention_batch
 from tests.kernels.test_dense import draw
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -81,6 +88,43 @@ def test_rotations_are_those_of_the_reference(
     with unsynchronised():
         given = rope(q, k, positions, table, interleaved=interleaved)
     same(given, expected, dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held"), [(torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.float8_e4m3fn)]
+)
+@pytest.mark.parametrize(("heads", "kv_heads", "head", "pairs"), [(4, 2, 16, 8), (3, 1, 11, 3)])
+def test_keys_enter_the_cache_as_they_are_turned_and_values_as_they_are(
+    rope, device, unsynchronised, dtype, held, heads, kv_heads, head, pairs
+):
+    angles = 3 * draw(9, pairs)
+    table = torch.stack((angles.cos(), angles.sin()), 1)
+    positions, slots = torch.tensor([8, 0, 3]), torch.tensor([14, 3, 0])
+    fused = draw(3, heads + 2 * kv_heads, head).to(dtype)
+    batch = attention_batch([PagedSpan(0, 3, [0])], page_tokens=5)
+    scales = None if held is None else torch.tensor([[0.03, 0.5], [0.004, 0.7]])[:, :kv_heads].contiguous()
+
+    def pages(where: torch.device) -> KeyValuePages:
+        shape = (3, kv_heads, 5, head)
+        cache = (torch.zeros(shape, dtype=held or dtype, device=where) for _ in range(2))
+        return KeyValuePages(*cache, None if scales is None else scales.to(where))
+
+    expected, given = pages(torch.device("cpu")), pages(device)
+    split = (heads, kv_heads, kv_heads)
+    plain = PagedAttention().prepare(replace(batch, slots=slots))
+    q = dense.Rope().enter(*fused.split(split, 1), positions, table, plain, expected)
+    plan = SimpleNamespace(slots=slots.to(device))
+    moved = fused.to(device).split(split, 1), positions.to(device), table.to(device)
+    with unsynchronised():
+        turned = rope.enter(*moved[0], *moved[1:], plan, given)
+    same([turned], [q], dtype)
+    if held is None:
+        same(given[:2], expected[:2], dtype)
+        return
+    for one, other in zip(given[:2], expected[:2], strict=True):
+        # A number between two may be rounded to either, where the sums before differ in their last bits.
+        assert (one.cpu().float() - other.float()).abs().le(other.float().abs() / 8).all()
+        assert bits(one).cpu().eq(bits(other)).float().mean() > 0.98
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

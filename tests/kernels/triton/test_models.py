@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from infd.kernels.select import CANDIDATES, runs_anywhere, select
+from infd.kernels.select import CANDIDATES, insisting, select
 from tests.models.test_parity import CLOSE, Pair, off, text
 
 TRITON = ("attention", "norm", "rope", "activation")
@@ -15,11 +15,7 @@ TRITON = ("attention", "norm", "rope", "activation")
 @pytest.fixture
 def ops(device):
     """Choose Triton's kernels, on a CPU too."""
-    candidates = {
-        family: [replace(each, refuses=runs_anywhere) for each in some if each.name == "triton"] or some
-        for family, some in CANDIDATES.items()
-    }
-    ops = select(device, torch.float32, candidates)
+    ops = select(device, torch.float32, insisting("triton", CANDIDATES))
     assert {each.family for each in ops.selection if each.chosen == "triton"} >= set(TRITON)
     from infd.kernels.triton.attention import PagedAttention
 

@@ -1,0 +1,138 @@
+"""Cut a step's attention into tiles: some queries of one span, for all heads that share a head of keys.
+
+Where tiles are fewer than the device has room for, the keys of each are split into parts of similar length, computed
+side by side and merged: that is the case of few sequences decoding, but a short prompt behind a long one is no other.
+The host cuts tiles and counts parts by its upper bounds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+import triton
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+    from infd.kernels.ops import AttentionBatch
+
+LEAST_KEYS = 256  # a shorter part of the keys is not worth its share of the merge
+
+
+class Part(NamedTuple):
+    """One part of a tile's keys: a row of `tiles`.
+
+    span         whose keys; for padding any, since it has no parts
+    token        the tile's first query, in the step
+    first        the same, in the span
+    queries      how many
+    part, parts  which of how many
+    """
+
+    span: int
+    token: int
+    first: int
+    queries: int
+    part: int
+    parts: int
+
+
+class Blocks(NamedTuple):
+    """How much of a tile is in hand at once."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class Shape(NamedTuple):
+    """What tiles are cut by: the heads of keys, how many heads of queries share each, and the size of a head."""
+
+    kv_heads: int
+    shared: int
+    head: int
+    dtype: torch.dtype
+
+    @property
+    def block_head(self) -> int:
+        return max(16, triton.next_power_of_2(self.head))  # matrix products want 16 at least
+
+    def short(self) -> Blocks:
+        """Return the blocks of tiles for few queries: all that is read is keys, so these are many."""
+        rows = max(16, triton.next_power_of_2(self.shared))
+        if self.dtype is torch.float32:
+            return Blocks(rows, 32, 8, 2)
+        if self.block_head > 128:
+            return Blocks(rows, 32, 4, 2)
+        return Blocks(rows, 64, 4, 3)
+
+    def long(self) -> Blocks:
+        """Return the blocks of tiles for many queries."""
+        if self.dtype is torch.float32:
+            return self.short()  # exact products need many registers
+        least = triton.next_power_of_2(self.shared)
+        if self.block_head > 128:
+            return Blocks(max(64, least), 32, 8, 2)
+        return Blocks(max(128, least), 64, 8, 3)
+
+
+class Cut(NamedTuple):
+    """The tiles of one size.
+
+    tiles   [parts, 6] int32, as `attend` reads them
+    firsts  [tiles] int32, as `merge` reads them; None where no tile has several parts
+    most    queries in a tile
+    """
+
+    blocks: Blocks
+    tiles: Tensor
+    firsts: Tensor | None
+    most: int
+
+
+def cut(batch: AttentionBatch, shape: Shape, room: int) -> Iterable[Cut]:
+    """Cut a step into tiles, small ones for spans of few queries and large ones for the others."""
+    short, long = shape.short(), shape.long()
+    few = short.rows // shape.shared
+    spans = range(len(batch.counts))
+    padding = len(batch.slots) - batch.offsets[-1]
+    yield from _cut(batch, shape, short, [span for span in spans if batch.counts[span] <= few], padding, room)
+    yield from _cut(batch, shape, long, [span for span in spans if batch.counts[span] > few], 0, room)
+
+
+def _cut(
+    batch: AttentionBatch, shape: Shape, blocks: Blocks, spans: list[int], padding: int, room: int
+) -> Iterable[Cut]:
+    most = blocks.rows // shape.shared
+    whole = [
+        (span, batch.offsets[span] + first, first, min(most, batch.counts[span] - first))
+        for span in spans
+        for first in range(0, batch.counts[span], most)
+    ]
+    keys = [_bound(batch, span, first, queries) for span, _, first, queries in whole]
+    share = max(LEAST_KEYS, -(-sum(keys) * shape.kv_heads // room))
+    parts = [-(-count // share) for count in keys]
+    end = batch.offsets[-1]
+    whole += [(0, end + first, 0, min(most, padding - first)) for first in range(0, padding, most)]
+    parts += [0] * (len(whole) - len(parts))
+    if not whole:
+        return
+    rows = [Part(*tile, part, count) for tile, count in zip(whole, parts, strict=True) for part in range(max(1, count))]
+    firsts: list[int] = []
+    if max(parts) > 1:
+        firsts = np.cumsum([0, *(max(1, count) for count in parts[:-1])]).tolist()
+    sent = torch.from_numpy(np.array([*np.array(rows).ravel(), *firsts], dtype=np.int32))
+    sent = sent.to(batch.table.device, non_blocking=True)
+    tiles, rest = sent[: 6 * len(rows)].view(-1, 6), sent[6 * len(rows) :]
+    yield Cut(blocks, tiles, rest if len(rest) else None, max(tile[3] for tile in whole))
+
+
+def _bound(batch: AttentionBatch, span: int, first: int, queries: int) -> int:
+    """Bound how many keys the queries of a tile see."""
+    every = batch.starts[span] + first + queries
+    return every if batch.window is None else min(every, batch.window + queries - 1)

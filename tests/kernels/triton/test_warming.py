@@ -1,0 +1,67 @@
+"""What `infd warm` compiles is all that serving asks for, and is found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infd.cli import main
+from infd.errors import UsageError
+
+ROOT = Path(__file__).parents[3]
+
+
+def program(*arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+def test_no_step_asks_for_a_kernel_that_the_first_steps_did_not(tiny, tmp_path, variant):
+    directory = shutil.copytree(tiny(variant), tmp_path / variant)
+    settings = json.loads((directory / "config.json").read_text())
+    decoder = settings.get("text_config", settings)
+    decoder["max_position_embeddings"] = 4096  # nothing is computed: the sequences may be as long as they like
+    (directory / "config.json").write_text(json.dumps(settings))
+    unforeseen, first = map(json.loads, program("-m", "tests.kernels.triton.asking", str(directory)).splitlines())
+    assert not unforeseen
+    assert first > 8
+
+
+@pytest.mark.usefixtures("triton")
+def test_what_was_compiled_for_a_gpu_that_is_not_here_is_found_again(tmp_path):
+    command = ("-m", "infd", "warm", "--target", "gfx942", "--set", f"device.kernel_cache={tmp_path}")
+    *kernels, summary = program(*command).splitlines()
+    assert f"{len(kernels)} kernels for gfx942 in {tmp_path}: {len(kernels)} compiled, 0 were there" in summary
+    (again,) = program(*command).splitlines()
+    assert f"{len(kernels)} kernels for gfx942 in {tmp_path}: 0 compiled, {len(kernels)} were there" in again
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_gpu_is_called_as_its_compiler_calls_it():
+    from infd.kernels.triton.compiled import target
+
+    assert (target("sm_90a").backend, target("sm_90a").arch) == ("cuda", 90)
+    assert [target(name).warp_size for name in ("gfx942", "gfx90a", "gfx1100")] == [64, 64, 32]
+    with pytest.raises(UsageError, match="such as sm_90a or gfx942"):
+        target("h200")
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "kernels").write_text("")
+    command = ("warm", "--target", "sm_90a", "--set", f"device.kernel_cache={tmp_path}/kernels/here")
+    with pytest.raises(SystemExit) as left:
+        main(command)
+    assert left.value.code == 78
