@@ -27,13 +27,17 @@ soak: $(VENV)/.installed-test
 	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s tests/e2e/test_soak*.py tests/scheduler/test_invariants.py tests/engine/test_lifecycle.py \
 		tests/engine/test_sleep.py tests/engine/test_adapters.py $(PYTEST_FLAGS)
 
+# With a GPU: every test that needs one, all of Triton's and FlashInfer's kernels, and what each of them takes of time.
 test-gpu: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
+	$(INSTALL) -e '.[test,cuda]'
+	$(BIN)/python -m pytest -rs -m gpu $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -rs tests/kernels/triton tests/kernels/flashinfer $(PYTEST_FLAGS)
+	$(BIN)/python bench/gpu.py
 
 # Triton's kernels, interpreted and compiled, without a GPU. Triton takes 250 MB to fetch, so `make test` does without.
 test-triton: $(VENV)/.installed-test
 	$(INSTALL) triton
-	$(BIN)/python -m pytest tests/kernels/triton $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests/kernels/triton tests/kernels/flashinfer $(PYTEST_FLAGS)
 
 eval: $(VENV)/.installed
 	$(BIN)/python -m infd.embedded.recipe.evaluate

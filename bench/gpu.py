@@ -3,7 +3,8 @@
 Weights are random, so nothing is fetched. First the machine: bytes a second of a copy, and the rate of a large matrix
 product. Then every kernel at a model's own sizes, compared with the reference and timed; then whole steps of the
 runner, as the scheduler would plan them, two in flight. A floor is the time of moving the bytes that must be moved, or
-of the arithmetic that must be done, whichever is longer; `x` says how many times that long it took.
+of the arithmetic that must be done, whichever is longer; `x` says how many times that long it took. Attention is
+timed with each kernel that does not refuse, and decoding twice: launched kernel by kernel, and replayed as a graph.
 
     python bench/gpu.py --models qwen3-0.6b qwen3-8b llama-3.1-8b
     python bench/gpu.py --device cpu --models tiny    # tries the program, says nothing
@@ -24,7 +25,7 @@ from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
 from infd.kernels.ops import AttentionBatch, Drawing, KeyValuePages
 from infd.kernels.reference import attention as reference_attention
 from infd.kernels.reference import dense
-from infd.kernels.select import select
+from infd.kernels.select import CANDIDATES, Facts, insisting, select
 from infd.models import registry
 from infd.request import Request, SamplingParams
 from infd.runner.adapters import DeviceSlots
@@ -38,7 +39,7 @@ from infd.weights.load import ALIGNMENT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from infd.kernels.ops import Ops
+    from infd.kernels.ops import Attention, Ops
     from infd.models.base import Model
     from infd.runner.runner import Landing, Runner
 
@@ -186,13 +187,25 @@ def kernels(bench: Bench, ops: Ops, config: dict[str, Any], batches: list[int], 
             off = _off(work(), reference())
             report(f"{name} of {tokens} tokens", bench.seconds(work), bench.machine.floor(moved), off)
     for batch in batches:
-        attention(bench, ops, shape, [(context - 1, 1)] * batch)
         sampling(bench, ops, shape, batch)
-    attention(bench, ops, shape, [(0, context)])
-    attention(bench, ops, shape, [(context - 1, 1)] * batches[-1] + [(0, context)])
+    mixes = [[(context - 1, 1)] * batch for batch in batches]
+    mixes += [[(0, context)], [(context - 1, 1)] * batches[-1] + [(0, context)]]
+    for name, each in attentions(ops, device):
+        for spans in mixes:
+            attention(bench, name, each, shape, spans)
 
 
-def attention(bench: Bench, ops: Ops, shape: Shape, spans: list[tuple[int, int]]) -> None:
+def attentions(ops: Ops, device: torch.device) -> Iterator[tuple[str, Attention]]:
+    """Return what was chosen, and what else could have been."""
+    chosen = next(row.chosen for row in ops.selection if row.family == "attention")
+    yield chosen, ops.attention
+    facts = Facts(device=device, dtype=torch.bfloat16)
+    for each in CANDIDATES["attention"]:
+        if each.name not in (chosen, "reference") and each.refuses(facts) is None:
+            yield each.name, select(device, torch.bfloat16, insisting(each.name, CANDIDATES)).attention
+
+
+def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans: list[tuple[int, int]]) -> None:
     device = bench.device
     pages = [-(-(start + count) // PAGE) for start, count in spans]
     cache = KeyValuePages(
@@ -217,11 +230,11 @@ def attention(bench: Bench, ops: Ops, shape: Shape, spans: list[tuple[int, int]]
         slots=torch.zeros(offsets[-1], dtype=torch.int64, device=device),
     )
     q = torch.randn(offsets[-1], shape.heads, shape.head, device=device).bfloat16()
-    plan, scale = ops.attention.prepare(batch), shape.head**-0.5
+    plan, scale = family.prepare(batch), shape.head**-0.5
     plain = reference_attention.PagedAttention().prepare(batch)
     seen = sum(count * (start + (count + 1) / 2) for start, count in spans)
     moved = 2 * sum(start + count for start, count in spans) * shape.kv_heads * shape.head * 2 + 2 * q.nbytes
-    name = f"attention, {len(spans)} spans of {offsets[-1]} queries"
+    name = f"{kernel} attention, {len(spans)} spans of {offsets[-1]}"
     report(
         name,
         bench.seconds(lambda: plan.run(q, cache, scale=scale)),
@@ -257,8 +270,8 @@ def _off(given: Any, expected: Any) -> str:
     return f"off by {worst:.3g}"
 
 
-def load(bench: Bench, ops: Ops, config: dict[str, Any], *, rows: int, length: int) -> tuple[Model, Runner]:
-    """Return a model of random weights, and a runner for it."""
+def fill(bench: Bench, ops: Ops, config: dict[str, Any], *, length: int) -> tuple[Model, Arena]:
+    """Return a model of random weights, and where they lie."""
     dtype, device = torch.bfloat16, bench.device
     model = registry.build(config, ops, dtype=dtype, device=device, max_len=length)
     size = sum(torch.Size(p.shape).numel() * p.dtype.itemsize + ALIGNMENT for p in model.parameters)
@@ -267,29 +280,40 @@ def load(bench: Bench, ops: Ops, config: dict[str, Any], *, rows: int, length: i
         parameter.tensor = weights.take(tuple(parameter.shape), parameter.dtype)
         for source in parameter.sources:
             parameter.place(source.row, 0.02 * torch.randn(source.shape, device=device).to(dtype))
+    return model, weights
+
+
+def put_together(
+    bench: Bench, ops: Ops, model: Model, weights: Arena, *, rows: int, length: int, graphs: bool
+) -> Runner:
+    """Return a runner. With graphs, every size is captured."""
     settings = Config(
-        device=DeviceConfig(kind=device.type),
+        device=DeviceConfig(kind=bench.device.type, graphs=graphs),
         scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=max(64, min(length, 8192))),
         cache=CacheConfig(page_tokens=PAGE),
     )
-    adapters = DeviceSlots(ops.lora, device)
-    loaded = assemble(
+    runner = assemble(
         settings,
         model,
         ops.attention,
         ops.draw,
-        adapters,
+        DeviceSlots(ops.lora, bench.device),
         weights,
-        dtype=dtype,
-        device=device,
+        dtype=torch.bfloat16,
+        device=bench.device,
         max_len=length,
         pulse=Pulse(),
-    )
-    return model, loaded.runner
+    ).runner
+    with runner.active():
+        while runner.idle():
+            pass
+    return runner
 
 
-def steps(bench: Bench, model: Model, runner: Runner, config: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Time prompts and decoding."""
+def steps(
+    bench: Bench, model: Model, runner: Runner, config: dict[str, Any], arguments: argparse.Namespace, how: str
+) -> None:
+    """Time prompts and decoding. how: in which way steps are issued"""
     machine = bench.machine
     parameters = [parameter.tensor.nbytes for parameter in model.parameters]
     tied = config["tie_word_embeddings"]
@@ -301,12 +325,14 @@ def steps(bench: Bench, model: Model, runner: Runner, config: dict[str, Any], ar
     length, context, count = arguments.prompt, arguments.context, arguments.steps
     run(bench, runner, iter([prompt(length)]))
     taken = run(bench, runner, iter([prompt(length)] * 4)) / 4
-    report(f"a prompt of {length}", taken, machine.floor(read, 2 * inner * length), f"{length / taken:,.0f} tok/s")
+    report(
+        f"a prompt of {length}, {how}", taken, machine.floor(read, 2 * inner * length), f"{length / taken:,.0f} tok/s"
+    )
     for batch in arguments.batches:
         run(bench, runner, decoding(batch, context - count, 2))
         taken = run(bench, runner, decoding(batch, context - count, count)) / count
         floor = machine.floor(read + batch * context * token, read * batch)
-        report(f"a step of {batch} that decode behind {context}", taken, floor, f"{batch / taken:,.0f} tok/s")
+        report(f"{batch} that decode behind {context}, {how}", taken, floor, f"{batch / taken:,.0f} tok/s")
 
 
 def prompt(tokens: int) -> StepPlan:
@@ -371,10 +397,15 @@ def main() -> None:
             print(f"\n{name}")
             kernels(bench, ops, MODELS[name], arguments.batches, arguments.context)
             length = max(arguments.context, arguments.prompt) + PAGE
-            model, runner = load(bench, ops, MODELS[name], rows=max(arguments.batches), length=length)
-            with runner.active():
-                steps(bench, model, runner, MODELS[name], arguments)
-            del model, runner
+            model, weights = fill(bench, ops, MODELS[name], length=length)
+            for how, graphs in (("launched", False), ("replayed", True)):
+                rows = max(arguments.batches)
+                runner = put_together(bench, ops, model, weights, rows=rows, length=length, graphs=graphs)
+                print(f"{how}: {runner.facts()}")
+                with runner.active():
+                    steps(bench, model, runner, MODELS[name], arguments, how)
+                del runner
+            del model, weights
 
 
 if __name__ == "__main__":

@@ -128,6 +128,20 @@ def start(loaded: Loaded) -> int:
     return serve(loaded.config, _environment())
 
 
+@cli.command()
+@click.option("--target", metavar="GPU", help="Compile for this GPU, such as sm_90a or gfx942.  [the one here]")
+@configurable
+def warm(loaded: Loaded, target: str | None) -> int:
+    """Compile the kernels that the model needs of a GPU, so that `infd start` need not.
+
+    They are kept in the directory device.kernel_cache, where `infd start` finds them; what is there already is not
+    compiled again. Each adapter of lora.modules may need some of its own.
+    """
+    from infd.daemon.warm import warm
+
+    return warm(loaded.config, _environment(), target)
+
+
 @cli.group(no_args_is_help=False)
 def config() -> None:
     """Check or show the settings that `infd start` would use."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from infd import __version__
 from infd.cli import main
@@ -117,6 +119,14 @@ def test_a_bad_command_line_is_one_line_and_exit_64(arguments: list[str], capsys
     error = capsys.readouterr().err
     assert error.startswith("infd: ")
     assert error.count("\n") == 1
+
+
+def test_without_a_gpu_and_a_target_warm_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    missing = "name the one to compile for" if find_spec("triton") else "triton is not installed"
+    assert run("warm") == 69
+    assert missing in capsys.readouterr().err
 
 
 def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:

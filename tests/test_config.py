@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.config import SETTINGS, Assignment, Config, Environment, HubAccess, Loaded, calm_openmp, load
+from infd.config import SETTINGS, Assignment, Config, DeviceConfig, Environment, HubAccess, Loaded, calm_openmp, load
 from infd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -295,3 +295,18 @@ def test_a_number_that_no_daemon_could_start_with_is_refused(setting: str, value
     for value in values:
         (problem,) = problems(environ={setting: value})
         assert setting in problem
+
+
+@pytest.mark.parametrize(
+    ("variables", "kept"),
+    [
+        ({"CACHE_DIRECTORY": "/var/cache/infd:/x", "XDG_CACHE_HOME": "/home/a/.cache"}, "/var/cache/infd/kernels"),
+        ({"XDG_CACHE_HOME": "/c", "HOME": "/home/a"}, "/c/infd/kernels"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/home/a"}, "/home/a/.cache/infd/kernels"),
+        ({}, "None"),
+    ],
+)
+def test_compiled_kernels_are_kept_with_what_else_is_cached(variables: dict[str, str], kept: str) -> None:
+    environment = Environment.read(variables, pid=7, uid=1000)
+    assert str(environment.kernel_cache(Config())) == kept
+    assert environment.kernel_cache(Config(device=DeviceConfig(kernel_cache="/k"))) == Path("/k")

@@ -292,7 +292,7 @@ def test_a_directory_comes_before_a_hub(tmp_path: Path, monkeypatch: pytest.Monk
 async def test_the_null_device_needs_to_know_sizes(tmp_path: Path) -> None:
     null = Config(device=DeviceConfig(kind="null"), scheduler=SchedulerConfig(max_num_seqs=1))
     directory: Future[Path] = Future()
-    executor = parts.executor(null, directory, lambda done, total: None)
+    executor = parts.executor(null, Environment(), directory, lambda done, total: None)
     directory.set_result(tmp_path)
 
     with pytest.raises(CheckpointError, match=r"config\.json"):

@@ -66,6 +66,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     private          one of them, in everybody's /tmp: not to be trusted unless it is this user's alone
     hub              how the Hugging Face hub is reached
     state            directory for what a user's programs remember; None: there is none
+    cache            directory for what can be made again; None: there is none
     inherited        sockets to listen on that systemd passed, descriptors from 3 on
     """
 
@@ -78,6 +79,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     private: Path | None = None
     hub: HubAccess = HubAccess()
     state: Path | None = None
+    cache: Path | None = None
     inherited: int = 0
 
     @classmethod
@@ -89,8 +91,8 @@ class Environment(Struct, frozen=True, kw_only=True):
         watchdog_us = environ.get("WATCHDOG_USEC", "") if watched else ""
         credentials = environ.get("CREDENTIALS_DIRECTORY")
         runtime = []
-        if service := environ.get("RUNTIME_DIRECTORY"):
-            runtime.append(Path(service.partition(":")[0]))
+        if service := _service(environ, "RUNTIME_DIRECTORY"):
+            runtime.append(service)
         if session := environ.get("XDG_RUNTIME_DIR"):
             runtime.append(Path(session, "infd"))
         private = TEMPORARY / f"infd-{uid}" if uid else None  # containers, su and cron give a user no other
@@ -105,13 +107,20 @@ class Environment(Struct, frozen=True, kw_only=True):
             runtime=(*runtime, Path("/run/infd")),
             private=private,
             hub=HubAccess.read(environ),
-            state=_state(environ),
+            state=_own(environ, "XDG_STATE_HOME", ".local/state"),
+            cache=_service(environ, "CACHE_DIRECTORY") or _own(environ, "XDG_CACHE_HOME", ".cache"),
             inherited=int(listen_fds) if listen_fds.isdecimal() else 0,
         )
 
     def admin_socket(self, config: Config) -> Path:
         """Return where the daemon's admin socket belongs."""
         return Path(config.admin.socket) if config.admin.socket else self.runtime[0] / "admin.sock"
+
+    def kernel_cache(self, config: Config) -> Path | None:
+        """Return where compiled kernels are kept; None: wherever their compiler keeps them."""
+        if config.device.kernel_cache:
+            return Path(config.device.kernel_cache)
+        return None if self.cache is None else self.cache / "kernels"
 
     def api_key_file(self, config: Config) -> Path | None:
         """Return the file that holds clients' keys: the configured one, else the credential `api-keys`."""
@@ -122,9 +131,15 @@ class Environment(Struct, frozen=True, kw_only=True):
         return None
 
 
-def _state(environ: Mapping[str, str]) -> Path | None:
-    """Return the directory of the XDG base directory specification, which ignores a path that is not absolute."""
-    if (given := Path(environ.get("XDG_STATE_HOME", ""))).is_absolute():
+def _service(environ: Mapping[str, str], name: str) -> Path | None:
+    """Return the first of the directories that systemd made for the service."""
+    given = environ.get(name)
+    return Path(given.partition(":")[0]) if given else None
+
+
+def _own(environ: Mapping[str, str], name: str, usual: str) -> Path | None:
+    """Return infd's directory within one of the XDG base directories, which ignore a path that is not absolute."""
+    if (given := Path(environ.get(name, ""))).is_absolute():
         return given / "infd"
     home = Path(environ.get("HOME", ""))
-    return home / ".local" / "state" / "infd" if home.is_absolute() else None
+    return home / usual / "infd" if home.is_absolute() else None

@@ -164,6 +164,16 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
     depth: Annotated[
         Annotated[int, Meta(ge=1, le=8)] | None, about("steps in flight (default: 1 on a CPU, 2 on a GPU)")
     ] = None
+    graphs: Annotated[
+        bool, about("whether a GPU replays decoding steps that were captured once, instead of launching each kernel")
+    ] = True
+    kernel_cache: Annotated[
+        str,
+        about(
+            "directory of kernels compiled for a GPU (default: kernels in systemd's $CACHE_DIRECTORY, else in"
+            " $XDG_CACHE_HOME/infd)"
+        ),
+    ] = ""
     null_step_ms: Annotated[NotNegative, about("how long a step of the null device takes")] = 0.0
 
 

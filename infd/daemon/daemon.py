@@ -75,7 +75,7 @@ class Daemon:
         self.offload = Offload()
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
         self.loading = self._stage(f"loading {self.names[0]}")
-        self.executor = executor or parts.executor(config, self.directory, self.loading)
+        self.executor = executor or parts.executor(config, environment, self.directory, self.loading)
         self.engine = Engine(config, self.executor, self.metrics, names=self.names)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from infd.config import Config, HubAccess, ModelConfig
+    from infd.config import Config, Environment, HubAccess, ModelConfig
     from infd.engine.executor import Executor
     from infd.hub.fetch import Hub
     from infd.runner.loading import Loaded
@@ -71,7 +71,9 @@ def hub(config: Config, access: HubAccess) -> Hub:
     return HuggingFace(name, revision, access)
 
 
-def executor(config: Config, directory: Future[Path], progress: Callable[[int, int], None]) -> Executor:
+def executor(
+    config: Config, environment: Environment, directory: Future[Path], progress: Callable[[int, int], None]
+) -> Executor:
     """Return what computes the model.
 
     directory  where the model is, known by the time it is loaded
@@ -88,10 +90,19 @@ def executor(config: Config, directory: Future[Path], progress: Callable[[int, i
     def build(config: Config, pulse: Pulse) -> Loaded:
         from infd.runner.loading import build  # torch comes with it
 
-        located = msgspec.structs.replace(config.model, path=str(directory.result()))
-        return build(msgspec.structs.replace(config, model=located), pulse, progress)
+        return build(located(config, environment, directory.result()), pulse, progress)
 
     return LocalExecutor(config, build)
+
+
+def located(config: Config, environment: Environment, directory: Path) -> Config:
+    """Return the settings with what was found out: where the model is, and where compiled kernels are kept."""
+    replace, kernels = msgspec.structs.replace, environment.kernel_cache(config)
+    return replace(
+        config,
+        model=replace(config.model, path=str(directory)),
+        device=replace(config.device, kernel_cache="" if kernels is None else str(kernels)),
+    )
 
 
 class Sizes(Struct, frozen=True):

@@ -88,16 +88,19 @@ class Device:
         self._failed: Order | None = None
         self._failure: Exception | None = None
 
-    def serve(self, runner: Runner, settle: Callable[[], bool] = lambda: False) -> None:
+    def serve(
+        self, runner: Runner, settle: Callable[[], bool] = lambda: False, idle: Callable[[], bool] = lambda: False
+    ) -> None:
         """Take orders until Stopped is raised.
 
         settle  does a few milliseconds of work that can wait; returns whether there may be more
+        idle    the same, of what takes so long that it waits until nothing else is to do
         """
         unread: tuple[Order, Landing] | None = None
         with runner.active():
             while True:
                 if unread is None:
-                    self._settle(settle)
+                    self._settle(settle, idle)
                 order = self._next(wait=unread is None)
                 forwarded = self._forward(runner, order) if isinstance(order, Order) else None
                 if unread is not None:
@@ -116,13 +119,13 @@ class Device:
                 else:
                     self._read(runner, order, landing)
 
-    def _settle(self, settle: Callable[[], bool]) -> None:
+    def _settle(self, settle: Callable[[], bool], idle: Callable[[], bool]) -> None:
         """Settle while there is nothing to do; where there always is something, a little before each of it."""
         try:
             if not self._backlog:
                 self._receive(self.inbox.get(timeout=IDLE_S))
         except Empty:
-            while self.inbox.empty() and settle():
+            while self.inbox.empty() and (settle() or idle()):
                 pass
         else:
             settle()

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from msgspec import Struct
@@ -17,12 +17,14 @@ from msgspec import Struct
 from infd.adapters.reading import AdapterReader
 from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory, RequestFailed
 from infd.kernels.select import CANDIDATES, quantized, select
+from infd.kernels.triton.presence import installed
 from infd.models import registry
 from infd.models.config import architecture, context_length, stored_dtype
 from infd.models.parameter import Matrix
 from infd.runner import stepsize
 from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import allocate, size_cache
+from infd.runner.graphs import CudaGraphs
 from infd.runner.memory import Arena, available_bytes
 from infd.runner.residence import Residence
 from infd.runner.rows import Rows
@@ -34,10 +36,12 @@ from infd.weights.load import load, required_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infd.config import Config, ModelConfig
-    from infd.kernels.ops import Attention, Draw
+    from infd.config import Config, DeviceConfig, ModelConfig
+    from infd.kernels.ops import Attention, Draw, Ops
     from infd.kernels.select import Candidate
+    from infd.kernels.triton.compiled import Ledger
     from infd.models.base import Model
+    from infd.runner.graphs import Graphs
     from infd.runner.pulse import Pulse
 
 log = logging.getLogger("infd.runner")
@@ -64,6 +68,10 @@ class Loaded(Struct, frozen=True):
     reader: AdapterReader
     facts: dict[str, Any]
 
+    def idle(self) -> bool:
+        """Do what waits until nothing else is to do, if the memory for it is there; return whether there is more."""
+        return self.residence.memory.whole and self.runner.idle()
+
 
 def build(config: Config, pulse: Pulse, progress: Callable[[int, int], None] | None = None) -> Loaded:
     """Load the checkpoint in directory config.model.path and make everything ready.
@@ -76,13 +84,32 @@ def build(config: Config, pulse: Pulse, progress: Callable[[int, int], None] | N
     device = choose_device(config.device.kind)
     threads = config.device.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
+    ledger = _keep_compiled(config.device, pulse) if device.type == "cuda" else None
     try:
         with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
             loaded = _build(config, checkpoint, device, pulse, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise OutOfMemory(f"out of memory while loading {config.model.path} on {device}: {error}") from error
     loaded.facts.update(threads=threads, load_s=round(time.monotonic() - started, 3))
+    if ledger is not None:
+        loaded.facts["kernels"] = told = ledger.facts()
+        log.info(
+            "kernels: %d compiled in %.1f s, %d found compiled", told["compiled"], told["compile_s"], told["found"]
+        )
     return loaded
+
+
+def _keep_compiled(settings: DeviceConfig, pulse: Pulse) -> Ledger | None:
+    """Have kernels compiled for a GPU looked for, and put, where the settings say."""
+    if not installed():
+        return None
+    from infd.kernels.triton.compiled import keep
+
+    directory = Path(settings.kernel_cache) if settings.kernel_cache else None
+    try:
+        return keep(directory, pulse.beat)
+    except OSError as error:
+        raise ConfigError(f"device.kernel_cache: {directory}: {error.strerror}") from error
 
 
 def _build(
@@ -92,20 +119,7 @@ def _build(
     pulse: Pulse,
     progress: Callable[[int, int], None] | None,
 ) -> Loaded:
-    try:
-        dtype = choose_dtype(config.model.dtype, checkpoint.config, device)
-        ops = select(device, dtype, _candidates(config.model))
-        max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
-        model = registry.build(
-            checkpoint.config, ops, dtype=dtype, device=device, max_len=max_len, stored=checkpoint.tensors.keys()
-        )
-    except CheckpointError as error:  # it knows what config.json says, not where that lies
-        raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    if config.model.quantization != "none" and not any(isinstance(weight, Matrix) for weight in model.parameters):
-        raise ConfigError(
-            f"model.quantization: {architecture(checkpoint.config)} is computed by transformers' code, whose weights"
-            " stay as they are; leave --quantization out"
-        )
+    model, ops, dtype, max_len = design(config, checkpoint, device, device, candidates(config.model))
     required, free = required_bytes(model), available_bytes(device)
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
@@ -146,7 +160,46 @@ def _build(
     return loaded
 
 
-def _candidates(model: ModelConfig) -> Mapping[str, Sequence[Candidate]]:
+class Design(NamedTuple):
+    """A model without weights yet, and what it computes with."""
+
+    model: Model
+    ops: Ops
+    dtype: torch.dtype
+    max_len: int
+
+
+def design(
+    config: Config,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    memory: torch.device,
+    candidates: Mapping[str, Sequence[Candidate]],
+) -> Design:
+    """Decide what is computed of a checkpoint, and how.
+
+    device  what computes
+    memory  where tensors lie; apart from `device` only where nothing is to be computed
+    """
+    try:
+        dtype = choose_dtype(config.model.dtype, checkpoint.config, device)
+        ops = select(device, dtype, candidates)
+        max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
+        model = registry.build(
+            checkpoint.config, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors.keys()
+        )
+    except CheckpointError as error:  # it knows what config.json says, not where that lies
+        raise CheckpointError(f"{checkpoint.directory}: {error}") from error
+    if config.model.quantization != "none" and not any(isinstance(weight, Matrix) for weight in model.parameters):
+        raise ConfigError(
+            f"model.quantization: {architecture(checkpoint.config)} is computed by transformers' code, whose weights"
+            " stay as they are; leave --quantization out"
+        )
+    return Design(model, ops, dtype, max_len)
+
+
+def candidates(model: ModelConfig) -> Mapping[str, Sequence[Candidate]]:
+    """Return what kernels are chosen from."""
     if model.quantization == "none":
         return CANDIDATES
     return quantized(model.quantization, vocabulary=model.quantize_vocabulary)
@@ -202,10 +255,12 @@ def assemble(
         allocate(layout, tensors, size.pages, cache),
         adapters,
         pulse,
+        graphs_of(device, config.device),
     )
 
     trial = stepsize.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
     stepsize.warm_up(runner, trial, device.type)
+    runner.idle()  # captures the step of one sequence; the others can wait
     step_tokens = config.scheduler.step_tokens
     if step_tokens is None:
         target_ms = config.scheduler.step_target_ms or STEP_TARGET_MS[device.type]
@@ -232,6 +287,11 @@ def assemble(
             "cache_bytes": cache.size,
         },
     )
+
+
+def graphs_of(device: torch.device, settings: DeviceConfig) -> Graphs | None:
+    """Return what captures steps, or None where each kernel is launched."""
+    return CudaGraphs(device) if device.type == "cuda" and settings.graphs else None
 
 
 def choose_device(kind: str) -> torch.device:

@@ -147,7 +147,7 @@ class LocalExecutor:
         self.between(lambda loaded: loaded.runner.forget_adapter(adapter, slot))
 
     def describe(self) -> dict[str, Any]:
-        return dict(self._facts)
+        return self._facts | ({} if self._parts is None else self._parts.runner.facts())
 
     def pulse(self) -> int:
         return self._pulse.count
@@ -169,7 +169,7 @@ class LocalExecutor:
         try:
             loaded = self._build(self._config, self._pulse)
             self._post(self._have_loaded, loaded)
-            self._device.serve(loaded.runner, loaded.residence.settle)
+            self._device.serve(loaded.runner, loaded.residence.settle, loaded.idle)
         except Stopped:
             pass
         except BaseException as failure:  # there is nobody else on this thread to catch it

@@ -15,6 +15,7 @@ from msgspec import Struct
 from infd.errors import DeviceLost, NothingAllowed, RequestFailed, StepTooLarge
 from infd.request import TokenLogprobs
 from infd.runner.batch import gather
+from infd.runner.graphs import decoding
 from infd.runner.sampler import NOTHING_ALLOWED, SOUND, Asking, Sampler
 from infd.runner.scoring import Asked, score
 from infd.scheduler.plan import StepResult
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from infd.models.base import Model
     from infd.request import Adapter
     from infd.runner.adapters import DeviceSlots
+    from infd.runner.graphs import Graphs
     from infd.runner.pulse import Pulse
     from infd.runner.rows import Rows
     from infd.runner.sampler import Sampled
@@ -77,7 +79,9 @@ class Runner:
         cache: Sequence[KeyValuePages],
         adapters: DeviceSlots,
         pulse: Pulse,
+        graphs: Graphs | None = None,
     ) -> None:
+        """graphs: captures steps that only decode; without it, all are computed kernel by kernel."""
         self._model = model
         self._attention = attention
         self._rows = rows
@@ -86,6 +90,9 @@ class Runner:
         self._adapters = adapters
         self._pulse = pulse
         self._sampler = Sampler(rows, draw)
+        self._decoding = None
+        if graphs is not None:
+            self._decoding = decoding(graphs, model, attention, rows, layout, cache, pulse)
 
     @property
     def overlaps(self) -> bool:
@@ -101,6 +108,10 @@ class Runner:
         self._adapters.fill(plan.loads)
         self._rows.stage(plan.joins, plan.grants)
         forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
+        if self._decoding is not None and self._decoding.takes(plan.spans):
+            forwarded.logits, forwarded.asking = self._decoding.forward(plan.spans)
+            self._pulse.beat()
+            return forwarded
         gathered = gather(plan.spans, self._rows, self._layout, self._cache, self._attention, self._adapters)
         gathered.batch.beat = self._pulse.beat
         hidden = self._model.forward(gathered.batch)
@@ -172,6 +183,14 @@ class Runner:
                 if accepted[i]:
                     result.logprobs[i] = [TokenLogprobs(chosen[n], tuple(top_ids[n][:most]), tuple(top[n][:most]))]
         return result
+
+    def idle(self) -> bool:
+        """Use a moment in which nothing else is to do; return whether there is more that would take one."""
+        return self._decoding is not None and self._decoding.settle()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what operators may want to know of how steps are computed."""
+        return {} if self._decoding is None else {"graphs": self._decoding.facts()}
 
     def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
         """Let go of an adapter that no step asks for any more, and of the slot that holds it."""

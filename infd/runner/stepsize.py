@@ -16,13 +16,15 @@ from infd.scheduler.plan import Join, Span, StepPlan
 from infd.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from infd.runner.runner import Runner
     from infd.scheduler.layout import CacheLayout
 
 LEAST = 64
 MOST = {"cpu": 2048, "cuda": 8192}
 FIRST = 4  # tokens of the first step, which pays for whatever is set up on first use
-LONG = 1537  # tokens of a sequence that is long enough to be treated as one
+LENGTHS = (1537, 200)  # tokens of a sequence that is long enough to be treated as one, and of one that is not
 WAYS = (  # to choose a token
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
@@ -100,16 +102,24 @@ class Trial:
         return self._pages // len(self._groups) * min(group.page_tokens for group in self._groups)
 
 
-def warm_up(runner: Runner, trial: Trial, device: str) -> None:
-    """Run what is set up on first use, so that no stream waits for it: the smallest step, and on a GPU some more.
+def first_steps(trial: Trial, device: str) -> Iterator[StepPlan]:
+    """Plan the steps that set up whatever is set up on first use: the smallest one, and on a GPU some more.
 
     There, kernels are compiled when they are first called for. Few long sequences call for others than short ones, and
-    each way of choosing tokens for its own.
+    each way of choosing tokens for its own. Between them these steps call for all; no later step calls for another.
     """
-    _run(runner, trial.plan(min(FIRST, trial.room)))
-    for sampling in WAYS if device == "cuda" else ():
-        for plan in trial.parts(LONG, sampling):
-            _run(runner, plan)
+    yield trial.plan(min(FIRST, trial.room))
+    if device == "cuda":
+        for tokens in LENGTHS:
+            yield from trial.parts(tokens, WAYS[0])
+        for sampling in WAYS[1:]:
+            yield from trial.parts(FIRST, sampling)
+
+
+def warm_up(runner: Runner, trial: Trial, device: str) -> None:
+    """Run the first steps, so that no stream waits for what they set up."""
+    for plan in first_steps(trial, device):
+        _run(runner, plan)
 
 
 def measure(runner: Runner, trial: Trial, *, target_s: float, rows: int, device: str) -> int:

@@ -182,7 +182,7 @@ def test_a_trial_plan_is_one_that_a_scheduler_could_have_made(layout, pages):
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])
-def test_a_gpu_is_warmed_up_by_a_long_prompt_in_parts_and_every_way_to_choose(tiny, monkeypatch, variant):
+def test_a_gpu_is_warmed_up_by_prompts_in_parts_and_every_way_to_choose(tiny, monkeypatch, variant):
     ran = []
     run = stepsize._run
 
@@ -192,7 +192,7 @@ def test_a_gpu_is_warmed_up_by_a_long_prompt_in_parts_and_every_way_to_choose(ti
         return run(runner, plan)
 
     monkeypatch.setattr(stepsize, "_run", note)
-    monkeypatch.setattr(stepsize, "LONG", 40)
+    monkeypatch.setattr(stepsize, "LENGTHS", (40, 16))
     warm_up = stepsize.warm_up
     monkeypatch.setattr(stepsize, "warm_up", lambda runner, trial, _: warm_up(runner, trial, "cuda"))
     loading.build(
@@ -204,5 +204,12 @@ def test_a_gpu_is_warmed_up_by_a_long_prompt_in_parts_and_every_way_to_choose(ti
         ),
         Pulse(),
     )
-    parts = [(0, 26), (26, 13), (39, 1)]
-    assert ran[1:10] == [(*part, *way) for way in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9)) for part in parts]
+    greedy, random, limited = (0.0, 1.0), (1.0, 1.0), (1.0, 0.9)
+    lengths = [(greedy, 40), (greedy, 16), (random, 4), (limited, 4)]
+    bounds = {40: (26, 39), 16: (10, 15), 4: (2, 3)}
+    assert ran[1:13] == [
+        part
+        for way, length in lengths
+        for first, last in [bounds[length]]
+        for part in ((0, first, *way), (first, last - first, *way), (last, 1, *way))
+    ]

@@ -1,0 +1,258 @@
+"""Decode in steps of a few sizes, each captured once and then replayed, so that the host launches one thing a step.
+
+A step in which every sequence computes one token, and samples, is padded to the next size by the scratch row. All that
+differs from step to step lies in tensors that stay where they are; what was sampled is read from `Rows`, within the
+graph. A size that is not captured yet is computed from the same tensors, kernel by kernel, with the same result. The
+head is left outside, since logits are large and every size would keep its own; so is the sampler, since what it does
+differs with what the rows ask for.
+
+Size 1 is captured before the model serves, the others when nothing else is to do, the largest first: the memory it
+took serves all smaller ones. A size that is wanted often does not wait for that.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from infd.kernels.ops import AttentionBatch
+from infd.models.base import Batch
+from infd.runner.sampler import Asking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from infd.kernels.ops import Attention, KeyValuePages, LastingPlan
+    from infd.models.base import Model
+    from infd.runner.pulse import Pulse
+    from infd.runner.rows import Rows
+    from infd.scheduler.layout import CacheLayout
+    from infd.scheduler.plan import Span
+
+log = logging.getLogger("infd.runner")
+
+PATIENCE = 8  # steps of a size that are computed kernel by kernel before capturing it holds one up
+
+
+class Graphs(Protocol):
+    """How work on a device is captured."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Return what does `work` again, on the same memory. `work` is done once or twice meanwhile."""
+
+
+class CudaGraphs:
+    """CUDA's. Other threads may go on using CUDA while this one captures."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            work()  # libraries set up on first use what cannot be captured
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+
+def sizes(most: int) -> list[int]:
+    """Return the sizes that steps of up to `most` sequences are padded to, by three rows or an eighth at most."""
+    found = [1, 2, 4]
+    while found[-1] < most:
+        found.append(found[-1] + max(4, found[-1] // 8 // 4 * 4))
+    return [size for size in found if size < most] + [most]
+
+
+class Buffers:
+    """What steps read, for the largest size; smaller ones use the front of it.
+
+    sent      [2 N] int64: the rows, then the positions of their tokens, as upper bounds
+    position  [N] int64
+    start     [N] int32: the same, as attention wants it
+    tables    by page group, [N, pages] int32
+    slots     by page group, [N] int64
+    """
+
+    def __init__(self, rows: Rows, groups: int, most: int) -> None:
+        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=rows.device)
+
+        self.sent = zeros(2 * most, dtype=torch.int64)
+        self.position = zeros(most, dtype=torch.int64)
+        self.start = zeros(most, dtype=torch.int32)
+        self.tables = [zeros(most, rows.tables.shape[2], dtype=torch.int32) for _ in range(groups)]
+        self.slots = [zeros(most, dtype=torch.int64) for _ in range(groups)]
+
+    def plans(self, size: int, rows: Rows, layout: CacheLayout, attention: Attention) -> list[LastingPlan] | None:
+        """Return what attention prepares for steps of one size, by page group, or None where it cannot."""
+        batches = (
+            AttentionBatch(
+                page_tokens=group.page_tokens,
+                window=group.window,
+                starts=[rows.max_len - 1] * size,
+                counts=[1] * size,
+                offsets=list(range(size + 1)),
+                start=self.start[:size],
+                table=table[:size],
+                slots=slots[:size],
+            )
+            for group, table, slots in zip(layout.groups, self.tables, self.slots, strict=True)
+        )
+        plans = [plan for plan in map(attention.lasting, batches) if plan is not None]
+        return plans if len(plans) == len(layout.groups) else None
+
+
+class Frame:
+    """Steps of one size."""
+
+    def __init__(
+        self,
+        size: int,
+        buffers: Buffers,
+        plans: list[LastingPlan],
+        rows: Rows,
+        layout: CacheLayout,
+        cache: Sequence[KeyValuePages],
+        model: Model,
+        beat: Callable[[], None],
+    ) -> None:
+        self._size = size
+        self._plans = plans
+        self._rows = rows
+        self._layout = layout
+        self._cache = cache
+        self._model = model
+        self._beat = beat
+        self._sent = buffers.sent[: 2 * size]
+        self._row, self._bound = self._sent[:size], self._sent[size:]
+        self._position, self._start = buffers.position[:size], buffers.start[:size]
+        self._tables = [table[:size] for table in buffers.tables]
+        self._slots = [slots[:size] for slots in buffers.slots]
+        self._hidden: Tensor | None = None
+        self._replay: Callable[[], None] | None = None
+        self.waiting = 0  # steps computed since the first one, without a graph
+
+    @property
+    def captured(self) -> bool:
+        return self._replay is not None
+
+    def compute(self, row_ids: list[int], starts: list[int]) -> tuple[Tensor, Asking]:
+        """Issue a step: `starts` bounds the position of each row's token. Return logits, and who samples them."""
+        self._fill(row_ids, starts)
+        if self._replay is None:
+            self.waiting += 1
+            self._work()
+        else:
+            self._replay()
+        assert self._hidden is not None
+        count = len(row_ids)
+        ends = self._position[:count] + 1
+        asking = Asking(self._row[:count], ends, np.array(row_ids), np.array(starts) + 1)
+        return self._model.logits(self._hidden)[:count], asking
+
+    def capture(self, graphs: Graphs) -> None:
+        """Capture what `compute` issues, on the scratch row."""
+        self._fill([], [])
+        self._replay = graphs.capture(self._work)
+
+    def _fill(self, row_ids: list[int], starts: list[int]) -> None:
+        padding = self._size - len(row_ids)
+        sent = np.array([*row_ids, *[self._rows.scratch] * padding, *starts, *[0] * padding], dtype=np.int64)
+        self._sent.copy_(torch.from_numpy(sent), non_blocking=True)
+        for plan in self._plans:
+            plan.refill([*starts, *[0] * padding])
+
+    def _work(self) -> None:
+        """All that the device does of a step up to the head. Nothing in here may depend on what the host knows."""
+        rows, row, position = self._rows, self._row, self._position
+        torch.minimum(self._bound, rows.length.index_select(0, row) - 1, out=position)
+        self._start.copy_(position)
+        for number, group in enumerate(self._layout.groups):
+            size = group.page_tokens
+            torch.index_select(rows.tables[:, number], 0, row, out=self._tables[number])
+            page = self._tables[number].gather(1, (position // size)[:, None])[:, 0].to(torch.int64)
+            torch.add(page * size, position % size, out=self._slots[number])
+        tokens = rows.tokens[row, position].to(torch.int64)
+        batch = Batch(
+            tokens=tokens, positions=position, attention=self._plans, cache=self._cache, beat=self._beat, adapters=None
+        )
+        self._hidden = self._model.forward(batch)
+
+
+def decoding(
+    graphs: Graphs,
+    model: Model,
+    attention: Attention,
+    rows: Rows,
+    layout: CacheLayout,
+    cache: Sequence[KeyValuePages],
+    pulse: Pulse,
+) -> Decoding | None:
+    """Return frames of all sizes, or None where attention must look at each step before it is computed."""
+    most = rows.scratch
+    buffers = Buffers(rows, len(layout.groups), most)
+    frames: dict[int, Frame] = {}
+    for size in sizes(most):
+        plans = buffers.plans(size, rows, layout, attention)
+        if plans is None:
+            log.warning("decoding steps are not captured: this attention kernel takes each step by itself")
+            return None
+        frames[size] = Frame(size, buffers, plans, rows, layout, cache, model, pulse.beat)
+    return Decoding(graphs, frames, rows)
+
+
+class Decoding:
+    """The frames of a runner, and which steps they take."""
+
+    def __init__(self, graphs: Graphs, frames: dict[int, Frame], rows: Rows) -> None:
+        """frames: by size, ascending."""
+        self._graphs = graphs
+        self._frames = frames
+        self._sizes = list(frames)
+        self._rows = rows
+        self._uncaptured = [1, *(size for size in reversed(self._sizes) if size > 1)]
+
+    def takes(self, spans: Sequence[Span]) -> bool:
+        """Say whether a step is one of decoding alone, without adapters."""
+        return all(
+            span.count == 1 and span.samples and not span.scores and not self._rows.slots[span.row] for span in spans
+        )
+
+    def forward(self, spans: Sequence[Span]) -> tuple[Tensor, Asking]:
+        """Issue a step that `takes` has accepted; return its logits, and who samples them."""
+        size = self._sizes[bisect_left(self._sizes, len(spans))]
+        frame = self._frames[size]
+        if frame.waiting >= PATIENCE and size in self._uncaptured:
+            self._uncaptured.remove(size)
+            self._capture(size)
+        return frame.compute([span.row for span in spans], [span.start for span in spans])
+
+    def settle(self) -> bool:
+        """Capture the next size; return whether there are more."""
+        if self._uncaptured:
+            self._capture(self._uncaptured.pop(0))
+        return bool(self._uncaptured)
+
+    def facts(self) -> dict[str, Any]:
+        captured = [size for size, frame in self._frames.items() if frame.captured]
+        return {"captured": captured, "to_come": len(self._uncaptured)}
+
+    def _capture(self, size: int) -> None:
+        try:
+            self._frames[size].capture(self._graphs)
+        except RuntimeError as error:  # out of memory is one
+            # What is captured already stays; steps of the other sizes are computed kernel by kernel, as before.
+            self._uncaptured.clear()
+            log.warning("steps of %d sequences could not be captured, nor will others be: %s", size, error)

@@ -1,0 +1,120 @@
+"""Compile every kernel that a model needs of a GPU, before that is asked to serve, or where there is none.
+
+The steps with which a runner warms up are issued on tensors without storage, so what is compiled is what serving calls
+for, argument by argument. It takes neither the weights nor the GPU's memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from msgspec import Struct
+
+from infd.adapters.reading import AdapterReader
+from infd.errors import ConfigError, DeviceMissing
+from infd.kernels.ops import KeyValuePages
+from infd.kernels.select import insisting
+from infd.kernels.triton import presence
+from infd.request import Adapter
+from infd.runner.adapters import DeviceSlots
+from infd.runner.loading import CPU, candidates, design
+from infd.runner.memory import Arena
+from infd.runner.pulse import Pulse
+from infd.runner.rows import Rows
+from infd.runner.runner import Runner
+from infd.runner.stepsize import LENGTHS, Trial, first_steps
+from infd.scheduler.plan import Load
+from infd.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infd.config import Config
+    from infd.kernels.triton.compiled import Entry
+    from infd.runner.graphs import Graphs
+    from infd.scheduler.plan import StepPlan
+
+GPU = torch.device("cuda")
+NOWHERE = torch.device("meta")
+
+
+class Warmed(Struct, frozen=True):
+    """What was done: for which GPU, and each kernel that it needs."""
+
+    gpu: str
+    entries: list[Entry]
+
+
+def warm(config: Config, target: str | None, notify: Callable[[Entry], object] = lambda _: None) -> Warmed:
+    """Compile for `target`, or for the GPU of this machine, into the directory that the settings name.
+
+    notify  called with every kernel, when it is there
+
+    Raises StartError.
+    """
+    if not presence.installed():
+        raise DeviceMissing(presence.ABSENT)
+    from infd.kernels.triton import compiled
+
+    if target is not None:
+        gpu = compiled.target(target)
+    elif not torch.cuda.is_available():
+        raise DeviceMissing("there is no GPU here: name the one to compile for, as in --target sm_90a")
+    elif reason := presence.why_not(GPU):
+        raise DeviceMissing(reason)
+    else:
+        gpu = compiled.here()
+    directory = Path(config.device.kernel_cache) if config.device.kernel_cache else None
+    try:
+        ledger = compiled.keep(directory, notify)
+    except OSError as error:
+        raise ConfigError(f"device.kernel_cache: {directory}: {error.strerror}") from error
+    with compiled.compiling(gpu):
+        issue(config)
+    return Warmed(f"sm_{gpu.arch}" if gpu.backend == "cuda" else str(gpu.arch), ledger.entries)
+
+
+def issue(config: Config, graphs: Graphs | None = None) -> None:
+    """Issue a model's first steps, and one with each configured adapter, with Triton's kernels and without storage."""
+    with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
+        model, ops, dtype, max_len = design(
+            config, checkpoint, GPU, NOWHERE, insisting("triton", candidates(config.model))
+        )
+        for parameter in model.parameters:
+            parameter.tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=NOWHERE)
+        size, most = config.cache.page_tokens, config.scheduler.max_num_seqs
+        layout = model.cache_layout(size)
+        pages = len(layout.groups) * -(-max(LENGTHS) // size)
+        slot = KeyValuePages(
+            **{
+                tensor.name: torch.empty((pages + 1, *tensor.shape), dtype=tensor.dtype, device=NOWHERE)
+                for tensor in model.page_tensors(size)
+            }
+        )
+        rows = Rows(
+            rows=most,
+            max_len=max_len,
+            page_tokens=[group.page_tokens for group in layout.groups],
+            vocab_size=model.vocab_size,
+            device=NOWHERE,
+        )
+        cache = [slot] * sum(len(group.layers) for group in layout.groups)
+        slots = DeviceSlots(ops.lora, NOWHERE)
+        runner = Runner(model, ops.attention, ops.draw, rows, layout, cache, slots, Pulse(), graphs)
+        trial = Trial(layout, pages=pages, rows=most, max_model_len=max_len)
+        for plan in first_steps(trial, GPU.type):
+            runner.sample(runner.forward(plan))
+        reader = AdapterReader(model.targets, dtype, lambda size: Arena(size, CPU, "an adapter"))
+        for name, path in config.lora.modules.items():
+            weights = reader.read(path, None, config.lora.host_bytes)
+            runner.sample(runner.forward(_adapted(trial, Adapter(name, 1, weights))))
+
+
+def _adapted(trial: Trial, adapter: Adapter) -> StepPlan:
+    """Return the smallest step with an adapter."""
+    plan = trial.plan(1)
+    plan.joins[0].slot = 1
+    plan.loads = [Load(1, adapter)]
+    return plan

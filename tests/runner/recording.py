@@ -1,0 +1,116 @@
+"""What captures a step on a CPU, as strictly as CUDA does on a GPU; and an attention whose plans last.
+
+A recording is the list of torch's operations on the very tensors they had. Replayed, each is done again and its result
+put where the first one lies: whatever the host decided between them is as it was, and what it sends is not sent again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from infd.kernels.ops import AttentionBatch, KeyValuePages
+
+
+class Recordings:
+    """Implements `runner.graphs.Graphs`. made: how many there are"""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        recording = _Recording()
+        with recording:
+            work()
+        self.made += 1
+        return recording.replay
+
+
+class Impossible:
+    """Captures nothing, as where memory is short."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        raise torch.OutOfMemoryError("no memory for graphs")
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default, "this would wait for the device"
+        result = func(*args, **(kwargs or {}))
+        self._steps.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        for func, args, kwargs, first in self._steps:
+            known = {_memory(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+            again = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(first), tree_leaves(again), strict=True):
+                if isinstance(old, torch.Tensor) and _memory(old) not in known:
+                    old.copy_(new)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class TableAttention:
+    """Attends to every key of every page in the table, with a mask; for spans of one token each."""
+
+    def prepare(self, batch: AttentionBatch) -> TablePlan:
+        raise NotImplementedError
+
+    def lasting(self, batch: AttentionBatch) -> TablePlan:
+        return TablePlan(batch)
+
+
+class TablePlan:
+    def __init__(self, batch: AttentionBatch) -> None:
+        assert set(batch.counts) == {1}
+        self._batch = batch
+        self.slots = batch.slots
+        self.bounds: list[int] = []
+
+    def refill(self, starts: list[int]) -> None:
+        self.bounds = starts
+
+    def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
+        page, offset = self._batch.slots // self._batch.page_tokens, self._batch.slots % self._batch.page_tokens
+        pages.k[page, :, offset] = k
+        pages.v[page, :, offset] = v
+
+    def run(
+        self,
+        q: Tensor,
+        pages: KeyValuePages,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        assert sinks is None
+        batch = self._batch
+        k, v = (cache[batch.table.long()].transpose(2, 3).flatten(1, 2) for cache in pages[:2])  # [S, L, K, D]
+        at = torch.arange(k.shape[1])
+        seen = at <= batch.start[:, None]
+        if batch.window is not None:
+            seen &= at > batch.start[:, None] - batch.window
+        k, v = (x.masked_fill(~seen[..., None, None], 0) for x in (k, v))
+        queries = q.unflatten(1, (k.shape[2], -1))  # [S, K, G, D]
+        scores = torch.einsum("skgd,slkd->skgl", queries, k) * scale
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
+        return torch.einsum("skgl,slkd->skgd", weights, v).flatten(1, 2)

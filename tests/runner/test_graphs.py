@@ -1,0 +1,242 @@
+"""Steps that only decode, captured and replayed: the logic on a CPU, the real thing where there is a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.kernels.reference.attention import PagedAttention
+from infd.kernels.select import CANDIDATES, insisting
+from infd.memory import Part
+from infd.request import SamplingParams
+from infd.runner import loading
+from infd.runner.graphs import PATIENCE, sizes
+from infd.runner.pulse import Pulse
+from infd.scheduler.plan import Grant, StepPlan
+from tests.runner.driving import join, span
+from tests.runner.recording import Impossible, Recordings, TableAttention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infd.runner.graphs import Graphs
+    from infd.runner.loading import Loaded
+
+ROWS = 6
+PAGE = 4
+PROMPTS = [[(17 * row + 5 * i) % 190 + 3 for i in range(3 + 4 * row)] for row in range(ROWS)]
+
+
+@dataclass
+class Served:
+    """A tiny model, and the tokens that its sequences have so far."""
+
+    loaded: Loaded
+
+    def start(self, rows: int) -> list[list[int]]:
+        """Compute the prompts of some rows, each with pages for what is to come; return the first tokens."""
+        groups = len(self.loaded.capacity.layout.groups)
+        joins, spans, page = [], [], 1
+        for row, prompt in enumerate(PROMPTS[:rows]):
+            held = -(-(len(prompt) + 16) // PAGE)
+            tables = [list(range(page + held * group, page + held * (group + 1))) for group in range(groups)]
+            page += held * groups
+            sampling = SamplingParams(max_tokens=16, temperature=0.8 if row % 2 else 0.0)
+            joins.append(join(row, prompt, tables, sampling, seed=row))
+            spans.append(span(row, 0, len(prompt)))
+        return [self.step(StepPlan(0, joins, [], spans))]
+
+    def go_on(self, rows: int, steps: int) -> list[list[int]]:
+        return [
+            self.step(StepPlan(1, [], [], [span(row, len(PROMPTS[row]) + step, 1) for row in range(rows)]))
+            for step in range(steps)
+        ]
+
+    def step(self, plan: StepPlan) -> list[int]:
+        runner = self.loaded.runner
+        with runner.active():
+            result = runner.read(runner.sample(runner.forward(plan)))
+        assert not result.failed
+        return result.tokens
+
+    @property
+    def captured(self) -> list[int]:
+        return self.loaded.runner.facts()["graphs"]["captured"]
+
+    def idle(self) -> bool:
+        with self.loaded.runner.active():
+            return self.loaded.idle()
+
+
+@pytest.fixture
+def serve(tiny, monkeypatch) -> Callable[..., Served]:
+    def make(graphs: Graphs | None, variant: str = "qwen3") -> Served:
+        monkeypatch.setattr(PagedAttention, "lasting", TableAttention.lasting)
+        # What is not torch's own leaves no trace for a recording.
+        monkeypatch.setattr(loading, "candidates", lambda model: insisting("reference", CANDIDATES))
+        monkeypatch.setattr(loading, "graphs_of", lambda device, settings: graphs)
+        return Served(loading.build(settings(str(tiny(variant)), "cpu"), Pulse()))
+
+    return make
+
+
+def settings(path: str, kind: str, *, graphs: bool = True) -> Config:
+    return Config(
+        model=ModelConfig(path=path, dtype="float32"),
+        device=DeviceConfig(kind=kind, threads=1, graphs=graphs),  # type: ignore[arg-type]
+        scheduler=SchedulerConfig(max_num_seqs=ROWS, step_tokens=128),
+        cache=CacheConfig(bytes=2**21, page_tokens=PAGE),
+    )
+
+
+def test_sizes_cover_every_count_and_pad_by_little():
+    assert sizes(1) == [1]
+    assert sizes(6) == [1, 2, 4, 6]
+    assert sizes(64) == [1, 2, 4, *range(8, 65, 4)]
+    for most in range(1, 300):
+        found = sizes(most)
+        assert found == sorted(set(found))
+        assert found[-1] == most
+        for smaller, larger in pairwise(found):
+            assert larger - smaller - 1 <= max(3, smaller // 8)
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+def test_captured_steps_give_the_tokens_that_others_do(serve, variant):
+    graphs = Recordings()
+    eager, replayed = serve(None, variant), serve(graphs, variant)
+    while replayed.idle():
+        pass
+    assert replayed.captured == sizes(ROWS)
+    for rows in (1, 3, 6, 5):
+        assert replayed.start(rows) == eager.start(rows)
+        assert replayed.go_on(rows, 5) == eager.go_on(rows, 5)
+    assert graphs.made == len(sizes(ROWS))
+
+
+def test_a_captured_step_is_equal_to_one_that_is_not(serve):
+    served = serve(Recordings())
+    decoding = served.loaded.runner._decoding
+    served.start(3)
+    spans = [span(row, len(PROMPTS[row]), 1) for row in range(3)]
+    with served.loaded.runner.active():
+        before, asking = decoding.forward(spans)
+        ends = asking.ends.clone()
+        while decoding.settle():
+            pass
+        served.start(3)
+        after, again = decoding.forward(spans)
+        assert after.equal(before)
+        assert again.ends.equal(ends)
+        assert again.rows.tolist() == [0, 1, 2]
+
+
+def test_what_other_sequences_and_nobody_hold_is_left_alone(serve):
+    served = serve(Recordings())
+    while served.idle():
+        pass
+    served.start(5)
+    rows, cache = served.loaded.runner._rows, served.loaded.runner._cache
+    mine = int(rows.tables[0, 0, len(PROMPTS[0]) // PAGE])
+    before = [pages.k.clone() for pages in cache]
+    lengths = rows.length.clone()
+    served.step(StepPlan(1, [], [], [span(row, len(PROMPTS[row]), 1) for row in (0,)]))
+    assert (rows.length - lengths).tolist() == [1] + [0] * ROWS
+    for pages, old in zip(cache, before, strict=True):
+        changed = (pages.k != old).flatten(1).any(1).nonzero().flatten().tolist()
+        assert set(changed) <= {0, mine}
+        assert mine in changed
+
+
+def test_a_page_granted_in_the_step_is_written_by_it(serve):
+    served = serve(Recordings())
+    while served.idle():
+        pass
+    prompt = [5, 6, 7, 8]
+    first = served.step(StepPlan(0, [join(0, prompt, [[1]])], [], [span(0, 0, 4)]))
+    second = served.step(StepPlan(1, [], [Grant(0, 0, 1, 9)], [span(0, 4, 1)]))
+    again = served.step(StepPlan(2, [join(1, prompt + first, [[2, 3]])], [], [span(1, 0, 5)]))
+    assert second == again
+
+
+def test_the_step_of_one_sequence_is_captured_first_and_then_the_largest(serve):
+    served = serve(Recordings())
+    order = [served.captured]
+    while served.idle():
+        order.append(served.captured)
+    assert order == [[1], [1, 6], [1, 4, 6]]
+    assert served.captured == [1, 2, 4, 6]
+    assert not served.idle()
+
+
+def test_a_size_that_is_wanted_often_is_captured_without_waiting_for_an_idle_moment(serve):
+    served = serve(Recordings())
+    served.start(4)
+    served.go_on(4, PATIENCE)
+    assert served.captured == [1]
+    served.go_on(4, 1)
+    assert served.captured == [1, 4]
+
+
+def test_where_capturing_fails_steps_are_computed_all_the_same(serve, caplog):
+    served, eager = serve(Impossible()), serve(None)
+    assert served.captured == []
+    assert not served.idle()
+    assert "steps of 1 sequences could not be captured" in caplog.text
+    assert served.start(3) == eager.start(3)
+    assert served.go_on(3, 3) == eager.go_on(3, 3)
+
+
+def test_steps_with_prompts_scores_or_adapters_are_not_captured(serve):
+    served = serve(Recordings())
+    takes = served.loaded.runner._decoding.takes
+    one, two = span(0, 5, 1), span(1, 9, 1)
+    assert takes([one, two])
+    assert not takes([one, span(1, 0, 2)])
+    assert not takes([one, span(1, 9, 1, samples=False)])
+    assert not takes([one, span(1, 3, 1, scores=1)])
+    served.loaded.runner._rows.slots[1] = 2
+    assert not takes([one, two])
+
+
+def test_what_was_captured_holds_after_weights_and_cache_were_given_back(serve):
+    served = serve(Recordings())
+    while served.idle():
+        pass
+    expected = served.start(4) + served.go_on(4, 4)
+    residence = served.loaded.residence
+    residence.sleep(2)
+    assert not served.idle()
+    residence.wake((Part.WEIGHTS, Part.CACHE))
+    assert served.start(4) + served.go_on(4, 4) == expected
+    assert served.captured == sizes(ROWS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
+def test_on_a_gpu_captured_steps_are_equal_to_those_that_are_not(tiny, variant):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    loaded, eager = (
+        loading.build(settings(str(tiny(variant)), "cuda", graphs=graphs), Pulse()) for graphs in (True, False)
+    )
+    served, plain = Served(loaded), Served(eager)
+    decoding = loaded.runner._decoding
+    served.start(3)
+    spans = [span(row, len(PROMPTS[row]), 1) for row in range(3)]
+    with loaded.runner.active():
+        before = decoding.forward(spans)[0].clone()
+        while decoding.settle():
+            pass
+        served.start(3)
+        assert decoding.forward(spans)[0].equal(before)
+    assert served.captured == sizes(ROWS)
+    for rows in (1, 3, 6, 5):
+        assert served.start(rows) == plain.start(rows)
+        assert served.go_on(rows, 5) == plain.go_on(rows, 5)
+    torch.cuda.synchronize()
