@@ -274,6 +274,32 @@ class Lora(Protocol):
     def add_rows(self, y: Tensor, tokens: Tensor, groups: Sequence[tuple[Tensor, LowRank]]) -> None:
         """Add A[token] B^T to y [T, out], in place, tokens [T] int64."""
 
+    def lasting(self, size: int, device: torch.device) -> LastingLora | None:
+        """Return what adds to steps of `size` rows that are captured; None where that cannot be."""
+
+
+class SlotWeights(Protocol):
+    """What the slots of a device add to one product, or to a table's rows."""
+
+    def become(self, other: Any) -> bool:
+        """Hold, in the same memory, what `other` holds; False, and nothing, where its sizes are others."""
+
+
+class LastingLora(Protocol):
+    """Adapters by row, of steps of one size whose tensors are filled anew before each."""
+
+    def weigh(self, held: Sequence[LowRank | None], *, table: bool) -> SlotWeights:
+        """Return what these slots, the first one being 1, add to one product or table."""
+
+    def refill(self, slots: Sequence[int]) -> None:
+        """Be told which slot each row of the next step wants, 0 for none, before what is captured is replayed."""
+
+    def add(self, y: Tensor, x: Tensor, weights: Any) -> None:
+        """As Lora's, with what `weigh` returned."""
+
+    def add_rows(self, y: Tensor, tokens: Tensor, weights: Any) -> None:
+        """As Lora's, likewise."""
+
 
 class Selected(Struct, frozen=True):
     """One row of the selection table: which implementation a family uses, and why not the others."""

@@ -2,6 +2,8 @@
 
 On a CPU a slot holds the host's own tensors; a GPU gets a copy, issued in the
 order of the steps. A step in which no token wants an adapter does nothing here.
+
+Steps that are captured find their adapters by slot, in tables that are brought up to date where a slot has changed.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from infd.errors import RequestFailed
 from infd.kernels.ops import LowRank, LowRankPart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.ops import Lora
+    from infd.kernels.ops import LastingLora, Lora, SlotWeights
     from infd.models.parameter import Target
     from infd.scheduler.plan import Load
 
@@ -29,12 +31,19 @@ if TYPE_CHECKING:
 
 
 class DeviceSlots:
-    """What each slot holds. Lives on the device thread."""
+    """What each slot holds. Lives on the device thread.
+
+    weights  what the slots add to each target, for steps that are captured
+    """
 
     def __init__(self, lora: Lora, device: torch.device) -> None:
         self.lora = lora
+        self.weights: dict[Target, SlotWeights] = {}
         self._device = device
         self._held: dict[int, Changes] = {}
+        self._changed = False
+        self._generation = 0
+        self._lasting = lora.lasting(1, device)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -42,6 +51,7 @@ class DeviceSlots:
     def fill(self, loads: Iterable[Load]) -> None:
         """Take adapters in. Raises RequestFailed where one does not fit the device's memory."""
         for load in loads:
+            self._changed = True
             self._held.pop(load.slot, None)  # first, so that two never need room at once
             low: Changes = load.adapter.weights.low
             try:
@@ -59,6 +69,28 @@ class DeviceSlots:
     def adapted(self, slots: Array) -> AdaptedRows | None:
         """Return what the rows of a pass want, given the slot of each; None where all want the model itself."""
         return AdaptedRows(self, slots) if slots.any() else None
+
+    def lasting(self, size: int) -> LastingRows | None:
+        """Return what the rows of captured steps want; None where such steps have no adapters."""
+        lora = self.lora.lasting(size, self._device)
+        return None if lora is None else LastingRows(self, lora)
+
+    def weigh(self) -> int:
+        """Bring `weights` up to date; return their generation, another one where what was captured no longer holds."""
+        if self._changed and self._lasting is not None:
+            lasting = self._lasting
+            slots = range(1, max(self._held, default=0) + 1)
+            targets = {target: None for changes in self._held.values() for target in changes}
+            fresh = {
+                target: lasting.weigh([self._held.get(slot, {}).get(target) for slot in slots], table=target.table)
+                for target in targets
+            }
+            kept = fresh.keys() == self.weights.keys()
+            if not (kept and all(self.weights[target].become(fresh[target]) for target in fresh)):
+                self.weights = fresh
+                self._generation += 1
+        self._changed = False
+        return self._generation
 
     def groups(self, slots: Array) -> list[tuple[Tensor, Changes]]:
         """Return the rows of each adapter, ascending."""
@@ -106,3 +138,23 @@ class AdaptedRows:
 
     def _wanting(self, target: Target) -> list[tuple[Tensor, LowRank]]:
         return [(rows, changes[target]) for rows, changes in self._groups if target in changes]
+
+
+class LastingRows:
+    """Implements `models.base.Adapted` for captured steps of one size."""
+
+    def __init__(self, held: DeviceSlots, lora: LastingLora) -> None:
+        self._held = held
+        self._lora = lora
+
+    def refill(self, slots: Sequence[int]) -> None:
+        """Be told which slot each row of the next step wants, 0 for none."""
+        self._lora.refill(slots)
+
+    def add(self, y: Tensor, x: Tensor, target: Target) -> None:
+        if (weights := self._held.weights.get(target)) is not None:
+            self._lora.add(y, x, weights)
+
+    def add_rows(self, y: Tensor, tokens: Tensor, target: Target) -> None:
+        if (weights := self._held.weights.get(target)) is not None:
+            self._lora.add_rows(y, tokens, weights)

@@ -8,6 +8,9 @@ differs with what the rows ask for.
 
 Size 1 is captured before the model serves, the others when nothing else is to do, the largest first: the memory it
 took serves all smaller ones. A size that is wanted often does not wait for that.
+
+Steps with adapters have graphs of their own, and only where an adapter is held: they do more. What a slot holds may
+change under them; where it is of another rank than any before, they are captured anew.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import Attention, KeyValuePages, LastingPlan
     from infd.models.base import Model
+    from infd.runner.adapters import DeviceSlots, LastingRows
     from infd.runner.pulse import Pulse
     from infd.runner.rows import Rows
     from infd.scheduler.layout import CacheLayout
@@ -127,9 +131,11 @@ class Frame:
         cache: Sequence[KeyValuePages],
         model: Model,
         beat: Callable[[], None],
+        adapters: LastingRows | None = None,
     ) -> None:
-        self._size = size
+        self.size = size
         self._plans = plans
+        self._adapters = adapters
         self._rows = rows
         self._layout = layout
         self._cache = cache
@@ -160,19 +166,25 @@ class Frame:
         count = len(row_ids)
         ends = self._position[:count] + 1
         asking = Asking(self._row[:count], ends, np.array(row_ids), np.array(starts) + 1)
-        return self._model.logits(self._hidden)[:count], asking
+        return self._model.logits(self._hidden, self._adapters)[:count], asking
 
     def capture(self, graphs: Graphs) -> None:
         """Capture what `compute` issues, on the scratch row."""
         self._fill([], [])
         self._replay = graphs.capture(self._work)
 
+    def release(self) -> None:
+        """Forget what was captured."""
+        self._replay, self.waiting = None, 0
+
     def _fill(self, row_ids: list[int], starts: list[int]) -> None:
-        padding = self._size - len(row_ids)
+        padding = self.size - len(row_ids)
         sent = np.array([*row_ids, *[self._rows.scratch] * padding, *starts, *[0] * padding], dtype=np.int64)
         self._sent.copy_(torch.from_numpy(sent), non_blocking=True)
         for plan in self._plans:
             plan.refill([*starts, *[0] * padding])
+        if self._adapters is not None:
+            self._adapters.refill([*self._rows.slots[row_ids].tolist(), *[0] * padding])
 
     def _work(self) -> None:
         """All that the device does of a step up to the head. Nothing in here may depend on what the host knows."""
@@ -186,7 +198,12 @@ class Frame:
             torch.add(page * size, position % size, out=self._slots[number])
         tokens = rows.tokens[row, position].to(torch.int64)
         batch = Batch(
-            tokens=tokens, positions=position, attention=self._plans, cache=self._cache, beat=self._beat, adapters=None
+            tokens=tokens,
+            positions=position,
+            attention=self._plans,
+            cache=self._cache,
+            beat=self._beat,
+            adapters=self._adapters,
         )
         self._hidden = self._model.forward(batch)
 
@@ -198,61 +215,88 @@ def decoding(
     rows: Rows,
     layout: CacheLayout,
     cache: Sequence[KeyValuePages],
+    slots: DeviceSlots,
     pulse: Pulse,
 ) -> Decoding | None:
     """Return frames of all sizes, or None where attention must look at each step before it is computed."""
     most = rows.scratch
     buffers = Buffers(rows, len(layout.groups), most)
-    frames: dict[int, Frame] = {}
+    plain, adapted = [], []
     for size in sizes(most):
         plans = buffers.plans(size, rows, layout, attention)
         if plans is None:
             log.warning("decoding steps are not captured: this attention kernel takes each step by itself")
             return None
-        frames[size] = Frame(size, buffers, plans, rows, layout, cache, model, pulse.beat)
-    return Decoding(graphs, frames, rows)
+        plain.append(Frame(size, buffers, plans, rows, layout, cache, model, pulse.beat))
+        if (wanting := slots.lasting(size)) is not None:
+            adapted.append(Frame(size, buffers, plans, rows, layout, cache, model, pulse.beat, wanting))
+    return Decoding(graphs, plain, adapted, rows, slots)
 
 
 class Decoding:
     """The frames of a runner, and which steps they take."""
 
-    def __init__(self, graphs: Graphs, frames: dict[int, Frame], rows: Rows) -> None:
-        """frames: by size, ascending."""
+    def __init__(
+        self, graphs: Graphs, plain: list[Frame], adapted: list[Frame], rows: Rows, slots: DeviceSlots
+    ) -> None:
+        """plain, adapted: by size, ascending; without adapters, and with them, of which there may be no frames."""
         self._graphs = graphs
-        self._frames = frames
-        self._sizes = list(frames)
+        self._plain, self._adapted = plain, adapted
         self._rows = rows
-        self._uncaptured = [1, *(size for size in reversed(self._sizes) if size > 1)]
+        self._slots = slots
+        self._generation = slots.weigh()
+        self._uncaptured = [plain[0], *plain[:0:-1]]
+        self._failed = False
 
     def takes(self, spans: Sequence[Span]) -> bool:
-        """Say whether a step is one of decoding alone, without adapters."""
-        return all(
-            span.count == 1 and span.samples and not span.scores and not self._rows.slots[span.row] for span in spans
+        """Say whether a step is one of decoding alone."""
+        return all(span.count == 1 and span.samples and not span.scores for span in spans) and bool(
+            self._adapted or not self._want_adapters(spans)
         )
 
     def forward(self, spans: Sequence[Span]) -> tuple[Tensor, Asking]:
         """Issue a step that `takes` has accepted; return its logits, and who samples them."""
-        size = self._sizes[bisect_left(self._sizes, len(spans))]
-        frame = self._frames[size]
-        if frame.waiting >= PATIENCE and size in self._uncaptured:
-            self._uncaptured.remove(size)
-            self._capture(size)
+        self._renew()
+        frames = self._adapted if self._want_adapters(spans) else self._plain
+        frame = frames[bisect_left(frames, len(spans), key=lambda frame: frame.size)]
+        if frame.waiting >= PATIENCE and frame in self._uncaptured:
+            self._uncaptured.remove(frame)
+            self._capture(frame)
         return frame.compute([span.row for span in spans], [span.start for span in spans])
 
     def settle(self) -> bool:
         """Capture the next size; return whether there are more."""
+        self._renew()
         if self._uncaptured:
             self._capture(self._uncaptured.pop(0))
         return bool(self._uncaptured)
 
     def facts(self) -> dict[str, Any]:
-        captured = [size for size, frame in self._frames.items() if frame.captured]
-        return {"captured": captured, "to_come": len(self._uncaptured)}
+        return {
+            "captured": [frame.size for frame in self._plain if frame.captured],
+            "with_adapters": [frame.size for frame in self._adapted if frame.captured],
+            "to_come": len(self._uncaptured),
+        }
 
-    def _capture(self, size: int) -> None:
+    def _want_adapters(self, spans: Sequence[Span]) -> bool:
+        return any(self._rows.slots[span.row] for span in spans)
+
+    def _renew(self) -> None:
+        """Forget the graphs whose adapters have gone; those of the adapters there are now are to come."""
+        generation = self._slots.weigh()
+        if generation == self._generation:
+            return
+        self._generation = generation
+        for frame in self._adapted:
+            frame.release()
+        if not self._failed:
+            self._uncaptured = [frame for frame in self._uncaptured if frame in self._plain] + self._adapted[::-1]
+
+    def _capture(self, frame: Frame) -> None:
         try:
-            self._frames[size].capture(self._graphs)
+            frame.capture(self._graphs)
         except RuntimeError as error:  # out of memory is one
             # What is captured already stays; steps of the other sizes are computed kernel by kernel, as before.
+            self._failed = True
             self._uncaptured.clear()
-            log.warning("steps of %d sequences could not be captured, nor will others be: %s", size, error)
+            log.warning("steps of %d sequences could not be captured, nor will others be: %s", frame.size, error)

@@ -92,7 +92,7 @@ class Runner:
         self._sampler = Sampler(rows, draw)
         self._decoding = None
         if graphs is not None:
-            self._decoding = decoding(graphs, model, attention, rows, layout, cache, pulse)
+            self._decoding = decoding(graphs, model, attention, rows, layout, cache, adapters, pulse)
 
     @property
     def overlaps(self) -> bool:

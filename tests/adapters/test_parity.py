@@ -194,6 +194,9 @@ def test_a_step_without_adapters_asks_nothing_of_them(tiny: Callable[[str], Path
 
         add_rows = add
 
+        def lasting(self, size: int, device: torch.device) -> None:
+            """None: on a CPU nothing is captured."""
+
     checkpoint = tiny("llama")
     make(checkpoint, tmp_path, target_modules=["q_proj"])
     bench = Bench(checkpoint, torch.device("cpu"))

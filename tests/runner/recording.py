@@ -1,4 +1,4 @@
-"""What captures a step on a CPU, as strictly as CUDA does on a GPU; and an attention whose plans last.
+"""What captures a step on a CPU, as strictly as CUDA does on a GPU; attention whose plans last, and adapters likewise.
 
 A recording is the list of torch's operations on the very tensors they had. Replayed, each is done again and its result
 put where the first one lies: whatever the host decided between them is as it was, and what it sends is not sent again.
@@ -12,12 +12,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from infd.kernels.reference.lora import Lora
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch, KeyValuePages
+    from infd.kernels.ops import AttentionBatch, KeyValuePages, LowRank
 
 
 class Recordings:
@@ -114,3 +116,52 @@ class TablePlan:
             scores = softcap * (scores / softcap).tanh()
         weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
         return torch.einsum("skgl,slkd->skgd", weights, v).flatten(1, 2)
+
+
+class SlotTables(Lora):
+    """Adapters by row, whose captured steps multiply each row with a whole matrix of its own."""
+
+    def lasting(self, size: int, device: torch.device) -> SlotTable:  # type: ignore[override]
+        return SlotTable(size)
+
+
+class SlotTable:
+    def __init__(self, size: int) -> None:
+        self._slots = torch.zeros(size, dtype=torch.int64)
+
+    def weigh(self, held: Sequence[LowRank | None], *, table: bool) -> Whole:
+        return Whole.of(held, table=table)
+
+    def refill(self, slots: Sequence[int]) -> None:
+        self._slots.copy_(torch.tensor(slots))
+
+    def add(self, y: Tensor, x: Tensor, weights: Whole) -> None:
+        mine = weights.matrices[self._slots]
+        y[:, : mine.shape[1]] += torch.einsum("toi,ti->to", mine, x)
+
+    def add_rows(self, y: Tensor, tokens: Tensor, weights: Whole) -> None:
+        raise NotImplementedError
+
+
+class Whole:
+    """matrices [slots + 1, out, in]: nothing for slot 0"""
+
+    def __init__(self, matrices: Tensor) -> None:
+        self.matrices = matrices
+
+    @classmethod
+    def of(cls, held: Sequence[LowRank | None], *, table: bool) -> Whole:
+        assert not table
+        known = [low for low in held if low is not None]
+        outputs = max(part.output + part.b.shape[0] for low in known for part in low.parts)
+        matrices = torch.zeros(len(held) + 1, outputs, known[0].a.shape[1])
+        for slot, low in enumerate(held, 1):
+            for b, rank, output in () if low is None else low.parts:
+                matrices[slot, output : output + b.shape[0]] = b @ low.a[rank : rank + b.shape[1]]
+        return cls(matrices)
+
+    def become(self, other: Whole) -> bool:
+        if self.matrices.shape != other.matrices.shape:
+            return False
+        self.matrices.copy_(other.matrices)
+        return True

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.kernels.ops import LowRank, LowRankPart
 from infd.kernels.reference.attention import PagedAttention
+from infd.kernels.reference.lora import Lora
 from infd.kernels.select import CANDIDATES, insisting
 from infd.memory import Part
-from infd.request import SamplingParams
+from infd.request import Adapter, SamplingParams
 from infd.runner import loading
 from infd.runner.graphs import PATIENCE, sizes
 from infd.runner.pulse import Pulse
-from infd.scheduler.plan import Grant, StepPlan
+from infd.scheduler.plan import Grant, Load, StepPlan
 from tests.runner.driving import join, span
-from tests.runner.recording import Impossible, Recordings, TableAttention
+from tests.runner.recording import Impossible, Recordings, SlotTables, TableAttention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from infd.runner.graphs import Graphs
     from infd.runner.loading import Loaded
@@ -38,8 +41,11 @@ class Served:
 
     loaded: Loaded
 
-    def start(self, rows: int) -> list[list[int]]:
-        """Compute the prompts of some rows, each with pages for what is to come; return the first tokens."""
+    def start(self, rows: int, *, slots: tuple[int, ...] = (), loads: Sequence[Load] = ()) -> list[list[int]]:
+        """Compute the prompts of some rows, each with pages for what is to come; return the first tokens.
+
+        slots  of the rows' adapters, by row; the others have none
+        """
         groups = len(self.loaded.capacity.layout.groups)
         joins, spans, page = [], [], 1
         for row, prompt in enumerate(PROMPTS[:rows]):
@@ -48,8 +54,9 @@ class Served:
             page += held * groups
             sampling = SamplingParams(max_tokens=16, temperature=0.8 if row % 2 else 0.0)
             joins.append(join(row, prompt, tables, sampling, seed=row))
+            joins[-1].slot = slots[row] if row < len(slots) else 0
             spans.append(span(row, 0, len(prompt)))
-        return [self.step(StepPlan(0, joins, [], spans))]
+        return [self.step(StepPlan(0, joins, [], spans, [*loads]))]
 
     def go_on(self, rows: int, steps: int) -> list[list[int]]:
         return [
@@ -67,6 +74,20 @@ class Served:
     @property
     def captured(self) -> list[int]:
         return self.loaded.runner.facts()["graphs"]["captured"]
+
+    @property
+    def with_adapters(self) -> list[int]:
+        return self.loaded.runner.facts()["graphs"]["with_adapters"]
+
+    def adapter(self, slot: int, seed: int) -> Load:
+        """Return the load of an adapter that changes some of the model's products, much."""
+        generator = torch.Generator().manual_seed(seed)
+        low = {}
+        for target in self.loaded.reader._targets[1:5]:
+            a = torch.randn(2, target.inputs, generator=generator)
+            outputs = next(iter(target.modules.values()))
+            low[target] = LowRank(a, [LowRankPart(torch.randn(outputs, 2, generator=generator), 0, 0)])
+        return Load(slot, Adapter(f"a{seed}", seed, SimpleNamespace(low=low)))
 
     def idle(self) -> bool:
         with self.loaded.runner.active():
@@ -192,7 +213,7 @@ def test_where_capturing_fails_steps_are_computed_all_the_same(serve, caplog):
     assert served.go_on(3, 3) == eager.go_on(3, 3)
 
 
-def test_steps_with_prompts_scores_or_adapters_are_not_captured(serve):
+def test_steps_with_prompts_or_scores_are_not_captured_nor_adapters_that_cannot_be(serve):
     served = serve(Recordings())
     takes = served.loaded.runner._decoding.takes
     one, two = span(0, 5, 1), span(1, 9, 1)
@@ -202,6 +223,29 @@ def test_steps_with_prompts_scores_or_adapters_are_not_captured(serve):
     assert not takes([one, span(1, 3, 1, scores=1)])
     served.loaded.runner._rows.slots[1] = 2
     assert not takes([one, two])
+
+
+def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):
+    monkeypatch.setattr(Lora, "lasting", SlotTables.lasting)
+    graphs = Recordings()
+    served, eager = serve(graphs), serve(None)
+    while served.idle():
+        pass
+    assert served.with_adapters == []
+    plain = graphs.made
+    for slots, load, made in (
+        ((1, 0, 1), (1, 1), 4),  # the first adapter: its steps are captured from now on
+        ((0, 2, 1), (2, 2), 8),  # a second one: the tables grow, and what was captured is forgotten
+        ((2, 2, 0), (2, 3), 8),  # another in the second slot: the tables hold it, and the graphs stay
+        ((0, 0, 0), (1, 4), 8),
+    ):
+        first = [each.start(4, slots=slots, loads=[each.adapter(*load)]) for each in (served, eager)]
+        while served.idle():
+            pass
+        assert served.with_adapters == sizes(ROWS)
+        assert graphs.made == plain + made
+        assert first[0] == first[1]
+        assert served.go_on(4, 4) == eager.go_on(4, 4)
 
 
 def test_what_was_captured_holds_after_weights_and_cache_were_given_back(serve):

@@ -53,6 +53,9 @@ class Lora:
         at = (y.data_ptr(), y.stride(0), None, 0, 0)
         self._add(half, y.dtype is torch.float32, *at, tokens.data_ptr(), told, len(groups))
 
+    def lasting(self, size: int, device: torch.device) -> None:
+        """None: on a CPU nothing is captured."""
+
 
 def _told(rows: Tensor, low: LowRank, ranks: int) -> _Group:
     parts = (_Part * len(low.parts))(

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import Tensor
 
     from infd.kernels.ops import LowRank
@@ -22,6 +23,9 @@ class Lora:
     def add_rows(self, y: Tensor, tokens: Tensor, groups: Sequence[tuple[Tensor, LowRank]]) -> None:
         for rows, low in groups:
             _spread(y, rows, F.embedding(tokens.index_select(0, rows), low.a), low)
+
+    def lasting(self, size: int, device: torch.device) -> None:
+        """None: which rows there are is looked up on the host."""
 
 
 def _spread(y: Tensor, rows: Tensor, shrunk: Tensor, low: LowRank) -> None:

@@ -4,6 +4,9 @@
 B. Where a group's rows and weights lie is read from two tables of addresses: one
 for the step, one for the product and the adapters that change it. Each is sent
 once and kept while it is asked for again, so that most launches send nothing.
+
+In steps that are captured the groups are the device's slots, and there are as many tiles as there are rows; those that
+a step has no use for have no rows, and their programs end at once.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ def shrink(
     BLOCK_INPUTS: tl.constexpr,
 ):
     """Put x A^T of one tile's rows into shrunk [rows, RANKS] float32."""
+    if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
+        return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
     weights += group * WIDTH
     a = tl.load(weights).to(tl.pointer_type(x.dtype.element_ty))
@@ -84,6 +89,8 @@ def look_up(
     BLOCK_RANKS: tl.constexpr,
 ):
     """Put A[token] of one tile's rows into shrunk [rows, RANKS] float32. Only y's type is looked at."""
+    if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
+        return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
     weights += group * WIDTH
     a = tl.load(weights).to(tl.pointer_type(y.dtype.element_ty))
@@ -109,6 +116,8 @@ def expand(
     BLOCK_OUTPUTS: tl.constexpr,
 ):
     """Add one tile's rows of `shrunk`, times the B of one part, to some of the part's outputs."""
+    if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
+        return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
     weights += group * WIDTH + 2 + tl.program_id(1) * 5
     b = tl.load(weights).to(tl.pointer_type(y.dtype.element_ty))
@@ -161,6 +170,12 @@ class Weights(NamedTuple):
     outputs: int
     parts: int
 
+    def become(self, other: Weights) -> bool:
+        if self[1:] != other[1:] or self.table.shape != other.table.shape:
+            return False
+        self.table.copy_(other.table)
+        return True
+
 
 class Lora:
     """The lora family."""
@@ -170,56 +185,13 @@ class Lora:
         self._weights: OrderedDict[tuple[int, ...], Weights] = OrderedDict()
 
     def add(self, y: Tensor, x: Tensor, groups: Groups) -> None:
-        tiles, weights = self._step(groups), self._product(groups)
-        assert y.stride(1) == x.stride(1) == 1
-        shrunk = torch.empty((tiles.rows, weights.ranks), dtype=torch.float32, device=y.device)
-        block = min(64, _power(weights.ranks))
-        shrink[len(tiles.table), triton.cdiv(weights.ranks, block)](
-            x,
-            shrunk,
-            tiles.table,
-            weights.table,
-            x.stride(0),
-            INPUTS=x.shape[1],
-            RANKS=weights.ranks,
-            WIDTH=weights.table.shape[1],
-            BLOCK_ROWS=ROWS,
-            BLOCK_RANKS=block,
-            BLOCK_INPUTS=64,
-        )
-        self._expand(y, shrunk, tiles, weights)
+        _add(y, x, self._step(groups), self._product(groups))
 
     def add_rows(self, y: Tensor, tokens: Tensor, groups: Groups) -> None:
-        tiles, weights = self._step(groups), self._product(groups, table=True)
-        shrunk = torch.empty((tiles.rows, weights.ranks), dtype=torch.float32, device=y.device)
-        block = min(64, _power(weights.ranks))
-        look_up[len(tiles.table), triton.cdiv(weights.ranks, block)](
-            tokens,
-            y,
-            shrunk,
-            tiles.table,
-            weights.table,
-            RANKS=weights.ranks,
-            WIDTH=weights.table.shape[1],
-            BLOCK_ROWS=ROWS,
-            BLOCK_RANKS=block,
-        )
-        self._expand(y, shrunk, tiles, weights)
+        _add_rows(y, tokens, self._step(groups), self._product(groups, table=True))
 
-    def _expand(self, y: Tensor, shrunk: Tensor, tiles: Tiles, weights: Weights) -> None:
-        block = min(64, _power(weights.outputs))
-        expand[len(tiles.table), weights.parts, triton.cdiv(weights.outputs, block)](
-            y,
-            shrunk,
-            tiles.table,
-            weights.table,
-            y.stride(0),
-            RANKS=weights.ranks,
-            WIDTH=weights.table.shape[1],
-            BLOCK_ROWS=ROWS,
-            BLOCK_RANKS=min(32, _power(weights.part)),
-            BLOCK_OUTPUTS=block,
-        )
+    def lasting(self, size: int, device: torch.device) -> Lasting:
+        return Lasting(size, device)
 
     def _step(self, groups: Groups) -> Tiles:
         key = tuple(number for rows, _ in groups for number in (rows.data_ptr(), len(rows)))
@@ -238,6 +210,95 @@ class Lora:
                 self._weights.popitem(last=False)
         self._weights.move_to_end(key)
         return found
+
+
+class Lasting:
+    """Adapters by row, of captured steps of one size. Its rows and tiles stay where they are."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._size = size
+        self._device = device
+        self._sent = torch.zeros(6 * size, dtype=torch.int64, device=device)
+        self._tiles = Tiles(self._sent[size:].view(size, 5), size)
+
+    def weigh(self, held: Sequence[LowRank | None], *, table: bool) -> Weights:
+        return _gather([[] if low is None else _describe(low, table=table) for low in held], self._device)
+
+    def refill(self, slots: Sequence[int]) -> None:
+        wanted = np.asarray(slots, dtype=np.int64)
+        order = np.argsort(wanted, kind="stable")
+        found, first = np.unique(wanted[order], return_index=True)
+        ends = [*first[1:].tolist(), len(slots)]
+        address = self._sent.data_ptr()
+        tiles = [
+            (slot - 1, address + 8 * begin, at, end - begin, begin)
+            for slot, begin, end in zip(found.tolist(), first.tolist(), ends, strict=True)
+            if slot
+            for at in range(0, end - begin, ROWS)
+        ]
+        sent = np.zeros(6 * self._size, dtype=np.int64)
+        sent[: len(slots)] = order
+        sent[self._size : self._size + 5 * len(tiles)] = np.array(tiles, dtype=np.int64).reshape(-1)
+        self._sent.copy_(torch.from_numpy(sent), non_blocking=True)
+
+    def add(self, y: Tensor, x: Tensor, weights: Weights) -> None:
+        _add(y, x, self._tiles, weights)
+
+    def add_rows(self, y: Tensor, tokens: Tensor, weights: Weights) -> None:
+        _add_rows(y, tokens, self._tiles, weights)
+
+
+def _add(y: Tensor, x: Tensor, tiles: Tiles, weights: Weights) -> None:
+    assert y.stride(1) == x.stride(1) == 1
+    shrunk = torch.empty((tiles.rows, weights.ranks), dtype=torch.float32, device=y.device)
+    block = min(64, _power(weights.ranks))
+    shrink[len(tiles.table), triton.cdiv(weights.ranks, block)](
+        x,
+        shrunk,
+        tiles.table,
+        weights.table,
+        x.stride(0),
+        INPUTS=x.shape[1],
+        RANKS=weights.ranks,
+        WIDTH=weights.table.shape[1],
+        BLOCK_ROWS=ROWS,
+        BLOCK_RANKS=block,
+        BLOCK_INPUTS=64,
+    )
+    _expand(y, shrunk, tiles, weights)
+
+
+def _add_rows(y: Tensor, tokens: Tensor, tiles: Tiles, weights: Weights) -> None:
+    shrunk = torch.empty((tiles.rows, weights.ranks), dtype=torch.float32, device=y.device)
+    block = min(64, _power(weights.ranks))
+    look_up[len(tiles.table), triton.cdiv(weights.ranks, block)](
+        tokens,
+        y,
+        shrunk,
+        tiles.table,
+        weights.table,
+        RANKS=weights.ranks,
+        WIDTH=weights.table.shape[1],
+        BLOCK_ROWS=ROWS,
+        BLOCK_RANKS=block,
+    )
+    _expand(y, shrunk, tiles, weights)
+
+
+def _expand(y: Tensor, shrunk: Tensor, tiles: Tiles, weights: Weights) -> None:
+    block = min(64, _power(weights.outputs))
+    expand[len(tiles.table), weights.parts, triton.cdiv(weights.outputs, block)](
+        y,
+        shrunk,
+        tiles.table,
+        weights.table,
+        y.stride(0),
+        RANKS=weights.ranks,
+        WIDTH=weights.table.shape[1],
+        BLOCK_ROWS=ROWS,
+        BLOCK_RANKS=min(32, _power(weights.part)),
+        BLOCK_OUTPUTS=block,
+    )
 
 
 def _describe(low: LowRank, *, table: bool) -> list[int]:

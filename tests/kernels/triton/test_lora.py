@@ -102,3 +102,38 @@ def test_no_more_tables_are_kept_than_are_worth_it(lora, device, monkeypatch):
     lora._product(groups[2])
     assert len(lora._weights) == 2
     assert lora._product(groups[0]) is first
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_captured_steps_each_row_gets_what_its_slot_holds(lora, device, unsynchronised, dtype):
+    held = [adapter(RANKS[0], dtype=dtype), None, adapter(RANKS[1], dtype=dtype)]
+    lasting = lora.lasting(TOKENS + 3, device)
+    weights = lasting.weigh([low and moved([(ROWS[0], low)], device)[0][1] for low in held], table=False)
+    tolerance = 1e-4 if dtype is torch.float32 else 0.03
+    for wanted in ([1, 3, 0] * 15, [3] * TOKENS, [0] * TOKENS):
+        x, y = draw(TOKENS + 3, INPUTS, seed=1, dtype=dtype), draw(TOKENS + 3, OUTPUTS, seed=2, dtype=dtype)
+        expected = y.clone()
+        groups = [((torch.tensor(wanted) == slot).nonzero()[:, 0], low) for slot, low in enumerate(held, 1) if low]
+        Reference().add(expected, x, groups)
+        given = y.to(device)
+        x = x.to(device)
+        with unsynchronised():
+            lasting.refill([*wanted, 0, 0, 0])
+            lasting.add(given, x, weights)
+        torch.testing.assert_close(given.cpu(), expected, rtol=tolerance, atol=10 * tolerance)
+        others = [row for row in range(TOKENS + 3) if row >= TOKENS or not wanted[row]]
+        assert given.cpu()[others].equal(y[others])
+
+
+def test_a_table_of_slots_becomes_another_of_its_sizes(lora, device):
+    lasting = lora.lasting(4, device)
+    first, second, larger = (
+        lasting.weigh([None, moved([(ROWS[0], adapter(ranks))], device)[0][1]], table=False)
+        for ranks in ([4, 0, 0], [4, 0, 0], [5, 0, 0])
+    )
+    place = first.table.data_ptr()
+    assert first.become(second)
+    assert first.table.equal(second.table)
+    assert first.table.data_ptr() == place
+    assert not first.become(larger)
+    assert first.table.equal(second.table)
