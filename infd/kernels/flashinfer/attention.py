@@ -4,11 +4,13 @@ FlashInfer is told lengths by the host, so the host's bounds must be the truth: 
 What it does not take goes to Triton: heads of unusual sizes, sinks, a cache with a scale for each head, and steps that
 are captured, whose lengths the host does not know.
 
-Planning copies from pinned memory that belongs to the wrapper, so one is used again only when its copy has been made.
+Planning copies from pinned memory that belongs to the wrapper, and what was planned lies in the wrapper: one is used
+again only when its copy has been made, and by no other group of layers in the same step.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -43,27 +45,35 @@ def flashinfers(device: torch.device) -> Callable[[], Wrapper]:
     return lambda: BatchPrefillWithPagedKVCacheWrapper(space, kv_layout="HND", backend="auto")
 
 
+class Lent(NamedTuple):
+    """A wrapper, the plan it was lent to, and the event behind what was copied for that."""
+
+    wrapper: Wrapper
+    plan: weakref.ref[Plan]
+    copied: torch.cuda.Event | None
+
+
 class Wrappers:
-    """Those that there are, each with the event behind its last copy."""
+    """Those that there are. One is free again once its plan is gone, all of whose layers are issued by then."""
 
     def __init__(self, make: Callable[[], Wrapper]) -> None:
         self._make = make
-        self._used: list[tuple[Wrapper, torch.cuda.Event | None]] = []
+        self._lent: list[Lent] = []
 
     def take(self) -> Wrapper:
-        for i, (wrapper, copied) in enumerate(self._used):
-            if copied is None or copied.query():
-                del self._used[i]
+        for i, (wrapper, plan, copied) in enumerate(self._lent):
+            if plan() is None and (copied is None or copied.query()):
+                del self._lent[i]
                 return wrapper
         return self._make()
 
-    def give_back(self, wrapper: Wrapper, device: torch.device) -> None:
-        """Take a wrapper back that has been planned: later plans are behind all that was issued with this one."""
+    def lend(self, wrapper: Wrapper, plan: Plan, device: torch.device) -> None:
+        """Remember who has a wrapper that has just been planned."""
         copied = None
         if device.type == "cuda":
             copied = torch.cuda.Event()
             copied.record()
-        self._used.append((wrapper, copied))
+        self._lent.append(Lent(wrapper, weakref.ref(plan), copied))
 
 
 class PagedAttention:
@@ -158,5 +168,5 @@ class Plan:
             kv_data_type=dtype,
             non_blocking=True,
         )
-        self._wrappers.give_back(wrapper, batch.table.device)
+        self._wrappers.lend(wrapper, self, batch.table.device)
         return wrapper

@@ -105,7 +105,7 @@ def keep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.Plan, "write", write)
 
 
-def test_layers_that_ask_for_the_same_share_a_plan_and_steps_a_wrapper(attention, monkeypatch):
+def test_layers_that_ask_for_the_same_share_a_wrapper_and_a_later_step_takes_it(attention, monkeypatch):
     keep(monkeypatch)
     monkeypatch.setattr(Documented, "made", 0)
     case = Case(MIX, head=64)
@@ -113,11 +113,14 @@ def test_layers_that_ask_for_the_same_share_a_plan_and_steps_a_wrapper(attention
     case.pages.k.nan_to_num_()
     case.pages.v.nan_to_num_()
     for _ in range(3):
-        plan.run(case.q, case.pages, scale=0.1)
-    attention.prepare(case.batch).run(case.q, case.pages, scale=0.1)
+        first = plan.run(case.q, case.pages, scale=0.1)
     assert Documented.made == 1
     plan.run(case.q, case.pages, scale=0.2)
-    assert Documented.made == 1
+    assert Documented.made == 2  # the first one is still the step's
+    assert plan.run(case.q, case.pages, scale=0.1).equal(first)
+    del plan
+    attention.prepare(case.batch).run(case.q, case.pages, scale=0.3)
+    assert Documented.made == 2
 
 
 @pytest.mark.skipif(find_spec("flashinfer") is None, reason="flashinfer is not installed")
