@@ -215,7 +215,7 @@ async def measure(settings: Settings) -> Report:
         idle = await overhead.idle_percent(null_server)
         bare_port = free_port()
         bare_server = await stack.enter_async_context(
-            ServerProcess("bare", [_BARE, str(bare_port), str(settings.step_ms)], bare_port)
+            ServerProcess("bare", [sys.executable, _BARE, str(bare_port), str(settings.step_ms)], bare_port)
         )
         null: list[Window] = []
         bare: list[Window] = []
@@ -241,7 +241,7 @@ def _infd(name: str, program: list[str], settings: Settings, scratch: Path) -> S
     arguments += ["--no-banner", "--max-num-seqs", str(settings.streams), "--log-level", "warning"]
     for assignment in (f"device.null_step_ms={settings.step_ms}", "metrics.public=true"):
         arguments += ["--set", assignment]
-    return ServerProcess(name, [*program, *arguments], port)
+    return ServerProcess(name, [sys.executable, *program, *arguments], port)
 
 
 def _show(report: Report) -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
-import sys
 import time
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from types import TracebackType
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_START_S = 120.0
 _BUCKET = re.compile(r'^(\w+)_bucket\{(?:.*,)?le="([^"]+)"[^}]*\} (\S+)', re.MULTILINE)
 
 
@@ -29,21 +31,52 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """Started by `async with`, which returns once /readyz answers 200; ended with it."""
+    """Started by `async with`, which returns once it answers 200 at `ready`; ended with it, and what it started too.
 
-    def __init__(self, name: str, arguments: Sequence[str], port: int) -> None:
+    cores        that it may run on; none: all
+    environment  added to this process's own
+    log          takes what it prints; without one, only its errors are shown
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        port: int,
+        *,
+        ready: str = "/readyz",
+        start_s: float = 120.0,
+        cores: Collection[int] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+        log: Path | None = None,
+    ) -> None:
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
-        self._arguments = [sys.executable, *arguments]
+        self.ready_s = 0.0
+        self._command = [*(["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []), *command]
+        self._ready = ready
+        self._start_s = start_s
+        self._environment = {**os.environ, **environment}
+        self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     async def __aenter__(self) -> Self:
-        self._process = subprocess.Popen(self._arguments, stdout=subprocess.DEVNULL)  # noqa: ASYNC220 - nothing else runs yet
+        started = time.monotonic()
+        with self._log.open("wb") if self._log else nullcontext(subprocess.DEVNULL) as output:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs yet
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if self._log else None,
+                env=self._environment,
+                start_new_session=True,
+            )
         try:
-            await self._until_ready()
+            await self._until_ready(started + self._start_s)
         except BaseException:
             self._end()
             raise
+        self.ready_s = time.monotonic() - started
         return self
 
     async def __aexit__(
@@ -59,41 +92,70 @@ class ServerProcess:
         """CPU time of its main thread, which runs the event loop."""
         return _cpu_s(f"/proc/{self._pid}/task/{self._pid}/stat")
 
+    def resident_bytes(self) -> int:
+        """Return what it and its children hold in memory; what they share with others counts in part."""
+        return sum(_proportional_bytes(member) for member in self._session())
+
+    def freeze(self) -> None:
+        """Let it compute nothing until `thaw`."""
+        os.killpg(self._pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.killpg(self._pid, signal.SIGCONT)
+
     @property
     def _pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
-    async def _until_ready(self) -> None:
+    def _session(self) -> Iterator[Path]:
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            if int(fields[3]) == self._pid:
+                yield process
+
+    async def _until_ready(self, deadline: float) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + _START_S
         async with aiohttp.ClientSession() as session:
             while time.monotonic() < deadline:
                 if self._process.poll() is not None:
                     raise RuntimeError(f"{self.name} exited with {self._process.returncode} before it was ready")
                 try:
-                    async with session.get(f"{self.url}/readyz") as response:
+                    async with session.get(f"{self.url}{self._ready}") as response:
                         if response.status == 200:
                             return
-                except aiohttp.ClientConnectorError:
+                except aiohttp.ClientConnectionError:
                     pass
                 time.sleep(0.05)  # noqa: ASYNC251 - nothing else runs yet
-        raise RuntimeError(f"{self.name} was not ready within {_START_S:g} s")
+        raise RuntimeError(f"{self.name} was not ready within {self._start_s:g} s")
 
     def _end(self) -> None:
         assert self._process is not None
+        with suppress(ProcessLookupError):
+            self.thaw()
         self._process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with suppress(ProcessLookupError):  # what it left behind, or itself
+            os.killpg(self._pid, signal.SIGKILL)
+        self._process.wait()
 
 
 def _cpu_s(stat: str) -> float:
     with open(stat) as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S  # utime, stime
+
+
+def _proportional_bytes(process: Path) -> int:
+    try:
+        found = re.search(r"^Pss:\s+(\d+) kB", (process / "smaps_rollup").read_text(), re.MULTILINE)
+    except OSError:  # it has ended
+        return 0
+    return int(found[1]) * 1024 if found else 0
 
 
 class Scrape:

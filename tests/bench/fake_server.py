@@ -1,8 +1,12 @@
-"""A small OpenAI endpoint with known behaviour: each prompt costs 10 tokens and 2 a word."""
+"""A small OpenAI endpoint with known behaviour: each prompt costs 10 tokens and 2 a word.
+
+As a program it takes a port.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +20,8 @@ if TYPE_CHECKING:
 class FakeOpenAI:
     """Answers with `max_tokens` pieces of text.
 
-    fail  given the number of a streamed request (from 0), may say how it ends: "refuse", "error", "cut", "vanish"
+    fail  given the number of a streamed request (from 0), may say how it ends: "refuse", "error", "cut", "vanish",
+          "short" (of a token), "reason" (with a finish reason, and no [DONE])
     """
 
     def __init__(self, *, usage: bool = True, fail: Callable[[int], str] = lambda number: "") -> None:
@@ -29,14 +34,14 @@ class FakeOpenAI:
         self.url = ""
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[FakeOpenAI]:
+    async def serving(self, port: int = 0) -> AsyncIterator[FakeOpenAI]:
         app = web.Application()
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.completions)
         runner = web.AppRunner(app)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
             yield self
@@ -62,6 +67,8 @@ class FakeOpenAI:
         if not body.get("stream"):
             return web.json_response({"choices": [], **({"usage": usage} if self.usage else {})})
         fate = self.fail(len(self.bodies))
+        if fate == "short":
+            count = usage["completion_tokens"] = count - 1
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
         if fate == "refuse":
@@ -86,7 +93,9 @@ class FakeOpenAI:
                 return response
             if self.usage:
                 await self.send(response, {"choices": [], "usage": usage})
-            if fate != "cut":
+            if fate == "reason":
+                await self.send(response, {"choices": [{"delta": {}, "finish_reason": "length"}]})
+            elif fate != "cut":
                 await response.write(b"data: [DONE]\n\n")
         finally:
             self.running -= 1
@@ -94,3 +103,12 @@ class FakeOpenAI:
 
     async def send(self, response: web.StreamResponse, chunk: dict[str, Any]) -> None:
         await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+
+
+async def main(port: int) -> None:
+    async with FakeOpenAI().serving(port):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1])))

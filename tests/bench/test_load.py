@@ -63,6 +63,21 @@ async def test_failures_are_counted_by_kind() -> None:
     assert sum("first failure" in line for line in told) == 4
 
 
+async def test_a_finish_reason_is_an_end_too() -> None:
+    async with FakeOpenAI(fail=lambda number: "reason").serving() as server:
+        report = await offer(Settings(url=server.url, requests=2, output_tokens=3, warmup=0))
+
+    assert (report.requests.completed, report.tokens.output) == (2, 6)
+
+
+async def test_a_servers_own_fields_are_in_every_body() -> None:
+    async with FakeOpenAI().serving() as server:
+        settings = Settings(url=server.url, requests=1, output_tokens=4, body={"min_tokens": 4, "temperature": 0.5})
+        await offer(settings)
+
+    assert [(body["min_tokens"], body["temperature"]) for body in server.bodies] == [(4, 0.5)] * 2
+
+
 async def test_a_key_travels_in_the_header_and_not_in_the_report() -> None:
     async with FakeOpenAI().serving() as server:
         report = await offer(Settings(url=server.url, requests=1, warmup=0), api_key="s3cret")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -58,7 +59,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 async def test_the_bare_server_sends_chunks_of_the_asked_size_to_every_stream(session: aiohttp.ClientSession) -> None:
     port = free_port()
     readers = Readers(3)
-    async with ServerProcess("bare", [bare_sse, str(port), "1"], port) as server:
+    async with ServerProcess("bare", [sys.executable, bare_sse, str(port), "1"], port) as server:
         await readers.start(session, "GET", f"{server.url}/stream?bytes=100", None)
         while readers.chunks < 30:
             readers.check()
@@ -71,7 +72,7 @@ async def test_the_bare_server_sends_chunks_of_the_asked_size_to_every_stream(se
 async def test_a_stream_that_ends_spoils_the_window(session: aiohttp.ClientSession) -> None:
     port = free_port()
     readers = Readers(1)
-    async with ServerProcess("bare", [bare_sse, str(port), "1"], port) as server:
+    async with ServerProcess("bare", [sys.executable, bare_sse, str(port), "1"], port) as server:
         with pytest.raises(RuntimeError, match="ended early"):
             await readers.start(session, "GET", f"{server.url}/nothing", None)
         await readers.stop()
@@ -79,7 +80,7 @@ async def test_a_stream_that_ends_spoils_the_window(session: aiohttp.ClientSessi
 
 async def test_a_server_that_does_not_start_is_said_so() -> None:
     with pytest.raises(RuntimeError, match="exited with 3"):
-        async with ServerProcess("broken", ["-c", "raise SystemExit(3)"], 1):
+        async with ServerProcess("broken", [sys.executable, "-c", "raise SystemExit(3)"], 1):
             pass
 
 

@@ -32,6 +32,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     request_rate  mean arrivals a second, at random (Poisson); None: the next one goes out as soon as one has ended
     shared        the part of a prompt that all have in common, where prompts are shared-prefix
     warmup        requests sent before, and not measured
+    body          further fields of every request's body, under the names that this server has for them
     """
 
     url: str
@@ -49,6 +50,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     seed: int = 0
     warmup: Annotated[int, Meta(ge=0)] = 1
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    body: dict[str, Any] = {}
 
 
 class _Listed(Struct):
@@ -167,7 +169,7 @@ class _Load:
             body["ignore_eos"] = True
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
-        return msgspec.json.encode(body)
+        return msgspec.json.encode(body | settings.body)
 
     async def _fetch(self, method: str, url: str, body: bytes | None, kind: type[T]) -> T:
         try:

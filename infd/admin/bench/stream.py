@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # A key of a delta with a string that is not empty. Inside a text, quotes are escaped, so it cannot pose as a key.
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
 _ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
 
 
@@ -94,11 +95,12 @@ async def _read(pieces: AsyncIterator[bytes], due: float) -> Sample:
                 usage = _usage(line)
             elif _ERROR.match(line):
                 raise refusal(200, line[5:])
-            elif line[5:].strip() == b"[DONE]":
+            # Not every server says [DONE], and one that does says more after a finish reason.
+            if line[5:].strip() == b"[DONE]" or _FINISHED.search(line):
                 done = True
     ended = time.perf_counter()
     if not done:
-        raise RequestFailed("truncated", "the stream ended without [DONE]")
+        raise RequestFailed("truncated", "the stream ended without a finish reason and without [DONE]")
     if not arrivals:
         raise RequestFailed("no text")
     return Sample(

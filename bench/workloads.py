@@ -1,0 +1,79 @@
+"""What servers are offered, and which numbers of it are looked at."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from infd.admin.bench.figures import Report as Measured
+from infd.admin.bench.prompts import Kind
+
+
+class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every server is offered, and which of FIGURES are looked at. The other words are those of `Settings`."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    figures: tuple[str, ...]
+    requests: int
+    concurrency: int = 1
+    input_tokens: int
+    output_tokens: int
+    prompts: Kind = "random"
+    shared: float = 0.0
+    warmup: int = 0
+
+
+class Figure(Struct, frozen=True):
+    """One number of a window. `of` may find that this window has none."""
+
+    title: str
+    unit: str
+    more_is_better: bool
+    of: Callable[[Measured], float | None]
+
+
+def _p50(name: str) -> Callable[[Measured], float | None]:
+    return lambda measured: spread.p50 if (spread := getattr(measured.latency_ms, name)) else None
+
+
+def _p99(name: str) -> Callable[[Measured], float | None]:
+    return lambda measured: spread.p99 if (spread := getattr(measured.latency_ms, name)) else None
+
+
+def _stream_rate(measured: Measured) -> float | None:
+    spread = measured.latency_ms.per_token
+    return 1000 / spread.p50 if spread else None
+
+
+FIGURES = {
+    "stream": Figure("of one stream", "tok/s", True, _stream_rate),
+    "output": Figure("of all streams", "tok/s", True, lambda measured: measured.throughput.output_tokens_s),
+    "ttft": Figure("first token p50", "ms", False, _p50("ttft")),
+    "gap": Figure("between tokens p50", "ms", False, _p50("inter_token")),
+    "gap_p99": Figure("between tokens p99", "ms", False, _p99("inter_token")),
+}
+
+WORKLOADS = (
+    Workload(name="decode", figures=("stream", "gap_p99"), requests=3, input_tokens=32, output_tokens=64),
+    Workload(name="prompt-512", figures=("ttft",), requests=3, input_tokens=512, output_tokens=1),
+    Workload(
+        name="streams-8",
+        figures=("output", "ttft", "gap", "gap_p99"),
+        requests=8,
+        concurrency=8,
+        input_tokens=128,
+        output_tokens=128,
+    ),
+    Workload(name="offline-32", figures=("output",), requests=32, concurrency=32, input_tokens=128, output_tokens=128),
+    Workload(name="cold-1032", figures=("ttft",), requests=3, input_tokens=1032, output_tokens=1),
+    Workload(
+        name="warm-1032",
+        figures=("ttft",),
+        requests=3,
+        input_tokens=1032,
+        output_tokens=1,
+        prompts="shared-prefix",
+        shared=1000 / 1032,
+        warmup=1,
+    ),
+)
