@@ -46,6 +46,7 @@ class File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @click.option("--only", multiple=True, metavar="NAME", help="These servers, in this order. Repeatable.")
 @click.option("--workload", "names", multiple=True, metavar="NAME", help="These workloads. Repeatable.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--minutes", type=click.FloatRange(0), help="Begin no further round once they are over.")
 @click.option("--cores", help="Of every server, such as 0,1. Default: all that this process may run on.")
 @click.option("--client-cores", help="Of the client. Default: those of the servers.")
 @click.option("--tolerance", type=click.FloatRange(0), default=0.15, show_default=True, help="Of the memory's rate.")
@@ -60,6 +61,7 @@ def main(
     only: tuple[str, ...],
     names: tuple[str, ...],
     rounds: int,
+    minutes: float | None,
     cores: str | None,
     client_cores: str | None,
     tolerance: float,
@@ -73,6 +75,7 @@ def main(
     plan = Plan(
         model=os.path.abspath(model),
         rounds=rounds,
+        minutes=minutes,
         cores=own,
         client_cores=_cores(client_cores, "--client-cores") if client_cores else own,
         workloads=_chosen(names, read.workload if read.workload and not names else (*WORKLOADS, *read.workload)),
@@ -156,12 +159,13 @@ def _tell(text: str) -> None:
 def _show(report: Report) -> None:
     servers = [started.server for started in report.started]
     names = [server.name for server in servers]
+    rounds = len({window.round for window in report.windows})
     thrown = sum(not window.good for window in report.windows)
     client = max((window.client_cpu for window in report.windows), default=0.0)
     click.echo(
         f"{report.machine}; servers on cores {','.join(map(str, report.plan.cores))}; "
         f"memory reads at {report.gb_s:.1f} GB/s\n"
-        f"{report.plan.rounds} rounds, {thrown} of {len(report.windows)} windows thrown away; "
+        f"{rounds} rounds, {thrown} of {len(report.windows)} windows thrown away; "
         f"the client took {client:.2f} cores at most\n"
     )
     rows = [

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 import statistics
+import sys
 import time
 import zlib
 from contextlib import AsyncExitStack, contextmanager
@@ -40,7 +41,8 @@ class Refused(Exception):
 class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One to be measured.
 
-    command      as a shell would split it; $port, $model, $threads and the environment's variables are put in
+    command      as a shell would split it; put in are the environment's variables and $port, $model, $threads (as many
+                 as cores), $python (which runs this) and $logs (a directory)
     url          of a server that somebody else has started, instead of a command: neither pinned nor frozen
     ready        a path that answers 200 once the server can be asked
     model        the name that requests give, or $model; empty: the first that the server lists
@@ -54,7 +56,7 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ready: str = "/v1/models"
     model: str = ""
     body: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = {}  # with the same put in
     weights_gb: Annotated[float, Meta(gt=0)] | None = None
     start_s: Annotated[float, Meta(gt=0)] = 180.0
 
@@ -66,6 +68,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     cores      of every server
     tolerance  how far the memory's rate may be from the first one measured before a window is thrown away
     tries      windows of one kind in one round, until one is good
+    minutes    once they are over no further round begins; None: all of them
     """
 
     model: str
@@ -77,6 +80,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     tolerance: float = 0.15
     tries: int = 3
     seed: int = 0
+    minutes: float | None = None
     timeout_s: float = 300.0
 
 
@@ -218,6 +222,7 @@ async def compare(
 
     A server that fails is left out from there on, and the report says why. Raises Refused if that leaves no pair.
     """
+    started = time.monotonic()
     report = Report(plan=plan, machine=machine, gb_s=statistics.median(gb_s() for _ in range(9)))
     tell(f"memory reads at {report.gb_s:.1f} GB/s")
     async with AsyncExitStack() as stack:
@@ -232,6 +237,9 @@ async def compare(
             except (Refused, RequestFailed, RuntimeError, OSError) as error:
                 _leave_out(server.name, error, report, logs, tell)
         for number in range(plan.rounds):
+            if number and plan.minutes is not None and time.monotonic() > started + 60 * plan.minutes:
+                tell(f"{plan.minutes:g} minutes are over")
+                break
             for workload in plan.workloads:
                 # Whoever goes first in one round goes last in the next: a drift meets all alike.
                 for rival in list(rivals.values())[:: 1 if number % 2 == 0 else -1]:
@@ -253,26 +261,31 @@ def _process(plan: Plan, server: Server, logs: Path) -> ServerProcess | None:
     if server.url:
         return None
     port = free_port()
-    known = {**os.environ, "model": plan.model, "port": str(port), "threads": str(len(plan.cores))}
-    return ServerProcess(
-        server.name,
-        _words(server.command, known),
-        port,
-        ready=server.ready,
-        start_s=server.start_s,
-        cores=plan.cores,
-        environment=server.environment,
-        log=logs / f"{server.name}.log",
-    )
-
-
-def _words(command: str, known: Mapping[str, str]) -> list[str]:
+    known = {
+        **os.environ,
+        "model": plan.model,
+        "port": str(port),
+        "threads": str(len(plan.cores)),
+        "python": sys.executable,
+        "logs": str(logs),
+    }
     try:
-        return [Template(word).substitute(known) for word in shlex.split(command)]
+        command = [Template(word).substitute(known) for word in shlex.split(server.command)]
+        environment = {name: Template(value).substitute(known) for name, value in server.environment.items()}
     except KeyError as error:
         raise Refused(f"its command names ${error.args[0]}, which the environment does not have") from None
     except ValueError as error:
         raise Refused(f"its command cannot be read: {error}") from None
+    return ServerProcess(
+        server.name,
+        command,
+        port,
+        ready=server.ready,
+        start_s=server.start_s,
+        cores=plan.cores,
+        environment=environment,
+        log=logs / f"{server.name}.log",
+    )
 
 
 async def _meet(plan: Plan, server: Server, process: ServerProcess | None, report: Report) -> Rival:
@@ -356,6 +369,8 @@ def _check(workload: Workload, measured: Measured) -> None:
             f"{workload.name}: {measured.tokens.output} tokens came where {wanted} were asked for "
             f"(counted by the {measured.tokens.counted}): its `body` must say how it is made to go on"
         )
+    if measured.tokens.counted != "server":
+        return  # nor is it told how long prompts were; the client made them by what the server said of its probes
     read, asked = measured.tokens.input / workload.requests, workload.input_tokens
     if abs(read - asked) > max(_LENGTH_TOLERANCE * asked, 2):
         raise Refused(f"{workload.name}: it read prompts of {read:.0f} tokens where {asked} were meant")

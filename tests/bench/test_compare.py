@@ -95,6 +95,12 @@ async def test_a_window_beside_a_slow_memory_is_thrown_away_and_repeated(tmp_pat
     )
 
 
+async def test_no_round_begins_once_the_minutes_are_over(tmp_path: Path) -> None:
+    report = await contest(tmp_path, FakeOpenAI(), FakeOpenAI(), plan=msgspec.structs.replace(PLAN, minutes=0.0))
+
+    assert {window.round for window in report.windows} == {0}
+
+
 async def test_a_machine_that_is_never_quiet_gives_no_ratio(tmp_path: Path) -> None:
     rates: Iterator[float] = iter([40.0] * 9)
     report = await contest(tmp_path, FakeOpenAI(), FakeOpenAI(), gb_s=lambda: next(rates, 20.0))
