@@ -58,7 +58,7 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
     environment: dict[str, str] = {}  # with the same put in
     weights_gb: Annotated[float, Meta(gt=0)] | None = None
-    start_s: Annotated[float, Meta(gt=0)] = 180.0
+    start_s: Annotated[float, Meta(gt=0)] = 600.0  # vLLM takes minutes where others are at work
 
 
 class Plan(Struct, frozen=True, kw_only=True):
