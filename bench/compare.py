@@ -15,9 +15,10 @@ import asyncio
 import os
 import platform
 import re
+import signal
 import tempfile
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -28,6 +29,9 @@ from msgspec import Struct
 from workloads import FIGURES, WORKLOADS, Workload
 
 from infd.admin.ctl import show
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 Named = TypeVar("Named", Server, Workload)
 
@@ -101,13 +105,24 @@ def main(
             logs.mkdir(parents=True, exist_ok=True)
         try:
             report = runner.run(
-                compare(plan, servers, probe.gb_s, logs or Path(scratch), machine=_machine(), tell=_tell, keep=keep)
+                _ended_by_term(
+                    compare(plan, servers, probe.gb_s, logs or Path(scratch), machine=_machine(), tell=_tell, keep=keep)
+                )
             )
         except Refused as refusal:
             raise click.ClickException(str(refusal)) from None
+        except asyncio.CancelledError:
+            raise click.Abort from None
     _show(report)
     if report.refused:
         raise SystemExit(1)
+
+
+async def _ended_by_term(comparison: Coroutine[Any, Any, Report]) -> Report:
+    """End the servers too when TERM comes, as an interrupt does: the frozen ones would stay for ever."""
+    task = asyncio.ensure_future(comparison)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 def _read(file: Path | None) -> File:

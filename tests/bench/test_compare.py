@@ -292,6 +292,23 @@ def test_the_command_starts_servers_and_writes_table_and_json(tmp_path: Path) ->
     assert "round 1, tiny, two" in err
 
 
+def test_a_comparison_that_is_ended_ends_its_servers(tmp_path: Path) -> None:
+    log = tmp_path / "one.log"
+    waiting = f"{sys.executable} -c 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'"
+    command = [sys.executable, str(ROOT / "bench/compare.py"), "--model", ".", "--logs", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, "--server", f"one={waiting}", "--server", "two=true"],
+        env={**os.environ, **_path()},
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        while not (log.exists() and log.read_text().endswith("\n")):
+            assert process.poll() is None
+            os.sched_yield()
+        process.terminate()
+        assert process.wait() == 1
+    assert not Path(f"/proc/{log.read_text().strip()}").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
