@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infd.admin.bench.figures import Sample, percentile, spread, summarise
@@ -20,6 +20,7 @@ def sample(*, ttft_s: float, gaps_s: list[float], output_tokens: int, counted: b
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.sampled_from([0, 50, 90, 99, 100]))
 def test_percentiles_are_those_of_numpy(values: list[float], q: float) -> None:
     assert percentile(sorted(values), q) == pytest.approx(float(np.percentile(values, q)))
