@@ -4,7 +4,7 @@
     python bench/random_checkpoint.py 110m DIR      a small Llama: 0.2 GB
 
 The vocabulary is full, and nearly all of its tokens are plain words, the words of bench's prompts among them: whatever
-a model with random weights says is text at once, and can be counted by who reads it.
+a model with random weights says is text at once, and can be counted by who reads it. Taken greedily it never ends.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
+_BYTES = 256  # the first tokens
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Qwen's way to cut a text before it is encoded, which converters know under its name.
 _CUTS = (
@@ -121,6 +122,11 @@ def make(shape: Mapping[str, Any], directory: Path, dtype: torch.dtype = torch.b
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    # Whoever takes the likeliest token never takes one that is no text, nor an end: others have larger logits than 0.
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight
+        embedding[:_BYTES] = 0
+        embedding[-len(_SPECIAL) :] = 0
     model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=turn_end, pad_token_id=end)
     model.save_pretrained(directory)
     PreTrainedTokenizerFast(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import torch
 from random_checkpoint import SHAPES, make, vocabulary
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -11,7 +12,7 @@ from infd.admin.bench.prompts import words
 if TYPE_CHECKING:
     from pathlib import Path
 
-SPECIAL = 3
+BYTES, SPECIAL = 256, 3
 
 
 def test_every_token_but_the_special_ones_is_text_and_a_prompts_word_is_a_token() -> None:
@@ -19,14 +20,13 @@ def test_every_token_but_the_special_ones_is_text_and_a_prompts_word_is_a_token(
 
     assert made.get_vocab_size() == 1500
     bare = [made.decode([number]) for number in range(1500 - SPECIAL)]
-    assert all(bare)
-    assert sum(text.isascii() for text in bare) >= len(bare) - 128  # the others are single bytes
+    assert all(text.isascii() and len(text) > 1 for text in bare[BYTES:])
     text = " " + words(random.Random(1), 200)
     assert len(made.encode(text).ids) == 200
     assert made.decode(made.encode(text).ids) == text
 
 
-def test_a_checkpoint_is_what_transformers_reads_and_ends_where_its_config_says(tmp_path: Path) -> None:
+def test_a_checkpoint_is_what_transformers_reads_and_greedily_it_never_ends(tmp_path: Path) -> None:
     small = {"vocab_size": 1500, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     make({**SHAPES["0.6b"], **small, **heads}, tmp_path)
@@ -38,3 +38,13 @@ def test_a_checkpoint_is_what_transformers_reads_and_ends_where_its_config_says(
     assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id
     asked = tokenizer.apply_chat_template([{"role": "user", "content": "time"}], add_generation_prompt=True)
     assert tokenizer.eos_token_id in asked["input_ids"]
+
+    def said(first: int) -> list[int]:
+        asked = torch.tensor([[first]])
+        return model.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=40, do_sample=False)[
+            0
+        ].tolist()
+
+    for first in (BYTES, 700, 1400):
+        assert len(said(first)) == 41  # no end
+        assert all(BYTES <= token < 1500 - SPECIAL for token in said(first))
