@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,13 @@ async def ask(address: tuple[str, int], path: str, body: dict[str, Any]) -> tupl
     writer.write(head.encode() + data)
     await writer.drain()
     return reader, writer
+
+
+def vanish(writer: asyncio.StreamWriter) -> None:
+    """Be gone as a client is that was killed: the peer sees a reset."""
+    no_time = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_time)
+    writer.transport.abort()
 
 
 def descriptors(daemon: Daemon) -> int:

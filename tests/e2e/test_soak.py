@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
-import struct
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.clients import FULL, Neighbour, ask, descriptors, idle_status, resident_kib, scaled
+from tests.e2e.clients import FULL, Neighbour, ask, descriptors, idle_status, resident_kib, scaled, vanish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 CLIENTS = scaled(10_000)
 AT_ONCE = 50
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: what the peer sees of a process that was killed
 
 
 async def killed(address: tuple[str, int], chance: random.Random) -> None:
@@ -38,8 +35,7 @@ async def killed(address: tuple[str, int], chance: random.Random) -> None:
     if body["stream"]:
         for _ in range(chance.choice([0, 1, 8, 30])):
             await reader.readline()
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    writer.transport.abort()
+    vanish(writer)
 
 
 @pytest.mark.parametrize("step_ms", [0, 2])

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
-import struct
 from collections import Counter
 from itertools import count, cycle, product
 from typing import TYPE_CHECKING, Any
 
 from infd.admin.ctl.client import AdminClient
 from infd.admin.protocol import Dump, LoraChanged, Moved, Status
-from tests.e2e.clients import FULL, ask, descriptors, idle_status, resident_kib, scaled
+from tests.e2e.clients import FULL, ask, descriptors, idle_status, resident_kib, scaled, vanish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 REQUESTS = scaled(40_000)
 PARTS, AT_ONCE = 8, 20
 ADAPTERS = ("a", "b", "c")
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: what the peer sees of a process that was killed
 
 
 async def answered(address: tuple[str, int], chance: random.Random) -> str:
@@ -47,8 +44,7 @@ async def answered(address: tuple[str, int], chance: random.Random) -> str:
             return status
         for number in count():
             if number == leaves_after:
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                writer.transport.abort()
+                vanish(writer)
                 return "left"
             if await reader.readline() == b"0\r\n":  # the last chunk
                 return status
