@@ -1,5 +1,7 @@
 """Attention over a paged cache: infd's native kernel beside its reference, and beside torch's own on keys in one piece.
 
+"int8" is the native kernel over a cache of int8, whose gigabytes are its own.
+
 The caches of several layers take turns, so that keys and values come from memory as they do in a model. Torch is given
 one contiguous tensor of equal size, which no server has. A round takes every implementation once, in turns; ratios are
 of one round.
@@ -21,6 +23,7 @@ from torch.nn import functional
 from infd.kernels.cpu.attention import PagedAttention as Native
 from infd.kernels.cpu.library import Library
 from infd.kernels.ops import AttentionBatch, KeyValuePages
+from infd.kernels.reference import int8
 from infd.kernels.reference.attention import PagedAttention as Reference
 
 if TYPE_CHECKING:
@@ -73,6 +76,7 @@ def implementations(
     length, tokens = steps.start + steps.count, steps.spans * steps.count
     paged = (steps.spans * described.table.shape[1] + 1, kv_heads, PAGE, HEAD)
     caches = [KeyValuePages(*(torch.randn(paged).to(dtype) for _ in range(2))) for _ in range(layers)]
+    narrow = [KeyValuePages(*map(int8.pack, cache[:2])) for cache in caches]
     whole = [tuple(torch.randn(steps.spans, kv_heads, length, HEAD).to(dtype) for _ in range(2)) for _ in range(layers)]
     q = torch.randn(tokens, heads, HEAD).to(dtype)
     native, reference = Native(Library(isa)).prepare(described), Reference().prepare(described)
@@ -81,6 +85,7 @@ def implementations(
     mask = seen.repeat(heads // kv_heads, 1) if steps.count > 1 else None
     return {
         "native": lambda i: native.run(q, caches[i], scale=HEAD**-0.5),
+        "int8": lambda i: native.run(q, narrow[i], scale=HEAD**-0.5),
         "reference": lambda i: reference.run(q, caches[i], scale=HEAD**-0.5),
         "torch": lambda i: functional.scaled_dot_product_attention(grouped, *whole[i], attn_mask=mask),
     }
@@ -116,7 +121,8 @@ def main() -> None:
                     taken[form].append((clock() - started) / layers)
         for form, times in taken.items():
             median = statistics.median(times[1:])
-            line = f"{name:23} {form:9} {median * 1e3:9.3f} {read / median / 1e9:15.1f}"
+            own = read * int8.row_bytes(HEAD) / HEAD / dtype.itemsize if form == "int8" else read
+            line = f"{name:23} {form:9} {median * 1e3:9.3f} {own / median / 1e9:15.1f}"
             line += f" {4 * pairs * arguments.heads * HEAD / median / 1e9:13.0f}"
             if form != "native":
                 ratios = sorted(theirs / ours for ours, theirs in zip(taken["native"][1:], times[1:], strict=True))

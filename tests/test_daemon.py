@@ -342,6 +342,22 @@ def test_one_who_reads_along_is_greeted_and_a_program_gets_a_line(
     assert capsys.readouterr().err == ""
 
 
+def test_a_greeting_says_what_was_made_smaller(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, "infd")
+    plain = readiness("tiny", "http://127.0.0.1:8000")
+    small = msgspec.structs.replace(plain, quantization="int4", cache_dtype="int8")
+    for ready, line in ((plain, "cpu, float32"), (small, "cpu, float32, weights int4, cache int8")):
+        greet(ready, banner=True)
+        (device,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("device"))
+        assert device.removeprefix("device").strip() == line
+        greet(ready, banner=False)
+    told = caplog.records[-1]
+    assert (told.dtype, told.weights, told.cache) == ("float32", "int4", "int8")  # type: ignore[attr-defined]
+    assert not hasattr(caplog.records[0], "weights")
+
+
 def test_the_banners_command_finds_a_unix_socket() -> None:
     command = first_request(readiness("tiny", "unix:/run/a.http"))
 

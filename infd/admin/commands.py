@@ -107,7 +107,10 @@ async def version(desk: Desk, asked: protocol.Nothing) -> protocol.Version:
 
 async def status(desk: Desk, asked: protocol.Nothing) -> protocol.Status:
     now = msgspec.structs.asdict(desk.engine.status())
-    return msgspec.convert({**now, "version": __version__, "pid": os.getpid(), "model": desk.model}, protocol.Status)
+    own = {"version": __version__, "pid": os.getpid(), "model": desk.model}
+    facts = desk.engine.describe()
+    told = {name: facts[name] for name in ("device", "dtype", "quantization", "cache_dtype") if name in facts}
+    return msgspec.convert(now | own | told, protocol.Status)
 
 
 async def requests(desk: Desk, asked: protocol.Nothing) -> protocol.Requests:

@@ -52,6 +52,9 @@ class Status(Struct):
     last_step_age_s  None before the first step
     accepted         choices so far; terminal counts how they ended, by reason
     max_model_len, step_tokens, rows    limits in force; 0 until the model is loaded
+    device, dtype    where and in which type the model is computed; empty until it is loaded
+    quantization     what weights were made while they were loaded
+    cache_dtype      the type of cached keys and values
     """
 
     version: str
@@ -79,6 +82,10 @@ class Status(Struct):
     held: int = 0
     weights: str = "loaded"
     kv_cache: str = "loaded"
+    device: str = ""
+    dtype: str = ""
+    quantization: str = "none"
+    cache_dtype: str = ""
 
 
 class RequestRow(Struct):

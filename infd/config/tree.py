@@ -199,6 +199,10 @@ class CacheConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=2**16)] | None,
         about("size of the cache (default: from free memory)", flag="--kv-cache-bytes"),
     ] = None
+    dtype: Annotated[
+        Literal["auto", "int8"],
+        about("type of cached keys and values; auto: that of activations", flag="--kv-cache-dtype"),
+    ] = "auto"
     page_tokens: Annotated[int, Meta(ge=1, le=1024), about("tokens in one page")] = 16
     prefix_caching: Annotated[bool, about("keep the pages of prompts for the next one that starts alike")] = True
     isolation: Annotated[

@@ -26,6 +26,7 @@ class Readiness(Struct, frozen=True):
     ready_s    from the start of the process
     key        whether clients need one
     embedded   whether the model is the one that ships with infd
+    quantization, cache_dtype    what weights were made, and the cache; "none" or empty: of type `dtype`
     """
 
     model: str
@@ -37,6 +38,14 @@ class Readiness(Struct, frozen=True):
     ready_s: float
     key: bool
     embedded: bool
+    quantization: str = "none"
+    cache_dtype: str = ""
+
+    @property
+    def smaller(self) -> dict[str, str]:
+        """What is not of the type `dtype`."""
+        told = {"weights": self.quantization, "cache": self.cache_dtype}
+        return {what: kind for what, kind in told.items() if kind not in ("none", "", self.dtype)}
 
 
 def greet(ready: Readiness, *, banner: bool) -> None:
@@ -51,6 +60,7 @@ def greet(ready: Readiness, *, banner: bool) -> None:
             "model": ready.model,
             "device": ready.device,
             "dtype": ready.dtype,
+            **ready.smaller,
             "address": " ".join(ready.addresses),
             "admin": ready.admin,
             "ready_s": round(ready.ready_s, 3),
@@ -70,7 +80,8 @@ def _paint(ready: Readiness) -> None:
     table.add_row("model", Text(ready.model, "bold"))  # Text, because a name may look like markup
     if ready.embedded:
         table.add_row("", EMBEDDED_NOTE)
-    table.add_row("device", f"{ready.device}, {ready.dtype}" if ready.dtype else ready.device)
+    smaller = (f"{what} {kind}" for what, kind in ready.smaller.items())
+    table.add_row("device", ", ".join(filter(None, (ready.device, ready.dtype, *smaller))))
     table.add_row("address", Text("\n".join(ready.addresses)))
     table.add_row("admin", Text(ready.admin))
     table.add_row("ready in", f"{ready.ready_s:.2f} s")

@@ -195,7 +195,7 @@ class Daemon:
             "block_size": str(self.config.cache.page_tokens),
             "num_gpu_blocks": str(capacity.pages),
             "enable_prefix_caching": str(self.config.cache.prefix_caching),
-            "cache_dtype": str(self.engine.describe().get("dtype", "")),
+            "cache_dtype": str(self.engine.describe().get("cache_dtype", "")),
         }
         # What lives now lives as long as the process; the collector need not walk over it again and again.
         gc.collect()
@@ -213,6 +213,8 @@ class Daemon:
             ready_s=process_age_s(),
             key=len(self.keys) > 0,
             embedded=self.config.model.path == given.EMBEDDED,
+            quantization=str(facts.get("quantization", "none")),
+            cache_dtype=str(facts.get("cache_dtype", "")),
         )
         if listening.inherited:  # until now clients waited where they wait between two of us
             await self.http.start(listening.sockets)

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class KeyValuePages(NamedTuple):
-    """The cache of one layer: k and v, each [P + 1, K, page_tokens, D], contiguous. Page 0 is scratch.
+    """The cache of one layer: k and v, each [P + 1, K, page_tokens, row], contiguous. Page 0 is scratch.
+
+    What a row is the attention family says: the D numbers of a head, as they are, or in fewer bits.
 
     scales  [2, K] float32, of a cache of 8-bit floats: by what keys, and values, of each head are divided when they are
             written, bounded by what the type can hold, and multiplied when they are read; None: by nothing
@@ -95,6 +97,9 @@ class LastingPlan(AttentionPlan, Protocol):
 
 class Attention(Protocol):
     """Paged attention: `prepare` once per step and group, `run` once per layer."""
+
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        """Return how many numbers of which type hold a head of `size` numbers of `dtype` in the cache."""
 
     def prepare(self, batch: AttentionBatch) -> AttentionPlan: ...
 

@@ -147,6 +147,23 @@ def quantized(how: str, *, vocabulary: bool) -> Mapping[str, Sequence[Candidate]
     return {**CANDIDATES, **families}
 
 
+# What attention keeps in the cache, other than numbers as they are.
+CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
+    {
+        "int8": {
+            "attention": (
+                _native("attention:Int8PagedAttention", *_FLOATS, name="native int8"),
+                Candidate(
+                    name="reference int8",
+                    place="infd.kernels.reference.attention:Int8PagedAttention",
+                    refuses=_not_on_a_cpu,
+                ),
+            )
+        }
+    }
+)
+
+
 def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
     """Leave the families that have a candidate of that name no other, whatever it would refuse here."""
     return {

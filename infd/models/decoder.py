@@ -88,7 +88,7 @@ class Decoder:
         self.targets = blueprint.targets
         self.unread = frozenset({f"{head}.weight"}) if sizes.tied else frozenset()
         self._stack = blueprint.ops.stack
-        self._kv_heads, self._head_size, self._dtype = sizes.kv_heads, sizes.head, blueprint.dtype
+        self._kv_heads, self._row = sizes.kv_heads, blueprint.ops.attention.row(sizes.head, blueprint.dtype)
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
 
         group_of = {layer: index for index, group in enumerate(page_groups(self._windows, 1)) for layer in group.layers}
@@ -109,8 +109,9 @@ class Decoder:
         return CacheLayout(page_groups(self._windows, page_tokens))
 
     def page_tensors(self, page_tokens: int) -> tuple[PageTensor, ...]:
-        shape = (self._kv_heads, page_tokens, self._head_size)
-        return PageTensor("k", shape, self._dtype), PageTensor("v", shape, self._dtype)
+        size, dtype = self._row
+        shape = (self._kv_heads, page_tokens, size)
+        return PageTensor("k", shape, dtype), PageTensor("v", shape, dtype)
 
     def forward(self, batch: Batch) -> Tensor:
         x: Tensor = self._embedding(batch.tokens, batch.adapters)

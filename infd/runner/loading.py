@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from infd.adapters.reading import AdapterReader
 from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory, RequestFailed
-from infd.kernels.select import CANDIDATES, quantized, select
+from infd.kernels.select import CACHED, CANDIDATES, quantized, select
 from infd.kernels.triton.presence import installed
 from infd.models import registry
 from infd.models.config import architecture, context_length, stored_dtype
@@ -36,7 +36,7 @@ from infd.weights.load import load, required_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infd.config import Config, DeviceConfig, ModelConfig
+    from infd.config import Config, DeviceConfig
     from infd.kernels.ops import Attention, Draw, Ops
     from infd.kernels.select import Candidate
     from infd.kernels.triton.compiled import Ledger
@@ -119,7 +119,7 @@ def _build(
     pulse: Pulse,
     progress: Callable[[int, int], None] | None,
 ) -> Loaded:
-    model, ops, dtype, max_len = design(config, checkpoint, device, device, candidates(config.model))
+    model, ops, dtype, max_len = design(config, checkpoint, device, device, candidates(config))
     required, free = required_bytes(model), available_bytes(device)
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
@@ -132,6 +132,8 @@ def _build(
             progress(done, total)
 
     load(model, checkpoint, weights, report)
+    kept = _name_of(dtype) if config.model.quantization == "none" else config.model.quantization
+    log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, kept, _name_of(dtype))
     try:
         loaded = assemble(
             config,
@@ -148,11 +150,11 @@ def _build(
     except RequestFailed as error:  # of the trial steps, which ask for nothing unusual
         raise CheckpointError(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
-            f" model.dtype (--dtype) than {str(dtype).removeprefix('torch.')}"
+            f" model.dtype (--dtype) than {_name_of(dtype)}"
         ) from error
     loaded.residence.remember(checkpoint)
     loaded.facts.update(
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=_name_of(dtype),
         quantization=config.model.quantization,
         arch=architecture(checkpoint.config),
         ops=ops.describe(),
@@ -198,11 +200,11 @@ def design(
     return Design(model, ops, dtype, max_len)
 
 
-def candidates(model: ModelConfig) -> Mapping[str, Sequence[Candidate]]:
+def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
     """Return what kernels are chosen from."""
-    if model.quantization == "none":
-        return CANDIDATES
-    return quantized(model.quantization, vocabulary=model.quantize_vocabulary)
+    how, vocabulary = config.model.quantization, config.model.quantize_vocabulary
+    weights = CANDIDATES if how == "none" else quantized(how, vocabulary=vocabulary)
+    return {**weights, **CACHED.get(config.cache.dtype, {})}
 
 
 def assemble(
@@ -231,7 +233,8 @@ def assemble(
         max_model_len=max_len,
         step_tokens=config.scheduler.step_tokens or stepsize.MOST[device.type],
     )
-    log.info("cache: %s pages, %.0f MiB (%s)", f"{size.pages:,}", size.bytes / 2**20, size.reason)
+    of = _name_of(tensors[0].dtype) if tensors else "nothing"
+    log.info("cache: %s pages, %.0f MiB of %s (%s)", f"{size.pages:,}", size.bytes / 2**20, of, size.reason)
     if size.max_model_len < max_len:
         reason = "the cache has no room for a longer sequence; raise cache.bytes"
         log.warning("max_model_len lowered from %d to %d: %s", max_len, size.max_model_len, reason)
@@ -285,6 +288,7 @@ def assemble(
             "torch": torch.__version__,
             "weights_bytes": weights.size,
             "cache_bytes": cache.size,
+            "cache_dtype": of,
         },
     )
 
@@ -327,6 +331,10 @@ def _max_model_len(wanted: int | None, config: Mapping[str, Any]) -> int:
     if wanted is not None and wanted > trained:
         raise ConfigError(f"model.max_model_len is {wanted}; the model was made for at most {trained} tokens")
     return wanted or trained
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _name(device: torch.device) -> str:

@@ -79,9 +79,7 @@ def warm(config: Config, target: str | None, notify: Callable[[Entry], object] =
 def issue(config: Config, graphs: Graphs | None = None) -> None:
     """Issue a model's first steps, and one with each configured adapter, with Triton's kernels and without storage."""
     with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
-        model, ops, dtype, max_len = design(
-            config, checkpoint, GPU, NOWHERE, insisting("triton", candidates(config.model))
-        )
+        model, ops, dtype, max_len = design(config, checkpoint, GPU, NOWHERE, insisting("triton", candidates(config)))
         for parameter in model.parameters:
             parameter.tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=NOWHERE)
         size, most = config.cache.page_tokens, config.scheduler.max_num_seqs

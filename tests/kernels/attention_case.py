@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from infd.kernels.ops import KeyValuePages
+from infd.kernels.reference import int8
 from tests.kernels.paging import PagedSpan, attention_batch
 
 if TYPE_CHECKING:
@@ -78,9 +79,14 @@ class Case:
         dtype: torch.dtype = torch.float32,
         held: torch.dtype | None = None,
         sinks: bool = False,
+        quantized: bool = False,
         seed: int = 0,
     ) -> None:
-        """held: the type of a cache whose heads are scaled, each by a number of its own; None: as the queries'."""
+        """Put a case together.
+
+        held       the type of a cache whose heads are scaled, each by a number of its own; None: as the queries'
+        quantized  whether the cache is of int8, with keys and values that it holds as they are
+        """
         generator = torch.Generator().manual_seed(seed)
         shuffle = random.Random(seed)
         self.lengths, self.window, self.softcap = lengths, window, softcap
@@ -88,20 +94,24 @@ class Case:
         needed = [-(-(start + count) // page_tokens) for start, count in lengths]
         ids = list(range(1, sum(needed) + 3))
         shuffle.shuffle(ids)
-        shape = (len(ids) + 1, KV_HEADS, page_tokens, head)
-        cache = (torch.full(shape, torch.nan).to(held or dtype) for _ in range(2))
+        row, kept = (int8.row_bytes(head), torch.int8) if quantized else (head, held or dtype)
+        blank = torch.empty((len(ids) + 1, KV_HEADS, page_tokens, row), dtype=kept)
+        blank.view(torch.uint8).fill_(255)  # NaN, or a scale that is
         self.scales = None if held is None else torch.tensor([[0.02, 0.5], [0.03, 0.01]])
-        self.pages = KeyValuePages(*cache, self.scales)
+        self.pages = KeyValuePages(blank, blank.clone(), self.scales)
         self.sinks = 2 * torch.randn(KV_HEADS * shared, generator=generator) if sinks else None
         self.spans, self.kv = [], []
         for (start, count), pages in zip(lengths, needed, strict=True):
             table = [ids.pop() for _ in range(pages)]
             k, v = (torch.randn(start + count, KV_HEADS, head, generator=generator).to(dtype) for _ in range(2))
+            if quantized:
+                k, v = (int8.unpack(int8.pack(x), head, dtype) for x in (k, v))
             dropped = 0 if window is None else max(0, start - window + 1) // page_tokens
             for at in range(dropped * page_tokens, start):
                 place = (table[at // page_tokens], slice(None), at % page_tokens)
                 for cache, new, scale in zip(self.pages[:2], (k, v), self._by_head(), strict=True):
-                    bits(cache)[place] = bits(narrow(new[at], cache.dtype, scale))
+                    kept = int8.pack(new[at]) if quantized else narrow(new[at], cache.dtype, scale)
+                    bits(cache)[place] = bits(kept)
             self.spans.append(PagedSpan(start, count, [0] * dropped + table[dropped:]))
             self.kv.append((k, v))
         tokens = sum(count for _, count in lengths) + padding

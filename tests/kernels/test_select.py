@@ -11,7 +11,7 @@ from infd.errors import DeviceMissing
 from infd.kernels.ops import Selected
 from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.reference.dense import Matrices
-from infd.kernels.select import CANDIDATES, QUANTIZED, Candidate, Facts, quantized, select
+from infd.kernels.select import CACHED, CANDIDATES, QUANTIZED, Candidate, Facts, quantized, select
 from infd.kernels.triton import presence
 
 CPU = torch.device("cpu")
@@ -80,6 +80,14 @@ def test_where_no_form_quantizes_the_reasons_are_told():
         DeviceMissing, match=r"no linear kernel runs on cuda .* native int8: runs on a CPU, not on cuda"
     ):
         select(torch.device("cuda"), torch.bfloat16, quantized("int8", vocabulary=True))
+
+
+def test_a_cache_of_int8_is_a_choice_of_attention():
+    candidates = {**CANDIDATES, **CACHED["int8"]}
+    (chosen,) = [row for row in select(CPU, torch.bfloat16, candidates).selection if row.family == "attention"]
+    assert chosen.chosen.endswith("int8")
+    with pytest.raises(DeviceMissing, match=r"no attention kernel .* native int8: runs on a CPU, not on cuda"):
+        select(torch.device("cuda"), torch.bfloat16, candidates)
 
 
 @pytest.mark.parametrize(

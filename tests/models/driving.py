@@ -94,7 +94,10 @@ class Driver:
         slots = [
             KeyValuePages(
                 *(
-                    torch.full((PAGES, *tensor.shape), torch.nan, dtype=tensor.dtype, device=device)
+                    torch.empty((PAGES, *tensor.shape), dtype=tensor.dtype, device=device)
+                    .view(torch.uint8)
+                    .fill_(255)  # NaN, or a scale that is
+                    .view(tensor.dtype)
                     for tensor in model.page_tensors(page_tokens)
                 )
             )
@@ -153,7 +156,8 @@ class Driver:
             for index in range(min(needed.start, len(table))):
                 if table[index]:
                     for k, v in self._slots:
-                        k[table[index]], v[table[index]] = torch.nan, torch.nan
+                        for cache in (k, v):
+                            cache[table[index]].view(torch.uint8).fill_(255)
                     self._free.append(table[index])
                     table[index] = 0
             while len(table) < needed.stop:

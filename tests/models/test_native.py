@@ -6,9 +6,10 @@ import msgspec
 import pytest
 import torch
 
+from infd.kernels.cpu.attention import Int8PagedAttention
 from infd.kernels.cpu.linear import Int4, Int8, Matrices
 from infd.kernels.reference.dense import Stack
-from infd.kernels.select import CANDIDATES, quantized, select
+from infd.kernels.select import CACHED, CANDIDATES, quantized, select
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
 from tests.models.test_parity import EACH, LENGTH, text
@@ -18,6 +19,7 @@ CUTS = {"at once": (LENGTH,), "in chunks": (20, 1, 20), "one by one": (1,) * LEN
 # Logits spread over 11. bfloat16 keeps 8 bits of each of the dozens of numbers that a logit passes through, and here
 # every weight matters: plain torch in bfloat16 is off by 0.04 to 0.12 in the mean, and nothing can do better.
 MEAN_OFF = 0.15
+INT8_CACHE_OFF = 0.25
 QUANTIZED_OFF = 0.6  # eight bits of each number, in as many places; in models this narrow few errors cancel out
 BESIDE_REFERENCE = 1.15  # at most so much further off than plain torch in bfloat16
 
@@ -95,6 +97,35 @@ def test_a_model_in_int4_stays_near_the_same_weights_in_float32(built, tiny, var
             exact_int4(tiny(variant), vocabulary=vocabulary),
         )
         assert found < QUANTIZED_OFF, f"vocabulary: {vocabulary}"
+
+
+@pytest.mark.parametrize("variant", EACH)
+def test_a_model_over_a_cache_of_int8_stays_near_float32(built, tiny, variant):
+    ops = select(CPU, torch.bfloat16, {**CANDIDATES, **CACHED["int8"]})
+    found = off(compute(tiny(variant), ops, torch.bfloat16, CUTS["in chunks"]), exact(tiny(variant)))
+    assert found < INT8_CACHE_OFF
+
+
+class ForgetsScales(Int8PagedAttention):
+    def prepare(self, batch):
+        plan = super().prepare(batch)
+        write = plan.write
+
+        def broken(k, v, pages):
+            write(k, v, pages)
+            pages.k[..., :4] = pages.k[:1, :1, :1, :4]
+
+        plan.write = broken
+        return plan
+
+
+def test_a_broken_cache_of_int8_is_noticed(built, tiny):
+    ops = native(attention=ForgetsScales(), stack=Stack())
+    assert not off_or_nan(compute(tiny("llama"), ops, torch.bfloat16, (LENGTH,)), exact(tiny("llama"))) < INT8_CACHE_OFF
+
+
+def off_or_nan(logits, expected):
+    return (logits - expected).abs().mean().item()
 
 
 def loses_the_last_input(form):

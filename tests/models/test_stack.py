@@ -37,12 +37,11 @@ def test_a_stack_gives_what_its_layers_give(built, tiny, variant):
     assert compute(tiny(variant), ops).equal(compute(tiny(variant), one_by_one(ops)))
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "gemma2", "granite"])
-def test_in_every_instruction_set(library, tiny, variant):
+def all_in(library, paged_attention):
     matrices = linear.Matrices(library)
-    ops = msgspec.structs.replace(
+    return msgspec.structs.replace(
         select(CPU, torch.bfloat16),
-        attention=attention.PagedAttention(library),
+        attention=paged_attention(library),
         linear=matrices,
         vocabulary=matrices,
         norm=tokens.Norm(library),
@@ -50,6 +49,13 @@ def test_in_every_instruction_set(library, tiny, variant):
         activation=tokens.Activation(library),
         stack=Stack(library),
     )
+
+
+@pytest.mark.parametrize("paged_attention", [attention.PagedAttention, attention.Int8PagedAttention])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma2", "granite"])
+def test_in_every_instruction_set(library, tiny, variant, paged_attention):
+    ops = all_in(library, paged_attention)
+    assert load_model(tiny(variant), ops=ops, dtype=torch.bfloat16)._stacked is not None
     assert compute(tiny(variant), ops).equal(compute(tiny(variant), one_by_one(ops)))
 
 

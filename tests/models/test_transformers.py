@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from infd.errors import CheckpointError
-from infd.kernels.select import select
+from infd.kernels.select import CACHED, CANDIDATES, select
 from infd.models import registry
 from infd.models.parameter import Blueprint
 from infd.runner.memory import Arena
@@ -69,6 +69,17 @@ def foreign(tmp_path_factory) -> Callable[[str], Path]:
 @pytest.fixture(scope="module", params=sorted(FOREIGN))
 def pair(request, foreign, device):
     return Pair(foreign(request.param), device=device)
+
+
+def test_a_borrowed_model_may_keep_its_cache_in_int8(built, foreign):
+    def compute(candidates):
+        ops = select(CPU, torch.float32, candidates)
+        driver = Driver(load_model(foreign("gpt-neox"), ops=ops), ops=ops, seed=3)
+        told = driver.start(text(1))
+        return torch.cat([driver.step((told, count))[0] for count in (20, 1, 20)])
+
+    plain, small = compute(CANDIDATES), compute({**CANDIDATES, **CACHED["int8"]})
+    assert 0 < (small - plain).abs().mean() < 0.05 * plain.std()
 
 
 def blueprint(dtype=torch.float32, max_len=MAX_LEN):

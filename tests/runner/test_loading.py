@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -73,6 +74,22 @@ def test_a_model_whose_weights_cannot_be_quantized_is_refused(tmp_path):
         ConfigError, match=r"GPTNeoXForCausalLM is computed by transformers' code.*leave --quantization out"
     ):
         build(settings(tmp_path, quantization="int8"), Pulse())
+
+
+def test_a_cache_of_int8_holds_more_tokens_in_the_same_bytes(built, tiny, caplog):
+    caplog.set_level(logging.INFO, "infd")
+    plain = settings(tiny("qwen3"))
+    small = msgspec.structs.replace(plain, cache=msgspec.structs.replace(plain.cache, dtype="int8"))
+    wide, narrow = build(plain, Pulse()), build(small, Pulse())
+    head = json.loads((tiny("qwen3") / "config.json").read_text())["head_dim"]
+    assert (wide.facts["cache_dtype"], narrow.facts["cache_dtype"]) == ("float32", "int8")
+    assert narrow.capacity.pages / wide.capacity.pages == pytest.approx(4 * head / (4 + head), rel=0.01)
+    assert [" of int8 (as configured)" in text for text in caplog.messages if text.startswith("cache:")] == [
+        False,
+        True,
+    ]
+    for loaded in (wide, narrow):
+        loaded.residence.close()
 
 
 def test_what_config_json_makes_impossible_is_told_with_the_directory(tiny, tmp_path):

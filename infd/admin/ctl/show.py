@@ -41,6 +41,7 @@ def status(now: protocol.Status) -> None:
     rows = [
         ("state", f"{now.state}{f' ({now.reason})' if now.reason else ''} since {since}"),
         ("model", now.model),
+        *((("device", f"{now.device}, {_numbers(now)}"),) if now.device else ()),
         ("infd", f"{now.version}, pid {now.pid}"),
         (
             "requests",
@@ -53,6 +54,12 @@ def status(now: protocol.Status) -> None:
         ("steps", f"{now.steps}{'' if now.last_step_age_s is None else f', last {now.last_step_age_s:.1f} s ago'}"),
     ]
     table((), rows)
+
+
+def _numbers(now: protocol.Status) -> str:
+    weights = "" if now.quantization == "none" else f", weights {now.quantization}"
+    cache = "" if now.cache_dtype in ("", now.dtype) else f", cache {now.cache_dtype}"
+    return f"{now.dtype}{weights}{cache}"
 
 
 def _pages(now: protocol.Status) -> str:

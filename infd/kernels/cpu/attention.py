@@ -1,5 +1,7 @@
 """Paged attention in C++: `native/attention.cpp` says how.
 
+The cache holds numbers as they are, or as int8, each head of a token with its scale: `native/row.h`.
+
 A row's result depends on nothing but the row: not on its neighbours, and not on
 how many threads there are. How its prompt was cut into steps changes rounding.
 """
@@ -14,6 +16,7 @@ import torch
 
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
 from infd.kernels.reference import attention as reference
+from infd.kernels.reference.int8 import row_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +46,7 @@ class Layer(ctypes.Structure):
 
     _fields_ = (
         ("half", INT),
+        ("quantized", INT),
         ("heads", INT),
         ("kv_heads", INT),
         ("size", INT),
@@ -62,13 +66,23 @@ class PagedAttention:
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()
         self._attend = library.kernel("attention", ctypes.POINTER(Step), ctypes.POINTER(Layer))
-        self._write = library.kernel("write_pages", POINTER, POINTER, POINTER, INT, INT, INT, INT, INT)
+        self._write = library.kernel("write_pages", INT, INT, POINTER, POINTER, POINTER, INT, INT, INT, INT, INT)
+
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return size, dtype
 
     def prepare(self, batch: AttentionBatch) -> Plan:
         return Plan(batch, self._attend, self._write)
 
     def lasting(self, _: AttentionBatch) -> None:
         """None: on a CPU nothing is captured."""
+
+
+class Int8PagedAttention(PagedAttention):
+    """The same over a cache of int8."""
+
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return row_bytes(size), torch.int8
 
 
 class Plan:
@@ -99,14 +113,16 @@ class Plan:
             rows = _packed_heads(new)
             tokens, heads, size = rows.shape
             self._put(
+                rows.dtype is torch.bfloat16,
+                cache.dtype is torch.int8,
                 cache.data_ptr(),
                 rows.data_ptr(),
                 self.slots.data_ptr(),
                 tokens,
                 heads,
                 self._page_tokens,
-                size * rows.itemsize,
-                rows.stride(0) * rows.itemsize,
+                size,
+                rows.stride(0),
             )
 
     def run(
@@ -125,6 +141,7 @@ class Plan:
         out = torch.empty(q.shape, dtype=q.dtype)
         layer = Layer(
             half=q.dtype is torch.bfloat16,
+            quantized=pages.k.dtype is torch.int8,
             heads=q.shape[1],
             kv_heads=pages.k.shape[1],
             size=q.shape[2],

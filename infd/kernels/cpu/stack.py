@@ -58,6 +58,7 @@ class Layer(ctypes.Structure):
         ("softcap", FLOAT),
         ("gelu", INT),
         ("group", INT),
+        ("quantized", INT),
         ("k", POINTER),
         ("v", POINTER),
     )
@@ -126,6 +127,7 @@ class Stacked:
         for layer, recipe in zip(self._layers, self._recipes, strict=True):
             pages = cache[recipe.attention.layer]
             layer.k, layer.v = pages.k.data_ptr(), pages.v.data_ptr()
+            layer.quantized = pages.k.dtype is torch.int8
         self._cache = cache
 
 

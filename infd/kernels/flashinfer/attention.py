@@ -85,6 +85,9 @@ class PagedAttention:
         self._wrappers: Wrappers | None = None
         self._other = other or Other()
 
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return size, dtype
+
     def prepare(self, batch: AttentionBatch) -> Plan:
         if self._wrappers is None:
             self._wrappers = Wrappers(self._make(batch.table.device))

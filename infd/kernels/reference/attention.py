@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional as F
 
+from infd.kernels.reference import int8
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -34,6 +36,9 @@ QUERY_BLOCK = 256  # bounds the mask, and lets early queries of a long span skip
 class PagedAttention:
     """The attention family."""
 
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return size, dtype
+
     def prepare(self, batch: AttentionBatch) -> Plan:
         single = [span for span, count in enumerate(batch.counts) if count == 1]
         longer = [span for span, count in enumerate(batch.counts) if count > 1]
@@ -44,6 +49,13 @@ class PagedAttention:
 
     def lasting(self, _: AttentionBatch) -> None:
         """None: which keys are seen is looked up in `prepare`."""
+
+
+class Int8PagedAttention(PagedAttention):
+    """The same over a cache of int8: its rows become what they stand for as they are gathered."""
+
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return int8.row_bytes(size), torch.int8
 
 
 class Plan:
@@ -82,10 +94,19 @@ def _scales(pages: KeyValuePages) -> tuple[Tensor | None, Tensor | None]:
 
 def _narrow(x: Tensor, dtype: torch.dtype, scales: Tensor | None) -> Tensor:
     """Return x [T, K, D] as a cache of `dtype` holds it."""
+    if dtype is torch.int8:
+        return int8.pack(x)
     if scales is None:
         return x.to(dtype)
     limit = torch.finfo(dtype).max
     return (x.float() / scales[:, None]).clamp(-limit, limit).to(dtype)
+
+
+def _widened(rows: Tensor, scales: Tensor | None, q: Tensor) -> Tensor:
+    """Return what rows [S, K, L, row] of a cache stand for, [S, K, L, D], in q's type."""
+    if rows.dtype is torch.int8:
+        return int8.unpack(rows, q.shape[-1], q.dtype)
+    return rows.to(q.dtype) if scales is None else (rows.to(q.dtype).float() * scales[:, None, None]).to(q.dtype)
 
 
 def _numbers(x: Tensor) -> Tensor:
@@ -133,15 +154,13 @@ class _Keys(NamedTuple):
     positions: Tensor
     unseen: tuple[Tensor, Tensor]
 
-    def gather(self, cache: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Copy [P + 1, K, page_tokens, D], contiguous, to [S, K, L, D], with zeros where no query may look."""
+    def gather(self, cache: Tensor, scales: Tensor | None, q: Tensor) -> Tensor:
+        """Copy [P + 1, K, page_tokens, row], contiguous, to [S, K, L, D], zeros where no query may look."""
         _, heads, size, width = cache.shape
         rows = self.pages[:, None] * heads + torch.arange(heads, device=cache.device)[:, None]  # [S, K, N]
         # Whole rows by one index: several times faster than indexing by page and head.
         held = _numbers(cache).view(-1, size * width).index_select(0, rows.flatten()).view(cache.dtype)
-        keys = held.view(*rows.shape[:2], -1, width).to(dtype)
-        if scales is not None:
-            keys = (keys.float() * scales[:, None, None]).to(dtype)
+        keys = _widened(held.view(*rows.shape[:2], -1, width), scales, q)
         span, key = self.unseen
         keys[span, :, key] = 0
         return keys
@@ -156,7 +175,7 @@ class _Singles:
         self._seen = seen[:, None, None]  # [S, 1, 1, L]
 
     def run(self, q: Tensor, pages: KeyValuePages, out: Tensor, scores: _Scores) -> None:
-        k, v = (self._keys.gather(*each, q.dtype) for each in zip(pages[:2], _scales(pages), strict=True))
+        k, v = (self._keys.gather(*each, q) for each in zip(pages[:2], _scales(pages), strict=True))
         queries = q[self._tokens].unflatten(1, (k.shape[1], -1))  # [S, K, G, D]
         sinks = None if scores.sinks is None else scores.sinks.view(k.shape[1], -1)
         out[self._tokens] = scores.attend(queries, k, v, self._seen, sinks).flatten(1, 2)
@@ -180,7 +199,7 @@ class _Long:
 
     def run(self, q: Tensor, pages: KeyValuePages, out: Tensor, scores: _Scores) -> None:
         k, v = (  # [K, 1, L, D]
-            self._keys.gather(*each, q.dtype).transpose(0, 1) for each in zip(pages[:2], _scales(pages), strict=True)
+            self._keys.gather(*each, q).transpose(0, 1) for each in zip(pages[:2], _scales(pages), strict=True)
         )
         grouped = (k.shape[0], -1)
         queries = q[self._tokens].unflatten(1, grouped).permute(1, 2, 0, 3)  # [K, G, Q, D]

@@ -1,7 +1,8 @@
-"""Weights made int8 while they are loaded, in plain torch: what the word means.
+"""What int8 means, in plain torch: of weights, while they are loaded, and of the cache.
 
-A row of weights is whole numbers from -127 to 127 times a scale, its largest number a 127th of that. So is a row of
-activations, each time it is multiplied. Products and sums of whole numbers are exact.
+A row of weights is whole numbers from -127 to 127 times a scale, a 127th of its largest number. So is a row of
+activations, each time it is multiplied. Products and sums of whole numbers are exact. In the cache each head of a token
+is such a row; it is multiplied as what it stands for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from msgspec import Struct
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +28,24 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.where(rows.isfinite().all(1, keepdim=True), scales, torch.nan)
     inverses = torch.where(scales > 0, 1 / scales, 0)
     return (rows * inverses).nan_to_num(0, 0, 0).round().to(torch.int8), scales
+
+
+def row_bytes(size: int) -> int:
+    """Return how long a row of `size` numbers is in the cache: its scale, then its numbers, in whole words."""
+    return SCALE + -(-size // 4) * 4
+
+
+def pack(rows: Tensor) -> Tensor:
+    """Return rows [..., size] as the cache holds them."""
+    numbers, scales = quantize(rows.flatten(0, -2))
+    packed = torch.cat((scales.view(torch.int8), numbers), 1)
+    return F.pad(packed, (0, row_bytes(rows.shape[-1]) - packed.shape[1])).unflatten(0, rows.shape[:-1])
+
+
+def unpack(rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """Return what rows of the cache stand for, [..., size]."""
+    scales = rows[..., :SCALE].contiguous().view(torch.float32)
+    return (rows[..., SCALE : SCALE + size] * scales).to(dtype)
 
 
 class Rows(Struct, frozen=True):

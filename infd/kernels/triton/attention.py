@@ -266,6 +266,9 @@ class PagedAttention:
         """
         self._room = room
 
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return size, dtype
+
     def prepare(self, batch: AttentionBatch) -> Plan:
         return Plan(batch, self._room or self._ask(batch.table.device))
 

@@ -50,7 +50,8 @@ class TransformersModel:
             self.vocab_size: int = self.logits(surveyed.hidden[0]).shape[-1]
         windows = [asked.window for asked in surveyed.layers]
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
-        self._kv_heads, self._key_size = surveyed.layers[0].kv_heads, surveyed.layers[0].key_size
+        self._kv_heads = surveyed.layers[0].kv_heads
+        self._row = blueprint.ops.attention.row(surveyed.layers[0].key_size, blueprint.dtype)
         self._dtype = blueprint.dtype
         groups = enumerate(page_groups(self._windows, 1))
         group_of = {layer: index for index, group in groups for layer in group.layers}
@@ -60,8 +61,9 @@ class TransformersModel:
         return CacheLayout(page_groups(self._windows, page_tokens))
 
     def page_tensors(self, page_tokens: int) -> tuple[PageTensor, ...]:
-        shape = (self._kv_heads, page_tokens, self._key_size)
-        return PageTensor("k", shape, self._dtype), PageTensor("v", shape, self._dtype)
+        size, dtype = self._row
+        shape = (self._kv_heads, page_tokens, size)
+        return PageTensor("k", shape, dtype), PageTensor("v", shape, dtype)
 
     def forward(self, batch: Batch) -> Tensor:
         step = attention.Step(batch, self._group_of)

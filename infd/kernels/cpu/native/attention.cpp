@@ -5,11 +5,14 @@
 // the values. Where the rows are many, a block's keys are transposed, and its values paired, in scratch memory, so that
 // both products read whole vectors. Where they are few, as in decoding, both products read the cache itself.
 //
+// A cache of int8 is multiplied as it lies; the scales of keys come to the scores, those of values to the weights.
+//
 // How a span is cut depends on nothing but the span: neither its neighbours nor the number of threads change a bit of
 // its result.
 
 #include "attention.h"
 
+#include "row.h"
 #include "scratch.h"
 #include "vector.h"
 
@@ -49,8 +52,12 @@ struct Pairs {
     return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
   static Vec along(const bf16* p) { return load(reinterpret_cast<const float*>(p)); }
+  static Vec along(const int8_t* p) { return joined(load(p), load(p + WIDTH)); }
   static Vec along_first(const bf16* p, int64_t count) {
     return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16((uint32_t{1} << count) - 1, p));
+  }
+  static Vec along_first(const int8_t* p, int64_t count) {
+    return count < WIDTH ? joined(load_first(p, count), set(0)) : joined(load(p), load_first(p + WIDTH, count - WIDTH));
   }
   static Vec across(const bf16* const* rows, int64_t at) {
     const __m256i* low = reinterpret_cast<const __m256i*>(rows[0] + at);
@@ -61,6 +68,15 @@ struct Pairs {
     const uint16_t mask = (1 << count) - 1;
     return interleaved(_mm256_maskz_loadu_epi16(mask, rows[0] + at), _mm256_maskz_loadu_epi16(mask, rows[1] + at));
   }
+  // Whole numbers as small as those of int8 are the upper halves of floats.
+  static Vec across(const int8_t* const* rows, int64_t at) { return paired(load(rows[0] + at), load(rows[1] + at)); }
+  static Vec across_first(const int8_t* const* rows, int64_t at, int64_t count) {
+    return paired(load_first(rows[0] + at, count), load_first(rows[1] + at, count));
+  }
+  static Vec paired(Vec low, Vec high) {
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low), 16), _mm512_castps_si512(high)));
+  }
+  static Vec joined(Vec first, Vec second) { return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first)); }
   static Vec interleaved(__m256i low, __m256i high) {
     alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -165,7 +181,8 @@ struct Rows {
     int64_t page = begin / step.page_tokens, slot = begin % step.page_tokens;
     count = end - begin;
     for (int64_t i = 0; i < count; i++) {
-      const int64_t at = ((pages[page] * layer.kv_heads + head) * step.page_tokens + slot) * layer.size;
+      const int64_t row = (pages[page] * layer.kv_heads + head) * step.page_tokens + slot;
+      const int64_t at = row * row_size<Cached>(layer.size) + FIRST<Cached>;
       k[i] = static_cast<const Cached*>(layer.k) + at;
       v[i] = static_cast<const Cached*>(layer.v) + at;
       if (++slot == step.page_tokens) page++, slot = 0;
@@ -174,6 +191,20 @@ struct Rows {
   }
 
   int64_t padded() const { return whole_vectors(count); }
+};
+
+// What the numbers of a block's rows are multiplied by; nothing, where they are what they are.
+struct Scales {
+  float of[BLOCK];
+  bool any = false;
+
+  template <class Cached>
+  void read(const Cached* const*, int64_t) {}
+  void read(const int8_t* const* rows, int64_t padded) {
+    any = true;
+    for (int64_t i = 0; i < padded; i++) of[i] = scale_of_row(rows[i]);
+  }
+  Vec operator()(Vec x, int64_t first) const { return any ? x * load(of + first) : x; }
 };
 
 // Put a block's keys, transposed, into out [size in units, BLOCK]; fetch the next block meanwhile.
@@ -187,7 +218,7 @@ void place_keys(const Rows<Number>& rows, const Rows<Number>& next, int64_t size
       if constexpr (sizeof(Number) * Form::PER_UNIT == 4) {
         lines[i] = reinterpret_cast<const uint32_t*>(rows.k[first + i]);
       } else {
-        convert(rows.k[first + i], spare.row(i), size);
+        convert(rows.k[first + i], reinterpret_cast<typename Form::Number*>(spare.row(i)), size);
         lines[i] = reinterpret_cast<const uint32_t*>(spare.row(i));
       }
     }
@@ -305,10 +336,11 @@ struct Scores {
 };
 
 // Turn a row of products, of which those in [first, last) are seen, into weights; scale what was summed before.
+// `k` and `v` are the scales of keys and values.
 template <class Form>
-void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scores& scores, Seen& seen,
-             typename Form::Number* weights, float* sums, int64_t width) {
-  for (int64_t i = 0; i < padded; i += WIDTH) store(row + i, scores(load(row + i)));
+void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scores& scores, const Scales& k,
+             const Scales& v, Seen& seen, typename Form::Number* weights, float* sums, int64_t width) {
+  for (int64_t i = 0; i < padded; i += WIDTH) store(row + i, scores(k(load(row + i), i)));
   for (int64_t i = 0; i < first; i++) row[i] = -INFINITY;
   for (int64_t i = last; i < padded; i++) row[i] = -INFINITY;
   Vec most = set(-INFINITY);
@@ -325,7 +357,7 @@ void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scor
   for (int64_t i = 0; i < padded; i += WIDTH) {
     const Vec weight = power_of_two(load(row + i) - base);
     total = total + weight;
-    store(weights + i, weight);
+    store(weights + i, v(weight, i));
   }
   seen.total += sum(total);
 }
@@ -382,7 +414,7 @@ struct Bench {
 };
 
 // Attend a piece's queries to its keys for one key-value head; leave sums and what was seen on the bench, row by row.
-template <class Number, class Form>
+template <class Number, class Cached, class Form>
 void attend(const AttentionStep& step, const AttentionLayer& layer, const Piece& piece, int64_t head, Bench<Form>& bench) {
   const int64_t shared = layer.heads / layer.kv_heads, size = layer.size, rows = piece.queries * shared;
   const int64_t width = bench.sums.pitch;
@@ -398,8 +430,9 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, const Piece&
 
   const Scores scores(layer);
   const int64_t position = step.start[piece.span] + piece.first_query;  // of the first query
-  Rows<Number> blocks[2];
-  const auto find = [&](Rows<Number>& block, int64_t begin) {
+  Rows<Cached> blocks[2];
+  Scales k_scales, v_scales;
+  const auto find = [&](Rows<Cached>& block, int64_t begin) {
     const int64_t next = (begin / BLOCK + 1) * BLOCK, end = next < piece.end ? next : piece.end;
     if (begin < piece.end)
       block.find(step, layer, piece.span, head, begin, end);
@@ -409,35 +442,37 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, const Piece&
   find(blocks[0], piece.begin);
   int turn = 0;
   for (int64_t begin = piece.begin; begin < piece.end; turn ^= 1) {
-    const Rows<Number>& block = blocks[turn];
+    const Rows<Cached>& block = blocks[turn];
     find(blocks[turn ^ 1], begin + block.count);
-    const Rows<Number>& next = blocks[turn ^ 1];
+    const Rows<Cached>& next = blocks[turn ^ 1];
     const int64_t padded = block.padded();
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
-        const Ahead<Number> ahead{next.k, row == 0 ? next.count : 0};
-        score_rows<Number, Form, group.value>(bench.queries.from(row), block, ahead, size, bench.scores.from(row));
+        const Ahead<Cached> ahead{next.k, row == 0 ? next.count : 0};
+        score_rows<Cached, Form, group.value>(bench.queries.from(row), block, ahead, size, bench.scores.from(row));
       });
     } else {
-      place_keys<Number, Form>(block, next, size, bench.keys, bench.spare);
+      place_keys<Cached, Form>(block, next, size, bench.keys, bench.spare);
       for (int64_t row = 0; row < rows; row++) memset(bench.scores.row(row), 0, padded * sizeof(float));
       multiply<Form>(bench.queries, bench.keys, bench.scores, rows, padded, size / Form::PER_UNIT);
     }
+    k_scales.read(block.k, padded);
+    v_scales.read(block.v, padded);
     for (int64_t row = 0; row < rows; row++) {
       const int64_t self = position + row / shared - begin;  // in the block
       const int64_t behind = step.window > 0 ? self - step.window + 1 : 0;
       const int64_t first = behind < 0 ? 0 : behind < padded ? behind : padded;
       const int64_t last = self < 0 ? 0 : self + 1 < block.count ? self + 1 : block.count;
-      softmax<Form>(bench.scores.row(row), padded, first, last, scores, bench.seen[row],
+      softmax<Form>(bench.scores.row(row), padded, first, last, scores, k_scales, v_scales, bench.seen[row],
                     reinterpret_cast<typename Form::Number*>(bench.weights.row(row)), bench.sums.row(row), width);
     }
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
-        const Ahead<Number> ahead{next.v, row == 0 ? next.count : 0};
-        weigh_rows<Number, Form, group.value>(bench.weights.from(row), block, ahead, size, bench.sums.from(row));
+        const Ahead<Cached> ahead{next.v, row == 0 ? next.count : 0};
+        weigh_rows<Cached, Form, group.value>(bench.weights.from(row), block, ahead, size, bench.sums.from(row));
       });
     } else {
-      place_values<Number, Form>(block, next, size, bench.values);
+      place_values<Cached, Form>(block, next, size, bench.values);
       const int64_t steps = (block.count + Form::PER_UNIT - 1) / Form::PER_UNIT;
       multiply<Form>(bench.weights, bench.values, bench.sums, rows, width, steps);
     }
@@ -494,7 +529,7 @@ void merge(const AttentionStep& step, const AttentionLayer& layer, const Piece* 
   }
 }
 
-template <class Number, class Form>
+template <class Number, class Cached, class Form>
 void run(const AttentionStep& step, const AttentionLayer& layer) {
   static thread_local Scratch shared_scratch, own_scratch;
   const int64_t heads = layer.kv_heads, shared = layer.heads / heads, size = layer.size;
@@ -529,7 +564,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
     for (int64_t i = count * heads - 1; i >= 0; i--) {
       const Piece& piece = pieces[i / heads];
       const int64_t head = i % heads;
-      attend<Number, Form>(step, layer, piece, head, bench);
+      attend<Number, Cached, Form>(step, layer, piece, head, bench);
       for (int64_t row = 0; row < piece.queries * shared; row++) {
         const Seen seen = bench.seen[row];
         if (piece.parts == 1) {
@@ -553,13 +588,18 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
   }
 }
 
+template <class Number, class Form>
+void run_on_cache(const AttentionStep& step, const AttentionLayer& layer) {
+  layer.quantized ? run<Number, int8_t, Form>(step, layer) : run<Number, Number, Form>(step, layer);
+}
+
 }  // namespace
 
 INFD_KERNEL(attention)(const AttentionStep* step, const AttentionLayer* layer) {
   if (!layer->half)
-    run<float, Singles>(*step, *layer);
+    run_on_cache<float, Singles>(*step, *layer);
   else if (layer->size % Best::PER_UNIT == 0)
-    run<bf16, Best>(*step, *layer);
+    run_on_cache<bf16, Best>(*step, *layer);
   else
-    run<bf16, Singles>(*step, *layer);
+    run_on_cache<bf16, Singles>(*step, *layer);
 }

@@ -18,13 +18,13 @@ struct AttentionStep {
   const int32_t* table;    // [S, table_width]: page ids
 };
 
-// One layer. Numbers are float, or bfloat16 where `half` is not 0.
+// One layer. Numbers are float, or bfloat16 where `half` is not 0; in the cache they are int8 if `quantized`, see row.h.
 struct AttentionLayer {
-  int64_t half;
+  int64_t half, quantized;
   int64_t heads, kv_heads, size;  // H, K, D
   const void* q;                  // [T, H, D], tokens q_stride apart
   int64_t q_stride;
-  const void* k;  // [pages, K, page_tokens, D]
+  const void* k;  // [pages, K, page_tokens, row]
   const void* v;
   void* out;  // [T, H, D]; zeros for padding
   float scale;

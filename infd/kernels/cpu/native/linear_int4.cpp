@@ -73,7 +73,7 @@ struct Nibbles {
 template <int ROWS>
 struct Group<Nibbles, ROWS> {
   static void multiply(const Nibbles& x, const Stretch& stretch, float* sums, Ahead ahead) {
-    constexpr int VECTORS = ABREAST<ROWS> > 4 ? 4 : ABREAST<ROWS>;
+    constexpr int VECTORS = ROWS > 4 ? 2 : 4;  // both halves of the weights stand in registers beside the sums
     for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
       for (int64_t at = 0; at < stretch.steps; at++) {
         if (first == 0) ahead.fetch();

@@ -67,7 +67,7 @@ void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t input
     for (int64_t at = 0; at < quads; at += WIDTH / 4) {
       uint32_t gathered[WIDTH] = {};
       for (int64_t k = 0; k < WIDTH / 4 && at + k < quads; k++) gathered[k] = output.words()[(at + k) * PANEL];
-      const Vec numbers = from_bytes(reinterpret_cast<const int8_t*>(gathered)) * scale;
+      const Vec numbers = load(reinterpret_cast<const int8_t*>(gathered)) * scale;
       const int64_t left = inputs - 4 * at;
       if (left >= WIDTH) {
         store(row + 4 * at, numbers);

@@ -1,17 +1,30 @@
 // New keys and values, put into the cache.
 
-#include "kernel.h"
+#include "row.h"
 
-// pages [P, heads, page_tokens, head_bytes] at slots [tokens], page * page_tokens + offset, = rows [tokens, heads,
-// head_bytes], tokens `row_bytes` apart.
-INFD_KERNEL(write_pages)
-(char* pages, const char* rows, const int64_t* slots, int64_t tokens, int64_t heads, int64_t page_tokens,
- int64_t head_bytes, int64_t row_bytes) {
-#pragma omp parallel for if (tokens * heads * head_bytes > (1 << 18))
+namespace {
+
+template <class Number, class Cached>
+void write(void* pages, const void* rows, const int64_t* slots, int64_t tokens, int64_t heads, int64_t page_tokens,
+           int64_t size, int64_t stride) {
+  const int64_t width = row_size<Cached>(size);
+#pragma omp parallel for if (tokens * heads * size > (1 << 17))
   for (int64_t t = 0; t < tokens; t++) {
     const int64_t page = slots[t] / page_tokens, offset = slots[t] % page_tokens;
     for (int64_t head = 0; head < heads; head++)
-      memcpy(pages + ((page * heads + head) * page_tokens + offset) * head_bytes,
-             rows + t * row_bytes + head * head_bytes, head_bytes);
+      put_row(static_cast<const Number*>(rows) + t * stride + head * size, size,
+              static_cast<Cached*>(pages) + ((page * heads + head) * page_tokens + offset) * width);
   }
+}
+
+}  // namespace
+
+// pages [P, heads, page_tokens, row] at slots [tokens], page * page_tokens + offset, = rows [tokens, heads, size] of
+// bfloat16 if `half`, else float, tokens `stride` numbers apart; made int8 if `quantized`.
+INFD_KERNEL(write_pages)
+(int64_t half, int64_t quantized, void* pages, const void* rows, const int64_t* slots, int64_t tokens, int64_t heads,
+ int64_t page_tokens, int64_t size, int64_t stride) {
+  const auto put = half ? (quantized ? write<bf16, int8_t> : write<bf16, bf16>)
+                        : (quantized ? write<float, int8_t> : write<float, float>);
+  put(pages, rows, slots, tokens, heads, page_tokens, size, stride);
 }

@@ -16,6 +16,6 @@ constexpr int64_t PANEL = 64;
 
 inline int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 inline int64_t pairs_of(int64_t inputs) { return (inputs + 1) / 2; }
-inline int64_t quads_of(int64_t inputs) { return (inputs + 3) / 4; }
+constexpr int64_t quads_of(int64_t inputs) { return (inputs + 3) / 4; }
 
 }  // namespace

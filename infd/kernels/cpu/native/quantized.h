@@ -46,9 +46,6 @@ inline Ints put_bytes(Vec x, uint8_t* to, uint8_t flip) {
 }
 inline Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Vec to_floats(Vec bits) { return _mm512_cvtepi32_ps(_mm512_castps_si512(bits)); }
-inline Vec from_bytes(const int8_t* p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
 #else
 using Ints = __m256i;
 inline Ints no_ints() { return _mm256_setzero_si256(); }
@@ -66,9 +63,6 @@ inline Ints put_bytes(Vec x, uint8_t* to, uint8_t flip) {
 }
 inline Ints plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Vec to_floats(Vec bits) { return _mm256_cvtepi32_ps(_mm256_castps_si256(bits)); }
-inline Vec from_bytes(const int8_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-}
 #endif
 
 // Make a row bytes, in whole quads, what is missing in the last zeros before `flip`; return the sum of its numbers.

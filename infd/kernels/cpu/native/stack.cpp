@@ -5,6 +5,7 @@
 
 #include "stack.h"
 
+#include "row.h"
 #include "scratch.h"
 #include "tokens.h"
 
@@ -88,8 +89,9 @@ void norm_heads(const StackNorm& norm, bf16* heads, int64_t count, int64_t size)
 }
 
 // Make q, k and v ready: norms, rotations, k and v in the cache; q stays where it is.
+template <class Cached>
 void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
-  const int64_t size = layer.size, page_tokens = step.groups[layer.group]->page_tokens;
+  const int64_t size = layer.size, page_tokens = step.groups[layer.group]->page_tokens, width = row_size<Cached>(size);
   const int64_t* slots = step.slots[layer.group];
   const Rotation rotate{layer.turned, layer.interleaved != 0};
 #pragma omp parallel for if (step.tokens * layer.qkv.outputs > ENOUGH)
@@ -103,9 +105,10 @@ void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
     for (int64_t head = 0; head < layer.heads; head++) rotate(q + head * size, angles, q + head * size, size);
     const int64_t page = slots[t] / page_tokens, offset = slots[t] % page_tokens;
     for (int64_t head = 0; head < layer.kv_heads; head++) {
-      const int64_t at = ((page * layer.kv_heads + head) * page_tokens + offset) * size;
-      rotate(k + head * size, angles, static_cast<bf16*>(layer.k) + at, size);
-      memcpy(static_cast<bf16*>(layer.v) + at, v + head * size, size * sizeof(bf16));
+      const int64_t at = ((page * layer.kv_heads + head) * page_tokens + offset) * width;
+      rotate(k + head * size, angles, k + head * size, size);
+      put_row(k + head * size, size, static_cast<Cached*>(layer.k) + at);
+      put_row(v + head * size, size, static_cast<Cached*>(layer.v) + at);
     }
   }
 }
@@ -113,9 +116,9 @@ void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
 void compute(const StackLayer& layer, const StackStep& step, const Workspace& space, bf16* x, bf16* stream, bool starts) {
   const bf16* input = enter(layer.input_norm, x, stream, starts, space.normed, step);
   multiply(layer.qkv, input, space.qkv, step.tokens);
-  place_heads(layer, step, space.qkv);
-  const AttentionLayer attention{1,       layer.heads, layer.kv_heads, layer.size,     space.qkv,   layer.qkv.outputs,
-                                 layer.k, layer.v,     space.attended, layer.scale, layer.softcap};
+  (layer.quantized ? place_heads<int8_t> : place_heads<bf16>)(layer, step, space.qkv);
+  const AttentionLayer attention{1,         layer.quantized,   layer.heads, layer.kv_heads, layer.size,     space.qkv,
+                                 layer.qkv.outputs, layer.k, layer.v,     space.attended, layer.scale, layer.softcap};
   INFD_HERE(attention)(step.groups[layer.group], &attention);
   multiply(layer.output, space.attended, x, step.tokens);
   finish(layer.attention_last, x, step);

@@ -39,7 +39,8 @@ struct StackLayer {
   float scale, softcap;
   int64_t gelu;   // the activation: silu if 0
   int64_t group;  // of pages
-  void *k, *v;    // pages
+  int64_t quantized;  // whether pages are int8
+  void *k, *v;        // pages
 };
 
 struct StackStep {

@@ -1,6 +1,6 @@
 // A vector of floats, as wide as the instruction set this is compiled for, and the few things kernels do with it.
 //
-// WIDTH floats each; numbers in memory are float or bfloat16, and always become float here. Where a NaN could get lost
+// WIDTH floats each; numbers in memory are float, bfloat16 or int8, and always become float here. Where a NaN could get lost
 // in a minimum or maximum, the operands stand so that it is kept: broken numbers must show in the result.
 
 #pragma once
@@ -39,6 +39,9 @@ inline void store(bf16* p, Vec x) {
 #endif
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow);
 }
+inline Vec load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 // A NaN in the second operand is kept, one in the first is not.
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
@@ -61,6 +64,9 @@ inline Vec load_first(const float* p, int64_t count) { return _mm512_maskz_loadu
 inline Vec load_first(const bf16* p, int64_t count) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((1 << count) - 1, p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline Vec load_first(const int8_t* p, int64_t count) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8((1 << count) - 1, p)));
 }
 
 // Sum each of WIDTH vectors: lane i is the sum of x[i].
@@ -125,6 +131,9 @@ inline void store(bf16* p, Vec x) {
   rounded = _mm256_srli_epi32(rounded, 16);
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+}
+inline Vec load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 // A NaN in the second operand is kept, one in the first is not.
@@ -195,6 +204,7 @@ inline void transpose(const uint32_t* const* rows, int64_t at, uint32_t* out, in
 
 // Numbers one by one, for the ends of rows that are no multiple of WIDTH.
 inline float to_float(float x) { return x; }
+inline float to_float(int8_t x) { return x; }
 inline float to_float(bf16 x) {
   const uint32_t bits = uint32_t{x.bits} << 16;
   float number;

@@ -1,0 +1,56 @@
+"""The embedded model with its weights and its cache made smaller, served as anyone would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from tests.e2e.process import ROOT, Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+INFDCTL = "from infd.admin.ctl import main; main()"
+SMALLER = {
+    "int8": ["--quantization", "int8"],
+    "int4, cache int8": ["--quantization", "int4", "--kv-cache-dtype", "int8"],
+}
+
+
+@pytest.fixture(params=SMALLER)
+def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path, ["--device", "cpu", "--set", "device.threads=1", *SMALLER[request.param]], {})
+    try:
+        yield daemon.ready()
+    finally:
+        daemon.close()
+
+
+def infdctl(daemon: Daemon, *arguments: str) -> str:
+    command = [sys.executable, "-c", INFDCTL, "--socket", str(daemon.admin_socket), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_it_still_knows_what_it_is_and_says_how_it_is_kept(daemon: Daemon, request: pytest.FixtureRequest):
+    quantization, _, cache = request.node.callspec.params["daemon"].partition(", cache ")
+    host, port = daemon.address
+    with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as client:
+        asked: Any = {"messages": [{"role": "user", "content": "What is infd?"}], "temperature": 0, "max_tokens": 60}
+        answers = [client.chat.completions.create(model="embedded", **asked).choices[0].message for _ in range(2)]
+    # The second one finds its prompt in the cache.
+    assert "daemon" in (answers[0].content or "")
+    assert answers[1] == answers[0]
+
+    now = json.loads(infdctl(daemon, "status", "--json"))
+    assert (now["quantization"], now["cache_dtype"]) == (quantization, cache or now["dtype"])
+    assert f"weights {quantization}{', cache int8' if cache else ''}\n" in infdctl(daemon, "status")
+    ready = daemon.log("ready")
+    assert (ready["weights"], ready.get("cache", "")) == (quantization, cache)
+    assert f" MiB of {quantization}, computed in {now['dtype']}" in daemon.log_text()
+    assert f" MiB of {cache or now['dtype']} (" in daemon.log_text()
