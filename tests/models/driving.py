@@ -155,8 +155,8 @@ class Driver:
             needed = group.pages_needed(told.computed, told.computed + count)
             for index in range(min(needed.start, len(table))):
                 if table[index]:
-                    for k, v in self._slots:
-                        for cache in (k, v):
+                    for pages in self._slots:
+                        for cache in pages[:2]:
                             cache[table[index]].view(torch.uint8).fill_(255)
                     self._free.append(table[index])
                     table[index] = 0
