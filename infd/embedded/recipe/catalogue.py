@@ -70,7 +70,7 @@ def use(rng: Random, tool: Tool, pool: Pool) -> Use:
     kinds = {name: kind.partition(";")[0] for name, kind in (tool.needs | tool.may).items()}
     arguments: dict[str, Any] = json.loads(implied) if implied else {}
     words = {}
-    for blank in blanks(template):
+    for blank in sorted(blanks(template)):  # a set's own order is another one in each process
         value = _fresh(rng, kinds[blank], pool, arguments)
         arguments[blank] = value
         words[blank] = _quoted(rng, template, blank, value) if kinds[blank] in QUOTABLE else value
