@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from infd.kernels.reference.attention import PagedAttention, Plan
+from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.reference.dense import Activation, Norm, Rope
 from infd.kernels.select import select
 from tests.kernels.paging import CPU
@@ -160,7 +160,8 @@ class ForgetsTheOldestKey(PagedAttention):
 class WritesOneSlotLate(PagedAttention):
     def prepare(self, batch):
         plan = super().prepare(batch)
-        return Plan(plan._parts, plan._page.flatten(), (plan._offset.flatten() + 1) % batch.page_tokens)
+        plan._offset = (plan._offset + 1) % batch.page_tokens
+        return plan
 
 
 class ForgetsTheCap(PagedAttention):
