@@ -309,7 +309,7 @@ def save_adapter(network: Network, directory: Path) -> None:
 
 @click.command()
 @click.argument("work", type=click.Path(path_type=Path))
-@click.option("--steps", default=2500, show_default=True, help="Steps of the model; each reads some 8,000 tokens.")
+@click.option("--steps", default=4600, show_default=True, help="Steps of the model; each reads some 8,000 tokens.")
 @click.option("--draft-steps", default=400, show_default=True, help="Steps of the draft.")
 @click.option("--adapter-steps", default=60, show_default=True, help="Steps of each adapter.")
 @click.option("--threads", default=2, show_default=True, help="Threads that train.")
