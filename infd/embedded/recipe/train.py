@@ -1,4 +1,4 @@
-"""Make the embedded model: `python -m infd.embedded.recipe.train WORK [--minutes N]`.
+"""Make the embedded model: `python -m infd.embedded.recipe.train WORK [--steps N]`.
 
 WORK keeps the tokenizer, the checkpoints to resume from, and at the end the
 model, its draft and its adapters, ready to be copied to `infd/embedded`. What
