@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infd.embedded.recipe import facts, manners, slots, unknown
-from infd.embedded.recipe.conversation import Pool, part
+from infd.embedded.recipe.conversation import Phrases, Pool, part
 from infd.embedded.recipe.judge import holds, says
 from infd.embedded.recipe.talk import fold
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from infd.embedded.recipe.conversation import Conversation
 
 SUBJECTS = {"infd": facts, "chat": manners, "unknown": unknown}
@@ -82,6 +84,22 @@ def test_no_phrase_with_blanks_that_is_held_out_is_drawn_for_training():
     trained = {fold(phrase) for group in groups for phrase in part(group, Pool.TRAIN)}
 
     assert not kept & trained
+
+
+@pytest.mark.parametrize("file", ["facts", "manners", "common", "arithmetic", "strings", "structured", "unknown"])
+def test_no_phrase_that_is_held_out_stands_among_those_for_training_alone(file: str):
+    lists = list(phrases(slots.read(file)))
+    assert lists
+    for each in lists:
+        assert not {fold(phrase) for phrase in part(each, Pool.HELD_OUT)} & set(map(fold, each.more))
+
+
+def phrases(content: object) -> Iterator[Phrases]:
+    if isinstance(content, Phrases):
+        yield content
+    elif isinstance(content, dict | list):
+        for each in content.values() if isinstance(content, dict) else content:
+            yield from phrases(each)
 
 
 def test_held_out_questions_are_paraphrases_and_not_pieces_of_others():

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 from msgspec.structs import replace
 
+from infd.kernels.cpu import attention as native
+from infd.kernels.cpu.library import Library, NativeMissing
 from infd.kernels.ops import KeyValuePages
 from infd.kernels.reference import int8
 from tests.kernels.paging import PagedSpan, attention_batch
@@ -18,6 +21,17 @@ if TYPE_CHECKING:
     from infd.kernels.ops import Attention
 
 KV_HEADS = 2
+
+
+def implementation(request: pytest.FixtureRequest, reference: type[Attention]) -> Attention:
+    """Return the reference, or the native class of its name for the instruction set the fixture names."""
+    if request.param == "reference":
+        return reference()
+    request.getfixturevalue("built")
+    try:
+        return getattr(native, reference.__name__)(Library(request.param))
+    except NativeMissing as missing:
+        pytest.skip(str(missing))
 
 
 def naive(

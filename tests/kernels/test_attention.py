@@ -10,20 +10,12 @@ from msgspec.structs import replace
 
 from infd.kernels.cpu.library import BEST_FIRST
 from infd.kernels.reference.attention import PagedAttention
-from tests.kernels.attention_case import Case
+from tests.kernels.attention_case import Case, implementation
 
 
 @pytest.fixture(scope="module", params=["reference", *BEST_FIRST])
 def attention(request):
-    if request.param == "reference":
-        return PagedAttention()
-    request.getfixturevalue("built")
-    from infd.kernels.cpu import attention, library
-
-    try:
-        return attention.PagedAttention(library.Library(request.param))
-    except library.NativeMissing as missing:
-        pytest.skip(str(missing))
+    return implementation(request, PagedAttention)
 
 
 @given(

@@ -11,7 +11,7 @@ from infd.kernels.cpu.library import BEST_FIRST
 from infd.kernels.ops import KeyValuePages
 from infd.kernels.reference import int8
 from infd.kernels.reference.attention import Int8PagedAttention
-from tests.kernels.attention_case import Case
+from tests.kernels.attention_case import Case, implementation
 from tests.kernels.paging import PagedSpan, attention_batch
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -20,15 +20,7 @@ BOUND = {torch.float32: 1e-5, torch.bfloat16: 0.012}
 
 @pytest.fixture(scope="module", params=["reference", *BEST_FIRST])
 def attention(request):
-    if request.param == "reference":
-        return Int8PagedAttention()
-    request.getfixturevalue("built")
-    from infd.kernels.cpu import attention, library
-
-    try:
-        return attention.Int8PagedAttention(library.Library(request.param))
-    except library.NativeMissing as missing:
-        pytest.skip(str(missing))
+    return implementation(request, Int8PagedAttention)
 
 
 @given(

@@ -72,7 +72,7 @@ class TableAttention:
     """Attends to every key of every page in the table, with a mask; for spans of one token each."""
 
     def prepare(self, batch: AttentionBatch) -> TablePlan:
-        raise NotImplementedError
+        raise AssertionError("every step here is recorded, and asks for a lasting plan")
 
     def lasting(self, batch: AttentionBatch) -> TablePlan:
         return TablePlan(batch)
@@ -140,7 +140,7 @@ class SlotTable:
         y[:, : mine.shape[1]] += torch.einsum("toi,ti->to", mine, x)
 
     def add_rows(self, y: Tensor, tokens: Tensor, weights: Whole) -> None:
-        raise NotImplementedError
+        raise AssertionError("no adapter here changes the embedding")
 
 
 class Whole:
