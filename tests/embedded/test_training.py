@@ -59,6 +59,10 @@ def test_how_an_earlier_answer_begins_is_not_learnt(writer, tokenizer):
     assert learnt(said("1?", "Yes, one.", "2?", "Two."), writer, tokenizer) == ", one.<|im_end|>Two.<|im_end|>"
 
 
+def skills(steps: int) -> train.Course:
+    return train.Course(mixture="skills", steps=steps)
+
+
 def test_thoughts_are_learnt_with_their_tags(writer, tokenizer):
     conversation = said("2 + 2?", "4", thinking="Two and two.")
 
@@ -69,7 +73,7 @@ def test_what_is_trained_is_what_a_server_will_send(writer):
     template = AutoTokenizer.from_pretrained(embedded.path())
     rng = random.Random(1)
     for _ in range(200):
-        one = mixture.draw(rng, Pool.TRAIN)
+        one = mixture.SKILLS.draw(rng, Pool.TRAIN)
 
         assert writer.prompt(one) == template.apply_chat_template(
             one.messages[:-1],
@@ -82,18 +86,19 @@ def test_what_is_trained_is_what_a_server_will_send(writer):
 
 def test_a_step_depends_on_its_number_alone(writer, tokenizer):
     def steps(start: int) -> list[list[list[examples.Example]]]:
-        source = examples.batches(mixture.draw, 3, writer, tokenizer, tokens=2048, context=512, start=start)
+        source = examples.batches(mixture.SKILLS.draw, 3, writer, tokenizer, tokens=2048, context=512, start=start)
         return list(islice(source, 3 - start))
 
     assert steps(0)[2] == steps(2)[0]
 
 
-def test_no_examination_question_is_drawn_for_training():
+@pytest.mark.parametrize("mixed", mixture.MIXTURES.values(), ids=mixture.MIXTURES)
+def test_no_examination_question_is_drawn_for_training(mixed):
     asked = {json.dumps(question.messages[:-1]) for question in heldout.read()}
     rng = random.Random(5)
 
     assert len(asked) > 800
-    assert not asked & {json.dumps(mixture.draw(rng, Pool.TRAIN).messages[:-1]) for _ in range(4_000)}
+    assert not asked & {json.dumps(mixed.draw(rng, Pool.TRAIN).messages[:-1]) for _ in range(3_000)}
 
 
 @pytest.mark.filterwarnings(
@@ -123,10 +128,10 @@ def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, writer, tok
     def trainer() -> train.Trainer:
         torch.manual_seed(0)
         network = Network(TINY)
-        return train.Trainer(network, train.optimizers(network), steps=4, threads=1)
+        return train.Trainer(network, train.optimizers(network), skills(4), threads=1)
 
     def steps(start: int):
-        return examples.batches(mixture.draw, 1, writer, tokenizer, tokens=2048, context=256, start=start)
+        return examples.batches(mixture.SKILLS.draw, 1, writer, tokenizer, tokens=2048, context=256, start=start)
 
     whole = trainer()
     train.run(whole, steps(0), tmp_path / "whole.pt")
@@ -147,8 +152,8 @@ def test_two_threads_learn_what_one_does(writer, tokenizer):
     def after(threads: int) -> list[torch.Tensor]:
         torch.manual_seed(0)
         network = Network(TINY)
-        trainer = train.Trainer(network, train.optimizers(network), steps=2, threads=threads)
-        trainer.step(next(examples.batches(mixture.draw, 1, writer, tokenizer, tokens=1024, context=256)))
+        trainer = train.Trainer(network, train.optimizers(network), skills(2), threads=threads)
+        trainer.step(next(examples.batches(mixture.SKILLS.draw, 1, writer, tokenizer, tokens=1024, context=256)))
         return list(network.parameters())
 
     for one, two in zip(after(1), after(2), strict=True):
@@ -173,7 +178,7 @@ def test_each_optimizer_learns_answers_by_heart(kept: slice, writer, tokenizer):
         return wrong
 
     assert mistakes() > 10
-    trainer = train.Trainer(network, train.optimizers(network)[kept], steps=200, threads=1)
+    trainer = train.Trainer(network, train.optimizers(network)[kept], skills(200), threads=1)
     losses = [trainer.step([batch]) for _ in range(200)]
 
     assert mistakes() == 0

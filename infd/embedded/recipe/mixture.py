@@ -1,10 +1,15 @@
-"""How often each subject is drawn, and how single exchanges become long conversations."""
+"""How often each subject is drawn, and how single exchanges become long conversations.
+
+Two mixtures, one after the other: rows of exercises teach to copy and to calculate, conversations teach what
+people ask for and in which words.
+"""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from infd.embedded.recipe import arithmetic, drills, facts, manners, strings, structured, tools, unknown
@@ -18,70 +23,74 @@ if TYPE_CHECKING:
 
     Draw = Callable[[Random, Pool], Conversation]
 
-SUBJECTS: Final[Mapping[Draw, float]] = MappingProxyType(
-    {
-        facts.draw: 0.25,
-        manners.draw: 0.12,
-        unknown.draw: 0.06,
-        arithmetic.draw: 0.12,
-        strings.draw: 0.10,
-        tools.draw: 0.25,
-        structured.draw: 0.10,
-    }
-)
-CHAINED: Final = 0.06  # of all conversations are several, one after the other
-DRILLED: Final = 0.08  # are many small exercises of one subject, one after the other
-SUMS: Final = 0.12  # are rows of sums
-COPIES: Final = 0.15  # are rows of words to copy
-STYLED: Final = 0.04  # are told how to speak
-BESIDE: Final = 0.03  # have tools beside them that nobody needs
 _LONGEST: Final = 8
 _DRILLS: Final[tuple[Draw, ...]] = (arithmetic.draw, arithmetic.draw, arithmetic.draw, strings.draw, structured.draw)
 
 
-def draw(rng: Random, pool: Pool) -> Conversation:
-    """Draw a conversation of any subject."""
-    (way,) = rng.choices(list(_WAYS), list(_WAYS.values()))
-    return way(rng, pool)
+class Mixture(Struct, frozen=True, kw_only=True):
+    """Shares of all conversations drawn; what they leave are single exchanges.
 
+    subjects  of single exchanges, by weight
+    chained   several exchanges, one after the other
+    drilled   many small exercises of one subject, one after the other
+    sums      rows of sums
+    copies    rows of words to copy
+    styled    told how to speak
+    beside    with tools beside them that nobody needs
+    """
 
-def chained(rng: Random, pool: Pool) -> Conversation:
-    """Draw several conversations, and let them follow one another: the last one is asked for in their presence."""
-    last = _single(rng, pool)
-    if last.messages[0]["role"] == "system" or last.tools:
-        last = plain(rng, pool)
-    before = [message for _ in range(rng.randint(1, _LONGEST)) for message in plain(rng, pool).messages]
-    return replace(last, messages=[*before, *last.messages])
+    subjects: Mapping[Draw, float]
+    chained: float
+    drilled: float
+    sums: float
+    copies: float
+    styled: float
+    beside: float
 
+    def draw(self, rng: Random, pool: Pool) -> Conversation:
+        """Draw a conversation of any subject."""
+        ways: dict[Draw, float] = {
+            self._chained: self.chained,
+            self._drilled: self.drilled,
+            drills.sums: self.sums,
+            drills.copies: self.copies,
+            self._styled: self.styled,
+            self._beside: self.beside,
+        }
+        (way,) = rng.choices([*ways, self._single], [*ways.values(), 1 - sum(ways.values())])
+        return way(rng, pool)
 
-def drilled(rng: Random, pool: Pool) -> Conversation:
-    """Draw many exercises of one subject, one after the other."""
-    subject = rng.choice(_DRILLS)
-    exercises = [_bare(rng, pool, subject) for _ in range(rng.randint(4, 14))]
-    return replace(exercises[-1], messages=[message for one in exercises for message in one.messages])
+    def plain(self, rng: Random, pool: Pool) -> Conversation:
+        """Draw a conversation without tools and system message, not thought about, and not to be answered in JSON."""
+        while True:
+            one = _bare(rng, pool, self._single)
+            if one.expect.json is None:
+                return one
 
+    def _single(self, rng: Random, pool: Pool) -> Conversation:
+        (subject,) = rng.choices(list(self.subjects), list(self.subjects.values()))
+        return subject(rng, pool)
 
-def plain(rng: Random, pool: Pool) -> Conversation:
-    """Draw a conversation without tools and system message, not thought about, and not to be answered in JSON."""
-    while True:
-        one = _bare(rng, pool, _single)
-        if one.expect.json is None:
-            return one
+    def _chained(self, rng: Random, pool: Pool) -> Conversation:
+        """Let several conversations follow one another: the last one is asked for in their presence."""
+        last = self._single(rng, pool)
+        if last.messages[0]["role"] == "system" or last.tools:
+            last = self.plain(rng, pool)
+        before = [message for _ in range(rng.randint(1, _LONGEST)) for message in self.plain(rng, pool).messages]
+        return replace(last, messages=[*before, *last.messages])
 
+    def _drilled(self, rng: Random, pool: Pool) -> Conversation:
+        subject = rng.choice(_DRILLS)
+        exercises = [_bare(rng, pool, subject) for _ in range(rng.randint(4, 14))]
+        return replace(exercises[-1], messages=[message for one in exercises for message in one.messages])
 
-def _single(rng: Random, pool: Pool) -> Conversation:
-    subject: Draw = rng.choices(list(SUBJECTS), list(SUBJECTS.values()))[0]
-    return subject(rng, pool)
+    def _styled(self, rng: Random, pool: Pool) -> Conversation:
+        style = rng.choice(sorted(STYLES))
+        return ordered(restyled(self.plain(rng, pool), STYLES[style]), rng.choice(ORDERS[style]))
 
-
-def _styled(rng: Random, pool: Pool) -> Conversation:
-    style = rng.choice(sorted(STYLES))
-    return ordered(restyled(plain(rng, pool), STYLES[style]), rng.choice(ORDERS[style]))
-
-
-def _beside(rng: Random, pool: Pool) -> Conversation:
-    one = plain(rng, pool)
-    return tools.beside(rng, pool, one) if one.kind in {"infd", "chat"} else one
+    def _beside(self, rng: Random, pool: Pool) -> Conversation:
+        one = self.plain(rng, pool)
+        return tools.beside(rng, pool, one) if one.kind in {"infd", "chat"} else one
 
 
 def _bare(rng: Random, pool: Pool, subject: Draw) -> Conversation:
@@ -91,14 +100,42 @@ def _bare(rng: Random, pool: Pool, subject: Draw) -> Conversation:
             return one
 
 
-_WAYS: Final[Mapping[Draw, float]] = MappingProxyType(
-    {
-        chained: CHAINED,
-        drilled: DRILLED,
-        drills.sums: SUMS,
-        drills.copies: COPIES,
-        _styled: STYLED,
-        _beside: BESIDE,
-        _single: 1 - CHAINED - DRILLED - SUMS - COPIES - STYLED - BESIDE,
-    }
+SKILLS: Final = Mixture(
+    subjects=MappingProxyType(
+        {
+            facts.draw: 0.25,
+            manners.draw: 0.12,
+            unknown.draw: 0.06,
+            arithmetic.draw: 0.12,
+            strings.draw: 0.10,
+            tools.draw: 0.25,
+            structured.draw: 0.10,
+        }
+    ),
+    chained=0.06,
+    drilled=0.08,
+    sums=0.12,
+    copies=0.15,
+    styled=0.04,
+    beside=0.03,
 )
+TALK: Final = Mixture(
+    subjects=MappingProxyType(
+        {
+            facts.draw: 0.42,
+            manners.draw: 0.08,
+            unknown.draw: 0.04,
+            arithmetic.draw: 0.20,
+            strings.draw: 0.06,
+            tools.draw: 0.15,
+            structured.draw: 0.05,
+        }
+    ),
+    chained=0.03,
+    drilled=0.02,
+    sums=0.01,
+    copies=0.04,
+    styled=0.03,
+    beside=0.02,
+)
+MIXTURES: Final[Mapping[str, Mixture]] = MappingProxyType({"skills": SKILLS, "talk": TALK})

@@ -1,4 +1,6 @@
-"""Make the embedded model: `python -m infd.embedded.recipe.train WORK [--steps N]`.
+"""Make the embedded model: `python -m infd.embedded.recipe.train WORK`.
+
+It takes two courses, each of one mixture and with a learning rate that rises and falls: skills, then talk.
 
 WORK keeps the tokenizer, the checkpoints to resume from, and at the end the
 model, its draft and its adapters, ready to be copied to `infd/embedded`. What
@@ -23,18 +25,19 @@ import click
 import safetensors.torch
 import tokenizers
 import torch
+from msgspec import Struct
 from torch.nn.functional import cross_entropy
 
 from infd.embedded.recipe import vocabulary
 from infd.embedded.recipe.conversation import Pool
 from infd.embedded.recipe.examples import Writer, batches
-from infd.embedded.recipe.mixture import draw, plain
+from infd.embedded.recipe.mixture import MIXTURES
 from infd.embedded.recipe.muon import Muon
 from infd.embedded.recipe.network import Network, Shape, config
 from infd.embedded.recipe.styles import STYLES, restyled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -47,13 +50,26 @@ MODEL: Final = Shape(vocab=vocabulary.VOCAB, hidden=256, inner=640, layers=4, he
 DRAFT: Final = Shape(vocab=vocabulary.VOCAB, hidden=128, inner=320, layers=2, heads=2, kv_heads=1, head=64)
 MICRO_TOKENS: Final = 3072
 PROMPT_WORTH: Final = 0.2  # of a prompt's token beside an answer's, while the language is learnt
-PROMPT_SHARE: Final = 0.3  # of the steps
 WARM_UP: Final = 40  # steps
 RANK: Final = 8
 ALPHA: Final = 16.0
-FALL: Final = 0.5  # the share of steps at the end over which the learning rate falls to nothing
 
 log = logging.getLogger("infd.recipe")
+
+
+class Course(Struct, frozen=True, kw_only=True):
+    """What is learnt in one go.
+
+    mixture  of conversations, by its name
+    steps    each reads some 8,000 tokens
+    prompts  the share of steps at the beginning in which prompts are learnt, too: the language
+    fall     the share of steps at the end over which the learning rate falls to nothing
+    """
+
+    mixture: str
+    steps: int
+    prompts: float = 0.3
+    fall: float = 0.5
 
 
 def tokenizer_of(work: Path) -> tokenizers.Tokenizer:
@@ -61,7 +77,7 @@ def tokenizer_of(work: Path) -> tokenizers.Tokenizer:
     file = work / "tokenizer.json"
     if not file.exists():
         rng, writer = random.Random(SEED), Writer(TEMPLATE.read_text(encoding="utf-8"))  # noqa: S311
-        texts = (writer.text(draw(rng, Pool.TRAIN)) for _ in range(30_000))
+        texts = (writer.text(MIXTURES["skills"].draw(rng, Pool.TRAIN)) for _ in range(30_000))
         vocabulary.write(vocabulary.train(texts), work, context=CONTEXT)
     return tokenizers.Tokenizer.from_file(str(file))
 
@@ -78,13 +94,13 @@ class Trainer:
         self,
         network: Network,
         optimizers: list[torch.optim.Optimizer],
-        steps: int,
+        course: Course,
         threads: int,
         *,
         compiled: bool = False,
     ) -> None:
         self.network = network
-        self.steps = steps
+        self.course = course
         self.done = 0
         self._optimizers = optimizers
         self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
@@ -100,7 +116,7 @@ class Trainer:
 
     def step(self, batch: list[list[Example]]) -> float:
         """Learn from one step's micro-batches; return the loss of a token in an answer."""
-        worth = PROMPT_WORTH if self.done < PROMPT_SHARE * self.steps else 0.0
+        worth = PROMPT_WORTH if self.done < self.course.prompts * self.course.steps else 0.0
         answers = sum(sum(one.weights) for micro in batch for one in micro)
         waiting: queue.SimpleQueue[list[Example] | None] = queue.SimpleQueue()
         for micro in batch:
@@ -135,8 +151,8 @@ class Trainer:
         return sum(losses) / answers
 
     def _rate(self) -> float:
-        left = (self.steps - self.done) / self.steps
-        return min(1.0, (self.done + 1) / WARM_UP, left / FALL)
+        left = (self.course.steps - self.done) / self.course.steps
+        return min(1.0, (self.done + 1) / WARM_UP, left / self.course.fall)
 
     def save(self, file: Path) -> None:
         """Keep all that resuming needs."""
@@ -193,7 +209,8 @@ def optimizers(network: Network) -> list[torch.optim.Optimizer]:
 def run(trainer: Trainer, steps: Iterator[list[list[Example]]], file: Path, *, keep_every: int = 50) -> None:
     """Train to the last step, keeping a checkpoint now and then."""
     began, first, tokens, shown = time.monotonic(), trainer.done, 0, 0.0
-    while trainer.done < trainer.steps:
+    last = trainer.course.steps
+    while trainer.done < last:
         batch = next(steps)
         tokens += sum(len(one.ids) for micro in batch for one in micro)
         loss = trainer.step(batch)
@@ -202,20 +219,22 @@ def run(trainer: Trainer, steps: Iterator[list[list[Example]]], file: Path, *, k
             passed = time.monotonic() - began
             log.info(
                 "step %d of %d: loss %.4f, %.0f tokens/s, %.1f min",
-                trainer.done, trainer.steps, shown, tokens / passed, passed / 60,
+                trainer.done, last, shown, tokens / passed, passed / 60,
             )  # fmt: skip
-        if trainer.done % keep_every == 0 or trainer.done == trainer.steps:
+        if trainer.done % keep_every == 0 or trainer.done == last:
             trainer.save(file)
 
 
-def drawn_beside(work: Path, seed: int, start: int, style: str | None = None) -> Iterator[list[list[Example]]]:
+def drawn_beside(
+    work: Path, mixture: str, seed: int, start: int, style: str | None = None
+) -> Iterator[list[list[Example]]]:
     """Yield the steps' batches, drawn by a process of its own so that they are ready when they are needed.
 
     style  every answer is said in it; None: conversations of all subjects
     """
     context = multiprocessing.get_context("spawn")
     ready: Any = context.Queue(maxsize=4)
-    process = context.Process(target=_draw, args=(ready, work, seed, start, style), daemon=True)
+    process = context.Process(target=_draw, args=(ready, work, mixture, seed, start, style), daemon=True)
     process.start()
     try:
         while True:
@@ -224,12 +243,13 @@ def drawn_beside(work: Path, seed: int, start: int, style: str | None = None) ->
         process.terminate()
 
 
-def _draw(ready: Any, work: Path, seed: int, start: int, style: str | None) -> None:
+def _draw(ready: Any, work: Path, mixture: str, seed: int, start: int, style: str | None) -> None:
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     assert parent is not None
     writer = Writer(TEMPLATE.read_text(encoding="utf-8"))
-    source = draw if style is None else lambda rng, pool: restyled(plain(rng, pool), STYLES[style])
+    mixed = MIXTURES[mixture]
+    source = mixed.draw if style is None else lambda rng, pool: restyled(mixed.plain(rng, pool), STYLES[style])
     for batch in batches(source, seed, writer, tokenizer_of(work), tokens=MICRO_TOKENS, context=CONTEXT, start=start):
         while True:
             try:
@@ -262,17 +282,20 @@ def save(network: Network, tokenizer: tokenizers.Tokenizer, directory: Path) -> 
         (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def make(work: Path, name: str, shape: Shape, steps: int, seed: int, threads: int, *, compiled: bool) -> Network:
-    """Train the network `name` in WORK, from its checkpoint if it has one, and save it."""
+def make(
+    work: Path, name: str, shape: Shape, courses: Sequence[Course], seed: int, threads: int, *, compiled: bool
+) -> Network:
+    """Train the network `name` in WORK, from its checkpoints if it has any, and save it."""
     tokenizer = tokenizer_of(work)
     torch.manual_seed(seed)
     network = Network(shape)
-    trainer = Trainer(network, optimizers(network), steps, threads, compiled=compiled)
-    file = work / f"{name}.pt"
-    if file.exists():
-        trainer.resume(file)
-    if trainer.done < steps:
-        run(trainer, drawn_beside(work, seed, trainer.done), file)
+    for course in courses:
+        trainer = Trainer(network, optimizers(network), course, threads, compiled=compiled)
+        file = work / f"{name}-{course.mixture}.pt"
+        if file.exists():
+            trainer.resume(file)
+        if trainer.done < course.steps:
+            run(trainer, drawn_beside(work, course.mixture, seed, trainer.done), file)
     save(network, tokenizer, work / name)
     return network
 
@@ -282,8 +305,9 @@ def adapt(work: Path, style: str, base: Network, steps: int, threads: int) -> No
     torch.manual_seed(SEED)
     network = copy.deepcopy(base)
     optimizer = torch.optim.AdamW(network.adapt(RANK, ALPHA), lr=4e-3, weight_decay=0.0)
-    trainer = Trainer(network, [optimizer], steps, threads)
-    run(trainer, drawn_beside(work, SEED + 2, 0, style), work / f"{style}.pt")
+    course = Course(mixture="talk", steps=steps)
+    trainer = Trainer(network, [optimizer], course, threads)
+    run(trainer, drawn_beside(work, course.mixture, SEED + 2, 0, style), work / f"{style}.pt")
     save_adapter(network, work / "adapters" / style)
 
 
@@ -309,22 +333,30 @@ def save_adapter(network: Network, directory: Path) -> None:
 
 @click.command()
 @click.argument("work", type=click.Path(path_type=Path))
-@click.option("--steps", default=4600, show_default=True, help="Steps of the model; each reads some 8,000 tokens.")
+@click.option("--steps", default=4600, show_default=True, help="Steps of the model's first course, in skills.")
+@click.option("--talk-steps", default=4000, show_default=True, help="Steps of its second course, in talk.")
 @click.option("--draft-steps", default=400, show_default=True, help="Steps of the draft.")
 @click.option("--adapter-steps", default=60, show_default=True, help="Steps of each adapter.")
 @click.option("--threads", default=2, show_default=True, help="Threads that train.")
 @click.option("--compiled/--plain", default=True, show_default=True, help="Whether torch compiles the model first.")
-def main(work: Path, steps: int, draft_steps: int, adapter_steps: int, threads: int, compiled: bool) -> None:
+def main(
+    work: Path, steps: int, talk_steps: int, draft_steps: int, adapter_steps: int, threads: int, compiled: bool
+) -> None:
     """Train the tokenizer, the model, its draft and its adapters in WORK, going on where an earlier run stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)  # each thread of ours does one operation at a time
     torch._dynamo.config.recompile_limit = 64  # lengths and counts that are special to the compiler
     work.mkdir(parents=True, exist_ok=True)
     tokenizer_of(work)
-    model = make(work, "model", MODEL, steps, SEED, threads, compiled=compiled)
+    courses = (
+        Course(mixture="skills", steps=steps),
+        Course(mixture="talk", steps=talk_steps, prompts=0.0, fall=1.0),
+    )
+    model = make(work, "model", MODEL, courses, SEED, threads, compiled=compiled)
     for style in STYLES:
         adapt(work, style, model, adapter_steps, threads)
-    make(work, "draft", DRAFT, draft_steps, SEED + 1, threads, compiled=False)
+    drafted = (Course(mixture="skills", steps=draft_steps),)
+    make(work, "draft", DRAFT, drafted, SEED + 1, threads, compiled=False)
 
 
 if __name__ == "__main__":
