@@ -91,7 +91,13 @@ def test_no_phrase_that_is_held_out_stands_among_those_for_training_alone(file: 
     lists = list(phrases(slots.read(file)))
     assert lists
     for each in lists:
-        assert not {fold(phrase) for phrase in part(each, Pool.HELD_OUT)} & set(map(fold, each.more))
+        kept = {fold(asked(phrase)) for phrase in part(each, Pool.HELD_OUT)}
+        assert not kept & {fold(asked(phrase)) for phrase in each.more}
+
+
+def asked(phrase: str | list[str]) -> str:
+    """Return the question of a story, which is told with its closing words; of any other phrase, all."""
+    return phrase if isinstance(phrase, str) else phrase[0]
 
 
 def phrases(content: object) -> Iterator[Phrases]:

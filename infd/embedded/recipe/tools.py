@@ -100,7 +100,8 @@ def _request(rng: Random, pool: Pool, uses: Sequence[Use]) -> dict[str, Any]:
     one, two = (one.question for one in uses)
     joint = listed(rng, "joints", pool)
     # A name at the start keeps its capital.
-    then = two if two.split()[0] in str(uses[1].arguments.values()) else two[0].lower() + two[1:]
+    first = two.split()[0].rstrip(",:;.?")
+    then = two if first in str(uses[1].arguments.values()) else two[0].lower() + two[1:]
     return {"role": "user", "content": joint.format(one=one, two=two, then=then if not two.startswith("I ") else two)}
 
 
