@@ -202,6 +202,7 @@ class Daemon:
         gc.freeze()
         # Most objects here die by count: looking at the young ones every 700 allocations costs more than it finds.
         gc.set_threshold(20_000, 20, 20)
+        gc.enable()
         facts = self.engine.describe()
         ready = Readiness(
             model=self.names[0],

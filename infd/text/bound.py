@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _COMPOSED: Final = 4  # the longest sequence of characters that Unicode composes into one
 _SPACES: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
 _BYTES: Final = 256
+_CONTINUING: Final = bytes(range(0x80, 0xC0))  # in UTF-8 every other byte begins a character
 
 
 class Bound(Struct, frozen=True):
@@ -96,9 +97,6 @@ def _has_all_bytes(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPiece
 
 
 def _characters(piece: Piece) -> int:
-    match piece:
-        case bytes():
-            return sum(byte & 0xC0 != 0x80 for byte in piece)  # each character begins once
-        case str():
-            return len(piece)
-    return 1
+    if isinstance(piece, bytes):
+        return len(piece.translate(None, _CONTINUING))
+    return len(piece) if isinstance(piece, str) else 1

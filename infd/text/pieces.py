@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     import tokenizers
 
@@ -57,11 +57,14 @@ class TextPieces(Struct, frozen=True):
         return piece.encode() if isinstance(piece, str) else bytes([piece])
 
 
-def recognise(backend: tokenizers.Tokenizer) -> BytePieces | TextPieces | None:
-    """Return the table of a known decoder, None for any other."""
+def recognise(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> BytePieces | TextPieces | None:
+    """Return the table of a known decoder, None for any other.
+
+    vocabulary  the tokenizer's, without the tokens that were added to it
+    """
     if backend.decoder is None:
         return None
-    tokens = _tokens(backend)
+    tokens = _tokens(backend, vocabulary)
     match _steps(json.loads(backend.decoder.__getstate__())):
         case [{"type": "ByteLevel"}]:
             return BytePieces(_byte_level(tokens))
@@ -84,9 +87,9 @@ def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
     return steps
 
 
-def _tokens(backend: tokenizers.Tokenizer) -> list[str | None]:
+def _tokens(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> list[str | None]:
     """Every id's token. An added token hides one of the vocabulary that has the same id."""
-    by_id = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
+    by_id = {token_id: token for token, token_id in vocabulary.items()}
     by_id |= {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
     return [by_id.get(token_id) for token_id in range(1 + max(by_id, default=-1))]
 

@@ -39,7 +39,10 @@ class Tokenizer:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, files: TextFiles) -> None:
-        """Take over `backend`: the special tokens of `files` are added to it, truncation and padding turned off."""
+        """Take over `backend`: the special tokens of `files` are added to it, truncation and padding turned off.
+
+        Raises CheckpointError for ids out of all proportion.
+        """
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = files.split_special
@@ -49,14 +52,18 @@ class Tokenizer:
         backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
         self._backend = backend
         self._files = files
-        self._pieces = recognise(backend)
+        vocabulary = backend.get_vocab(with_added_tokens=False)  # a copy, which takes long to make
+        added = backend.get_added_tokens_decoder()
+        largest = max(chain(vocabulary.values(), added), default=-1)
+        if largest > LARGEST_ID:
+            raise CheckpointError(f"a token has the id {largest}; at most {LARGEST_ID} is accepted")
+        self.vocab_size = 1 + largest
+        self._pieces = recognise(backend, vocabulary)
         self._showing: tuple[frozenset[int], BytePieces | TextPieces] | None = None
         self._bound = bound(backend, self._pieces)
-        added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(
             token_id for token_id, token in added.items() if token.special or token.content in special
         )
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.end_ids = self._find_end_ids()
 
     @classmethod
@@ -73,10 +80,10 @@ class Tokenizer:
                 raise CheckpointError(f"{path}: {error}") from error
         else:
             backend = convert(directory)
-        largest = max(chain(backend.get_vocab().values(), backend.get_added_tokens_decoder()), default=0)
-        if largest > LARGEST_ID:
-            raise CheckpointError(f"{path}: a token has the id {largest}; at most {LARGEST_ID} is accepted")
-        return cls(backend, files)
+        try:
+            return cls(backend, files)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
 
     @property
     def files(self) -> TextFiles:
