@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from enum import Enum
 from typing import Final
 
@@ -38,3 +39,10 @@ class Memory(Struct, frozen=True, kw_only=True):
     @property
     def whole(self) -> bool:
         return self.weights is self.cache is Held.LOADED
+
+
+def trim() -> None:
+    """Make the C library give back to the system what was freed."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc's own
+        trim(0)

@@ -32,6 +32,7 @@ from infd.engine.state import State
 from infd.errors import AdapterExists, AdapterTooLarge, ConfigError, ServerStopped, StartError
 from infd.http.app import HttpServer
 from infd.hub.fetch import fetch
+from infd.memory import trim
 from infd.offload import Offload
 from infd.telemetry.metrics import Metrics
 
@@ -197,12 +198,13 @@ class Daemon:
             "enable_prefix_caching": str(self.config.cache.prefix_caching),
             "cache_dtype": str(self.engine.describe().get("cache_dtype", "")),
         }
-        # What lives now lives as long as the process; the collector need not walk over it again and again.
-        gc.collect()
+        # What lives now lives as long as the process; the collector need not walk over it, not even once: one object in
+        # a hundred is garbage, and finding those takes 0.1 s.
         gc.freeze()
         # Most objects here die by count: looking at the young ones every 700 allocations costs more than it finds.
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
+        trim()  # what loading has freed: some 70 MiB after a vocabulary of 150,000 tokens
         facts = self.engine.describe()
         ready = Readiness(
             model=self.names[0],

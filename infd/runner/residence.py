@@ -6,7 +6,6 @@ All of it happens on the device thread, between steps.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from infd.errors import CheckpointError, OutOfMemory
-from infd.memory import Held, Memory, Part
+from infd.memory import Held, Memory, Part, trim
 from infd.models.config import architecture
 from infd.runner.memory import available_bytes
 from infd.weights.checkpoint import Checkpoint, locate
@@ -79,7 +78,7 @@ class Residence:
         if level >= 2:
             self.memory = replace(self.memory, weights=Held.RELEASED)
             self._weights.release()
-        _trim()
+        trim()
         return max(0, before - _resident_bytes())
 
     def wake(self, parts: Collection[Part]) -> None:
@@ -158,10 +157,3 @@ class Residence:
 
 def _resident_bytes() -> int:
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _trim() -> None:
-    """Make the C library give back what steps have left behind."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc's own
-        trim(0)
