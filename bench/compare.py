@@ -55,6 +55,9 @@ class File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 @click.option("--client-cores", help="Of the client. Default: those of the servers.")
 @click.option("--tolerance", type=click.FloatRange(0), default=0.15, show_default=True, help="Of the memory's rate.")
 @click.option("--endpoint", type=click.Choice(["completions", "chat"]), default="completions", show_default=True)
+@click.option(
+    "--settle", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds alone after the start."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--logs", type=click.Path(file_okay=False, path_type=Path), help="Where servers' output is kept.")
 @click.option("--json", "kept", type=click.Path(dir_okay=False, path_type=Path), help="Written after each round.")
@@ -70,6 +73,7 @@ def main(
     client_cores: str | None,
     tolerance: float,
     endpoint: str,
+    settle: float,
     seed: int,
     logs: Path | None,
     kept: Path | None,
@@ -85,6 +89,7 @@ def main(
         workloads=_chosen(names, read.workload if read.workload and not names else (*WORKLOADS, *read.workload)),
         endpoint=endpoint,
         tolerance=tolerance,
+        settle_s=settle,
         seed=seed,
     )
     servers = _chosen(only, (*read.server, *map(_server, commands)))

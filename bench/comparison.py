@@ -8,6 +8,7 @@ answer had the tokens that were asked for.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import statistics
@@ -69,6 +70,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     tolerance  how far the memory's rate may be from the first one measured before a window is thrown away
     tries      windows of one kind in one round, until one is good
     minutes    once they are over no further round begins; None: all of them
+    settle_s   how long each server is left alone before it is asked anything: some put their memory in order then
     """
 
     model: str
@@ -82,6 +84,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     seed: int = 0
     minutes: float | None = None
     timeout_s: float = 300.0
+    settle_s: float = 0.0
 
 
 class Window(Struct, frozen=True, kw_only=True):
@@ -292,8 +295,9 @@ async def _meet(plan: Plan, server: Server, process: ServerProcess | None, repor
     """Ask it something, so that what is done once is done, then see what it holds."""
     rival = Rival(server, process)
     trial = Workload(name="trial", figures=(), requests=1, input_tokens=32, output_tokens=4)
-    resident = process.resident_bytes() if process else 0
     with rival.awake():
+        await asyncio.sleep(plan.settle_s)
+        resident = process.resident_bytes() if process else 0
         _check(trial, await offer(_settings(rival, trial, plan, "trial")))
     report.started.append(Started(server=server, ready_s=process.ready_s if process else 0.0, resident_bytes=resident))
     return rival
