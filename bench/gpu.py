@@ -28,7 +28,7 @@ from infd.kernels.reference import dense
 from infd.kernels.select import CANDIDATES, Facts, insisting, select
 from infd.models import registry
 from infd.request import Request, SamplingParams
-from infd.runner.adapters import DeviceSlots
+from infd.runner.design import Design
 from infd.runner.loading import assemble
 from infd.runner.memory import Arena
 from infd.runner.pulse import Pulse
@@ -292,18 +292,7 @@ def put_together(
         scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=max(64, min(length, 8192))),
         cache=CacheConfig(page_tokens=PAGE),
     )
-    runner = assemble(
-        settings,
-        model,
-        ops.attention,
-        ops.draw,
-        DeviceSlots(ops.lora, bench.device),
-        weights,
-        dtype=torch.bfloat16,
-        device=bench.device,
-        max_len=length,
-        pulse=Pulse(),
-    ).runner
+    runner = assemble(settings, Design(model, ops, torch.bfloat16, bench.device, length), weights, Pulse()).runner
     with runner.active():
         while runner.idle():
             pass

@@ -1,4 +1,4 @@
-"""Build a runner from settings: device, type, kernels, weights, cache, rows, step size, in that order.
+"""Build a runner from settings: the design, weights, cache, rows, step size, in that order.
 
 Runs on the device thread. Importing this imports torch.
 """
@@ -9,21 +9,19 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import Struct
 
 from infd.adapters.reading import AdapterReader
-from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory, RequestFailed
-from infd.kernels.select import CACHED, CANDIDATES, quantized, select
+from infd.errors import CheckpointError, ConfigError, OutOfMemory, RequestFailed
 from infd.kernels.triton.presence import installed
-from infd.models import registry
-from infd.models.config import architecture, context_length, stored_dtype
-from infd.models.parameter import Matrix
+from infd.models.config import architecture
 from infd.runner import stepsize
 from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import allocate, size_cache
+from infd.runner.design import candidates, choose_device, design
 from infd.runner.graphs import CudaGraphs
 from infd.runner.memory import Arena, available_bytes
 from infd.runner.residence import Residence
@@ -34,13 +32,11 @@ from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from infd.config import Config, DeviceConfig
-    from infd.kernels.ops import Attention, Draw, Ops
-    from infd.kernels.select import Candidate
     from infd.kernels.triton.compiled import Ledger
-    from infd.models.base import Model
+    from infd.runner.design import Design
     from infd.runner.graphs import Graphs
     from infd.runner.pulse import Pulse
 
@@ -48,9 +44,7 @@ log = logging.getLogger("infd.runner")
 
 STEP_TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 DEPTH = {"cpu": 1, "cuda": 2}
-CPUINFO = Path("/proc/cpuinfo")
 CPU = torch.device("cpu")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Loaded(Struct, frozen=True):
@@ -119,8 +113,8 @@ def _build(
     pulse: Pulse,
     progress: Callable[[int, int], None] | None,
 ) -> Loaded:
-    model, ops, dtype, max_len = design(config, checkpoint, device, device, candidates(config))
-    required, free = required_bytes(model), available_bytes(device)
+    chosen = design(config, checkpoint, device, device, candidates(config))
+    required, free = required_bytes(chosen.model), available_bytes(device)
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
         raise OutOfMemory(f"{needed}, {free / 2**20:,.0f} MiB are free")
@@ -131,96 +125,29 @@ def _build(
         if progress is not None:
             progress(done, total)
 
-    load(model, checkpoint, weights, report)
-    kept = _name_of(dtype) if config.model.quantization == "none" else config.model.quantization
-    log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, kept, _name_of(dtype))
+    load(chosen.model, checkpoint, weights, report)
+    kept = _name_of(chosen.dtype) if config.model.quantization == "none" else config.model.quantization
+    log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, kept, _name_of(chosen.dtype))
     try:
-        loaded = assemble(
-            config,
-            model,
-            ops.attention,
-            ops.draw,
-            DeviceSlots(ops.lora, device),
-            weights,
-            dtype=dtype,
-            device=device,
-            max_len=max_len,
-            pulse=pulse,
-        )
+        loaded = assemble(config, chosen, weights, pulse)
     except RequestFailed as error:  # of the trial steps, which ask for nothing unusual
         raise CheckpointError(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
-            f" model.dtype (--dtype) than {_name_of(dtype)}"
+            f" model.dtype (--dtype) than {_name_of(chosen.dtype)}"
         ) from error
     loaded.residence.remember(checkpoint)
     loaded.facts.update(
-        dtype=_name_of(dtype),
+        dtype=_name_of(chosen.dtype),
         quantization=config.model.quantization,
         arch=architecture(checkpoint.config),
-        ops=ops.describe(),
+        ops=chosen.ops.describe(),
     )
     return loaded
 
 
-class Design(NamedTuple):
-    """A model without weights yet, and what it computes with."""
-
-    model: Model
-    ops: Ops
-    dtype: torch.dtype
-    max_len: int
-
-
-def design(
-    config: Config,
-    checkpoint: Checkpoint,
-    device: torch.device,
-    memory: torch.device,
-    candidates: Mapping[str, Sequence[Candidate]],
-) -> Design:
-    """Decide what is computed of a checkpoint, and how.
-
-    device  what computes
-    memory  where tensors lie; apart from `device` only where nothing is to be computed
-    """
-    try:
-        dtype = choose_dtype(config.model.dtype, checkpoint.config, device)
-        ops = select(device, dtype, candidates)
-        max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
-        model = registry.build(
-            checkpoint.config, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors.keys()
-        )
-    except CheckpointError as error:  # it knows what config.json says, not where that lies
-        raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    if config.model.quantization != "none" and not any(isinstance(weight, Matrix) for weight in model.parameters):
-        raise ConfigError(
-            f"model.quantization: {architecture(checkpoint.config)} is computed by transformers' code, whose weights"
-            " stay as they are; leave --quantization out"
-        )
-    return Design(model, ops, dtype, max_len)
-
-
-def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
-    """Return what kernels are chosen from."""
-    how, vocabulary = config.model.quantization, config.model.quantize_vocabulary
-    weights = CANDIDATES if how == "none" else quantized(how, vocabulary=vocabulary)
-    return {**weights, **CACHED.get(config.cache.dtype, {})}
-
-
-def assemble(
-    config: Config,
-    model: Model,
-    attention: Attention,
-    draw: Draw,
-    adapters: DeviceSlots,
-    weights: Arena,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_len: int,
-    pulse: Pulse,
-) -> Loaded:
+def assemble(config: Config, chosen: Design, weights: Arena, pulse: Pulse) -> Loaded:
     """Put cache and rows beside a model whose weights are loaded, run it for the first time, and measure it."""
+    model, ops, dtype, device, max_len = chosen
     rows, page_tokens = config.scheduler.max_num_seqs, config.cache.page_tokens
     layout, tensors = model.cache_layout(page_tokens), model.page_tensors(page_tokens)
     size = size_cache(
@@ -245,8 +172,8 @@ def assemble(
         raise OutOfMemory(f"{error}; lower cache.bytes (--kv-cache-bytes)") from error
     runner = Runner(
         model,
-        attention,
-        draw,
+        ops.attention,
+        ops.draw,
         Rows(
             rows=rows,
             max_len=max_len,
@@ -256,7 +183,7 @@ def assemble(
         ),
         layout,
         allocate(layout, tensors, size.pages, cache),
-        adapters,
+        DeviceSlots(ops.lora, device),
         pulse,
         graphs_of(device, config.device),
     )
@@ -296,41 +223,6 @@ def assemble(
 def graphs_of(device: torch.device, settings: DeviceConfig) -> Graphs | None:
     """Return what captures steps, or None where each kernel is launched."""
     return CudaGraphs(device) if device.type == "cuda" and settings.graphs else None
-
-
-def choose_device(kind: str) -> torch.device:
-    """Return the device that `kind` asks for. Raises DeviceMissing."""
-    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        built = "finds no GPU" if torch.version.cuda else "is built without CUDA"
-        raise DeviceMissing(f"device.kind is 'cuda', but torch {torch.__version__} {built}")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def choose_dtype(wanted: str, config: Mapping[str, Any], device: torch.device) -> torch.dtype:
-    """Return the type of weights and activations: as asked for, else the checkpoint's own if it is fast here."""
-    if wanted != "auto":
-        return DTYPES[wanted]
-    stored = DTYPES.get(stored_dtype(config) or "float32", torch.float32)
-    if device.type == "cuda" or stored is torch.float32:
-        return stored
-    return torch.bfloat16 if _has_bfloat16(CPUINFO.read_text()) else torch.float32
-
-
-def _has_bfloat16(cpuinfo: str) -> bool:
-    """Say whether the processor multiplies bfloat16 matrices natively; emulated, it is slower than float32."""
-    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "").split()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def _max_model_len(wanted: int | None, config: Mapping[str, Any]) -> int:
-    trained = context_length(config)
-    if trained < 2:
-        raise CheckpointError(f"config.json: max_position_embeddings is {trained}; a prompt and an answer take two")
-    if wanted is not None and wanted > trained:
-        raise ConfigError(f"model.max_model_len is {wanted}; the model was made for at most {trained} tokens")
-    return wanted or trained
 
 
 def _name_of(dtype: torch.dtype) -> str:

@@ -19,7 +19,8 @@ from infd.kernels.select import insisting
 from infd.kernels.triton import presence
 from infd.request import Adapter
 from infd.runner.adapters import DeviceSlots
-from infd.runner.loading import CPU, candidates, design
+from infd.runner.design import candidates, design
+from infd.runner.loading import CPU
 from infd.runner.memory import Arena
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
@@ -79,7 +80,9 @@ def warm(config: Config, target: str | None, notify: Callable[[Entry], object] =
 def issue(config: Config, graphs: Graphs | None = None) -> None:
     """Issue a model's first steps, and one with each configured adapter, with Triton's kernels and without storage."""
     with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
-        model, ops, dtype, max_len = design(config, checkpoint, GPU, NOWHERE, insisting("triton", candidates(config)))
+        model, ops, dtype, _, max_len = design(
+            config, checkpoint, GPU, NOWHERE, insisting("triton", candidates(config))
+        )
         for parameter in model.parameters:
             parameter.tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=NOWHERE)
         size, most = config.cache.page_tokens, config.scheduler.max_num_seqs

@@ -6,12 +6,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec.structs import replace
 
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
-from infd.kernels.reference.drawing.draw import Draw
-from infd.kernels.reference.lora import Lora
+from infd.kernels.select import CANDIDATES, insisting, select
 from infd.request import Request, SamplingParams
-from infd.runner.adapters import DeviceSlots
+from infd.runner.design import Design
 from infd.runner.loading import assemble
 from infd.runner.local import LocalExecutor
 from infd.runner.memory import Arena
@@ -40,18 +40,9 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
 
 
 def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48) -> Loaded:
-    return assemble(
-        settings,
-        model,
-        HistoryAttention(),
-        Draw(),
-        DeviceSlots(Lora(), CPU),
-        Arena(64, CPU, "weights"),
-        dtype=torch.float32,
-        device=CPU,
-        max_len=max_len,
-        pulse=pulse,
-    )
+    ops = select(CPU, torch.float32, insisting("reference", CANDIDATES))
+    chosen = Design(model, replace(ops, attention=HistoryAttention()), torch.float32, CPU, max_len)
+    return assemble(settings, chosen, Arena(64, CPU, "weights"), pulse)
 
 
 def executor(model: FakeModel, settings: Config) -> LocalExecutor:

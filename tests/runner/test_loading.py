@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory
-from infd.runner import loading, stepsize
-from infd.runner.loading import build, choose_device, choose_dtype
+from infd.runner import design, loading, stepsize
+from infd.runner.design import choose_device, choose_dtype
+from infd.runner.loading import build
 from infd.runner.pulse import Pulse
 from infd.scheduler.layout import CacheLayout, PageGroup
 from tests.models.foreign import make as make_foreign
@@ -34,7 +35,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_half_types_stay_half_on_a_cpu_that_is_fast_at_them(monkeypatch, tmp_path, stored, flags, expected):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor : 0\nflags\t\t: fpu {flags} sse\n")
-    monkeypatch.setattr(loading, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(design, "CPUINFO", cpuinfo)
     assert choose_dtype("auto", {"torch_dtype": stored}, CPU) is expected
 
 
