@@ -253,12 +253,12 @@ class Engine:
         """
         assert self._scheduler is not None
         self._roots.renew()
-        before = self._scheduler.preemptions
+        preempted = len(self._scheduler.running) if preempting else 0
         pages = self._scheduler.forget_prefixes(
             lambda seq: self._roots.of(seq.request, seq.adapter), preempting=preempting
         )
         self.wake()
-        return pages, self._scheduler.preemptions - before
+        return pages, preempted
 
     def expire(self, ticket: Ticket, error: RequestError) -> None:
         """End what is left of a ticket whose time ran out. Called by its deadlines."""

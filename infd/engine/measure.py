@@ -28,7 +28,7 @@ class Measure:
         metrics = self._metrics
         metrics.step.observe(now - issued.at)
         metrics.iteration_tokens.observe(issued.plan.tokens)
-        metrics.preemptions = scheduler.preemptions
+        metrics.preemptions, metrics.steps_undone = scheduler.preemptions, scheduler.undone
         metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
 
     def delivered(self, flow: Flow, tokens: int, now: float) -> None:

@@ -34,7 +34,7 @@ class Cache:
         self._step_tokens = capacity.step_tokens
         self._prefix_caching = prefix_caching and bool(self._groups)
         self.page_tokens = min((group.page_tokens for group in self._groups), default=0)
-        self._unsettled: dict[int, list[int]] = {}  # pages indexed by each step in flight
+        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # pages indexed by each step in flight, and for whom
 
     # Pages of one sequence
 
@@ -122,27 +122,34 @@ class Cache:
                 for index in range(first, stop):
                     page = table[index]
                     if page and self.index.put(number, keys[index], page):
-                        self._unsettled.setdefault(step, []).append(page)
+                        self._unsettled.setdefault(step, {}).setdefault(seq, []).append(page)
         seq.indexed = max(seq.indexed, settled - settled % self._layout.alignment)
 
-    def settle(self, step: int, *, spoilt: bool) -> None:
-        """A step has ended. Where it is `spoilt`, nobody may find what it was to write."""
-        fresh = self._unsettled.pop(step, ())
-        if spoilt:
-            for page in fresh:  # whoever filled it: it may have been preempted or removed since
-                self.pool.forget(page)
+    def settle(self, step: int) -> None:
+        """A step has ended well."""
+        self._unsettled.pop(step, None)
+
+    def spoil(self, step: int) -> None:
+        """A step has failed: nobody may find what it was to write, whoever for."""
+        for pages in self._unsettled.pop(step, {}).values():
+            self._forget(pages)
 
     def withdraw(self, seq: Sequence) -> None:
-        """Let nobody find what a sequence holds."""
+        """Let nobody find what a sequence holds, or let go of while a step was still to write it."""
         for table in seq.tables:
-            for page in table:
-                if page:
-                    self.pool.forget(page)
+            self._forget(table)
+        for fresh in self._unsettled.values():
+            self._forget(fresh.pop(seq, ()))
 
     def forget(self) -> int:
         """Let nobody find anything that is there now; return how many pages that were."""
         self._unsettled.clear()
         return self.pool.forget_all()
+
+    def _forget(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            if page:
+                self.pool.forget(page)
 
     def verify(self, everybody: Iterable[Sequence]) -> None:
         """Assert that every page is accounted for."""

@@ -15,13 +15,10 @@ class StepSize:
         self._largest = largest
         self._calm = 0  # steps that have fitted since one did not
 
-    def shrink(self, tokens: int) -> bool:
-        """A step of this many tokens did not fit. False if it cannot be halved."""
-        if tokens < 2:
-            return False
-        self.tokens = tokens // 2
+    def shrink(self, tokens: int) -> None:
+        """A step that counted as so many tokens, two at least, did not fit."""
+        self.tokens = min(tokens, self.tokens) // 2
         self._calm = 0
-        return True
 
     def fitted(self) -> None:
         """A step has fitted."""

@@ -67,7 +67,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.cache = Cache(capacity, prefix_caching=prefix_caching)
         self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
-        self.preemptions = 0
+        self.preemptions = 0  # for want of pages
+        self.undone = 0  # steps, because one failed
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # and found
         self._policy = Policy(priority_patience)
@@ -124,7 +125,6 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
         """Take in what a step produced, in the order planned. Sequences removed meanwhile are passed over."""
-        self.cache.settle(plan.number, spoilt=bool(result.failed))
         self._size.fitted()
         outcomes: list[Outcome] = []
         at = 0
@@ -135,9 +135,11 @@ class Scheduler:
             seq = span.seq
             if span.samples:
                 seq.in_flight -= 1
-            if seq.finish is not None:
-                continue
             outcome, failure = None, result.failed.get(i)
+            if seq.finish is not None:
+                if failure is not None:
+                    self.cache.withdraw(seq)
+                continue
             try:
                 if failure is None:
                     outcome = self._take_in(plan.number, span, tokens, i, result)
@@ -149,6 +151,7 @@ class Scheduler:
                     self.verify()
             if outcome is not None:
                 outcomes.append(outcome)
+        self.cache.settle(plan.number)
         return outcomes
 
     def rollback(self, plans: Iterable[StepPlan]) -> None:
@@ -158,13 +161,14 @@ class Scheduler:
         tokens known so far; pages that these steps were to fill leave the index.
         """
         plans = list(plans)
+        self.undone += len(plans)
         for plan in plans:
-            self.cache.settle(plan.number, spoilt=True)
+            self.cache.spoil(plan.number)
             for span in plan.spans:
                 if span.samples:
                     span.seq.in_flight -= 1
                 if span.seq.row is not None:
-                    self._preempt(span.seq)
+                    self._send_back(span.seq)
         for plan in plans:  # only now: a later step's sequences may use what an earlier one was to load
             self.adapters.undo(plan.loads)
 
@@ -176,7 +180,7 @@ class Scheduler:
         """
         if preempting:
             for seq in list(self.running):
-                self._preempt(seq)
+                self._send_back(seq)
         for seq in (*self.waiting, *self.running, *self._held):
             seq.prefix_root = root(seq)
             seq.keys.clear()
@@ -186,7 +190,10 @@ class Scheduler:
 
     def shrink(self, plan: StepPlan) -> bool:
         """Plan steps of half the size of this one from now on, for a while; False if it cannot be halved."""
-        return self.capacity.layout.divisible and self._size.shrink(plan.tokens)
+        if plan.tokens < 2 or not self.capacity.layout.divisible:
+            return False
+        self._size.shrink(sum(span.count * (self.capacity.score_cost if span.scores else 1) for span in plan.spans))
+        return True
 
     def verify(self) -> None:
         """Assert every invariant of pages, rows and slots."""
@@ -230,9 +237,11 @@ class Scheduler:
         """Let waiting sequences run, in order, while there is room for the first of them.
 
         While one waits because as many adapters run as may, some of those behind it that need no other go ahead.
+        While one waits for its last step, some of those behind it take what it will not need.
         """
         position, first = 0, None
-        while left and self._rows and position < len(self.waiting):
+        promised_rows = promised_pages = 0
+        while left and len(self._rows) > promised_rows and position < len(self.waiting):
             seq = self.waiting[position]
             if (seq, self.cache.pool.available) == self._refused:
                 return  # nothing has changed since it was found not to fit
@@ -245,14 +254,20 @@ class Scheduler:
                 first = first or seq
                 position += 1
                 continue
-            if seq.in_flight:
-                return  # preempted; plannable once its last step commits
+            if seq.in_flight:  # it was sent back; it can be planned once its last step commits
+                first = first or seq
+                promised_rows += 1
+                promised_pages += self.cache.wanted(seq, 0)
+                position += 1
+                continue
             if not self.capacity.layout.divisible and len(seq.tokens) > left:
                 return
             hit = self.cache.find(seq)
-            if self.running and self.cache.wanted(seq, len(self.running)) > self.cache.pool.available:
+            wanted = self.cache.wanted(seq, len(self.running)) + promised_pages
+            if wanted > self.cache.pool.available and (self.running or promised_rows):
                 seq.tables = []
-                self._refused = seq, self.cache.pool.available
+                if not promised_rows:
+                    self._refused = seq, self.cache.pool.available
                 return
             self._seat(seq, position, hit)
             slot = self.adapters.take(seq.adapter, plan.loads)
@@ -340,10 +355,14 @@ class Scheduler:
         return Outcome(seq, [], [], FinishReason.ERROR)
 
     def _preempt(self, seq: Sequence) -> None:
+        """Make room for an earlier sequence."""
+        self._send_back(seq)
+        self.preemptions += 1
+
+    def _send_back(self, seq: Sequence) -> None:
         """Send a running sequence back to its old place in the queue, to be recomputed."""
         self._let_go(seq)
         insort(self.waiting, seq, key=by_order)
-        self.preemptions += 1
 
     def _take_out(self, seq: Sequence) -> None:
         """Let a sequence stand nowhere, and have nothing."""

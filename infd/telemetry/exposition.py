@@ -56,9 +56,8 @@ SERIES = (
     _Series("prompt_tokens", "prompt_tokens", "Prompt tokens of accepted requests.", "prompt_tokens"),
     _Series("prompt_tokens_cached", "prompt_tokens_cached", "Of these, found in the cache.", "prompt_tokens_cached"),
     _Series("generation_tokens", "generation_tokens", "Tokens generated.", "generation_tokens"),
-    _Series(
-        "preemptions", "preemptions", "Sequences that gave up their pages and are computed again.", "num_preemptions"
-    ),
+    _Series("preemptions", "preemptions", "Sequences that made room and are computed again.", "num_preemptions"),
+    _Series("steps_undone", "steps_undone", "Steps that failed, or were in flight behind one that did."),
     _Series("prefix_cache_queries", "prefix_queries", "Prompt tokens looked up in the cache.", "prefix_cache_queries"),
     _Series("prefix_cache_hits", "prefix_hits", "Prompt tokens found in the cache.", "prefix_cache_hits"),
     _Series("time_to_first_token_seconds", "ttft", "From arrival to first token.", "time_to_first_token_seconds"),

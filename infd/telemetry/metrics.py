@@ -106,6 +106,7 @@ class Metrics:
         self.prompt_tokens_cached = 0  # of those, found in the cache
         self.generation_tokens = 0
         self.preemptions = 0
+        self.steps_undone = 0
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # of those, found
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect"), 0)

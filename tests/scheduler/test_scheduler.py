@@ -301,6 +301,7 @@ def test_a_failed_step_gives_everyone_back_their_known_tokens():
     driver.fail()
 
     assert [len(a.tokens), len(b.tokens)] == known
+    assert (driver.scheduler.preemptions, driver.scheduler.undone) == (0, 2)
     assert driver.scheduler.running == []
     driver.finish()
     driver.check_answers()
@@ -331,6 +332,36 @@ def test_one_failed_sequence_does_not_stop_its_neighbour():
     again = driver.add(sequence([1] * 5))
     driver.finish()
     assert again.prompt_cached == 0, "what a failed sequence wrote is not shared"
+
+
+def test_of_a_step_only_the_pages_of_those_that_failed_in_it_are_not_found():
+    driver = Driver(depth=2)
+    bad, good, gone = (driver.add(sequence([i] * 5, max_tokens=9, root=b"\0")) for i in range(1, 4))
+    plan = driver.issue()
+    assert plan is not None
+    driver.issue()
+    driver.scheduler.remove(gone, FinishReason.ABORT)
+    result = driver.device.run(driver.in_flight.popleft())
+    failure = RuntimeError("not finite")
+    driver.scheduler.commit(plan, StepResult([0, 1, 0], result.tokens[1:2], failed={0: failure, 2: failure}))
+    driver.check()
+    driver.finish()
+
+    assert bad.finish is FinishReason.ERROR
+    assert len(good.tokens) == 14
+    assert [cached_of(driver, [i] * 5) for i in range(1, 4)] == [0, 4, 0]
+
+
+def test_pages_of_a_failed_sequence_that_a_step_in_flight_was_to_fill_are_not_found():
+    driver = Driver(capacity(step_tokens=8), depth=2)
+    bad = driver.add(sequence([1] * 20))
+    plans = [driver.issue(), driver.issue()]
+    driver.scheduler._preempt(bad)
+    assert plans[0] is not None
+    driver.scheduler.commit(plans[0], StepResult([0], [], failed={0: RuntimeError("not finite")}))
+    driver.check()
+
+    assert len(driver.scheduler.cache.index) == 0
 
 
 def test_a_preempted_sequence_runs_again_only_when_its_last_step_is_committed():
@@ -364,6 +395,36 @@ def test_after_a_step_that_did_not_fit_steps_are_halved_and_grow_back():
     assert driver.plans[70].tokens == 16
 
 
+def test_a_step_of_scored_tokens_that_did_not_fit_is_halved_as_it_was_counted():
+    driver = Driver(capacity(step_tokens=16, score_cost=4))
+    seq = driver.add(sequence(12, scored=0))
+    plan = driver.issue()
+    driver.fail()
+    assert granted(plan) == {seq: 4}
+    assert driver.scheduler.shrink(plan)
+
+    assert granted(driver.issue()) == {seq: 2}
+    driver.finish()
+    driver.check_answers()
+
+
+def test_steps_are_halved_down_to_one_token_however_much_a_scored_one_counts_for():
+    driver = Driver(capacity(step_tokens=16, score_cost=20))
+    driver.add(sequence([1] * 3, max_tokens=9))
+    driver.step()
+    driver.add(sequence(12, scored=0))
+    sizes = []
+    for _ in range(9):
+        plan = driver.issue()
+        assert plan is not None
+        sizes.append(plan.tokens)
+        driver.fail()
+        if not driver.scheduler.shrink(plan):
+            break
+
+    assert sizes == [2, 5, 4, 2, 1]
+
+
 def test_a_step_of_one_token_cannot_be_halved():
     driver = Driver()
     driver.add(sequence(1))
@@ -373,23 +434,61 @@ def test_a_step_of_one_token_cannot_be_halved():
     assert not driver.scheduler.shrink(plan)
 
 
-def test_who_waits_behind_a_preempted_sequence_does_not_overtake_it():
-    driver = Driver(capacity(pages=5, max_model_len=20), depth=3)
-    driver.add(sequence([1] * 8, max_tokens=12))
+def preempted_in_flight(pages: int) -> tuple[Driver, Sequence]:
+    """Return a driver in which the later of two sequences was preempted with a step of it in flight, and that one."""
+    driver = Driver(capacity(pages=pages, max_model_len=20, rows=3), depth=3)
+    early = driver.add(sequence([1] * 8, max_tokens=12))
     late = driver.add(sequence([2] * 3, max_tokens=12))
     driver.issue()
-    while late.row is not None:
-        driver.complete()
-        driver.issue()
-        driver.issue()
-    latest = driver.add(sequence([3], max_tokens=1))
-    driver.scheduler.remove(driver.everybody[0], FinishReason.ABORT)
-
+    driver.issue()
+    driver.scheduler._preempt(late)
+    driver.scheduler.remove(early, FinishReason.ABORT)
     assert late.in_flight
+    return driver, late
+
+
+def test_who_waits_behind_a_preempted_sequence_takes_no_room_that_it_will_need():
+    driver, late = preempted_in_flight(pages=5)
+    latest = driver.add(sequence([3] * 13, max_tokens=1))
+
     assert driver.issue() is None, "its last step is in flight, and the one behind it waits with it"
+    driver.complete()
+    driver.complete()
+    assert late in granted(driver.issue())
     driver.finish()
     driver.check_answers()
     assert latest.finish is FinishReason.LENGTH
+
+
+def test_who_waits_behind_a_preempted_sequence_takes_no_row_that_it_will_need():
+    driver, late = preempted_in_flight(pages=64)
+    others = [driver.add(sequence([i] * 3)) for i in range(3, 6)]
+
+    assert granted(driver.issue()) == dict.fromkeys(others[:2], 3)
+    driver.complete()
+    driver.complete()
+    assert late in granted(driver.issue())
+    driver.finish()
+    driver.check_answers()
+
+
+def test_while_the_last_step_of_a_preempted_sequence_is_in_flight_others_run_beside_what_it_will_need():
+    driver, late = preempted_in_flight(pages=64)
+    latest = driver.add(sequence([3], max_tokens=1))
+
+    assert granted(driver.issue()) == {latest: 1}
+    driver.finish()
+    driver.check_answers()
+    assert len(late.tokens) == 15
+
+
+def test_a_preempted_sequence_that_leaves_holds_up_nobody_any_more():
+    driver, late = preempted_in_flight(pages=5)
+    latest = driver.add(sequence([3] * 13, max_tokens=1))
+    assert driver.issue() is None
+    driver.scheduler.remove(late, FinishReason.ABORT)
+
+    assert granted(driver.issue()) == {latest: 13}
 
 
 def test_an_admission_leaves_every_answer_its_next_page():
