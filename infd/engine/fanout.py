@@ -35,16 +35,23 @@ class FanOut:
             self._posted = True
             asyncio.get_running_loop().call_soon(self._drain)
 
+    def flush(self) -> None:
+        """Deliver all that is left at once: nothing may come after it."""
+        while self._queue:
+            self._hand_over(self._queue.popleft())
+
     def _drain(self) -> None:
         queue, started = self._queue, perf_counter()
         while queue:
-            outcome = queue.popleft()
-            try:
-                self._deliver(outcome)
-            except Exception:
-                # Named fault point "push". The reader of this one stream gets an error; the others go on.
-                log.exception("delivering to %s failed", outcome.seq)
+            self._hand_over(queue.popleft())
             if perf_counter() - started > BUDGET_S and queue:
                 asyncio.get_running_loop().call_soon(self._drain)
                 return
         self._posted = False
+
+    def _hand_over(self, outcome: Outcome) -> None:
+        try:
+            self._deliver(outcome)
+        except Exception:
+            # Named fault point "push". The reader of this one stream gets an error; the others go on.
+            log.exception("delivering to %s failed", outcome.seq)

@@ -60,7 +60,8 @@ class Flows:
         return len(alive)
 
     def fail_all(self, error: Exception) -> None:
-        """End every choice with one error event."""
+        """End every choice with one error event, behind all that was committed for it."""
+        self._fan_out.flush()
         for flow in list(self._alive.values()):
             try:
                 self._end(flow, FinishReason.ERROR, error)

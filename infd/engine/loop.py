@@ -60,6 +60,7 @@ class StepLoop:
         self._on_plan = on_plan
         self._on_commit = on_commit
         self._in_flight: deque[Issued] = deque()
+        self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # and not yet handed on
         self._suspects = Suspects()
         self._news = asyncio.Event()
         self._held = False
@@ -96,26 +97,33 @@ class StepLoop:
 
     async def run(self) -> None:
         """Run until cancelled. Raises DeviceLost."""
-        committed: list[tuple[Issued, list[Outcome]]] = []
-        while True:
-            self._news.clear()
-            self._fill()
-            for issued, outcomes in committed:
-                self._on_commit(issued, outcomes)
-            committed.clear()
-            if self._held and not self._in_flight:
-                self._still.set()
-            await self._news.wait()
-            while self._in_flight and self._in_flight[0].result.done():
-                issued = self._in_flight.popleft()
-                error = issued.result.exception()
-                if error is None:
-                    outcomes = self._scheduler.commit(issued.plan, issued.result.result())
-                elif isinstance(error, DeviceLost):
-                    raise error
-                else:
-                    outcomes = await self._recover(issued, error)
-                committed.append((issued, outcomes))
+        try:
+            while True:
+                self._news.clear()
+                self._fill()
+                self._hand_on()
+                if self._held and not self._in_flight:
+                    self._still.set()
+                await self._news.wait()
+                while self._in_flight and self._in_flight[0].result.done():
+                    await self._take_in(self._in_flight.popleft())
+        finally:
+            self._hand_on()  # whatever ends it, what was committed is its readers'
+
+    async def _take_in(self, issued: Issued) -> None:
+        """Commit a step, or undo it. Raises DeviceLost."""
+        error = issued.result.exception()
+        if error is None:
+            outcomes = self._scheduler.commit(issued.plan, issued.result.result())
+        elif isinstance(error, DeviceLost):
+            raise error
+        else:
+            outcomes = await self._recover(issued, error)
+        self._committed.append((issued, outcomes))
+
+    def _hand_on(self) -> None:
+        while self._committed:
+            self._on_commit(*self._committed.popleft())
 
     def _fill(self) -> None:
         """Issue steps until enough are in flight; while somebody is suspected, one at a time."""

@@ -24,7 +24,7 @@ from infd.errors import (
 from infd.request import FinishReason
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import ask, collect, request, serving
-from tests.fakes import FakeExecutor, capacity, continuation, prompt_likelihoods
+from tests.fakes import FakeExecutor, FakeStep, capacity, continuation, prompt_likelihoods
 
 if TYPE_CHECKING:
     from infd.scheduler.plan import StepPlan
@@ -356,6 +356,31 @@ async def test_a_lost_device_ends_every_stream_with_an_error_and_the_engine_fail
     with pytest.raises(NotReady):
         async with engine.admit(1, 0):
             pass
+    await engine.close()
+
+
+class LosesDevice(FakeExecutor):
+    """Loses its device in step 4, and tells of that in the very turn in which step 3 is done."""
+
+    def ready(self, step: FakeStep) -> None:
+        tell = asyncio.get_running_loop().call_soon
+        if step.plan.number == 4:
+            tell(self.issued[3].result.set_result, self.device.run(self.issued[3].plan))
+            tell(step.result.set_exception, DeviceLost("poisoned"))
+        elif step.plan.number < 3:
+            tell(step.result.set_result, self.device.run(step.plan))
+
+
+async def test_every_token_that_was_committed_before_the_device_was_lost_is_handed_out():
+    engine = Engine(Config(), LosesDevice(depth=2), Metrics())
+    await engine.load()
+    running = asyncio.create_task(engine.run())
+    await asyncio.sleep(0)
+    answers = await asyncio.gather(*(ask(engine, request([i], 50)) for i in range(3)))
+    with pytest.raises(DeviceLost):
+        await running
+
+    assert answers == [{0: (continuation([i], 4), FinishReason.ERROR)} for i in range(3)]
     await engine.close()
 
 
