@@ -94,6 +94,12 @@ class LastingPlan(AttentionPlan, Protocol):
     def refill(self, starts: list[int]) -> None:
         """Be told the host's bounds for the next step, outside what is captured, and before that is replayed."""
 
+    def begin(self) -> None:
+        """Issue what the layers of a step share, once its batch is filled; this is captured with them.
+
+        What that is, the first step finds out, layer by layer; so it is not captured.
+        """
+
 
 class Attention(Protocol):
     """Paged attention: `prepare` once per step and group, `run` once per layer."""

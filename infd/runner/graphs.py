@@ -196,6 +196,8 @@ class Frame:
             torch.index_select(rows.tables[:, number], 0, row, out=self._tables[number])
             page = self._tables[number].gather(1, (position // size)[:, None])[:, 0].to(torch.int64)
             torch.add(page * size, position % size, out=self._slots[number])
+        for plan in self._plans:
+            plan.begin()
         tokens = rows.tokens[row, position].to(torch.int64)
         batch = Batch(
             tokens=tokens,

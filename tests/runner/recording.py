@@ -88,6 +88,9 @@ class TablePlan:
     def refill(self, starts: list[int]) -> None:
         self.bounds = starts
 
+    def begin(self) -> None:
+        """Do nothing: layers share nothing."""
+
     def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
         page, offset = self._batch.slots // self._batch.page_tokens, self._batch.slots % self._batch.page_tokens
         pages.k[page, :, offset] = k

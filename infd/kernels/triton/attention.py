@@ -292,6 +292,9 @@ class Plan:
     def refill(self, starts: list[int]) -> None:
         """Do nothing: tiles are cut for the longest sequences, and their parts divide what there is."""
 
+    def begin(self) -> None:
+        """Do nothing: each layer finds what it needs in the batch."""
+
     @property
     def slots(self) -> Tensor:
         return self._batch.slots

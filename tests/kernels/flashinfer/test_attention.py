@@ -2,162 +2,160 @@
 
 from __future__ import annotations
 
-import inspect
-from importlib.util import find_spec
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from tests.kernels.attention_case import Case, naive
+from tests.kernels.attention_case import Case
+from tests.kernels.flashinfer.documented import Package
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Callable
+
+    from infd.kernels.flashinfer.attention import PagedAttention
 
 MIX = [(0, 5), (37, 1), (20, 3), (0, 1), (3, 21), (11, 1)]
-
-
-class Documented:
-    """Computes what a wrapper is documented to compute, from nothing but what it is given."""
-
-    made = 0
-
-    def __init__(self) -> None:
-        type(self).made += 1
-        self.planned: dict[str, Any] = {}
-
-    def plan(
-        self,
-        qo_indptr: Tensor,
-        paged_kv_indptr: Tensor,
-        paged_kv_indices: Tensor,
-        paged_kv_last_page_len: Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        page_size: int,
-        **named: Any,
-    ) -> None:
-        assert named.pop("causal")
-        assert named.pop("non_blocking")
-        indptr, last = paged_kv_indptr.tolist(), paged_kv_last_page_len.tolist()
-        assert all(0 < count <= page_size for count in last)
-        self.starts = qo_indptr.tolist()
-        self.pages = [paged_kv_indices[a:b].long() for a, b in pairwise(indptr)]
-        self.lengths = [(len(pages) - 1) * page_size + n for pages, n in zip(self.pages, last, strict=True)]
-        self.sizes = (num_qo_heads, num_kv_heads, head_dim_qk)
-        self.named = named
-
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor:
-        heads, kv_heads, head = self.sizes
-        assert q.shape == out.shape == (self.starts[-1], heads, head)
-        for i, (pages, length) in enumerate(zip(self.pages, self.lengths, strict=True)):
-            mine = slice(self.starts[i], self.starts[i + 1])
-            # HND: [pages, K, page, D]
-            k, v = (cache[pages].transpose(1, 2).flatten(0, 1)[:length] for cache in paged_kv_cache)
-            assert k.shape[1] == kv_heads
-            window, softcap = self.named["window_left"], self.named["logits_soft_cap"]
-            out[mine] = naive(
-                q[mine],
-                k,
-                v,
-                length - (mine.stop - mine.start),
-                scale=self.named["sm_scale"],
-                window=None if window == -1 else window + 1,
-                softcap=softcap,
-            ).to(out.dtype)
-        return out
+DECODING = [(37, 1), (0, 1), (15, 1), (16, 1), (90, 1)]
+PROMPTS, DECODER = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper"
 
 
 @pytest.fixture
-def attention(triton):
+def make() -> Callable[..., tuple[PagedAttention, Package]]:
+    """Return what makes attention, and the package that stands for FlashInfer."""
+    pytest.importorskip("triton")
     from infd.kernels.flashinfer.attention import PagedAttention
     from infd.kernels.triton.attention import PagedAttention as Triton
 
-    return PagedAttention(lambda device: Documented, Triton(room=4))
+    def make(capability: tuple[int, int] = (9, 0), **chosen: Any) -> tuple[PagedAttention, Package]:
+        package = Package(capability)
+        return PagedAttention(package, Triton(room=4), **chosen), package
 
-
-@pytest.fixture
-def triton() -> None:
-    pytest.importorskip("triton")
+    return make
 
 
 @pytest.mark.parametrize(
-    ("page_tokens", "window", "softcap"), [(4, None, None), (3, 7, None), (16, None, 0.5), (1, 30, 3.0)]
+    ("page_tokens", "window", "softcap"), [(4, None, None), (3, 7, None), (16, None, 0.5), (1, 30, 3.0), (16, 18, None)]
 )
-def test_flashinfer_is_told_what_makes_it_give_what_the_naive_loop_gives(
-    attention, monkeypatch, page_tokens, window, softcap
-):
+def test_prompts_are_told_so_that_they_give_what_the_naive_loop_gives(make, page_tokens, window, softcap):
+    attention, package = make()
     case = Case(MIX, head=64, page_tokens=page_tokens, window=window, softcap=softcap, padding=2)
-    keep(monkeypatch)
     assert case.error(attention) < 1e-5
+    assert package.called(f"{PROMPTS}.run") == package.called("append_paged_kv_cache") == 1
+    assert not package.called(f"{DECODER}.run") + package.called("xqa")
 
 
-def keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the cache written in plain torch: Triton's own write is tested where its interpreter is mended."""
-    from infd.kernels.flashinfer import attention as module
-    from infd.kernels.reference.attention import PagedAttention
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(("page_tokens", "window"), [(16, None), (32, 20), (16, 1)])
+def test_decoding_needs_no_plan_where_pages_and_scores_are_such(make, page_tokens, window, sinks):
+    attention, package = make()
+    case = Case(DECODING, head=64, shared=4, page_tokens=page_tokens, window=window, sinks=sinks, padding=1)
+    assert case.error(attention) < 1e-5
+    assert package.called("xqa") == 1
+    assert not package.called(DECODER)
 
-    def write(plan: Any, k: Tensor, v: Tensor, pages: Any) -> None:
-        PagedAttention().prepare(plan._batch).write(k, v, pages)
 
-    monkeypatch.setattr(module.Plan, "write", write)
+@pytest.mark.parametrize(
+    ("capability", "page_tokens", "window", "softcap", "planned"),
+    [
+        ((8, 0), 16, None, None, False),  # a GPU that the other kernel is not compiled for
+        ((9, 0), 8, 20, None, False),  # a page that it does not know
+        ((9, 0), 16, 20, 0.7, False),  # scores that are capped
+        ((9, 0), 16, None, None, True),  # as asked
+    ],
+)
+@pytest.mark.parametrize("shared", [1, 4, 5])
+def test_else_decoding_is_planned(make, capability, page_tokens, window, softcap, planned, shared):
+    attention, package = make(capability, planned=planned)
+    case = Case(DECODING, head=64, shared=shared, page_tokens=page_tokens, window=window, softcap=softcap, padding=3)
+    assert case.error(attention) < 1e-5
+    assert package.called(f"{DECODER}.run") == 1
+    assert not package.called("xqa") + package.called(PROMPTS)
 
 
-def test_layers_that_ask_for_the_same_share_a_wrapper_and_a_later_step_takes_it(attention, monkeypatch):
-    keep(monkeypatch)
-    monkeypatch.setattr(Documented, "made", 0)
+def test_pages_behind_a_window_are_not_told_of(make):
+    from infd.kernels.flashinfer.wrappers import Keys
+
+    keys = Keys.of([100, 3, 16], [1, 2, 1], 4, 10)
+    assert keys.skipped.tolist() == [22, 0, 1]
+    assert keys.first.tolist() == [0, 4, 6, 10]
+    assert keys.last.tolist() == [1, 1, 1]
+
+
+def test_a_backend_may_be_chosen_for_prompts(make):
+    attention, _ = make(backend="fa2")
+    case = Case(MIX, head=64)
+    assert case.error(attention) < 1e-5
+    (lent,) = attention._space.prompts._lent
+    assert lent.wrapper.backend == "fa2"
+
+
+def test_layers_that_ask_for_the_same_share_a_wrapper_and_a_later_step_takes_it(make):
+    attention, package = make()
     case = Case(MIX, head=64)
     plan = attention.prepare(case.batch)
     case.pages.k.nan_to_num_()
     case.pages.v.nan_to_num_()
     for _ in range(3):
         first = plan.run(case.q, case.pages, scale=0.1)
-    assert Documented.made == 1
+    assert package.called(PROMPTS) == package.called(f"{PROMPTS}.plan") == 1
     plan.run(case.q, case.pages, scale=0.2)
-    assert Documented.made == 2  # the first one is still the step's
+    assert package.called(PROMPTS) == 2  # the first one is still the step's
     assert plan.run(case.q, case.pages, scale=0.1).equal(first)
     del plan
     attention.prepare(case.batch).run(case.q, case.pages, scale=0.3)
-    assert Documented.made == 2
+    assert package.called(PROMPTS) == 2
 
 
-@pytest.mark.skipif(find_spec("flashinfer") is None, reason="flashinfer is not installed")
-def test_the_calls_fit_flashinfers_signatures(triton):
-    from flashinfer import BatchPrefillWithPagedKVCacheWrapper as Real
+class Triton:
+    """Stands for Triton's family, and says what came to it."""
 
-    from infd.kernels.flashinfer.attention import PagedAttention, Wrappers
+    def __init__(self) -> None:
+        self.came: list[str] = []
 
-    class Bound(Documented):
-        def __init__(self, *args: Any, **named: Any) -> None:
-            inspect.signature(Real).bind(*args, **named)
+    def prepare(self, batch: Any) -> Triton:
+        return self
 
-        def plan(self, *args: Any, **named: Any) -> None:
-            inspect.signature(Real.plan).bind(self, *args, **named)
+    def write(self, *_: Any) -> None:
+        self.came.append("write")
 
-        def run(self, *args: Any, **named: Any) -> Tensor:  # type: ignore[override]
-            inspect.signature(Real.run).bind(self, *args, **named)
-            return named["out"]
+    def run(self, q: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        self.came.append("run")
+        return q
 
-    space = torch.empty(1)
-    attention = PagedAttention(lambda _: lambda: Bound(space, kv_layout="HND", backend="auto"))
-    case = Case(MIX, head=64)
-    attention.prepare(case.batch).run(case.q, case.pages, scale=0.1)
-    assert isinstance(attention._wrappers, Wrappers)
+
+@pytest.mark.parametrize(
+    ("lengths", "case", "came"),
+    [
+        (MIX, {"head": 80}, ["write", "run"]),
+        (MIX, {"head": 64, "held": torch.float16}, ["write", "run"]),
+        (MIX, {"head": 64, "sinks": True}, ["run"]),
+        (DECODING, {"head": 64, "sinks": True}, ["run"]),  # its pages of 4 tokens want a plan
+        (DECODING, {"head": 64, "sinks": True, "page_tokens": 16}, []),
+    ],
+)
+def test_what_flashinfer_does_not_take_goes_to_triton(make, lengths, case, came):
+    from infd.kernels.flashinfer.attention import PagedAttention
+
+    triton = Triton()
+    Case(lengths, **case).compute(PagedAttention(Package(), triton))
+    assert triton.came == came
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("decoding", [False, True])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (100, None), (None, 30.0)])
-def test_on_a_gpu_flashinfer_gives_what_the_naive_loop_gives(window, softcap):
+def test_on_a_gpu_flashinfer_gives_what_the_naive_loop_gives(window, softcap, decoding, planned):
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     from infd.kernels.flashinfer.attention import PagedAttention
 
-    lengths = [*MIX, (600, 1), (300, 200)]
-    case = Case(lengths, head=128, page_tokens=16, window=window, softcap=softcap, padding=1, dtype=torch.bfloat16)
+    lengths = [*DECODING, (600, 1)] if decoding else [*MIX, (600, 1), (300, 200)]
+    limits = {"window": window, "softcap": softcap}
+    case = Case(lengths, shared=4, head=128, page_tokens=16, padding=1, dtype=torch.bfloat16, **limits)
     expected = case.expected()
     case.move(torch.device("cuda"))
-    out = case.compute(PagedAttention()).cpu().double()
+    out = case.compute(PagedAttention(planned=planned)).cpu().double()
     assert out.isfinite().all()
     assert bool(((out[: len(expected)] - expected).abs() < 0.006 + expected.abs() / 128).all())

@@ -1,0 +1,151 @@
+"""Decoding steps of one size, which are captured: FlashInfer reads from tensors that stay where they are.
+
+The kernel that needs no plan is given lengths that are worked out on the device. A wrapper is planned before each step,
+outside of what is captured: how it cuts keys into parts changes, but not how many parts are launched, nor where that is
+looked up. Its pages are gathered on the device, since a step's tables are known there alone.
+
+What all layers share is done once, when a step begins. The first step, which is not captured, finds out what that is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from infd.kernels.flashinfer.fits import asks, writes
+from infd.kernels.flashinfer.wrappers import Asked, Keys, plan, recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from infd.kernels.flashinfer.space import Space
+    from infd.kernels.ops import AttentionBatch, KeyValuePages
+    from infd.kernels.triton.attention import Plan as OtherPlan
+
+PLANNED = 2**20  # bytes for what the plan of one size says: some numbers for each part
+
+
+class LastingPlan:
+    """Decoding steps of one size, of one page group."""
+
+    def __init__(self, batch: AttentionBatch, space: Space, other: OtherPlan) -> None:
+        self._batch = batch
+        self._space = space
+        self._other = other
+        self._starts = batch.starts
+        self._shared: list[Callable[[], object]] = []
+        self._planned: dict[Asked, Planned] = {}
+        self._lengths: Tensor | None = None
+        self._where: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def slots(self) -> Tensor:
+        return self._batch.slots
+
+    def refill(self, starts: list[int]) -> None:
+        self._starts = starts
+        self._other.refill(starts)
+        for planned in self._planned.values():
+            planned.plan(starts)
+
+    def begin(self) -> None:
+        self._other.begin()
+        for work in self._shared:
+            work()
+
+    def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
+        if not writes(k, v, pages):
+            self._other.write(k, v, pages)
+            return
+        if self._where is None:
+            slots = torch.zeros_like(self._batch.slots, dtype=torch.int32)
+            self._where = slots, torch.zeros_like(slots)
+            self._share(lambda: slots.copy_(self._batch.slots))
+        self._space.append(k, v, pages, *self._where)
+
+    def run(
+        self,
+        q: Tensor,
+        pages: KeyValuePages,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        batch, space = self._batch, self._space
+        asked = asks(q, pages, scale, softcap)
+        unplanned = asked is not None and space.needs_no_plan(asked, batch.page_tokens)
+        if asked is None or (sinks is not None and not unplanned):
+            return self._other.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
+        q = q.contiguous()
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if unplanned:
+            space.decode(q, pages, batch.table, self._counted(), asked, batch.window, sinks, out)
+        else:
+            self._plan(asked).wrapper.run(q, (pages.k, pages.v), out=out)
+        return out
+
+    def _counted(self) -> Tensor:
+        """Return how many keys each sequence has."""
+        if self._lengths is None:
+            lengths = torch.zeros_like(self._batch.start)
+            self._lengths = lengths.view(torch.uint32)
+            self._share(lambda: torch.add(self._batch.start, 1, out=lengths))
+        return self._lengths
+
+    def _plan(self, asked: Asked) -> Planned:
+        planned = self._planned.get(asked)
+        if planned is None:
+            planned = self._planned[asked] = Planned(self._batch, self._space, asked)
+            planned.plan(self._starts)
+            self._share(planned.gather)
+        return planned
+
+    def _share(self, work: Callable[[], object]) -> None:
+        """Do what every layer of this step needs, and again whenever a step begins."""
+        work()
+        self._shared.append(work)
+
+
+class Planned:
+    """A wrapper for decoding steps of one size, and what it reads.
+
+    first, last  as `Keys`, sent from the host with each plan
+    skipped      [S, 1] int64: the same
+    pages        [S * width + 1] int32: the ids of the pages that queries see, span after span; behind the last one
+                 whatever stands in the tables besides
+    """
+
+    def __init__(self, batch: AttentionBatch, space: Space, asked: Asked) -> None:
+        (size, width), device = batch.table.shape, batch.table.device
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self._batch, self._asked = batch, asked
+        self._first, self._last, self._pages = zeros(size + 1), zeros(size), zeros(size * width + 1)
+        self._skipped = zeros(size, 1, dtype=torch.int64)
+        self._column = torch.arange(width, device=device)
+        self._copied: torch.cuda.Event | None = None
+        said = zeros(PLANNED, dtype=torch.uint8)
+        self.wrapper = space.lasting_decoder(asked.tensor_cores, self._first, self._pages, self._last, said)
+
+    def plan(self, starts: list[int]) -> None:
+        batch = self._batch
+        if self._copied is not None:  # with two steps in flight, the one before is next: this has been made by now
+            self._copied.synchronize()
+        keys = Keys.of(starts, batch.counts, batch.page_tokens, batch.window)
+        plan(self.wrapper, self._asked, keys, self._pages[:0], batch)
+        self._skipped.copy_(torch.from_numpy(keys.skipped)[:, None], non_blocking=True)
+        self._copied = recorded(batch.table.device)
+
+    def gather(self) -> None:
+        """Put the pages of each sequence behind those of the one before."""
+        first = self._first.to(torch.int64)
+        within = self._column - self._skipped
+        seen = (within >= 0) & (within < first.diff()[:, None])
+        place = (within + first[:-1, None]).masked_fill(~seen, len(self._pages) - 1)
+        self._pages.scatter_(0, place.view(-1), self._batch.table.reshape(-1))

@@ -1,0 +1,174 @@
+"""Decoding steps that are captured once: what FlashInfer reads stays where it is, and is right for each later step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from infd.kernels.ops import AttentionBatch, KeyValuePages
+from tests.kernels.attention_case import KV_HEADS, Case
+from tests.kernels.flashinfer.documented import Package
+from tests.runner.recording import Recordings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.kernels.ops import Attention
+
+SIZE, HEAD, SHARED = 3, 64, 2
+WIDTH, PAGES = 12, 40  # of a table, of the cache
+STEPS = ([5, 0, 40], [6, 1, 41], [100, 15, 16], [0, 0, 0], [60, 170, 2])  # positions of the tokens
+DECODER = "BatchDecodeWithPagedKVCacheWrapper"
+
+
+class Steps:
+    """A step of two layers, whose tensors are filled anew before each."""
+
+    def __init__(
+        self,
+        plans: Attention,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.page, self.window, self.softcap, self.dtype = 16, window, softcap, dtype
+        self._start, self._slots = zeros(SIZE, dtype=torch.int32), zeros(SIZE, dtype=torch.int64)
+        self._table = zeros(SIZE, WIDTH, dtype=torch.int32)
+        self._new = zeros(2, SIZE, KV_HEADS, HEAD)
+        self._q = zeros(SIZE, KV_HEADS * SHARED, HEAD)
+        self._sinks = torch.randn(KV_HEADS * SHARED) if sinks else None
+        self._sunk = None if self._sinks is None else self._sinks.to(device)
+        self._layers = [KeyValuePages(*zeros(2, PAGES, KV_HEADS, self.page, HEAD)) for _ in range(2)]
+        self._out = [torch.zeros_like(self._q) for _ in range(2)]
+        batch = AttentionBatch(
+            page_tokens=self.page,
+            window=window,
+            starts=[WIDTH * self.page - 1] * SIZE,
+            counts=[1] * SIZE,
+            offsets=list(range(SIZE + 1)),
+            start=self._start,
+            table=self._table,
+            slots=self._slots,
+        )
+        plan = plans.lasting(batch)
+        assert plan is not None
+        self._plan = plan
+
+    def fill(self, starts: list[int], seed: int) -> Case:
+        """Put a step of sequences in place."""
+        case = Case(
+            [(start, 1) for start in starts],
+            head=HEAD,
+            shared=SHARED,
+            page_tokens=self.page,
+            window=self.window,
+            softcap=self.softcap,
+            dtype=self.dtype,
+            seed=seed,
+        )
+        case.sinks = self._sinks
+        count = case.pages.k.shape[0]
+        assert count <= PAGES
+        for layer in self._layers:
+            for cache, held in zip(layer[:2], case.pages[:2], strict=True):
+                cache.fill_(torch.nan)
+                cache[:count] = held
+                cache[0] = 0  # the scratch page: whoever reads it learns nothing, but it holds numbers
+        self._start.copy_(case.batch.start)
+        self._slots.copy_(case.batch.slots)
+        self._table.zero_()
+        self._table[:, : case.batch.table.shape[1]] = case.batch.table
+        self._q.copy_(case.q)
+        for at in range(2):
+            self._new[at] = torch.stack([kv[at][-1] for kv in case.kv])
+        self._plan.refill(starts)
+        return case
+
+    def work(self) -> None:
+        self._plan.begin()
+        for layer, out in zip(self._layers, self._out, strict=True):
+            self._plan.write(*self._new, layer)
+            scale = 1.2 * HEAD**-0.5
+            out.copy_(self._plan.run(self._q, layer, scale=scale, softcap=self.softcap, sinks=self._sunk))
+
+    def error(self, case: Case) -> float:
+        expected = case.expected()
+        return max(float((out.cpu().double() - expected).abs().max()) for out in self._out)
+
+
+@pytest.mark.parametrize(
+    ("window", "softcap", "sinks", "planned"),
+    [
+        (None, None, False, False),
+        (20, None, True, False),
+        (None, None, False, True),
+        (20, None, False, True),
+        (None, 0.7, False, False),
+        (33, 0.7, False, False),
+    ],
+)
+def test_what_was_captured_is_right_when_lengths_and_tables_change(window, softcap, sinks, planned):
+    pytest.importorskip("triton")
+    from infd.kernels.flashinfer.attention import PagedAttention
+
+    package = Package()
+    attention = PagedAttention(package, planned=planned)
+    steps = Steps(attention, window=window, softcap=softcap, sinks=sinks)
+    case = steps.fill(STEPS[0], 0)
+    steps.work()  # the first one is not captured
+    assert steps.error(case) < 1e-5
+    replay = Recordings().capture(steps.work)
+    before = list(package.calls)
+    for seed, starts in enumerate(STEPS):
+        case = steps.fill(starts, seed)
+        replay()
+        assert steps.error(case) < 1e-5
+    planned = planned or softcap is not None
+    assert package.called("xqa") == (0 if planned else 4)  # two layers, computed and captured
+    made_since = package.calls[len(before) :]
+    assert made_since == ([f"{DECODER}.plan"] * len(STEPS) if planned else [])
+    assert package.called(DECODER) == (1 if planned else 0)
+    assert package.called("append_paged_kv_cache") == 4
+
+
+def test_layers_that_differ_are_planned_apart():
+    pytest.importorskip("triton")
+    from infd.kernels.flashinfer.attention import PagedAttention
+
+    package = Package()
+    steps = Steps(PagedAttention(package, planned=True))
+    steps.fill(STEPS[0], 0)
+    steps.work()
+    steps.softcap = 0.5
+    steps.work()
+    assert package.called(DECODER) == package.called(f"{DECODER}.plan") == 2
+    case = steps.fill(STEPS[1], 1)
+    steps.work()
+    assert package.called(f"{DECODER}.plan") == 4
+    assert steps.error(case) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("window", "softcap", "planned"), [(None, None, False), (20, None, True), (None, 30.0, False)])
+def test_on_a_gpu_what_was_captured_is_right_when_lengths_and_tables_change(window, softcap, planned):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    from infd.kernels.flashinfer.attention import PagedAttention
+    from infd.runner.graphs import CudaGraphs
+
+    attention = PagedAttention(planned=planned)
+    steps = Steps(attention, window=window, softcap=softcap, dtype=torch.bfloat16, device="cuda")
+    steps.fill(STEPS[0], 0)
+    replay = CudaGraphs(torch.device("cuda")).capture(steps.work)
+    for seed, starts in enumerate(STEPS):
+        case = steps.fill(starts, seed)
+        replay()
+        assert steps.error(case) < 0.02
