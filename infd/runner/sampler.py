@@ -6,6 +6,7 @@ appended to `Rows` on the device, so the next step can follow without the host.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from infd.runner.rows import Float, Integer, Stage
 from infd.runner.sampling import bias, floor, mask, penalties, scores, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
     from torch import Tensor
@@ -69,13 +70,20 @@ class Sampler:
     def __init__(self, rows: Rows, draw: Draw) -> None:
         self._rows = rows
         self._draw = draw
+        self._shaping = (  # in this order
+            (Stage.REPETITION, self._penalize_repetition),
+            (Stage.FREQUENCY, self._penalize_frequency),
+            (Stage.BIAS, self._add_bias),
+            (Stage.FLOOR, self._forbid_ends),
+            (Stage.WORDS, self._forbid_words),
+        )
 
     def __call__(self, logits: Tensor, asking: Asking, allowed: Array | None) -> Sampled:
         """Choose a token for each row of logits [N, vocab] float32, which are used up.
 
         allowed  int32 [N, ceil(vocab / 32)] bitmask, or None where everything is
         """
-        stages = self._rows.stages[asking.row_ids]
+        stages = self._stages(asking)
         scoring = np.flatnonzero(stages & Stage.LOGPROBS)
         scored = [(int(i), asked.logprobs) for i, asked in zip(scoring, self._asked(asking, scoring), strict=True)]
         raw = logits[self._rows.upload(scoring)] if scored else None
@@ -95,55 +103,61 @@ class Sampler:
             values = scores.score(raw, tokens[self._rows.upload(scoring)], most)
         return Sampled(tokens, verdict, scored, values)
 
-    def _shape(self, logits: Tensor, asking: Asking, stages: Array, allowed: Array | None) -> bool:
-        """Run the stages that change logits in place; return whether any had something to do."""
-        upload = self._rows.upload
-        repeating = np.flatnonzero(stages & Stage.REPETITION)
-        if repeating.size:
-            part, index = self._take(logits, repeating)
-            row, end = asking.rows[index], asking.ends[index]
-            history = self._history(row, asking.positions[repeating])
-            penalties.repetition(part, history, end, self._rows.floats[row, Float.REPETITION])
-            _put(logits, part, index)
-        frequent = np.flatnonzero(stages & Stage.FREQUENCY)
-        if frequent.size:
-            part, index = self._take(logits, frequent)
-            row, end = asking.rows[index], asking.ends[index]
-            history = self._history(row, asking.positions[frequent])
-            prompt = self._rows.integers[row, Integer.PROMPT]
-            floats = self._rows.floats[row]
-            penalties.frequency(part, history, end, prompt, floats[:, Float.PRESENCE], floats[:, Float.FREQUENCY])
-            _put(logits, part, index)
-        biased = np.flatnonzero(stages & Stage.BIAS)
-        if biased.size:
-            entries = self._asked(asking, biased)
-            token = np.concatenate([asked.bias_ids for asked in entries])
-            of_row = np.repeat(biased, [asked.bias_ids.size for asked in entries])
-            amount = np.concatenate([asked.bias for asked in entries])
-            bias.add(logits, upload(of_row), upload(token), upload(amount))
-        floors = np.flatnonzero(stages & Stage.FLOOR)
-        entries = self._asked(asking, floors)
-        young = [int(i) for i, asked in zip(floors, entries, strict=True) if asking.positions[i] < asked.floor]
-        if young:
-            ends = [asked.end_ids for asked in self._asked(asking, young)]
-            of_row = np.repeat(young, [ids.size for ids in ends])
-            floor.forbid(logits, upload(of_row), upload(np.concatenate(ends)))
-        wary = np.flatnonzero(stages & Stage.WORDS)
-        if wary.size:
-            self._forbid_words(logits, asking, wary)
-        allowed = self._merge(allowed, asking, np.flatnonzero(stages & Stage.ALLOWED))
-        masked = np.flatnonzero((allowed != -1).any(-1)) if allowed is not None else np.empty(0)
-        if allowed is not None and masked.size:
-            part, index = self._take(logits, masked)
-            mask.apply(part, upload(allowed[masked]))
-            _put(logits, part, index)
-        return bool(repeating.size or frequent.size or biased.size or young or wary.size or masked.size)
+    def _stages(self, asking: Asking) -> Array:
+        """Return the stages that each row asks for now: its floor no more once its answer is long enough."""
+        stages = self._rows.stages[asking.row_ids]
+        for i in np.flatnonzero(stages & Stage.FLOOR):
+            if asking.positions[i] >= self._rows.asked[asking.row_ids[i]].floor:
+                stages[i] &= ~Stage.FLOOR
+        return stages
 
-    def _forbid_words(self, logits: Tensor, asking: Asking, wary: Array) -> None:
-        """Compare what the rows `wary` have generated last with the beginnings of their bad words."""
+    def _shape(self, logits: Tensor, asking: Asking, stages: Array, allowed: Array | None) -> bool:
+        """Change logits in place, by each stage for the rows that ask for it; return whether any did."""
+        shaped = False
+        for stage, shape in self._shaping:
+            which = np.flatnonzero(stages & stage)
+            if which.size:
+                shape(logits, asking, which)
+                shaped = True
+        allowed = self._merge(allowed, asking, np.flatnonzero(stages & Stage.ALLOWED))
+        if allowed is None:
+            return shaped
+        which = np.flatnonzero((allowed != -1).any(-1))
+        if which.size:
+            with self._part(logits, which) as (part, _):
+                mask.apply(part, self._rows.upload(allowed[which]))
+        return shaped or bool(which.size)
+
+    def _penalize_repetition(self, logits: Tensor, asking: Asking, which: Array) -> None:
+        with self._part(logits, which) as (part, index):
+            row, end = asking.rows[index], asking.ends[index]
+            history = self._history(row, asking.positions[which])
+            penalties.repetition(part, history, end, self._rows.floats[row, Float.REPETITION])
+
+    def _penalize_frequency(self, logits: Tensor, asking: Asking, which: Array) -> None:
+        with self._part(logits, which) as (part, index):
+            row, end = asking.rows[index], asking.ends[index]
+            history = self._history(row, asking.positions[which])
+            prompt, floats = self._rows.integers[row, Integer.PROMPT], self._rows.floats[row]
+            penalties.frequency(part, history, end, prompt, floats[:, Float.PRESENCE], floats[:, Float.FREQUENCY])
+
+    def _add_bias(self, logits: Tensor, asking: Asking, which: Array) -> None:
+        entries, upload = self._asked(asking, which), self._rows.upload
+        token = np.concatenate([asked.bias_ids for asked in entries])
+        of_row = np.repeat(which, [asked.bias_ids.size for asked in entries])
+        amount = np.concatenate([asked.bias for asked in entries])
+        bias.add(logits, upload(of_row), upload(token), upload(amount))
+
+    def _forbid_ends(self, logits: Tensor, asking: Asking, which: Array) -> None:
+        ends = [asked.end_ids for asked in self._asked(asking, which)]
+        of_row = np.repeat(which, [ids.size for ids in ends])
+        floor.forbid(logits, self._rows.upload(of_row), self._rows.upload(np.concatenate(ends)))
+
+    def _forbid_words(self, logits: Tensor, asking: Asking, which: Array) -> None:
+        """Compare what these rows have generated last with the beginnings of their bad words."""
         lasts, of_row, word_of, tokens, backs, of_entry = [], [], [], [], [], []
         count = 0
-        for i, asked in zip(wary, self._asked(asking, wary), strict=True):
+        for i, asked in zip(which, self._asked(asking, which), strict=True):
             bad = asked.words
             lasts.append(bad.last)
             of_row.append(np.full(bad.last.size, i))
@@ -199,15 +213,16 @@ class Sampler:
     def _asked(self, asking: Asking, which: Iterable[int]) -> list[Asked]:
         return [self._rows.asked[asking.row_ids[i]] for i in which]
 
-    def _take(self, logits: Tensor, which: Array) -> tuple[Tensor, Tensor]:
-        """Return the rows `which`, in place if they are all there are, else copied; and their indices."""
+    @contextmanager
+    def _part(self, logits: Tensor, which: Array) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give the logits of some rows, to be changed in place, and the rows' indices."""
         index = self._rows.upload(which)
-        return (logits if which.size == len(logits) else logits[index]), index
-
-
-def _put(logits: Tensor, part: Tensor, index: Tensor) -> None:
-    if part is not logits:
-        logits.index_copy_(0, index, part)
+        if which.size == len(logits):
+            yield logits, index
+        else:
+            part = logits[index]
+            yield part, index
+            logits.index_copy_(0, index, part)
 
 
 def to_host(values: Tensor) -> Tensor:
