@@ -13,7 +13,9 @@ import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, LoraConfig, ModelConfig, SchedulerConfig
 from infd.engine.engine import Engine
+from infd.errors import RequestFailed
 from infd.request import Request, SamplingParams
+from infd.runner.adapters import DeviceSlots
 from infd.runner.local import LocalExecutor
 from infd.telemetry.metrics import Metrics
 from tests.adapters.making import EVERY_PRODUCT, make
@@ -23,6 +25,8 @@ from tests.tiny import VOCAB, continuation
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from infd.scheduler.plan import Load
 
 NEW = 12
 PROMPTS = [
@@ -92,6 +96,36 @@ async def test_greedy_answers_are_those_of_peft_however_many_adapters_share_a_st
         theirs, clear = expected.answers[each]
         assert answer[:clear] == theirs[:clear], each
     assert plain not in [answer for (_, number), answer in zip(asked, answers, strict=True) if number == 1]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("error", [RequestFailed("no room for it"), MemoryError("no room")], ids=["told", "memory"])
+async def test_an_adapter_that_the_device_cannot_take_in_fails_only_those_who_ask_for_it(
+    tiny: Callable[[str], Path], expected: Expected, depth: int, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = DeviceSlots.fill
+
+    def refuse(self: DeviceSlots, loads: list[Load]) -> None:
+        if any(load.adapter.name == "b" for load in loads):
+            raise error
+        fill(self, loads)
+
+    async with serving(tiny("qwen3"), depth=depth) as engine:
+        for name in SETTINGS:
+            await engine.adapters.load(name, str(expected.root / name))
+        asked = [(name, number) for number in range(3) for name in SETTINGS]
+        with monkeypatch.context() as patched:
+            patched.setattr(DeviceSlots, "fill", refuse)
+            answers = await asyncio.gather(*(generate(engine, PROMPTS[number], name) for name, number in asked))
+        later = await generate(engine, PROMPTS[0], "b")
+        assert engine.status().terminal["error"] == 3
+
+    for (name, number), answer in [*zip(asked, answers, strict=True), (("b", 0), later)]:
+        theirs, clear = expected.answers[name, number]
+        if answer is later or name != "b":
+            assert answer[:clear] == theirs[:clear], (name, number)
+        else:
+            assert answer == []
 
 
 async def test_unloading_frees_the_tensors_as_soon_as_nobody_uses_them(
