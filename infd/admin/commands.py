@@ -119,7 +119,7 @@ async def requests(desk: Desk, asked: protocol.Nothing) -> protocol.Requests:
 
 
 async def ops(desk: Desk, asked: protocol.Nothing) -> protocol.Ops:
-    if desk.engine.capacity is None:
+    if not desk.engine.loaded:
         state = desk.engine.lifecycle.state.value
         raise Refused(409, "not_loaded", f"kernels are chosen while a model loads; the daemon is {state}: try later")
     facts = desk.engine.describe()
@@ -192,10 +192,10 @@ async def _moved(desk: Desk, wish: Callable[[], Move], wait_s: float | None) -> 
 
 
 async def reset_prefix_cache(desk: Desk, asked: protocol.ResetPrefixCache) -> protocol.PrefixCacheReset:
-    if desk.engine.capacity is None:
+    if not desk.engine.loaded:
         state = desk.engine.lifecycle.state.value
         raise Refused(409, "not_loaded", f"there is no cache before the model is loaded; the daemon is {state}")
-    return protocol.PrefixCacheReset(*desk.engine.forget_prefixes(preempting=asked.running))
+    return protocol.PrefixCacheReset(*desk.engine.serving.forget_prefixes(preempting=asked.running))
 
 
 async def loras(desk: Desk, asked: protocol.Nothing) -> protocol.Loras:
@@ -205,7 +205,7 @@ async def loras(desk: Desk, asked: protocol.Nothing) -> protocol.Loras:
 
 
 async def load_lora(desk: Desk, asked: protocol.LoadLora) -> protocol.LoraChanged:
-    if desk.engine.capacity is None:
+    if not desk.engine.loaded:
         state = desk.engine.lifecycle.state.value
         raise Refused(409, "not_loaded", f"an adapter is checked against the model, which is not loaded yet ({state})")
     if not desk.lora_root:

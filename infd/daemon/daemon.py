@@ -140,12 +140,10 @@ class Daemon:
             # Tokenizer and template are read while the device thread imports torch.
             language = tasks.create_task(self._read_language(), name="language")
             with self.loading:
-                await self.engine.load()
+                capacity = await self.engine.load()
                 for name, path in self.config.lora.modules.items():
                     await self._load_adapter(name, path)
         self._warn_of_insomnia()
-        capacity = self.engine.capacity
-        assert capacity is not None
         self.http.served = language.result().serve(self.names, capacity, self.engine.adapters)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.engine.run(), name="engine")

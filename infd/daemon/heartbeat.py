@@ -70,7 +70,7 @@ def status_line(engine: Engine) -> str:
     """Return `ready · 12 running · 3 waiting · KV 61%`, before that `starting · fetching org/name`."""
     now = engine.status()
     said = [now.state, now.reason]
-    if engine.capacity is not None:
+    if engine.loaded:
         used = now.pages_referenced / now.pages if now.pages else 0.0
         said += [f"{now.running} running", f"{now.waiting} waiting", f"KV {used:.0%}"]
     return " · ".join(filter(None, said))

@@ -12,27 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from infd.adapters.registry import Adapters
 from infd.engine.door import Door
-from infd.engine.flows import Flows
-from infd.engine.loop import StepLoop
-from infd.engine.measure import Measure
-from infd.engine.record import Record
 from infd.engine.rest import Rest
-from infd.engine.roots import Roots
+from infd.engine.serving import Serving
 from infd.engine.state import Lifecycle, State
-from infd.engine.status import RequestRow, Status, tell_of_adapters
+from infd.engine.status import RequestRow, Status, gauges
 from infd.engine.stream import Choices
 from infd.engine.ticket import Ticket
-from infd.errors import (
-    Aborted,
-    InvalidRequest,
-    NotReady,
-    PromptTooLong,
-    RequestFailed,
-    ServerStopped,
-)
+from infd.errors import Aborted, NotReady, RequestFailed, ServerStopped
 from infd.request import FinishReason
-from infd.scheduler.scheduler import Scheduler
-from infd.scheduler.sequence import Sequence
 from infd.telemetry.events import Events
 
 if TYPE_CHECKING:
@@ -41,13 +28,11 @@ if TYPE_CHECKING:
 
     from infd.config import Config
     from infd.engine.executor import Executor
-    from infd.engine.loop import Issued
     from infd.engine.stream import Watcher
     from infd.errors import RequestError
     from infd.request import Adapter, Request
     from infd.scheduler.layout import Capacity
-    from infd.scheduler.scheduler import Outcome
-    from infd.telemetry.metrics import Gauges, Metrics
+    from infd.telemetry.metrics import Metrics
 
 log = logging.getLogger("infd.engine")
 
@@ -74,7 +59,6 @@ class Engine:
         self.events = Events()
         self.lifecycle = Lifecycle(self.events)
         self.door = Door(config, self.lifecycle)
-        self.capacity: Capacity | None = None
         self.executor = executor
         self.adapters = Adapters(
             executor.read_adapter,
@@ -88,46 +72,41 @@ class Engine:
         self.accepted = 0  # choices queued so far; equals the terminal events plus those in flight
         self._config = config
         self._metrics = metrics
-        self._measure = Measure(metrics)
-        self._scheduler: Scheduler | None = None
-        self.loop: StepLoop | None = None
+        self._serving: Serving | None = None  # until the model is loaded
         self._running: asyncio.Task[None] | None = None
         self.rest = Rest(self, config)
         self._tickets: dict[str, Ticket] = {}
-        self._flows: Flows | None = None  # until the model is loaded; so the scheduler
         self._failed = False
-        self._roots = Roots(config)
-        self._record = Record(executor.pulse, self._measure, clock)
         self._empty = asyncio.Event()
         self._empty.set()
-        metrics.gauges = self._gauges
+        metrics.gauges = partial(gauges, self)
 
     # Life
 
-    async def load(self) -> None:
-        """Load the model. Raises StartError."""
-        self.capacity = await self.executor.load()
-        settings = self._config.scheduler
-        self._scheduler = Scheduler(
-            self.capacity,
-            priority_patience=settings.priority_patience,
-            prefix_caching=self._config.cache.prefix_caching,
-            max_adapters=self._config.lora.max_adapters,
-            max_adapters_per_step=self._config.lora.max_adapters_per_step,
-        )
-        self._flows = Flows(self, self._scheduler, self._measure)
-        self.loop = StepLoop(
-            self._scheduler, self.executor, self.events, self.now, self._flows.planned, self._committed
-        )
+    async def load(self) -> Capacity:
+        """Load the model; return what the device can hold beside it. Raises StartError."""
+        capacity = await self.executor.load()
+        self._serving = Serving(self, capacity, self._config, self._metrics)
+        return capacity
+
+    @property
+    def loaded(self) -> bool:
+        return self._serving is not None
+
+    @property
+    def serving(self) -> Serving:
+        """Raises NotReady before the model is loaded."""
+        if self._serving is None:
+            raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
+        return self._serving
 
     async def run(self) -> None:
         """Serve until `stop`. Loads the model first if nobody has. Raises StartError, DeviceLost."""
-        if self.loop is None:
+        if not self.loaded:
             await self.load()
-        assert self.loop is not None
         if self.lifecycle.state is State.STARTING:
             self.lifecycle.enter(State.READY)
-        self._running = asyncio.ensure_future(self.loop.run())
+        self._running = asyncio.ensure_future(self.serving.loop.run())
         try:
             await self._running
         except asyncio.CancelledError:
@@ -164,8 +143,8 @@ class Engine:
         """End every stream with one error event, refuse whatever is still being prepared, and heed no wish any more."""
         self._failed = True
         self.rest.leave()
-        if self._flows is not None:
-            self._flows.fail_all(error)
+        if self._serving is not None:
+            self._serving.flows.fail_all(error)
 
     async def close(self) -> None:
         """Stop, and free the device."""
@@ -196,33 +175,26 @@ class Engine:
         watchers: Many[Watcher | None] | None,
     ) -> Choices:
         """Turn a ticket's requests, each with its adapter, into sequences. Called by `Ticket.submit`."""
-        flows, capacity = self._flows, self.capacity
-        if flows is None or capacity is None or self._failed:
+        serving = self.serving
+        if self._failed:
             raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
         if ticket.expired is not None:
             raise ticket.expired
         for request in requests:
-            _check(request, capacity)
+            serving.check(request)
         count = sum(request.choices for request in requests)
         assert count <= ticket.reserved_choices, "more choices than reserved, or submitted twice"
         tokens = sum(len(request.prompt) for request in requests)
         self.door.require_tokens(tokens, self.door.queued_tokens - ticket.reserved_tokens)
         self.door.unreserve(ticket)
-        choices = Choices(watchers or [None] * count, partial(flows.resume, ticket))
-        streams = iter(choices.streams)
-        for request, adapter in zip(requests, adapters, strict=True):
-            root = self._roots.of(request, adapter)
-            for choice in range(request.choices):
-                seq = Sequence(request, choice, prefix_root=root, adapter=adapter)
-                # Siblings find the first one's prompt in the cache: it goes first, and leaves them no room before.
-                flows.begin(seq, next(streams), ticket, prompt_tokens=0 if choice else len(request.prompt))
+        choices = Choices(watchers or [None] * count, partial(serving.flows.resume, ticket))
+        serving.begin(ticket, choices, requests, adapters)
         self.accepted += count
-        self.wake()
         return choices
 
     def require_room(self, choices: int = 1, tokens: int = 0) -> None:
         """Raise NotReady or Overloaded where a request of this size would be refused now."""
-        self.door.require(choices, tokens, 0 if self._scheduler is None else len(self._scheduler.waiting))
+        self.door.require(choices, tokens, len(self._serving.scheduler.waiting) if self._serving else 0)
 
     def abort(self, request_id: str) -> bool:
         """End a request with "abort". False if there is none of that id."""
@@ -245,20 +217,6 @@ class Engine:
             self.door.call(ticket)
             return ticket.reserved_choices
         return self._end(ticket, FinishReason.ABORT)
-
-    def forget_prefixes(self, *, preempting: bool) -> tuple[int, int]:
-        """Empty the prefix cache; return how many pages stood there, and how many sequences were preempted.
-
-        preempting  what runs is computed anew; else it goes on with what it holds
-        """
-        assert self._scheduler is not None
-        self._roots.renew()
-        preempted = len(self._scheduler.running) if preempting else 0
-        pages = self._scheduler.forget_prefixes(
-            lambda seq: self._roots.of(seq.request, seq.adapter), preempting=preempting
-        )
-        self.wake()
-        return pages, preempted
 
     def expire(self, ticket: Ticket, error: RequestError) -> None:
         """End what is left of a ticket whose time ran out. Called by its deadlines."""
@@ -291,32 +249,19 @@ class Engine:
             self._empty.set()
 
     def _end(self, ticket: Ticket, finish: FinishReason | None, error: Exception | None = None) -> int:
-        return 0 if self._flows is None else self._flows.end(ticket, finish, error)
+        return self._serving.flows.end(ticket, finish, error) if self._serving else 0
 
     def _forget_adapter(self, adapter: Adapter) -> None:
         """Nobody uses an adapter any more: let go of its weights, the device's too."""
-        slot = None if self._scheduler is None else self._scheduler.adapters.drop(adapter)
+        slot = self._serving.scheduler.adapters.drop(adapter) if self._serving else None
         self.executor.forget_adapter(adapter, slot)
-
-    # What the step loop tells
-
-    def wake(self) -> None:
-        """There may be something to plan."""
-        if self.loop is not None:
-            self.loop.wake()
-
-    def _committed(self, issued: Issued, outcomes: list[Outcome]) -> None:
-        assert self._scheduler is not None
-        assert self._flows is not None
-        self._record.committed(issued, self._scheduler)
-        self._flows.committed(outcomes)
 
     # What operators ask
 
     @property
     def busy(self) -> bool:
         """Whether the device has work."""
-        return self.rest.at_work or (self.loop is not None and self.loop.in_flight > 0)
+        return self.rest.at_work or (self._serving is not None and self._serving.loop.in_flight > 0)
 
     @property
     def tickets(self) -> int:
@@ -331,37 +276,21 @@ class Engine:
 
     @property
     def _in_flight(self) -> int:
-        return 0 if self._flows is None else len(self._flows)
+        return len(self._serving.flows) if self._serving else 0
 
     @property
     def stuck(self) -> bool:
         """Whether a step was stuck when `watch` last looked."""
-        return self._record.stuck
+        return self._serving is not None and self._serving.record.stuck
 
     def watch(self) -> bool:
         """Look whether all is well, about once a second. True when a step is found stuck, once for each time."""
-        if self._scheduler is not None and not self._in_flight:
-            self._record.verify(self._scheduler)
         self.rest.watch()
-        return self._record.look(busy=self.busy)
+        return self._serving is not None and self._serving.watch(busy=self.busy)
 
     def status(self) -> Status:
         """Return the state and the load."""
-        return Status.of(
-            self.lifecycle,
-            self._scheduler,
-            self.capacity,
-            tickets=self.tickets,
-            preparing=self.door.reserved_choices,
-            held=self.door.outside,
-            weights=self.executor.memory.weights.value,
-            kv_cache=self.executor.memory.cache.value,
-            waiting_tokens=self.door.queued_tokens,
-            steps=self._record.steps,
-            last_step_age_s=self._record.age_s,
-            accepted=self.accepted,
-            terminal=dict(self._metrics.terminal),
-        )
+        return Status.of(self, dict(self._metrics.terminal))
 
     def requests(self) -> list[RequestRow]:
         """Return every request that is being worked on or read, oldest first."""
@@ -371,20 +300,3 @@ class Engine:
     def describe(self) -> dict[str, Any]:
         """Return the executor's facts: device, dtype, memory, kernels."""
         return self.executor.describe()
-
-    def _gauges(self) -> Gauges:
-        gauges = self.status().gauges(self.door.reserved_choices, self._record.last_time)
-        if self._scheduler is not None:
-            tell_of_adapters(gauges, self.adapters, self._scheduler)
-        return gauges
-
-
-def _check(request: Request, capacity: Capacity) -> None:
-    """Refuse what could never be computed."""
-    tokens, limit = len(request.prompt), capacity.max_model_len
-    if not tokens:
-        raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
-    if tokens >= limit:
-        raise PromptTooLong(tokens, limit - 1)
-    if min(request.prompt) < 0 or max(request.prompt) >= capacity.vocab_size:
-        raise InvalidRequest(f"token ids are 0 to {capacity.vocab_size - 1}", param="prompt")

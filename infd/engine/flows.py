@@ -11,6 +11,8 @@ from infd.errors import InfdError, RequestFailed
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infd.engine.engine import Engine
     from infd.engine.loop import Issued
     from infd.engine.measure import Measure
@@ -25,10 +27,12 @@ log = logging.getLogger("infd.engine")
 class Flows:
     """All choices that have been queued and have not ended. Their number is its length."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, measure: Measure) -> None:
+    def __init__(self, engine: Engine, scheduler: Scheduler, measure: Measure, wake: Callable[[], None]) -> None:
+        """wake: called when there may be something new to plan."""
         self._engine = engine
         self._scheduler = scheduler
         self._measure = measure
+        self._wake = wake
         self._alive: dict[Sequence, Flow] = {}
         self._fan_out = FanOut(self._deliver)
 
@@ -72,7 +76,7 @@ class Flows:
         """The reader of a ticket's choices has caught up."""
         for flow in ticket.flows:
             self._scheduler.resume(flow.seq)
-        self._engine.wake()
+        self._wake()
 
     def planned(self, issued: Issued) -> None:
         """A step was issued: who joins with it waits no longer."""
@@ -131,7 +135,7 @@ class Flows:
             flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
         self._measure.ended(flow, finish, engine.now())
         self._scheduler.remove(seq, finish or FinishReason.ABORT, error)
-        engine.wake()
+        self._wake()
         if seq.adapter is not None:
             engine.adapters.release(seq.adapter)
         engine.rest.look()

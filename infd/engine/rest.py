@@ -148,7 +148,7 @@ class Rest:
             self._latest.end(engine.now(), Overtaken(engine.lifecycle.state.value))
         engine.door.holds = False
         engine.door.look()
-        return engine.loop is not None and engine.loop.held
+        return engine.loaded and self._steps.held
 
     async def close(self) -> None:
         """Leave, and wait for the tasks to end."""
@@ -237,7 +237,7 @@ class Rest:
                     move.freed_bytes = await engine.executor.sleep(wish.level)
                 finally:
                     if Part.CACHE in engine.executor.memory.released:  # it may have failed before, or behind that
-                        engine.forget_prefixes(preempting=True)
+                        engine.serving.forget_prefixes(preempting=True)
         engine.lifecycle.enter(State.SLEEPING, wish.reason)
         move.frozen = engine.unfinished
 
@@ -283,7 +283,7 @@ class Rest:
                 self._require_stillness()
                 await engine.executor.load_weights(path)
                 # Frozen sequences keep what they have computed with the old weights; nobody else may find it.
-                engine.forget_prefixes(preempting=False)
+                engine.serving.forget_prefixes(preempting=False)
         except asyncio.CancelledError:
             move.end(engine.now(), Overtaken(engine.lifecycle.state.value))
             raise
@@ -333,8 +333,7 @@ class Rest:
 
     @property
     def _steps(self) -> StepLoop:
-        assert self._engine.loop is not None, "no wish is taken before the model is loaded"
-        return self._engine.loop
+        return self._engine.serving.loop
 
     @staticmethod
     def _begin(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:

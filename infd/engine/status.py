@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
 
 from infd.telemetry.metrics import Gauges
 
 if TYPE_CHECKING:
-    from infd.adapters.registry import Adapters
-    from infd.engine.state import Lifecycle
+    from infd.engine.engine import Engine
+    from infd.engine.serving import Serving
     from infd.engine.ticket import Ticket
-    from infd.scheduler.layout import Capacity
-    from infd.scheduler.scheduler import Scheduler
 
 
 class Status(Struct, kw_only=True):
@@ -44,46 +42,59 @@ class Status(Struct, kw_only=True):
     rows: int = 0
 
     @classmethod
-    def of(
-        cls, life: Lifecycle, scheduler: Scheduler | None, capacity: Capacity | None, *, preparing: int, **counts: Any
-    ) -> Self:
-        """Return the engine's own counts beside what the scheduler and the device can tell, once there are any.
-
-        preparing  choices with a place in the queue whose prompt is not encoded yet
-        """
-        status = cls(state=life.state.value, reason=life.reason, since=life.since, **counts)
-        if scheduler is not None and capacity is not None:
-            status.running, status.waiting = len(scheduler.running), len(scheduler.waiting) + preparing
-            status.pages, status.pages_referenced = scheduler.cache.pool.total, scheduler.cache.pool.referenced
-            status.pages_cached = scheduler.cache.pool.cached
-            status.preemptions = scheduler.preemptions
-            status.prefix_queries, status.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
-            status.max_model_len, status.step_tokens = capacity.max_model_len, capacity.step_tokens
-            status.rows = capacity.rows
+    def of(cls, engine: Engine, terminal: dict[str, int]) -> Self:
+        """Return what the engine counts, with what only its model can tell once there is one."""
+        life, door, memory = engine.lifecycle, engine.door, engine.executor.memory
+        status = cls(
+            state=life.state.value,
+            reason=life.reason,
+            since=life.since,
+            waiting_tokens=door.queued_tokens,
+            held=door.outside,
+            weights=memory.weights.value,
+            kv_cache=memory.cache.value,
+            tickets=engine.tickets,
+            accepted=engine.accepted,
+            terminal=terminal,
+        )
+        if engine.loaded:
+            status._tell_of(engine.serving)
+            status.waiting += door.reserved_choices  # whose prompts are not encoded yet
         return status
 
-    def gauges(self, preparing: int, last_step_timestamp: float) -> Gauges:
-        """Return what of it the metrics tell."""
-        return Gauges(
-            state=self.state,
-            running=self.running,
-            waiting=self.waiting,
-            held=self.held,
-            preparing=preparing,
-            pages=self.pages,
-            pages_referenced=self.pages_referenced,
-            pages_cached=self.pages_cached,
-            last_step_timestamp=last_step_timestamp,
-        )
+    def _tell_of(self, serving: Serving) -> None:
+        scheduler, capacity, record = serving.scheduler, serving.capacity, serving.record
+        self.running, self.waiting = len(scheduler.running), len(scheduler.waiting)
+        pool = scheduler.cache.pool
+        self.pages, self.pages_referenced, self.pages_cached = pool.total, pool.referenced, pool.cached
+        self.preemptions = scheduler.preemptions
+        self.prefix_queries, self.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+        self.steps, self.last_step_age_s = record.steps, record.age_s
+        self.max_model_len, self.step_tokens, self.rows = capacity.max_model_len, capacity.step_tokens, capacity.rows
 
 
-def tell_of_adapters(gauges: Gauges, adapters: Adapters, scheduler: Scheduler) -> None:
-    """Add what the metrics tell of adapters."""
-    gauges.max_adapters = scheduler.adapters.per_step
-    gauges.adapters_bytes = adapters.bytes
-    gauges.adapters_running = tuple(sorted({adapter.name for adapter in scheduler.adapters.running}))
-    waiting = {seq.adapter.name for seq in scheduler.waiting if seq.adapter is not None}
-    gauges.adapters_waiting = tuple(sorted(waiting))
+def gauges(engine: Engine) -> Gauges:
+    """Return what the metrics tell of the engine's state."""
+    now = engine.status()
+    told = Gauges(
+        state=now.state,
+        running=now.running,
+        waiting=now.waiting,
+        held=now.held,
+        preparing=engine.door.reserved_choices,
+        pages=now.pages,
+        pages_referenced=now.pages_referenced,
+        pages_cached=now.pages_cached,
+    )
+    if engine.loaded:
+        scheduler = engine.serving.scheduler
+        told.last_step_timestamp = engine.serving.record.last_time
+        told.max_adapters = scheduler.adapters.per_step
+        told.adapters_bytes = engine.adapters.bytes
+        told.adapters_running = tuple(sorted({adapter.name for adapter in scheduler.adapters.running}))
+        waiting = {seq.adapter.name for seq in scheduler.waiting if seq.adapter is not None}
+        told.adapters_waiting = tuple(sorted(waiting))
+    return told
 
 
 class RequestRow(Struct, kw_only=True):

@@ -119,8 +119,7 @@ async def test_after_preemption_at_any_moment(checkpoint: tuple[Path, Expected],
     directory, expected = checkpoint
     async with serving(directory, depth=depth) as engine:
         answers = [asyncio.create_task(generate(engine, prompt)) for prompt in expected.prompts]
-        scheduler, seen = engine._scheduler, 0
-        assert scheduler is not None
+        scheduler, seen = engine.serving.scheduler, 0
         while not all(answer.done() for answer in answers):
             await asyncio.sleep(0)
             if engine.status().steps // 5 > seen:
@@ -144,7 +143,7 @@ async def test_through_pauses_at_any_moment(checkpoint: tuple[Path, Expected]) -
     directory, expected = checkpoint
     async with serving(directory, depth=2) as engine:
         undisturbed = await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts))
-        engine.forget_prefixes(preempting=False)
+        engine.serving.forget_prefixes(preempting=False)
         answers = await begun(engine, expected.prompts)
         while not all(answer.done() for answer in answers):
             await engine.rest.pause("keep").result()
@@ -183,7 +182,7 @@ async def test_with_the_prefix_cache_forgotten_at_any_moment(tiny: Callable[[str
             await asyncio.sleep(0)
             if engine.status().steps > steps + 3:
                 steps, forgotten = engine.status().steps, forgotten + 1
-                engine.forget_prefixes(preempting=bool(forgotten % 2))
+                engine.serving.forget_prefixes(preempting=bool(forgotten % 2))
         expected.compare([answer.result() for answer in answers][: len(expected.prompts)])
         expected.compare([answer.result() for answer in answers][len(expected.prompts) :])
         assert forgotten > 4

@@ -55,8 +55,7 @@ async def serving(executor: Executor | None = None, **scheduler: int) -> AsyncIt
 
 
 def nothing_is_left(engine: Engine) -> None:
-    assert engine._scheduler is not None
-    engine._scheduler.verify()
+    engine.serving.scheduler.verify()
     status = engine.status()
     assert status.pages_referenced == 0, "a page leaked"
     assert status.tickets == status.waiting == status.waiting_tokens == status.held == 0

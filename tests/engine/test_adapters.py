@@ -48,13 +48,13 @@ async def serving(
 
 
 async def idle(engine: Engine) -> None:
-    while engine.status().tickets or engine.loop.in_flight:
+    while engine.status().tickets or engine.serving.loop.in_flight:
         await asyncio.sleep(0)
 
 
 def no_adapter_is_left(engine: Engine) -> None:
     nothing_is_left(engine)
-    assert not engine._scheduler.adapters.running
+    assert not engine.serving.scheduler.adapters.running
     assert all(row.requests == 0 and row.state != "leaving" for row in engine.adapters.rows())
     assert engine.adapters.bytes == sum(row.bytes for row in engine.adapters.rows())
 
@@ -401,7 +401,7 @@ async def test_loads_unloads_and_reloads_race_requests():
                 except (AdapterExists, AdapterTooLarge):
                     pass
                 assert adapters.bytes <= 45 * MIB
-                engine._scheduler.verify()
+                engine.serving.scheduler.verify()
                 await asyncio.sleep(0)
 
         async def crowd() -> None:
@@ -417,7 +417,7 @@ async def test_loads_unloads_and_reloads_race_requests():
         assert not adapters._by_adapter
         while executor.device.slots:
             await asyncio.sleep(0)
-        assert engine._scheduler.adapters._slots == {}
+        assert engine.serving.scheduler.adapters._slots == {}
     assert outcomes["answered"] > rounds // 2
     assert outcomes["gone"]
     assert len(asyncio.all_tasks()) <= tasks_before + 1  # the fake's own worker

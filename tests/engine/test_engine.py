@@ -148,7 +148,7 @@ async def test_a_request_aborted_before_it_is_queued_is_refused():
 async def test_a_reader_hears_of_the_end_even_where_the_scheduler_fails():
     async with serving() as engine, engine.admit(2, 0) as ticket:
         choices = await ticket.submit(request([1], 200), request([2], 200))
-        scheduler = engine._scheduler
+        scheduler = engine.serving.scheduler
         assert scheduler is not None
         remove, broken = scheduler.remove, []
 
@@ -168,27 +168,26 @@ async def test_a_reader_hears_of_the_end_even_where_the_scheduler_fails():
 async def test_wrong_accounts_are_noticed_once_nobody_is_served(caplog):
     async with serving() as engine:
         await ask(engine, request([1]))
-        assert engine._scheduler is not None
         engine.watch()
         assert not caplog.records
         await ask(engine, request([2]))
-        page = engine._scheduler.cache.pool.take()
+        page = engine.serving.scheduler.cache.pool.take()
         engine.watch()
         assert "accounts are wrong" in caplog.text
-        engine._scheduler.cache.pool.release(page)
+        engine.serving.scheduler.cache.pool.release(page)
 
 
 async def test_steps_behind_a_failed_one_are_waited_for_before_they_are_undone():
     executor = FakeExecutor(depth=2, fault=poisoned)
     async with serving(executor) as engine:
-        rollback, seen = engine._scheduler.rollback, []
+        rollback, seen = engine.serving.scheduler.rollback, []
 
         def checked(plans):
             plans = list(plans)
             seen.append([issued for issued in executor.issued if not issued.result.done()])
             rollback(plans)
 
-        engine._scheduler.rollback = checked
+        engine.serving.scheduler.rollback = checked
         await asyncio.gather(ask(engine, request([POISON])), ask(engine, request([1], 9)))
         assert seen
         assert not any(seen)
@@ -453,7 +452,7 @@ async def test_an_idle_engine_does_nothing():
         await asyncio.sleep(0.01)
         steps = engine.status().steps
         plans: list[int] = []
-        engine._scheduler.plan = lambda only=None: plans.append(1)  # type: ignore[union-attr,method-assign,assignment]
+        engine.serving.scheduler.plan = lambda only=None: plans.append(1)  # type: ignore[method-assign,assignment]
         for _ in range(50):
             await asyncio.sleep(0)
         assert (engine.status().steps, plans) == (steps, [])
@@ -468,7 +467,7 @@ async def test_after_the_prefix_cache_is_forgotten_answers_are_as_before_and_not
         asking = [asyncio.create_task(ask(engine, request([i] * 40, 60))) for i in range(4)]
         while engine.status().steps < 12:
             await asyncio.sleep(0)
-        pages, preempted = engine.forget_prefixes(preempting=preempting)
+        pages, preempted = engine.serving.forget_prefixes(preempting=preempting)
         assert pages
         assert preempted == (4 if preempting else 0)
         async with engine.admit(1, 0) as ticket:

@@ -103,7 +103,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(preempting=st.booleans())
     def forget(self, preempting: bool) -> None:
-        self.engine.forget_prefixes(preempting=preempting)
+        self.engine.serving.forget_prefixes(preempting=preempting)
 
     @rule(fails=st.booleans())
     def wakes_badly(self, fails: bool) -> None:
@@ -128,14 +128,13 @@ class Histories(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if hasattr(self, "engine"):
             engine = self.engine
-            assert engine._scheduler is not None
-            engine._scheduler.verify()
-            assert engine.accepted == sum(engine.status().terminal.values()) + len(engine._flows)
+            engine.serving.scheduler.verify()
+            assert engine.accepted == sum(engine.status().terminal.values()) + len(engine.serving.flows)
             assert not self.running.done()
             if engine.lifecycle.state is State.READY:
                 assert self.executor.memory.whole
             if self.executor.device.asleep:
-                assert not engine.loop.in_flight
+                assert not engine.serving.loop.in_flight
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

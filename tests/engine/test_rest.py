@@ -330,10 +330,10 @@ async def test_an_engine_at_rest_does_nothing():
         await until_steps(engine, 2)
         await engine.rest.pause("keep").result()
         plans: list[int] = []
-        plan, engine._scheduler.plan = engine._scheduler.plan, lambda only=None: plans.append(1)
+        plan, engine.serving.scheduler.plan = engine.serving.scheduler.plan, lambda only=None: plans.append(1)
         await turns(50)
         assert (plans, engine.busy) == ([], False)
-        engine._scheduler.plan = plan
+        engine.serving.scheduler.plan = plan
         engine.rest.resume()
         await asking
 
@@ -356,7 +356,7 @@ async def test_whoever_waits_for_a_pause_hears_that_all_was_cut_off():
     async with serving(executor) as engine:
         executor.gate.clear()
         asked = asyncio.create_task(ask(engine, request([1] * 3)))
-        while not engine.loop.in_flight:
+        while not engine.serving.loop.in_flight:
             await asyncio.sleep(0)
         pause = engine.rest.pause("wait")
         engine.lifecycle.enter(State.DRAINING)

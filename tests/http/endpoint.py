@@ -94,8 +94,8 @@ async def serving(
     running = asyncio.create_task(engine.run()) if load else None
     while load and engine.lifecycle.state is State.STARTING:
         await asyncio.sleep(0)
-    if engine.capacity is not None:
-        server.served = served(engine.capacity.max_model_len, **defaults)
+    if engine.loaded:
+        server.served = served(engine.serving.capacity.max_model_len, **defaults)
     endpoint = Endpoint(server, engine, executor, url)
     try:
         yield endpoint
