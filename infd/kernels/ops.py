@@ -245,6 +245,12 @@ class Drawing(NamedTuple):
 
 
 class Draw(Protocol):
+    def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest of each row [N, vocab] float32, and the first token [N] int64 that has it.
+
+        A row with a NaN gives NaN, and the first token that is one.
+        """
+
     def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
         """Return a token [n] int64 for each of some rows of logits [N, vocab] float32.
 

@@ -88,10 +88,10 @@ class Sampler:
         scored = [(int(i), asked.logprobs) for i, asked in zip(scoring, self._asked(asking, scoring), strict=True)]
         raw = logits[self._rows.upload(scoring)] if scored else None
 
-        largest, tokens = logits.max(-1)
+        largest, tokens = self._draw.largest(logits)
         finite = largest.isfinite()
         if self._shape(logits, asking, stages, allowed):
-            largest, tokens = logits.max(-1)
+            largest, tokens = self._draw.largest(logits)
         if (stages & Stage.RANDOM).any():
             self._draw_tokens(logits, largest, tokens, asking, stages)
         self._rows.append(asking.rows, asking.ends, tokens)

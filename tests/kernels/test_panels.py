@@ -16,7 +16,7 @@ def matrices(request, library):
     return request.param(library)
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), [(200, 129), (66, 4399)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(200, 129), (66, 4399), (260, 4399)])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_row_is_the_same_to_the_bit_whoever_stands_beside_it(matrices, outputs, inputs, threads):
     weight = Placed(matrices, draw(outputs, inputs, seed=1))

@@ -1,4 +1,4 @@
-"""Choosing tokens at random in C++, without sorting a vocabulary: `native/draw.cpp`."""
+"""Choosing tokens in C++, without sorting a vocabulary: `native/draw.cpp`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,18 @@ class Draw:
     """The draw family."""
 
     def __init__(self, library: Library | None = None) -> None:
-        self._draw = (library or Library()).kernel("draw", POINTER, INT, INT, POINTER, INT, *(POINTER,) * 8)
+        library = library or Library()
+        self._draw = library.kernel("draw", POINTER, INT, INT, POINTER, INT, *(POINTER,) * 8)
+        self._largest = library.kernel("largest", POINTER, INT, INT, INT, POINTER, POINTER)
         self._hashed = torch.empty(0, dtype=torch.int32)  # of all tokens of the vocabulary last seen
+
+    def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        assert logits.dtype is torch.float32
+        assert logits.stride(1) == 1
+        count, vocabulary = logits.shape
+        values, tokens = torch.empty(count), torch.empty(count, dtype=torch.int64)
+        self._largest(logits.data_ptr(), logits.stride(0), vocabulary, count, values.data_ptr(), tokens.data_ptr())
+        return values, tokens
 
     def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
         assert logits.dtype is torch.float32

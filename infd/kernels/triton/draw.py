@@ -173,6 +173,10 @@ def draw(
 class Draw:
     """The draw family."""
 
+    def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        values, tokens = logits.max(-1)
+        return values, tokens
+
     def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
         tokens = torch.empty_like(drawing.rows)
         floats = (drawing.largest, drawing.temperature, drawing.top_p, drawing.min_p.log().abs())

@@ -58,6 +58,29 @@ def test_native_choices_are_those_of_the_reference(library, asked, vocabulary, s
     assert ours[sound].equal(theirs[sound])
 
 
+@given(
+    rows=st.integers(1, 5),
+    vocabulary=st.integers(1, 3000),
+    spread=st.sampled_from([0.0, 1.0, 1e30]),
+    hidden=st.sampled_from([0.0, 0.9, 1.0]),
+    odd=st.sampled_from([None, torch.nan, torch.inf]),
+    seed=st.integers(0, 2**40),
+)
+@settings(deadline=None, max_examples=150)
+def test_the_largest_is_torchs_and_the_first_of_equals(library, rows, vocabulary, spread, hidden, odd, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(rows, vocabulary + 3, generator=generator) * spread).round()[:, :vocabulary]
+    logits[torch.rand(logits.shape, generator=generator) < hidden] = -torch.inf
+    if odd is not None:
+        logits[torch.rand(logits.shape, generator=generator) < 0.002] = odd
+    values, tokens = Draw(library).largest(logits)
+    expected, _ = logits.max(-1)
+
+    assert values.equal(expected) or values.nan_to_num(7.5).equal(expected.nan_to_num(7.5))
+    same = (logits == expected[:, None]) | (logits.isnan() & expected.isnan()[:, None])
+    assert tokens.equal(same.int().argmax(-1))
+
+
 def test_a_large_vocabulary(library):
     logits = torch.randn(ROWS, 151_936, generator=torch.Generator().manual_seed(1)) * 3
     asked = [

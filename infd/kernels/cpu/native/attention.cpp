@@ -362,6 +362,8 @@ void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scor
   seen.total += sum(total);
 }
 
+constexpr int64_t ENOUGH = 1 << 20;  // products of queries and keys that are worth waking other threads for
+
 // Some queries of a span, and the keys that this piece of work attends them to.
 struct Piece {
   int32_t span, first_query, queries;
@@ -534,9 +536,10 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
   static thread_local Scratch shared_scratch, own_scratch;
   const int64_t heads = layer.kv_heads, shared = layer.heads / heads, size = layer.size;
   const int64_t width = whole_vectors((size + Form::PER_UNIT - 1) / Form::PER_UNIT) * Form::PER_UNIT;
-  int64_t count = 0, partial = 0;
+  int64_t count = 0, partial = 0, products = 0;
   cut(step, shared, [&](const Piece& piece) {
     count++;
+    products += (piece.end - piece.begin) * piece.queries * layer.heads * size;
     if (piece.parts > 1) partial = piece.partial + piece.queries;
   });
   Partials partials{nullptr, heads, shared, width};
@@ -553,7 +556,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
   const int64_t rows = tokens_of_a_piece(shared) * shared;
   const int64_t used = step.offsets[step.spans], row = layer.heads * size;
   memset(static_cast<Number*>(layer.out) + used * row, 0, (step.tokens - used) * row * sizeof(Number));
-#pragma omp parallel if (count * heads > 1)
+#pragma omp parallel if (count * heads > 1 && products > ENOUGH)
   {
     Carver sizes(nullptr);
     Bench<Form> measured(sizes, rows, width);

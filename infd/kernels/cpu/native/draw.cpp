@@ -226,7 +226,55 @@ class Row {
   using FloatVector = float __attribute__((vector_size(WIDTH * 4)));
 };
 
+constexpr int64_t BLOCK = 1024;         // logits, in one of which the largest is looked for
+constexpr int64_t ENOUGH = 1 << 18;     // logits that are worth waking other threads for
+
+// The largest of some logits, and the first that is it. If any is no number, the first such one.
+struct Largest {
+  float value = -INFINITY;
+  int64_t at = 0;
+
+  Largest(const float* logits, int64_t count) {
+    SignedInts broken = {};
+    for (int64_t begin = 0; begin < count; begin += BLOCK) {
+      const int64_t end = count - begin < BLOCK ? count : begin + BLOCK;
+      Vec most = set(-INFINITY);
+      int64_t i = begin;
+      for (; i + WIDTH <= end; i += WIDTH) {
+        const FloatVector x = load(logits + i);
+        broken |= x != x;
+        most = max(most, x);
+      }
+      float here = largest(most);
+      for (; i < end; i++) {
+        broken[0] |= logits[i] != logits[i];
+        here = logits[i] > here ? logits[i] : here;
+      }
+      if (here > value) value = here, at = begin;
+    }
+    for (int lane = 0; lane < WIDTH; lane++)
+      if (broken[lane]) value = NAN;
+    if (value != value)
+      for (at = 0; logits[at] == logits[at];) at++;
+    else
+      while (logits[at] != value) at++;
+  }
+
+  using FloatVector = float __attribute__((vector_size(WIDTH * 4)));
+};
+
 }  // namespace
+
+// values and tokens [rows] = each row's largest logit, and which it is.
+INFD_KERNEL(largest)
+(const float* logits, int64_t stride, int64_t vocabulary, int64_t rows, float* values, int64_t* tokens) {
+#pragma omp parallel for if (rows > 1 && rows * vocabulary > ENOUGH)
+  for (int64_t i = 0; i < rows; i++) {
+    const Largest found(logits + i * stride, vocabulary);
+    values[i] = found.value;
+    tokens[i] = found.at;
+  }
+}
 
 // tokens [rows] = one token for each of some rows `which` of logits [.., vocabulary], rows `stride` numbers apart. The other
 // arrays are in the order of `which`: what is asked for, and keys [rows, 2].

@@ -126,7 +126,7 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
   const int64_t groups = groups_of(inputs);
   Inputs* own = reinterpret_cast<Inputs*>(scratch.at_least(rows * groups * sizeof(Inputs)));
   const Product<Nibbles> product = {{own, groups}, rows, weights, outputs, groups, false, bias, out, out_stride, wide != 0};
-#pragma omp parallel
+#pragma omp parallel if (worth_sharing(rows, outputs, inputs))
   {
 #pragma omp for
     for (int64_t i = 0; i < rows; i++)

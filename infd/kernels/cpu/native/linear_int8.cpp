@@ -92,7 +92,7 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
   carve(scratch.at_least(carve(nullptr, bytes, scales)), bytes, scales);
   const Product<Quads> product = {{bytes, stride, scales}, rows, weights,    outputs,  quads_of(inputs), false, bias,
                                   out,                     out_stride, wide != 0};
-#pragma omp parallel
+#pragma omp parallel if (worth_sharing(rows, outputs, inputs))
   {
 #pragma omp for
     for (int64_t i = 0; i < rows; i++) {

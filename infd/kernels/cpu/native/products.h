@@ -209,6 +209,13 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
   }
 }
 
+// Whether other threads are to be woken for a product. That takes some microseconds, tens of them where they have gone to
+// sleep, and milliseconds where others want the cores; one thread computes alone what takes it less than about 70.
+bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs) {
+  const int64_t weights = outputs * inputs;
+  return weights > 1 << 20 || rows * weights > 1 << 23;
+}
+
 // Compute a thread's part of a product; every thread of the team calls this.
 template <class Kind>
 void compute_own_part(const Product<Kind>& product) {

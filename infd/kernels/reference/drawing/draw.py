@@ -27,6 +27,10 @@ class Draw:
     def __init__(self) -> None:
         self._hashed = torch.empty(0, dtype=torch.int32)  # of all tokens of the vocabulary last seen
 
+    def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        values, tokens = logits.max(-1)
+        return values, tokens
+
     def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
         keys = noise.row_keys(drawing.seed[:, 0], drawing.seed[:, 1], drawing.position)
         cooled = temperature.apply(logits[drawing.rows], drawing.largest, drawing.temperature)
