@@ -32,6 +32,7 @@ from infd.runner.design import Design
 from infd.runner.loading import assemble
 from infd.runner.memory import Arena
 from infd.runner.pulse import Pulse
+from infd.runner.vram import bank_of
 from infd.scheduler.plan import Join, Span, StepPlan
 from infd.scheduler.sequence import Sequence
 from infd.weights.load import ALIGNMENT
@@ -292,7 +293,9 @@ def put_together(
         scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=max(64, min(length, 8192))),
         cache=CacheConfig(page_tokens=PAGE),
     )
-    runner = assemble(settings, Design(model, ops, torch.bfloat16, bench.device, length), weights, Pulse()).runner
+    runner = assemble(
+        settings, Design(model, ops, torch.bfloat16, bench.device, length), bank_of(bench.device), weights, Pulse()
+    ).runner
     with runner.active():
         while runner.idle():
             pass

@@ -17,10 +17,14 @@ class Part(Enum):
 
 
 class Held(Enum):
-    """LOADED: can be computed with. RELEASED: given back. INVALID: there, and half of it is something else."""
+    """LOADED: can be computed with. RELEASED: given back. INVALID: there, and half of it is something else.
+
+    PARKED: given back by the device, and kept in the host's memory until it wakes.
+    """
 
     LOADED = "loaded"
     RELEASED = "released"
+    PARKED = "parked"
     INVALID = "invalid"
 
 
@@ -34,7 +38,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     @property
     def released(self) -> frozenset[Part]:
         held = {Part.WEIGHTS: self.weights, Part.CACHE: self.cache}
-        return frozenset(part for part, how in held.items() if how is Held.RELEASED)
+        return frozenset(part for part, how in held.items() if how in (Held.RELEASED, Held.PARKED))
 
     @property
     def whole(self) -> bool:

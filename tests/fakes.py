@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from infd.errors import AdapterTooLarge, CheckpointError
-from infd.memory import Held, Memory, Part
+from infd.memory import ALL, Held, Memory, Part
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult
@@ -259,6 +259,8 @@ class FakeExecutor:
         self._worker: asyncio.Task[None] | None = None
         self.load_error: InfdError | None = None
         self.sleepless = ""
+        self.parks = False  # whether weights leave the device in a light sleep
+        self.resident: dict[str, int] = {}
         self.held = Memory()
         self.memory_gate = asyncio.Event()  # while cleared, nothing done to memory completes
         self.memory_gate.set()
@@ -320,12 +322,16 @@ class FakeExecutor:
     def memory(self) -> Memory:
         return self.held
 
+    def gives_back(self, level: int) -> frozenset[Part]:
+        return ALL if level > 1 or self.parks else frozenset({Part.CACHE})
+
     async def sleep(self, level: int) -> int:
         assert not self._steps_queued, "memory is given back between steps only"
         await self.memory_gate.wait()
         if self.sleep_error is not None:
             raise self.sleep_error
-        self.held = Memory(weights=Held.RELEASED if level > 1 else self.held.weights, cache=Held.RELEASED)
+        light = Held.PARKED if self.parks else self.held.weights
+        self.held = Memory(weights=Held.RELEASED if level > 1 else light, cache=Held.RELEASED)
         self.device.asleep = True
         self.device.wipe()
         return 1000 * level
@@ -335,7 +341,7 @@ class FakeExecutor:
         if self.wake_error is not None:
             raise self.wake_error
         weights, cache = self.held.weights, self.held.cache
-        if Part.WEIGHTS in parts and weights is Held.RELEASED:
+        if Part.WEIGHTS in parts and weights in (Held.RELEASED, Held.PARKED):
             weights = Held.LOADED
         self._hold(weights, Held.LOADED if Part.CACHE in parts else cache)
 
@@ -376,6 +382,7 @@ class FakeExecutor:
             "weights_bytes": 0,
             "cache_bytes": 0,
             "ops": [{"family": "attention", "chosen": "fake", "refused": {}}],
+            "resident": self.resident,
         }
 
     def pulse(self) -> int:

@@ -46,7 +46,9 @@ class Status(Struct):
     since            Unix time at which the state was entered
     running, waiting choices; waiting_tokens counts the prompts of those that wait
     held             requests, of those that wait, until a paused daemon goes on
-    weights          loaded, released (asleep) or invalid (a load failed midway); kv_cache: loaded or released
+    weights          loaded, released (asleep), parked (asleep, in the host's memory) or invalid (a load failed midway);
+                     kv_cache: loaded or released
+    resident         what stays on a GPU while memory is given back, in bytes by what it is
     pages            of the cache: all, held by running sequences, and kept for their prefix
     prefix_queries   prompt tokens looked up in the cache; prefix_hits were found
     last_step_age_s  None before the first step
@@ -86,6 +88,7 @@ class Status(Struct):
     dtype: str = ""
     quantization: str = "none"
     cache_dtype: str = ""
+    resident: dict[str, int] = {}
 
 
 class RequestRow(Struct):
@@ -193,7 +196,7 @@ class Moved(Struct):
     took_s       from the wish to its end
     aborted      choices that it ended
     frozen       choices that wait for the daemon to go on
-    freed_bytes  by which the process shrank
+    freed_bytes  by which what the GPU holds, on a CPU the process, shrank
     weights      as in `Status`; so kv_cache
     """
 

@@ -133,7 +133,12 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         Positive | None, about("fall asleep when nobody has asked for this long; a request wakes it (default: never)")
     ] = None
     idle_sleep_level: Annotated[
-        int, Meta(ge=1, le=2), about("how deep that sleep is: 1 gives the cache's memory back, 2 the weights' too")
+        int,
+        Meta(ge=1, le=2),
+        about(
+            "how deep that sleep is: 1 gives the cache's memory back, and moves a GPU's weights to the host;"
+            " 2 drops the weights"
+        ),
     ] = 1
     drain_timeout_s: Annotated[NotNegative, about("how long TERM waits for requests in flight")] = 60.0
 

@@ -51,10 +51,14 @@ class Executor(Protocol):
     def forward(self, plan: StepPlan) -> Step:
         """Issue a step without waiting for it. Never raises: errors come through `Step.sample`."""
 
+    def gives_back(self, level: int) -> frozenset[Part]:
+        """Return what a sleep of that level gives back."""
+
     async def sleep(self, level: int) -> int:
         """Give the cache's memory back behind the steps issued so far, at level 2 the weights' too.
 
-        Returns by how many bytes the process shrank.
+        At level 1 a GPU's weights move to the host, if that has room for them. Returns by how many bytes the device's
+        memory, on a CPU the process, shrank.
         """
 
     async def wake(self, parts: Collection[Part]) -> None:
@@ -87,6 +91,7 @@ class Executor(Protocol):
         dtype is that of activations; quantization says what weights were made, cache_dtype what is cached.
         Key "ops" holds the kernel selection, one {family, chosen, refused: {name: reason}} each. On a GPU
         "kernels" says how many were compiled and how many found, "graphs" which sizes of decoding steps are captured.
+        "resident" says, while memory is given back, what stayed on the device, in bytes by what it is.
         """
 
     def pulse(self) -> int:

@@ -93,7 +93,7 @@ class Rest:
         now = self.wish
         if now.state is not State.SLEEPING:
             return self._want(now if then is self._waking else then)
-        gone = (ALL if now.level > 1 else frozenset({Part.CACHE})) - now.awake
+        gone = self._engine.executor.gives_back(now.level) - now.awake
         if self._settled == now:
             gone &= self._engine.executor.memory.released
         return self._want(then if gone <= parts else replace(now, awake=now.awake | parts))

@@ -57,7 +57,7 @@ class Move:
     took_s       from the wish to its end
     aborted      choices that it ended
     frozen       choices that wait for the engine to go on
-    freed_bytes  by which the process shrank
+    freed_bytes  by which what the device holds, on a CPU the process, shrank
     """
 
     def __init__(self, wish: Wish, now: float) -> None:

@@ -23,10 +23,11 @@ from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import allocate, size_cache
 from infd.runner.design import candidates, choose_device, design
 from infd.runner.graphs import CudaGraphs
-from infd.runner.memory import Arena, available_bytes
+from infd.runner.memory import CPU, Arena
 from infd.runner.residence import Residence
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
+from infd.runner.vram import bank_of
 from infd.scheduler.layout import Capacity
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
@@ -38,13 +39,13 @@ if TYPE_CHECKING:
     from infd.kernels.triton.compiled import Ledger
     from infd.runner.design import Design
     from infd.runner.graphs import Graphs
+    from infd.runner.memory import Bank
     from infd.runner.pulse import Pulse
 
 log = logging.getLogger("infd.runner")
 
 STEP_TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 DEPTH = {"cpu": 1, "cuda": 2}
-CPU = torch.device("cpu")
 
 
 class Loaded(Struct, frozen=True):
@@ -114,11 +115,12 @@ def _build(
     progress: Callable[[int, int], None] | None,
 ) -> Loaded:
     chosen = design(config, checkpoint, device, device, candidates(config))
-    required, free = required_bytes(chosen.model), available_bytes(device)
+    bank = bank_of(device)
+    required, free = required_bytes(chosen.model), bank.free()
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
         raise OutOfMemory(f"{needed}, {free / 2**20:,.0f} MiB are free")
-    weights = Arena(required, device, "weights")
+    weights = bank.arena(required, "weights")
 
     def report(done: int, total: int) -> None:
         pulse.beat()
@@ -129,7 +131,7 @@ def _build(
     kept = _name_of(chosen.dtype) if config.model.quantization == "none" else config.model.quantization
     log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, kept, _name_of(chosen.dtype))
     try:
-        loaded = assemble(config, chosen, weights, pulse)
+        loaded = assemble(config, chosen, bank, weights, pulse)
     except RequestFailed as error:  # of the trial steps, which ask for nothing unusual
         raise CheckpointError(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
@@ -145,7 +147,7 @@ def _build(
     return loaded
 
 
-def assemble(config: Config, chosen: Design, weights: Arena, pulse: Pulse) -> Loaded:
+def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: Pulse) -> Loaded:
     """Put cache and rows beside a model whose weights are loaded, run it for the first time, and measure it."""
     model, ops, dtype, device, max_len = chosen
     rows, page_tokens = config.scheduler.max_num_seqs, config.cache.page_tokens
@@ -154,7 +156,7 @@ def assemble(config: Config, chosen: Design, weights: Arena, pulse: Pulse) -> Lo
         layout,
         tensors,
         wanted=config.cache.bytes,
-        available=available_bytes(device),
+        available=bank.free(),
         device=device.type,
         rows=rows,
         max_model_len=max_len,
@@ -167,7 +169,7 @@ def assemble(config: Config, chosen: Design, weights: Arena, pulse: Pulse) -> Lo
         log.warning("max_model_len lowered from %d to %d: %s", max_len, size.max_model_len, reason)
         max_len = size.max_model_len
     try:
-        cache = Arena(size.bytes, device, "cache")
+        cache = bank.arena(size.bytes, "cache")
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}; lower cache.bytes (--kv-cache-bytes)") from error
     runner = Runner(
@@ -208,7 +210,7 @@ def assemble(config: Config, chosen: Design, weights: Arena, pulse: Pulse) -> Lo
             score_cost=stepsize.score_cost(runner, trial) if layout.divisible else 1,
         ),
         depth=config.device.depth or DEPTH[device.type],
-        residence=Residence(model, weights, cache, device, config.model.weights_root, pulse.beat),
+        residence=Residence(model, bank, weights, cache, config.model.weights_root, pulse.beat),
         reader=AdapterReader(model.targets, dtype, lambda size: Arena(size, CPU, "an adapter")),
         facts={
             "device": _name(device),

@@ -122,6 +122,10 @@ class LocalExecutor:
     def sleepless(self) -> str:
         return "the model is not loaded" if self._parts is None else self._parts.residence.refusal
 
+    def gives_back(self, level: int) -> frozenset[Part]:
+        assert self._parts is not None
+        return self._parts.residence.gives_back(level)
+
     async def sleep(self, level: int) -> int:
         return await self._change(lambda loaded: loaded.residence.sleep(level))
 
@@ -147,7 +151,9 @@ class LocalExecutor:
         self.between(lambda loaded: loaded.runner.forget_adapter(adapter, slot))
 
     def describe(self) -> dict[str, Any]:
-        return self._facts | ({} if self._parts is None else self._parts.runner.facts())
+        if self._parts is None:
+            return self._facts
+        return self._facts | self._parts.runner.facts() | {"resident": self._parts.residence.resident}
 
     def pulse(self) -> int:
         return self._pulse.count

@@ -1,47 +1,71 @@
 """Hold weights and cache in memory of infd's own, so that it can be given back and used again in place.
 
-An arena is one range of addresses, carved from the front into tensors. Nothing
-is touched before it is used: what a server never needs, it never occupies.
+An arena is one range of addresses, carved from the front into tensors. A bank is a device's memory: it says how much
+is free, and makes arenas. This one is a CPU's, where nothing is touched before it is used: what a server never needs,
+it never occupies. A GPU's is in `vram.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
 from infd.errors import OutOfMemory
+from infd.memory import trim
 from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 LARGE_PAGE = 2**21  # bytes
 MADV_COLLAPSE = 25  # since Linux 6.1; the mmap module has no name for it
 CGROUPS = Path("/sys/fs/cgroup")
+STATM = Path("/proc/self/statm")
+CPU: Final = torch.device("cpu")
+
+
+class Extent(Protocol):
+    """A range of addresses, and the memory behind it.
+
+    content  all of it, as bytes; it stays where it is while the memory is given back, and must not be read then
+    """
+
+    content: Tensor
+
+    def release(self) -> None:
+        """Give the memory back; the addresses are kept."""
+
+    def restore(self) -> None:
+        """Have memory behind all addresses again; it reads as zeros. Raises OutOfMemory, and then holds none."""
+
+    def settle(self, used: int) -> bool:
+        """Do a little that makes the first `used` bytes faster to read; return whether there is more to do."""
 
 
 class Arena:
-    """Memory of one purpose on one device: an anonymous mapping on a CPU, one allocation elsewhere."""
+    """Memory of one purpose on one device."""
 
-    def __init__(self, size: int, device: torch.device, purpose: str) -> None:
+    def __init__(
+        self, size: int, device: torch.device, purpose: str, extent: Callable[[int, torch.device], Extent] | None = None
+    ) -> None:
+        """extent: where it lies; else in an anonymous mapping on a CPU, in one allocation of torch's elsewhere."""
         self.size = size
-        self._settled = 0
         self.used = 0
         self.purpose = purpose
-        self._map: mmap.mmap | None = None
+        self._device = device
+        make = extent or (Anonymous if device.type == "cpu" else Allocated)
         try:
-            if device.type == "cpu":
-                self._map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
-            else:
-                self._memory = torch.empty(size, dtype=torch.uint8, device=device)
-        except (OSError, OverflowError, MemoryError, torch.OutOfMemoryError) as error:
-            raise OutOfMemory(f"no memory for {purpose}: {size / 2**20:,.0f} MiB on {device} ({error})") from error
+            self._extent = make(size, device)
+        except (OSError, OverflowError, MemoryError, OutOfMemory, torch.OutOfMemoryError) as error:
+            raise self._missing(error) from error
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the next `shape` elements, aligned to 64 bytes. Raises OutOfMemory when the arena is full."""
@@ -50,43 +74,144 @@ class Arena:
         if end > self.size:
             raise OutOfMemory(f"the arena for {self.purpose} holds {self.size:,} bytes; {end:,} are needed")
         self.used = end
-        return self._memory[start:end].view(dtype).view(shape)
+        return self._extent.content[start:end].view(dtype).view(shape)
+
+    @property
+    def content(self) -> Tensor:
+        """Return what was taken, as bytes."""
+        return self._extent.content[: self.used]
 
     def settle(self) -> bool:
-        """Move the next of what was taken into a large page; return whether more may follow.
+        """Make a little of what was taken faster to read; return whether there is more to do."""
+        return self._extent.settle(self.used)
+
+    def release(self) -> None:
+        """Give the memory back to the system; every tensor stays where it is, and may be used after `restore`."""
+        self._extent.release()
+
+    def restore(self) -> None:
+        """Have memory again in the same place; it reads as zeros. Raises OutOfMemory, and then holds none."""
+        try:
+            self._extent.restore()
+        except OutOfMemory as error:
+            raise self._missing(error) from error
+
+    def _missing(self, error: BaseException) -> OutOfMemory:
+        return OutOfMemory(f"no memory for {self.purpose}: {self.size / 2**20:,.0f} MiB on {self._device} ({error})")
+
+
+class Anonymous:
+    """An anonymous mapping of this process."""
+
+    def __init__(self, size: int, device: torch.device = CPU) -> None:
+        self._map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.content = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._settled = 0
+
+    def release(self) -> None:
+        self._map.madvise(mmap.MADV_DONTNEED)
+        self._settled = 0
+
+    def restore(self) -> None:
+        """The system gives a page when it is touched."""
+
+    def settle(self, used: int) -> bool:
+        """Move the next of it into a large page.
 
         A CPU reads weights half as fast again from large pages. But to have them from the first touch on delays the
         start by seconds where the system must make them first, so it is done later, and piece by piece.
         """
-        if self._map is None:
-            return False
-        address = self._memory.data_ptr()
+        address = self.content.data_ptr()
         first = -(-(address + self._settled) // LARGE_PAGE) * LARGE_PAGE
-        if first + LARGE_PAGE > address + self.used:
+        if first + LARGE_PAGE > address + used:
             return False
         self._settled = first + LARGE_PAGE - address
         # The mmap module's own madvise would keep the interpreter to itself meanwhile.
         return not ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(LARGE_PAGE), MADV_COLLAPSE)
 
-    @property
-    def releasable(self) -> bool:
-        return self._map is not None
+
+class Allocated:
+    """One allocation of torch's, whose memory goes only when its address does."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.content = torch.empty(size, dtype=torch.uint8, device=device)
 
     def release(self) -> None:
-        """Give the memory back to the system; every tensor stays where it is and reads as zeros until it is rewritten.
+        """It goes with the last tensor that lies in it."""
 
-        Only a CPU can do this in place; elsewhere the memory goes with the arena.
-        """
-        if self._map is not None:
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._settled = 0
+    def restore(self) -> None:
+        """It was never given back."""
+
+    def settle(self, used: int) -> bool:
+        return False
 
 
-def available_bytes(device: torch.device) -> int:
-    """Return how much memory could be taken now, on a CPU within the limits of this process's control groups."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
+class Parked(Protocol):
+    """What an arena held, elsewhere."""
+
+    def put_back(self) -> None:
+        """Copy it to where it was, once there is memory again."""
+
+    def drop(self) -> None:
+        """Let go of the copy."""
+
+
+class Bank(Protocol):
+    """A device's memory.
+
+    sleepless  why an arena's memory cannot be given back while its addresses stay; empty where it can
+    parks      whether the device has memory of its own, from which what must not be lost can be moved away
+    """
+
+    sleepless: str
+    parks: bool
+
+    def arena(self, size: int, purpose: str) -> Arena:
+        """Raises OutOfMemory."""
+
+    def free(self) -> int:
+        """Return how many bytes could be taken now."""
+
+    def held(self) -> int:
+        """Return what the device, on a CPU this process, holds in bytes."""
+
+    def trim(self) -> None:
+        """Give back what earlier steps have left behind for later ones."""
+
+    def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
+        """Copy what an arena holds to the host's memory. Raises OutOfMemory where that has no room."""
+
+    def resident(self) -> dict[str, int]:
+        """Return what stays when arenas are released, in bytes by what it is."""
+
+
+class HostBank:
+    """A CPU's memory, which is the system's."""
+
+    sleepless = ""
+    parks = False
+
+    def arena(self, size: int, purpose: str) -> Arena:
+        return Arena(size, CPU, purpose)
+
+    def free(self) -> int:
+        return available_bytes()
+
+    def held(self) -> int:
+        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def trim(self) -> None:
+        trim()
+
+    def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
+        raise OutOfMemory("there is no other memory than the host's")
+
+    def resident(self) -> dict[str, int]:
+        return {}
+
+
+def available_bytes() -> int:
+    """Return how much of the host's memory could be taken now within the limits of this process's control groups."""
     free = _numbers(Path("/proc/meminfo").read_text())["MemAvailable:"] * 1024
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     group = CGROUPS / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")

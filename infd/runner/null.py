@@ -15,7 +15,7 @@ from msgspec import Struct
 from infd.adapters.files import locate
 from infd.adapters.peft import PeftConfig
 from infd.errors import AdapterTooLarge
-from infd.memory import Held, Memory, Part
+from infd.memory import ALL, Held, Memory, Part
 from infd.request import TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepResult
@@ -112,6 +112,9 @@ class NullExecutor:
             return
         self._free_at = max(self._free_at, loop.time()) + self._step_s
         loop.call_at(self._free_at, self._finish, step)
+
+    def gives_back(self, level: int) -> frozenset[Part]:
+        return ALL if level >= 2 else frozenset({Part.CACHE})
 
     async def sleep(self, level: int) -> int:
         self.memory = Memory(weights=Held.RELEASED if level >= 2 else self.memory.weights, cache=Held.RELEASED)

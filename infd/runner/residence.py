@@ -1,22 +1,21 @@
 """Give the memory of weights and cache back to the system, and take it again at the same addresses.
 
-The cache comes back empty, the weights are read again from where they came.
-All of it happens on the device thread, between steps.
+The cache comes back empty. Weights that a light sleep moved from a GPU to the host come back from there; else they are
+read again from where they came. All of it happens on the device thread, between steps.
 """
 
 from __future__ import annotations
 
-import os
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from msgspec.structs import replace
 
 from infd.errors import CheckpointError, OutOfMemory
-from infd.memory import Held, Memory, Part, trim
+from infd.memory import ALL, Held, Memory, Part
 from infd.models.config import architecture
-from infd.runner.memory import available_bytes
 from infd.weights.checkpoint import Checkpoint, locate
 from infd.weights.load import check, fill
 
@@ -24,38 +23,44 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from infd.models.base import Model
-    from infd.runner.memory import Arena
+    from infd.runner.memory import Arena, Bank, Parked
 
-STATM = Path("/proc/self/statm")
+log = logging.getLogger("infd.runner")
+
+GONE: Final = frozenset({Held.RELEASED, Held.PARKED})  # from where they are computed with
 
 
 class Residence:
     """The arenas of a model, and where its weights come from.
 
-    memory   what is there; may be read by any thread
-    refusal  why memory cannot be given back here; empty where it can
+    memory    what is there; may be read by any thread
+    refusal   why memory cannot be given back here; empty where it can
+    resident  what stayed when memory was given back, in bytes by what it is; empty while nothing is given back
     """
 
     def __init__(
         self,
         model: Model,
+        bank: Bank,
         weights: Arena,
         cache: Arena,
-        device: torch.device,
         root: str,
         report: Callable[[int, int], None],
     ) -> None:
         """Take what was loaded.
 
+        bank    that the arenas are of
         root    of other weights, see `load`; empty: the directory in which the first ones' lies
         report  told (bytes read, bytes to read) while weights are read
         """
         self.memory = Memory()
-        self.refusal = "" if weights.releasable and cache.releasable else f"memory of {device} is not given back yet"
+        self.refusal = bank.sleepless
+        self.resident: dict[str, int] = {}
         self._model = model
+        self._bank = bank
         self._weights = weights
         self._cache = cache
-        self._device = device
+        self._parked: Parked | None = None
         self._report = report
         self._root = root
         self._first = self._directory = Path()
@@ -69,27 +74,74 @@ class Residence:
         self._directory, self._stamps = checkpoint.directory, checkpoint.stamps()
         self._architecture = architecture(checkpoint.config)
 
+    def gives_back(self, level: int) -> frozenset[Part]:
+        """Return what a sleep of that level gives back."""
+        return ALL if level >= 2 or self._bank.parks else frozenset({Part.CACHE})
+
     def sleep(self, level: int) -> int:
-        """Give back the cache, at level 2 the weights too; return by how many bytes the process shrank."""
-        before = _resident_bytes()
+        """Give back the cache, at level 2 the weights too; at level 1 they move to the host where that is elsewhere.
+
+        Returns by how many bytes the device's memory, on a CPU this process, shrank.
+        """
+        before = self._bank.held()
+        weights = self._leaving(level)
         # Said first: what fails midway has lost some of it.
-        self.memory = replace(self.memory, cache=Held.RELEASED)
+        self.memory = Memory(weights=weights, cache=Held.RELEASED)
         self._cache.release()
-        if level >= 2:
-            self.memory = replace(self.memory, weights=Held.RELEASED)
+        if weights in GONE:
             self._weights.release()
-        trim()
-        return max(0, before - _resident_bytes())
+        if weights is not Held.PARKED:
+            self._unpark()
+        self._bank.trim()
+        self.resident = self._bank.resident()
+        return max(0, before - self._bank.held())
+
+    def _leaving(self, level: int) -> Held:
+        """Return what the weights are to be in a sleep of that level; park them if that is what it takes."""
+        now = self.memory.weights
+        if level >= 2:
+            return Held.RELEASED
+        if now is not Held.LOADED or not self._bank.parks:
+            return now
+        try:
+            self._parked = self._bank.park(self._weights, self._beat)
+        except OutOfMemory as error:
+            log.warning("the weights will be read again on waking, for they cannot be kept: %s", error)
+            return Held.RELEASED
+        return Held.PARKED
 
     def wake(self, parts: Collection[Part]) -> None:
-        """Take these back. Raises CheckpointError, OutOfMemory; then nothing more is held than before."""
-        if Part.WEIGHTS in parts and self.memory.weights is Held.RELEASED:
+        """Take these back. Raises CheckpointError, OutOfMemory, DeviceLost; then nothing more is held than before."""
+        missing = self.memory.released & set(parts)
+        if Part.CACHE in missing:
+            self._cache.restore()
+        try:
+            if Part.WEIGHTS in missing:
+                self._wake_weights()
+        except BaseException:
+            if Part.CACHE in missing:
+                self._cache.release()
+            raise
+        if Part.CACHE in missing:
+            self.memory = replace(self.memory, cache=Held.LOADED)
+        if self.memory.whole:
+            self.resident = {}
+
+    def _wake_weights(self) -> None:
+        if self._parked is None:
             self._require_room()
             with Checkpoint(self._directory) as checkpoint:
                 self._require_unchanged(checkpoint)
-                self._fill(checkpoint, Held.RELEASED)
-        if Part.CACHE in parts:
-            self.memory = replace(self.memory, cache=Held.LOADED)
+                self._fill(checkpoint)
+            return
+        self._weights.restore()
+        try:
+            self._parked.put_back()
+        except BaseException:
+            self._weights.release()
+            raise
+        self.memory = replace(self.memory, weights=Held.LOADED)
+        self._unpark()
 
     def load(self, path: str) -> None:
         """Put other weights of the same shapes in place.
@@ -101,7 +153,7 @@ class Residence:
         """
         first = self._first.absolute()
         directory = first if Path(path) == first else locate(path, self._root or str(first.parent))
-        if self.memory.weights is Held.RELEASED:
+        if self.memory.weights in GONE:
             self._require_room()
         with Checkpoint(directory) as checkpoint:
             if architecture(checkpoint.config) != self._architecture:
@@ -109,7 +161,7 @@ class Residence:
                     f"{directory}: config.json: architecture {architecture(checkpoint.config)!r}, where"
                     f" {self._architecture!r} is served; another model takes a restart with --model"
                 )
-            self._fill(checkpoint, Held.RELEASED if self.memory.weights is Held.RELEASED else Held.INVALID)
+            self._fill(checkpoint)
 
     def settle(self) -> bool:
         """Use a moment in which nothing is computed to make reading the weights faster; return whether to go on."""
@@ -119,26 +171,41 @@ class Residence:
         """Give everything back for good."""
         self._weights.release()
         self._cache.release()
+        self._unpark()
 
-    def _fill(self, checkpoint: Checkpoint, failed: Held) -> None:
-        """Read the weights. `failed`: what they are if that fails; released ones are given back."""
+    def _fill(self, checkpoint: Checkpoint) -> None:
+        """Read the weights. If that fails, those that were gone are gone again, and others are invalid."""
         places = check(self._model, checkpoint)
-        self.memory = replace(self.memory, weights=failed)
+        gone = self.memory.weights in GONE
+        if gone:
+            self._weights.restore()
+        else:
+            self.memory = replace(self.memory, weights=Held.INVALID)
         try:
             with torch.inference_mode():
                 fill(places, checkpoint, self._report)
         except BaseException:
-            if failed is Held.RELEASED:
+            if gone:
                 self._weights.release()
             raise
         self.remember(checkpoint)
         self.memory = replace(self.memory, weights=Held.LOADED)
+        self._unpark()
+
+    def _unpark(self) -> None:
+        """Let go of the weights that the host holds, if any."""
+        if self._parked is not None:
+            self._parked.drop()
+            self._parked = None
+
+    def _beat(self) -> None:
+        self._report(0, 0)
 
     def _require_room(self) -> None:
-        needed, free = self._weights.used, available_bytes(self._device)
+        needed, free = self._weights.used, self._bank.free()
         if needed > free:
             raise OutOfMemory(
-                f"the weights need {needed / 2**20:,.0f} MiB on {self._device}, {free / 2**20:,.0f} MiB are free;"
+                f"the weights need {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free;"
                 " make room and wake again"
             )
 
@@ -153,7 +220,3 @@ class Residence:
                 f"{checkpoint.directory}: {', '.join(changed)} changed since the weights were loaded; put the old files"
                 f" back and wake again, or take the new ones with `infdctl load-weights {checkpoint.directory}`"
             )
-
-
-def _resident_bytes() -> int:
-    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

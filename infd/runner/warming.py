@@ -20,8 +20,7 @@ from infd.kernels.triton import presence
 from infd.request import Adapter
 from infd.runner.adapters import DeviceSlots
 from infd.runner.design import candidates, design
-from infd.runner.loading import CPU
-from infd.runner.memory import Arena
+from infd.runner.memory import CPU, Arena
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner

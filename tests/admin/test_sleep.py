@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from infd.admin import protocol
+from infd.admin.commands import Desk, status
+from infd.admin.ctl import show
 from infd.engine.state import State
 from infd.errors import CheckpointError
 from tests.admin.test_ctl import infdctl
@@ -38,6 +40,18 @@ async def test_sleep_and_staged_wake_say_what_they_did(house: House) -> None:
         assert (code, moved(out).state, moved(out).weights) == (0, "sleeping", "loaded"), err
         code, out, err = await at(house, "wake", "--tags", "kv_cache", "--timeout", "30", "--wait", "--json")
         assert (code, moved(out).state, moved(out).kv_cache) == (0, "ready", "loaded"), err
+
+
+async def test_what_stays_on_a_gpu_is_told_while_it_sleeps(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    desk = Desk(house.engine, "embedded", house.drained.set)
+    async with house.loaded():
+        for resident, told in (
+            ({}, False),
+            ({"graphs": 3 * 2**20, "context_and_others": 500 * 2**20}, True),
+        ):
+            house.executor.resident = resident
+            show.status(await status(desk, protocol.Nothing()))
+            assert ("stays     3 MiB graphs, 500 MiB context and others" in capsys.readouterr().out) == told
 
 
 async def test_a_wake_that_fails_exits_1_with_the_reason(house: House) -> None:

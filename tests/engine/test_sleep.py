@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,6 +128,23 @@ async def test_a_staged_wake_lets_no_step_run_before_all_memory_is_back(verb: st
         assert engine.lifecycle.state is State.SLEEPING
         await rouse(CACHE).result()
         assert await asking == answer([1], 40)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_where_a_light_sleep_moves_weights_they_must_be_taken_back_too(at_once: bool):
+    async with serving() as engine:
+        fake(engine).parks = True
+        asleep = engine.rest.sleep(level=1)
+        if not at_once:
+            await asleep.result()
+            assert engine.executor.memory == Memory(weights=Held.PARKED, cache=Held.RELEASED)
+        woken = engine.rest.wake(CACHE)
+        with suppress(Overtaken):
+            await asleep.result()
+        await woken.result()
+        assert engine.lifecycle.state is State.SLEEPING
+        await engine.rest.wake(WEIGHTS).result()
+        assert (engine.lifecycle.state, engine.executor.memory) == (State.READY, Memory())
 
 
 async def test_at_level_1_the_cache_is_all_there_is_to_take_back():

@@ -14,7 +14,7 @@ from infd.request import Request, SamplingParams
 from infd.runner.design import Design
 from infd.runner.loading import assemble
 from infd.runner.local import LocalExecutor
-from infd.runner.memory import Arena
+from infd.runner.memory import CPU, Arena, HostBank
 from infd.runner.rows import Rows
 from infd.scheduler.plan import Join, Span, StepPlan
 from infd.scheduler.scheduler import Scheduler
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from infd.runner.pulse import Pulse
     from infd.scheduler.layout import Capacity
 
-CPU = torch.device("cpu")
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -42,7 +41,7 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
 def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48) -> Loaded:
     ops = select(CPU, torch.float32, insisting("reference", CANDIDATES))
     chosen = Design(model, replace(ops, attention=HistoryAttention()), torch.float32, CPU, max_len)
-    return assemble(settings, chosen, Arena(64, CPU, "weights"), pulse)
+    return assemble(settings, chosen, HostBank(), Arena(64, CPU, "weights"), pulse)
 
 
 def executor(model: FakeModel, settings: Config) -> LocalExecutor:

@@ -107,20 +107,20 @@ def test_an_arena_occupies_nothing_until_it_is_written_and_nothing_after_release
 
 def test_available_memory_is_within_the_machine():
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    assert 0 < available_bytes(CPU) <= total
+    assert 0 < available_bytes() <= total
 
 
 def test_available_memory_is_within_every_control_group_and_cached_files_count_as_free(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    assert available_bytes(CPU) > 900  # no limits anywhere
+    assert available_bytes() > 900  # no limits anywhere
 
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 100\nactive_file 200\ninactive_file 300\n")
-    assert available_bytes(CPU) == 1000 - 700 + 500
+    assert available_bytes() == 1000 - 700 + 500
 
     (tmp_path / "memory.max").write_text("max\n")
-    assert available_bytes(CPU) > 900
+    assert available_bytes() > 900
 
 
 def test_a_page_has_as_many_slots_as_the_largest_group_has_layers():

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, OutOfMemory
 from infd.memory import ALL, Held, Memory, Part
 from infd.request import SamplingParams
-from infd.runner import residence
 from infd.runner.local import LocalExecutor
+from infd.runner.memory import HostBank
 from infd.scheduler.plan import StepPlan
 from infd.weights.checkpoint import TensorFile
 from tests.runner.driving import generate, join, request, span
@@ -185,7 +184,7 @@ async def test_a_wake_that_fails_midway_holds_nothing_and_can_be_tried_again(tin
         with pytest.raises(CheckpointError, match="became shorter"):
             await runs.wake(ALL)
         assert runs.memory == NOTHING
-        assert not await runs.between(lambda parts: bool(parts.residence._weights._memory.any()))
+        assert not await runs.between(lambda parts: bool(parts.residence._weights.content.any()))
         monkeypatch.undo()
         await runs.wake(ALL)
         assert await answers(runs, capacity) == before
@@ -194,7 +193,7 @@ async def test_a_wake_that_fails_midway_holds_nothing_and_can_be_tried_again(tin
 async def test_a_wake_without_room_is_refused_before_a_byte_is_read(tiny, monkeypatch):
     async with running(tiny("llama")) as (runs, _):
         await runs.sleep(2)
-        monkeypatch.setattr(residence, "available_bytes", lambda device: 1000)
+        monkeypatch.setattr(HostBank, "free", lambda bank: 1000)
         with pytest.raises(OutOfMemory, match="make room and wake again"):
             await runs.wake(ALL)
         assert runs.memory == NOTHING
@@ -269,13 +268,6 @@ async def test_files_are_closed_whatever_comes_of_it(tiny, monkeypatch):
         with pytest.raises(CheckpointError):
             await runs.load_weights(str(tiny("llama")))
         assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_only_a_cpus_memory_is_given_back_in_place():
-    from infd.runner.memory import Arena
-
-    arena = Arena(100, torch.device("meta"), "weights")
-    assert not arena.releasable
 
 
 async def test_other_weights_lie_beside_the_first_unless_a_root_is_set(tiny, tmp_path):

@@ -72,7 +72,8 @@ def resume(client: AdminClient, tags: str | None, wait: bool, timeout_s: float |
     type=click.IntRange(1, 2),
     default=1,
     show_default=True,
-    help="1: give the cache's memory back. 2: the weights' too; they are read from disk again.",
+    help="1: give the cache's memory back; a GPU's weights move to the host. 2: the weights' too; they are read again"
+    " from disk.",
 )
 @waiting
 @json_option

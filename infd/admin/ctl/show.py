@@ -48,6 +48,7 @@ def status(now: protocol.Status) -> None:
             f"{now.running} running, {now.waiting} waiting ({now.waiting_tokens} prompt tokens), {now.held} held",
         ),
         *(((part, held) for part, held in (("weights", now.weights), ("kv_cache", now.kv_cache)) if held != "loaded")),
+        *((("stays", _sizes(now.resident)),) if now.resident else ()),
         ("cache", _pages(now)),
         ("ended", ", ".join(f"{count} {reason}" for reason, count in now.terminal.items() if count) or "none yet"),
         ("limits", f"{now.max_model_len} tokens a sequence, {now.rows} sequences, {now.step_tokens} tokens a step"),
@@ -60,6 +61,10 @@ def _numbers(now: protocol.Status) -> str:
     weights = "" if now.quantization == "none" else f", weights {now.quantization}"
     cache = "" if now.cache_dtype in ("", now.dtype) else f", cache {now.cache_dtype}"
     return f"{now.dtype}{weights}{cache}"
+
+
+def _sizes(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{size / 2**20:,.0f} MiB {name.replace('_', ' ')}" for name, size in sizes.items())
 
 
 def _pages(now: protocol.Status) -> str:

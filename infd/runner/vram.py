@@ -1,0 +1,290 @@
+"""Hold a GPU's memory so that it can be given back while its addresses, and all that was captured on them, stay.
+
+Addresses are reserved once. Memory is made in pieces and mapped there, unmapped when it is given back, and made and
+mapped again on waking. A piece's handle is released as soon as the piece is mapped: the mapping keeps the memory, so
+there is one thing to undo, not two.
+
+Every way out of here leaves the books balanced: what was mapped when a call failed is known, and is unmapped or used
+by the next attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from infd.errors import InfdError, OutOfMemory
+from infd.runner.driver import find
+from infd.runner.memory import Anonymous, Arena, HostBank, available_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from infd.runner.driver import Driver
+    from infd.runner.memory import Bank, Parked
+
+log = logging.getLogger("infd.runner")
+
+PIECE: Final = 2**26  # bytes of memory made, or copied, by one call; a beat lies between two of them
+HOST_SHARE: Final = 0.8  # of what the host has free, that weights may take there: what is pinned cannot be swapped
+
+
+def bank_of(device: torch.device) -> Bank:
+    """Return the memory of a device."""
+    if device.type == "cpu":
+        return HostBank()
+    found = find(device)
+    return TorchBank(device, found) if isinstance(found, str) else GpuBank(device, found)
+
+
+class Addresses:
+    """A range of a GPU's addresses, and which pieces of it have memory.
+
+    It is freed with the last tensor that lies in it.
+    """
+
+    def __init__(self, size: int, driver: Driver) -> None:
+        """Reserve at least `size` bytes. Raises OutOfMemory, DeviceLost."""
+        names = driver.names
+        self._driver = driver
+        self._kind = names.CUmemAllocationProp()
+        self._kind.type = names.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._kind.location.type = names.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self._kind.location.id = driver.ordinal
+        self._access = names.CUmemAccessDesc()
+        self._access.location.type = names.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self._access.location.id = driver.ordinal
+        self._access.flags = names.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        least = names.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        self._grain = int(driver("cuMemGetAllocationGranularity", self._kind, least))
+        self.size = max(1, -(-size // self._grain)) * self._grain
+        self.first = int(driver("cuMemAddressReserve", self.size, 0, 0, 0))
+        self._whole = False
+        self._memory = _Backing(driver, self.first)
+        weakref.finalize(self, _free, driver, self.first, self.size, self._memory).atexit = False
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Describe all of it as bytes. A tensor made of this is no copy, and holds on to this object."""
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.first, False), "strides": None, "version": 3}
+
+    def back(self) -> None:
+        """Have memory behind all of it, zeroed where any was missing. Raises OutOfMemory, DeviceLost; then has none."""
+        driver, memory = self._driver, self._memory
+        if self._whole:
+            return
+        try:
+            for offset, length in self._pieces():
+                if offset not in memory.mapped:
+                    memory.map(offset, length, self._kind)
+            driver("cuMemSetAccess", self.first, self.size, [self._access], 1)
+            # Zero times what another left there need not be zero: it may not be a number.
+            driver("cuMemsetD8", self.first, 0, self.size)
+        except BaseException:
+            memory.clear()
+            raise
+        self._whole = True
+
+    def clear(self) -> None:
+        """Give all memory back. What cannot be unmapped stays known, and is tried again."""
+        self._whole = False
+        self._memory.clear()
+
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        piece = max(PIECE // self._grain, 1) * self._grain
+        for offset in range(0, self.size, piece):
+            yield offset, min(piece, self.size - offset)
+
+
+class _Backing:
+    """What is mapped into a range: known apart from it, so that it can be given back when the range is gone."""
+
+    def __init__(self, driver: Driver, first: int) -> None:
+        self.mapped: dict[int, int] = {}  # bytes, by offset
+        self._driver = driver
+        self._first = first
+        self._handles: list[Any] = []  # not released yet
+
+    def map(self, offset: int, length: int, kind: Any) -> None:
+        self._handles.append(self._driver("cuMemCreate", length, kind, 0))
+        self._driver("cuMemMap", self._first + offset, length, 0, self._handles[-1], 0)
+        self.mapped[offset] = length
+        self._release()
+
+    def clear(self) -> None:
+        if self.mapped:
+            self._driver("cuCtxSynchronize")  # a kernel that still reads there would fault
+        for offset, length in sorted(self.mapped.items(), reverse=True):
+            self._driver("cuMemUnmap", self._first + offset, length)
+            del self.mapped[offset]
+        self._release()
+
+    def _release(self) -> None:
+        while self._handles:
+            self._driver("cuMemRelease", self._handles[-1])
+            self._handles.pop()
+
+
+def _free(driver: Driver, first: int, size: int, memory: _Backing) -> None:
+    """Let go of a range that no tensor lies in any more."""
+    try:
+        memory.clear()
+        driver("cuMemAddressFree", first, size)
+    except InfdError as error:  # nobody waits for this, and what is left goes with the process
+        log.warning("a range of the GPU's addresses could not be freed: %s", error)
+
+
+def tensor_over(addresses: Addresses, device: torch.device) -> Tensor:
+    """Return all of a range as bytes, without a copy."""
+    return torch.as_tensor(addresses, device=device)
+
+
+class Reserved:
+    """Addresses of a GPU whose memory comes and goes."""
+
+    def __init__(
+        self,
+        size: int,
+        device: torch.device,
+        driver: Driver,
+        over: Callable[[Addresses, torch.device], Tensor] = tensor_over,
+    ) -> None:
+        self._addresses = Addresses(size, driver)
+        self._addresses.back()
+        self.content = over(self._addresses, device)
+
+    def release(self) -> None:
+        self._addresses.clear()
+
+    def restore(self) -> None:
+        self._addresses.back()
+
+    def settle(self, used: int) -> bool:
+        return False
+
+
+class Pinned:
+    """What an arena held, in host memory that the GPU reads at its own speed."""
+
+    def __init__(self, content: Tensor, driver: Driver, beat: Callable[[], None]) -> None:
+        """Copy it, piece by piece. Raises OutOfMemory, DeviceLost, and then holds nothing."""
+        self._driver = driver
+        self._beat = beat
+        self._there, self._size = content.data_ptr(), content.nbytes
+        self._host = Anonymous(self._size)
+        self._here = self._host.content.data_ptr()
+        self._registered: list[int] = []
+        try:
+            driver("cuCtxSynchronize")
+            for offset, length in self._pieces():
+                driver("cuMemHostRegister", self._here + offset, length, 0)
+                self._registered.append(offset)
+                driver("cuMemcpyDtoH", self._here + offset, self._there + offset, length)
+                beat()
+        except BaseException:
+            self.drop()
+            raise
+
+    def put_back(self) -> None:
+        for offset, length in self._pieces():
+            self._driver("cuMemcpyHtoD", self._there + offset, self._here + offset, length)
+            self._beat()
+
+    def drop(self) -> None:
+        while self._registered:
+            self._driver("cuMemHostUnregister", self._here + self._registered[-1])
+            self._registered.pop()
+        self._host.release()
+
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        for offset in range(0, self._size, PIECE):
+            yield offset, min(PIECE, self._size - offset)
+
+
+class GpuBank:
+    """A GPU's memory, through its driver."""
+
+    sleepless = ""
+    parks = True
+
+    def __init__(
+        self,
+        device: torch.device,
+        driver: Driver,
+        over: Callable[[Addresses, torch.device], Tensor] = tensor_over,
+    ) -> None:
+        """over: makes a tensor of addresses"""
+        self._device = device
+        self._driver = driver
+        self._over = over
+
+    def arena(self, size: int, purpose: str) -> Arena:
+        return Arena(size, self._device, purpose, partial(Reserved, driver=self._driver, over=self._over))
+
+    def free(self) -> int:
+        return int(self._driver("cuMemGetInfo")[0])
+
+    def held(self) -> int:
+        free, total = self._driver("cuMemGetInfo")
+        return int(total) - int(free)
+
+    def trim(self) -> None:
+        torch.cuda.empty_cache()
+
+    def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
+        needed, room = arena.used, int(HOST_SHARE * available_bytes())
+        if needed > room:
+            raise OutOfMemory(
+                f"{needed / 2**20:,.0f} MiB of {arena.purpose} are more than the {room / 2**20:,.0f} MiB that the host"
+                " can spare"
+            )
+        return Pinned(arena.content, self._driver, beat)
+
+    def resident(self) -> dict[str, int]:
+        return _resident(self._device, self.held())
+
+
+class TorchBank:
+    """A GPU's memory as torch hands it out. An arena of it is one allocation, which cannot be given back in place."""
+
+    parks = False
+
+    def __init__(self, device: torch.device, reason: str) -> None:
+        self.sleepless = f"memory of {device} cannot be given back: {reason}"
+        self._device = device
+
+    def arena(self, size: int, purpose: str) -> Arena:
+        return Arena(size, self._device, purpose)
+
+    def free(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def held(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return int(total - free)
+
+    def trim(self) -> None:
+        torch.cuda.empty_cache()
+
+    def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
+        raise OutOfMemory(self.sleepless)
+
+    def resident(self) -> dict[str, int]:
+        return {}
+
+
+def _resident(device: torch.device, held: int) -> dict[str, int]:
+    """Say what of the bytes that a device holds beside arenas is whose. It cannot tell one process from another."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {"context_and_others": held}
+    snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    segments = [each for each in snapshot if each["device"] == device.index]
+    graphs = sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0))
+    reserved = sum(each["total_size"] for each in segments)
+    return {"graphs": graphs, "rows_and_workspaces": reserved - graphs, "context_and_others": held - reserved}

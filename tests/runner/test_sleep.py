@@ -1,0 +1,293 @@
+"""A model on a GPU that sleeps and wakes: the real runner over books that a driver keeps, computed by the CPU."""
+
+from __future__ import annotations
+
+import gc
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.errors import CheckpointError, DeviceLost, OutOfMemory
+from infd.memory import ALL, Held, Memory, Part
+from infd.runner import loading, vram
+from infd.runner.pulse import Pulse
+from infd.scheduler.plan import StepPlan
+from tests.runner.cuda_driver import GRAIN, FakeDriver, bank
+from tests.runner.driving import join, span
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.runner.loading import Loaded
+    from infd.runner.residence import Residence
+
+PARKED = Memory(weights=Held.PARKED, cache=Held.RELEASED)
+NOTHING = Memory(weights=Held.RELEASED, cache=Held.RELEASED)
+MIB = 2**20
+CACHE = MIB
+
+
+@dataclass
+class House:
+    """A model on a device whose books can be read."""
+
+    loaded: Loaded
+    driver: FakeDriver
+    pulse: Pulse
+
+    @property
+    def residence(self) -> Residence:
+        return self.loaded.residence
+
+    @property
+    def memory(self) -> Memory:
+        return self.residence.memory
+
+    def answer(self) -> list[int]:
+        """Compute a prompt in two steps, so that the second reads the first one's keys from the cache."""
+        runner = self.loaded.runner
+        prompt, tokens = [3, 1, 4, 1, 5, 9, 2, 6], []
+        with runner.active():
+            for plan in (
+                StepPlan(0, [join(0, prompt, [[1, 2, 3]])], [], [span(0, 0, 5, samples=False)]),
+                StepPlan(1, [], [], [span(0, 5, 3)]),
+                StepPlan(2, [], [], [span(0, 8, 1)]),
+            ):
+                result = runner.read(runner.sample(runner.forward(plan)))
+                assert not result.failed
+                tokens += result.tokens
+        return tokens
+
+    def weights(self) -> Tensor:
+        return self.residence._weights.content.clone()
+
+    def audit(self) -> None:
+        """Compare what is mapped and pinned with what is said to be there."""
+        self.driver.audit()
+        sizes = sorted(held.size for held in self.driver.ranges.values())
+        there = sum(self.driver.mapped.values())
+        expected = [self.memory.weights in (Held.LOADED, Held.INVALID), self.memory.cache is Held.LOADED]
+        weights, cache = (_whole(self.residence._weights.size), _whole(self.residence._cache.size))
+        assert sizes == sorted([weights, cache])
+        assert there == expected[0] * weights + expected[1] * cache
+        pinned = sum(self.driver.registered.values())
+        assert pinned == (self.residence._weights.used if self.memory.weights is Held.PARKED else 0)
+
+
+def _whole(size: int) -> int:
+    return -(-size // GRAIN) * GRAIN
+
+
+@pytest.fixture
+def serve(tiny, monkeypatch):
+    """Serve a checkpoint from a GPU's memory; it has pieces so small that every arena has several."""
+    monkeypatch.setattr(vram, "PIECE", 8 * GRAIN)
+
+    def start(directory: Path | None = None, capacity: int = 2**30) -> House:
+        driver, pulse = FakeDriver(capacity=capacity), Pulse()
+        monkeypatch.setattr(loading, "bank_of", lambda device: bank(driver))
+        config = Config(
+            model=ModelConfig(path=str(directory or tiny("qwen3")), dtype="float32"),
+            device=DeviceConfig(kind="cpu", threads=1),
+            scheduler=SchedulerConfig(max_num_seqs=4, step_tokens=64),
+            cache=CacheConfig(bytes=CACHE, page_tokens=4),
+        )
+        return House(loading.build(config, pulse), driver, pulse)
+
+    return start
+
+
+def test_a_light_sleep_moves_weights_to_the_host_and_the_wake_reads_no_file(serve, tiny, tmp_path):
+    directory = Path(shutil.copytree(tiny("qwen3"), tmp_path / "model"))
+    house = serve(directory)
+    before, weights = house.answer(), house.weights()
+    assert house.residence.gives_back(1) == ALL
+    beats = house.pulse.count
+    freed = house.residence.sleep(1)
+    assert freed == _whole(house.residence._weights.size) + _whole(house.residence._cache.size)
+    assert house.memory == PARKED
+    assert house.driver.used == 0
+    assert house.pulse.count > beats, "a watcher must not take it for stuck"
+    house.audit()
+    assert house.residence.resident == {"context_and_others": 0}
+    shutil.rmtree(directory)
+    house.residence.wake(ALL)
+    house.audit()
+    assert house.memory == Memory()
+    assert house.residence.resident == {}
+    assert house.weights().equal(weights)
+    assert house.answer() == before
+
+
+def test_a_deep_sleep_drops_weights_and_the_wake_reads_them_again(serve):
+    house = serve()
+    before, weights = house.answer(), house.weights()
+    for level in (2, 1):
+        house.residence.sleep(level)
+        assert house.memory == NOTHING, "what is gone cannot be moved"
+        house.audit()
+    house.residence.wake(ALL)
+    house.audit()
+    assert house.weights().equal(weights)
+    assert house.answer() == before
+
+
+def test_a_light_sleep_may_deepen(serve):
+    house = serve()
+    before = house.answer()
+    house.residence.sleep(1)
+    house.residence.sleep(1)
+    assert house.memory == PARKED
+    house.audit()
+    house.residence.sleep(2)
+    assert house.memory == NOTHING
+    house.audit()
+    house.residence.wake(ALL)
+    assert house.answer() == before
+
+
+def test_what_the_host_has_no_room_for_is_read_again(serve, monkeypatch, caplog):
+    house = serve()
+    before = house.answer()
+    monkeypatch.setattr(vram, "available_bytes", lambda: 1000)
+    house.residence.sleep(1)
+    assert house.memory == NOTHING
+    assert "will be read again on waking" in caplog.text
+    house.audit()
+    house.residence.wake(ALL)
+    assert house.answer() == before
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_staged_wake_takes_back_what_it_is_told(serve, level):
+    house = serve()
+    before = house.answer()
+    for first, second in ((Part.WEIGHTS, Part.CACHE), (Part.CACHE, Part.WEIGHTS)):
+        house.residence.sleep(level)
+        house.residence.wake({first})
+        assert house.memory.released == {second}
+        assert house.residence.resident
+        house.audit()
+        house.residence.wake({first})
+        house.residence.wake({second})
+        assert house.memory.whole
+        house.audit()
+        assert house.answer() == before
+
+
+def test_a_wake_that_finds_the_device_full_holds_nothing_and_can_be_tried_again(serve):
+    house = serve()
+    before = house.answer()
+    all_of_it = house.driver.capacity
+    for level in (1, 2):
+        house.residence.sleep(level)
+        asleep = house.memory
+        for room in (0, CACHE // 2, CACHE + GRAIN):
+            house.driver.capacity = room
+            with pytest.raises(OutOfMemory, match=r"MiB"):
+                house.residence.wake(ALL)
+            assert house.memory == asleep
+            assert house.driver.used == 0
+            house.audit()
+        house.driver.capacity = all_of_it
+        house.residence.wake(ALL)
+        assert house.answer() == before
+
+
+def test_other_weights_may_be_put_in_place_of_parked_ones(serve, tiny):
+    house = serve()
+    before = house.answer()
+    house.residence.sleep(1)
+    with pytest.raises(CheckpointError):
+        house.residence.load("nowhere")
+    assert house.memory == PARKED
+    house.audit()
+    house.residence.load(str(tiny("qwen3")))
+    assert house.memory == Memory(cache=Held.RELEASED)
+    house.audit()
+    house.residence.wake(ALL)
+    assert house.answer() == before
+
+
+def test_closing_gives_everything_back(serve):
+    for level in (0, 1, 2):
+        house = serve()
+        if level:
+            house.residence.sleep(level)
+        house.residence.close()
+        assert house.driver.used == 0
+        assert not house.driver.registered
+
+
+def test_a_model_that_is_gone_leaves_nothing_on_the_device(serve):
+    house = serve()
+    driver = house.driver
+    assert driver.ranges
+    house.loaded = None
+    gc.collect()
+    assert not driver.ranges
+    assert driver.used == 0
+
+
+def test_a_model_that_does_not_fit_is_refused_and_leaves_nothing(serve):
+    house = serve()
+    weights = _whole(house.residence._weights.size)
+    for capacity, purpose in ((weights - GRAIN, "weights"), (weights + CACHE // 2, "cache")):
+        with pytest.raises(OutOfMemory, match=purpose):
+            serve(capacity=capacity)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_fails_in_a_history_of_sleeps_and_wakes_the_books_balance(serve, tiny, seed, monkeypatch):
+    house, chance = serve(), random.Random(seed)
+    residence, driver = house.residence, house.driver
+    before, weights = house.answer(), house.weights()
+    trouble = Trouble(chance)
+    driver.fails = trouble
+    fill = vram.available_bytes()
+    monkeypatch.setattr(vram, "available_bytes", lambda: chance.choice([fill, 1000]) if trouble.likely else fill)
+    failures = 0
+    for _ in range(60):
+        trouble.likely = chance.choice([0.0, 0.0, 0.02, 0.2])
+        was = house.memory
+        act = chance.choice(["light", "deep", "wake", "wake", "cache", "weights", "load"])
+        try:
+            if act in ("light", "deep"):
+                residence.sleep(1 if act == "light" else 2)
+            elif act == "load":
+                residence.load(str(tiny("qwen3")))
+            else:
+                residence.wake({"wake": ALL, "cache": {Part.CACHE}, "weights": {Part.WEIGHTS}}[act])
+        except (DeviceLost, OutOfMemory):
+            failures += 1
+            if act not in ("light", "deep"):
+                assert house.memory.released >= was.released - ({Part.WEIGHTS} if act == "load" else set())
+        if house.memory.weights is Held.LOADED:
+            assert house.weights().equal(weights)
+        if house.memory.whole:
+            assert house.answer() == before
+    driver.fails = lambda call: None
+    residence.sleep(2)
+    house.audit()
+    residence.wake(ALL)
+    house.audit()
+    assert house.answer() == before
+    assert failures > 3
+
+
+class Trouble:
+    """Lets calls fail by chance."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.likely = 0.0
+        self._chance = chance
+
+    def __call__(self, call: str) -> str | None:
+        if self._chance.random() >= self.likely or call == "cuMemGetInfo":
+            return None
+        return self._chance.choice(["CUDA_ERROR_UNKNOWN", "CUDA_ERROR_OUT_OF_MEMORY"])

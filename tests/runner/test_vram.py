@@ -1,0 +1,308 @@
+"""A GPU's memory that goes and comes back: the real code over books that a driver keeps."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from infd.errors import DeviceLost, OutOfMemory
+from infd.runner import vram
+from infd.runner.driver import Driver
+from infd.runner.vram import TorchBank, bank_of
+from tests.runner.cuda_driver import GRAIN, NAMES, BooksError, FakeDriver, bank
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(vram, "PIECE", 4 * GRAIN)
+
+
+def no_beat() -> None:
+    pass
+
+
+class Failing:
+    """Lets the n-th call from now on fail, and those after it too if it is `lasting`."""
+
+    def __init__(self, number: int, error: str = "CUDA_ERROR_UNKNOWN", *, lasting: bool = False) -> None:
+        self.left = number
+        self.error = error
+        self.lasting = lasting
+        self.failed = ""
+
+    def __call__(self, call: str) -> str | None:
+        self.left -= 1
+        if self.left == 0 or (self.lasting and self.left < 0):
+            self.failed = self.failed or call
+            return self.error
+        return None
+
+
+def test_an_arena_lies_in_few_pieces_within_one_range_and_holds_zeros():
+    driver = FakeDriver()
+    arena = bank(driver).arena(11 * GRAIN - 5, "weights")
+    assert [held.size for held in driver.ranges.values()] == [11 * GRAIN]
+    assert sorted(driver.mapped.values()) == [3 * GRAIN, 4 * GRAIN, 4 * GRAIN]
+    driver.audit()
+    tensor = arena.take((100,), torch.float32)
+    assert not tensor.any()
+    assert tensor.data_ptr() in driver.ranges
+
+
+def test_memory_is_given_back_and_comes_back_zeroed_in_the_same_place():
+    driver = FakeDriver()
+    arena = bank(driver).arena(9 * GRAIN, "cache")
+    tensor = arena.take((9 * GRAIN // 4,), torch.float32)
+    tensor.fill_(1.0)
+    address = tensor.data_ptr()
+    arena.release()
+    arena.release()
+    assert driver.used == 0
+    assert len(driver.ranges) == 1
+    arena.restore()
+    arena.restore()
+    driver.audit()
+    assert driver.used == 9 * GRAIN
+    assert tensor.data_ptr() == address
+    assert not tensor.any()
+
+
+def test_what_is_there_already_is_not_wiped_by_asking_for_it_again():
+    arena = bank(FakeDriver()).arena(GRAIN, "cache")
+    tensor = arena.take((3,), torch.float32).fill_(2.0)
+    arena.restore()
+    assert tensor.tolist() == [2.0] * 3
+
+
+def test_a_range_is_freed_with_the_last_tensor_in_it():
+    driver = FakeDriver()
+    arena = bank(driver).arena(GRAIN, "weights")
+    tensor = arena.take((4,), torch.float32)
+    del arena
+    gc.collect()
+    assert len(driver.ranges) == 1
+    assert tensor.tolist() == [0.0] * 4
+    del tensor
+    gc.collect()
+    assert not driver.ranges
+    assert driver.used == 0
+
+
+def test_an_arena_that_does_not_fit_names_its_purpose_and_the_call_and_holds_nothing():
+    driver = FakeDriver(capacity=8 * GRAIN)
+    with pytest.raises(OutOfMemory, match=r"no memory for weights: 0 MiB on cpu \(cuMemCreate: CUDA_ERROR_OUT_OF_M"):
+        bank(driver).arena(9 * GRAIN, "weights")
+    gc.collect()
+    assert (driver.used, driver.ranges) == (0, {})
+
+
+def test_an_error_of_the_driver_names_the_call():
+    driver = FakeDriver()
+    arena = bank(driver).arena(GRAIN, "weights")
+    arena.release()
+    driver.fails = lambda call: "CUDA_ERROR_INVALID_VALUE" if call == "cuMemMap" else None
+    with pytest.raises(DeviceLost, match="cuMemMap: CUDA_ERROR_INVALID_VALUE"):
+        arena.restore()
+    assert driver.used == 0
+
+
+def test_whichever_call_fails_a_restore_holds_nothing_and_can_be_tried_again():
+    driver = FakeDriver()
+    arena = bank(driver).arena(9 * GRAIN, "cache")
+    number, failed = 0, set()
+    while True:
+        number += 1
+        arena.release()
+        driver.fails = Failing(number)
+        try:
+            arena.restore()
+        except DeviceLost as error:
+            failed.add(str(error).partition(":")[0])
+            assert driver.used == 0
+            driver.fails = lambda call: None
+            arena.restore()
+        else:
+            break
+        driver.audit()
+        assert driver.used == 9 * GRAIN
+    assert failed == {"cuMemCreate", "cuMemMap", "cuMemRelease", "cuMemSetAccess", "cuMemsetD8"}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_could_not_be_unmapped_is_known_and_is_unmapped_or_used_later(number):
+    driver = FakeDriver()
+    arena = bank(driver).arena(9 * GRAIN, "cache")
+    tensor = arena.take((9 * GRAIN,), torch.uint8)
+    for attempt in (arena.release, arena.restore):
+        driver.fails = Failing(number)
+        with pytest.raises(DeviceLost):
+            arena.release()
+        driver.fails = lambda call: None
+        attempt()
+        assert driver.used == (0 if attempt == arena.release else 9 * GRAIN)
+        driver.audit()
+        arena.restore()
+        assert not tensor.any()
+
+
+def test_nothing_is_unmapped_under_work_that_is_still_going_on():
+    driver = FakeDriver()
+    arena = bank(driver).arena(GRAIN, "cache")
+    driver.running = True
+    arena.release()
+    assert driver.used == 0
+
+
+def test_what_is_parked_comes_back_as_it_was(monkeypatch):
+    driver = FakeDriver()
+    room = bank(driver)
+    arena = room.arena(10 * GRAIN, "weights")
+    tensor = arena.take((5 * GRAIN,), torch.uint8)
+    tensor.copy_(torch.arange(5 * GRAIN) % 251)
+    expected, beats = tensor.clone(), []
+    parked = room.park(arena, lambda: beats.append(1))
+    assert sum(driver.registered.values()) == 5 * GRAIN
+    arena.release()
+    for _ in range(2):
+        arena.restore()
+        parked.put_back()
+        assert tensor.equal(expected)
+    parked.drop()
+    parked.drop()
+    assert not driver.registered
+    assert len(beats) == 6
+
+
+def test_whichever_call_fails_parking_changes_nothing():
+    driver = FakeDriver()
+    room = bank(driver)
+    arena = room.arena(10 * GRAIN, "weights")
+    tensor = arena.take((10 * GRAIN,), torch.uint8).fill_(7)
+    for number in range(1, 8):
+        driver.fails = failing = Failing(number)
+        with pytest.raises(DeviceLost, match="cu"):
+            room.park(arena, no_beat)
+        assert failing.failed
+        assert not driver.registered
+        assert bool((tensor == 7).all())
+    driver.fails = lambda call: None
+    room.park(arena, no_beat).drop()
+
+
+def test_the_host_keeps_what_it_has_room_for(monkeypatch):
+    room = bank(FakeDriver())
+    arena = room.arena(10 * GRAIN, "weights")
+    arena.take((10 * GRAIN,), torch.uint8)
+    monkeypatch.setattr(vram, "available_bytes", lambda: 12 * GRAIN)
+    with pytest.raises(OutOfMemory, match="of weights are more than the 0 MiB that the host can spare"):
+        room.park(arena, no_beat)
+    monkeypatch.setattr(vram, "available_bytes", lambda: 13 * GRAIN)
+    room.park(arena, no_beat).drop()
+
+
+def test_a_bank_counts_what_it_gave():
+    driver = FakeDriver(capacity=100 * GRAIN)
+    room = bank(driver)
+    arena = room.arena(10 * GRAIN, "weights")
+    assert (room.free(), room.held()) == (90 * GRAIN, 10 * GRAIN)
+    arena.release()
+    assert (room.free(), room.held()) == (100 * GRAIN, 0)
+    assert room.resident() == {"context_and_others": 0}
+    room.trim()
+
+
+def test_without_the_drivers_package_memory_stays_and_it_is_said_why(monkeypatch):
+    def absent() -> None:
+        raise ModuleNotFoundError("No module named 'cuda'")
+
+    monkeypatch.setattr("infd.runner.driver._bindings", absent)
+    found = bank_of(torch.device("cuda", 0))
+    assert isinstance(found, TorchBank)
+    assert found.sleepless.startswith("memory of cuda:0 cannot be given back: cuda-bindings cannot be imported (No")
+
+
+def test_a_driver_that_cannot_map_is_left_alone(monkeypatch):
+    attributes = SimpleNamespace(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED=102)
+    old = SimpleNamespace(
+        CUresult=NAMES.CUresult,
+        CUdevice_attribute=attributes,
+        cuDeviceGet=lambda ordinal: (0, 10 + ordinal),
+        cuDeviceGetAttribute=lambda attribute, device: (0, (attribute, device) != (102, 11)),
+    )
+    monkeypatch.setattr("infd.runner.driver._bindings", lambda: old)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
+    assert bank_of(torch.device("cuda", 1)).sleepless.endswith("cannot map memory to addresses that stay")
+
+
+def test_the_books_notice_what_must_not_happen():
+    driver = FakeDriver()
+    call = Driver(driver, 0)
+    first = call("cuMemAddressReserve", GRAIN, 0, 0, 0)
+    prop = NAMES.CUmemAllocationProp()
+    handle = call("cuMemCreate", GRAIN, prop, 0)
+    call("cuMemMap", first, GRAIN, 0, handle, 0)
+    for wrong in (
+        ("cuMemAddressFree", first, GRAIN),
+        ("cuMemUnmap", first, GRAIN // 2),
+        ("cuMemsetD8", first, 0, GRAIN),
+        ("cuMemMap", first, GRAIN, 0, call("cuMemCreate", GRAIN, prop, 0), 0),
+    ):
+        with pytest.raises(BooksError):
+            call(*wrong)
+
+
+class Bound:
+    """The fake driver behind the real package's signatures, structures and constants."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.fake = FakeDriver(names=real)
+        self.bound: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self.real, name)
+        if not name.startswith("cu") or not callable(attribute):
+            return attribute
+
+        def call(*args: Any) -> Any:
+            inspect.signature(attribute).bind(*args)
+            if not torch.cuda.is_available():  # then the package converts the arguments, and finds no driver to call
+                with pytest.raises(RuntimeError, match="driver library"):
+                    attribute(*args)
+            self.bound.add(name)
+            return getattr(self.fake, name)(*args)
+
+        return call
+
+
+def test_the_calls_are_those_of_the_real_package():
+    real = pytest.importorskip("cuda.bindings.driver")
+    bound = Bound(real)
+    room = bank(bound)  # type: ignore[arg-type]
+    arena = room.arena(9 * GRAIN, "weights")
+    tensor = arena.take((9 * GRAIN,), torch.uint8).fill_(5)
+    parked = room.park(arena, no_beat)
+    arena.release()
+    arena.restore()
+    parked.put_back()
+    parked.drop()
+    assert bool((tensor == 5).all())
+    assert room.free() == 2**30 - 9 * GRAIN
+    del arena, tensor
+    gc.collect()
+    assert not bound.fake.ranges
+    assert bound.bound == {
+        "cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease",
+        "cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemsetD8", "cuCtxSynchronize", "cuMemHostRegister",
+        "cuMemHostUnregister", "cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemGetInfo",
+    }  # fmt: skip
+    wanted = real.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+    inspect.signature(real.cuDeviceGetAttribute).bind(wanted, 0)
+    inspect.signature(real.cuDeviceGet).bind(0)
