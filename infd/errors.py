@@ -14,7 +14,7 @@ InfdError
 │   ├── UnknownExpectation 417
 │   ├── Overloaded         429, with Retry-After
 │   ├── NotReady           503, with Retry-After
-│   ├── AdapterUnavailable 503, its files are gone or changed, or others take all the memory
+│   ├── AdapterUnavailable 503, its files are gone, changed, or too large by now
 │   ├── QueueTimeout       503, with Retry-After
 │   ├── RequestTimeout     504
 │   ├── Aborted            503, an operator's doing

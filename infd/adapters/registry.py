@@ -3,7 +3,9 @@
 A name stands for what was read when it was loaded; reading it again in place is
 another generation, and requests keep the one they began with. Weights that
 nobody uses may leave memory for others, and are read again when they are asked
-for; if their files have changed by then, that is said rather than served.
+for; if their files have changed by then, that is said rather than served. Who
+asks for one that does not fit beside those in use waits until enough of them
+are not, and is passed only so often by others who ask for those.
 """
 
 from __future__ import annotations
@@ -105,9 +107,14 @@ class Adapters:
         events: Events,
         *,
         host_bytes: int,
+        patience: int = 64,
         taken: tuple[str, ...] = (),
     ) -> None:
-        """taken: names that are the model's own."""
+        """Serve none yet.
+
+        patience  requests for adapters in memory that may pass one that waits for room
+        taken     names that are the model's own
+        """
         self._read = read
         self._forget = forget
         self._gone = gone
@@ -118,7 +125,10 @@ class Adapters:
         self._by_adapter: dict[Adapter, _Entry] = {}  # in memory; the one used longest ago first
         self._generations = 0
         self._reading = asyncio.Lock()
-        self._freed = asyncio.Event()
+        self._turn = asyncio.Lock()  # of the requests whose adapter is not in memory, in the order in which they came
+        self._patience = patience
+        self._passed = 0  # requests that have passed the one whose turn it is
+        self._news = asyncio.Event()  # somebody has let go of an adapter, or a name stands for something else
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -167,6 +177,7 @@ class Adapters:
             adapter = Adapter(name, self._generations, weights)
             entry = self._entries[name] = _Entry(adapter, weights, path, root)
             self._by_adapter[adapter] = entry
+            self._news.set()
             self._tell("loaded" if current is None else "replaced", entry, path=path, rank=entry.rank)
             if current is not None:
                 self._retire(current)
@@ -192,8 +203,8 @@ class Adapters:
     async def left(self, name: str) -> None:
         """Return once all of that is freed."""
         while self.users(name):
-            self._freed.clear()
-            await self._freed.wait()
+            self._news.clear()
+            await self._news.wait()
 
     def store(self) -> None:
         """Take all weights that nobody uses out of memory; they are read again when asked for."""
@@ -207,15 +218,12 @@ class Adapters:
 
         Raises ModelNotFound, AdapterUnavailable.
         """
-        entry = self._entry(name)
-        if entry.adapter is None:
-            async with self._reading:
-                entry = self._entry(name)  # it may have been unloaded, replaced or read meanwhile
-                if entry.adapter is None:
-                    await self._read_again(entry)
-        assert entry.adapter is not None
-        self.keep(entry.adapter)
-        return entry.adapter
+        adapter = self._entry(name).adapter
+        if adapter is None or self._passed >= self._patience:
+            return await self._acquire_in_turn(name)
+        self._passed += self._turn.locked()
+        self.keep(adapter)
+        return adapter
 
     def keep(self, adapter: Adapter) -> None:
         """Keep an adapter that is kept already for one more user."""
@@ -228,6 +236,7 @@ class Adapters:
         entry = self._by_adapter[adapter]
         entry.pins -= 1
         assert entry.pins >= 0, f"{adapter} was released more often than kept"
+        self._news.set()
         if entry.leaving:
             self._part(entry)
 
@@ -236,10 +245,36 @@ class Adapters:
             raise ModelNotFound(name, (*self._taken, *self._entries))
         return self._entries[name]
 
+    async def _acquire_in_turn(self, name: str) -> Adapter:
+        """Wait for one's turn, and then until what `name` stands for is in memory. Who comes later waits behind."""
+        async with self._turn:
+            try:
+                while (adapter := await self._acquire_if_it_fits(name)) is None:
+                    await self._news.wait()
+                return adapter
+            finally:
+                self._passed = 0
+
+    async def _acquire_if_it_fits(self, name: str) -> Adapter | None:
+        """Read what `name` stands for unless it is in memory; None while those in use leave it no room."""
+        async with self._reading:
+            entry = self._entry(name)  # it may have been unloaded, replaced or read meanwhile
+            if entry.adapter is None:
+                try:
+                    await self._read_again(entry)
+                except AdapterTooLarge as error:
+                    if error.size > self.host_bytes:
+                        raise AdapterUnavailable(f"adapter {name!r} cannot be read now: {error}") from error
+                    self._news.clear()
+                    return None
+            assert entry.adapter is not None
+            self.keep(entry.adapter)
+            return entry.adapter
+
     async def _read_again(self, entry: _Entry) -> None:
         try:
             weights = await self._make_room(entry.path, entry.root)
-        except (CheckpointError, AdapterTooLarge) as error:
+        except CheckpointError as error:
             raise AdapterUnavailable(f"adapter {entry.name!r} cannot be read now: {error}") from error
         if weights.stamp != entry.stamp:
             raise AdapterUnavailable(
@@ -269,6 +304,7 @@ class Adapters:
 
     def _retire(self, entry: _Entry) -> None:
         entry.leaving = True
+        self._news.set()
         self._part(entry)
 
     def _part(self, entry: _Entry) -> None:
@@ -283,7 +319,7 @@ class Adapters:
             adapter, entry.adapter = entry.adapter, None
             del self._by_adapter[adapter]
             self._forget(adapter)
-            self._freed.set()
+            self._news.set()
             self._tell("freed" if entry.leaving else "stored", entry)
 
     def _tell(self, what: str, entry: _Entry, **facts: object) -> None:

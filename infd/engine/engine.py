@@ -66,6 +66,7 @@ class Engine:
             metrics.forget_adapter,
             self.events,
             host_bytes=config.lora.host_bytes,
+            patience=config.scheduler.priority_patience,
             taken=names,
         )
         self.now = clock
@@ -171,10 +172,10 @@ class Engine:
         self,
         ticket: Ticket,
         requests: Many[Request],
-        adapters: Many[Adapter | None],
+        adapter: Adapter | None,
         watchers: Many[Watcher | None] | None,
     ) -> Choices:
-        """Turn a ticket's requests, each with its adapter, into sequences. Called by `Ticket.submit`."""
+        """Turn a ticket's requests, which ask for one adapter, into sequences. Called by `Ticket.submit`."""
         serving = self.serving
         if self._failed:
             raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
@@ -188,7 +189,7 @@ class Engine:
         self.door.require_tokens(tokens, self.door.queued_tokens - ticket.reserved_tokens)
         self.door.unreserve(ticket)
         choices = Choices(watchers or [None] * count, partial(serving.flows.resume, ticket))
-        serving.begin(ticket, choices, requests, adapters)
+        serving.begin(ticket, choices, requests, adapter)
         self.accepted += count
         return choices
 
@@ -213,16 +214,14 @@ class Engine:
         if ticket.expired is not None:
             return 0
         if not ticket.flows:
-            ticket.expired = Aborted()
-            self.door.call(ticket)
+            ticket.expire(Aborted())
             return ticket.reserved_choices
         return self._end(ticket, FinishReason.ABORT)
 
     def expire(self, ticket: Ticket, error: RequestError) -> None:
         """End what is left of a ticket whose time ran out. Called by its deadlines."""
         if not ticket.flows:
-            ticket.expired = error
-            self.door.call(ticket)
+            ticket.expire(error)
         self._end(ticket, FinishReason.ERROR, error)
 
     def _reserve(self, choices: int, body_bytes: int) -> Ticket:

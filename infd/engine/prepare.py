@@ -13,34 +13,26 @@ if TYPE_CHECKING:
 
 
 class Prepared:
-    """What some requests need, held while the block is open. Whoever queues them holds on to it for longer.
+    """What a ticket's requests need, held while the block is open. Whoever queues them holds on to it for longer.
 
-    adapters  by request
+    adapter  the one that they all ask for: whoever held one and waited for another could wait for ever
     """
 
     def __init__(self, adapters: Adapters, requests: Many[Request]) -> None:
-        self.adapters: list[Adapter | None] = []
+        names = {request.adapter for request in requests} or {None}
+        assert len(names) == 1, "the requests of one ticket ask for one adapter"
+        self.adapter: Adapter | None = None
         self._registry = adapters
-        self._requests = requests
+        self._name = names.pop()
 
     async def __aenter__(self) -> Prepared:
         """Raises ModelNotFound, AdapterUnavailable."""
-        try:
-            for request in self._requests:
-                name = request.adapter
-                self.adapters.append(None if name is None else await self._registry.acquire(name))
-        except BaseException:
-            self._release()
-            raise
+        if self._name is not None:
+            self.adapter = await self._registry.acquire(self._name)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        for adapter in self.adapters:
-            if adapter is not None:
-                self._registry.release(adapter)
-        self.adapters.clear()
+        if self.adapter is not None:
+            self._registry.release(self.adapter)

@@ -68,10 +68,10 @@ class Serving:
         if min(request.prompt) < 0 or max(request.prompt) >= self.capacity.vocab_size:
             raise InvalidRequest(f"token ids are 0 to {self.capacity.vocab_size - 1}", param="prompt")
 
-    def begin(self, ticket: Ticket, choices: Choices, requests: Many[Request], adapters: Many[Adapter | None]) -> None:
-        """Queue a sequence for each choice of these requests, each with its adapter."""
+    def begin(self, ticket: Ticket, choices: Choices, requests: Many[Request], adapter: Adapter | None) -> None:
+        """Queue a sequence for each choice of these requests, which ask for one adapter."""
         streams = iter(choices.streams)
-        for request, adapter in zip(requests, adapters, strict=True):
+        for request in requests:
             root = self._roots.of(request, adapter)
             for choice in range(request.choices):
                 seq = Sequence(request, choice, prefix_root=root, adapter=adapter)

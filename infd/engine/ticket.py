@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,8 @@ class Ticket:
         self.reserved_choices = choices  # places in the queue held until submitted
         self.reserved_tokens = tokens
         self.deadlines = Deadlines(server, partial(engine.expire, self))
-        self.expired: RequestError | None = None  # it ended before it was submitted: out of time, or aborted
+        self.expired: RequestError | None = None  # it ended before it was queued: out of time, or aborted
+        self._preparing: asyncio.Timeout | None = None
         self._engine = engine
 
     async def submit(
@@ -75,8 +77,22 @@ class Ticket:
         """
         self.client = client
         self.adapter = requests[0].adapter if requests else None
-        async with Prepared(self._engine.adapters, requests) as prepared:
-            return self._engine.queue(self, requests, prepared.adapters, watchers)
+        try:
+            async with asyncio.timeout(None) as self._preparing, Prepared(self._engine.adapters, requests) as prepared:
+                return self._engine.queue(self, requests, prepared.adapter, watchers)
+        except TimeoutError:
+            if self.expired is None:
+                raise
+            raise self.expired from None
+        finally:
+            self._preparing = None
+
+    def expire(self, error: RequestError) -> None:
+        """End it before it is queued, whatever it waits for."""
+        self.expired = error
+        self._engine.door.call(self)
+        if self._preparing is not None:
+            self._preparing.reschedule(0.0)
 
     @property
     def times(self) -> Times:

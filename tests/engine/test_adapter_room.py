@@ -1,0 +1,165 @@
+"""Requests for adapters that do not fit into memory together take turns, within their deadlines and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from infd.config import Config, LoraConfig, SchedulerConfig, ServerConfig
+from infd.engine.engine import Engine
+from infd.errors import Aborted, AdapterTooLarge, AdapterUnavailable, ModelNotFound, QueueTimeout
+from infd.telemetry.metrics import Metrics
+from tests.engine.driving import ask, running
+from tests.engine.test_adapters import MIB, answer, idle, no_adapter_is_left, request
+from tests.fakes import FakeExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+Answer = asyncio.Task[Any]
+
+
+@asynccontextmanager
+async def serving(*, room: int = 15, patience: int = 64, **server: Any) -> AsyncIterator[tuple[Engine, FakeExecutor]]:
+    """Serve a, b and c, each of 10 MiB and the n-th generation. No step ends before the gate is opened."""
+    executor = FakeExecutor(depth=2)
+    executor.files.update(dict.fromkeys("abc", (10 * MIB, 1)))
+    config = Config(
+        lora=LoraConfig(host_bytes=room * MIB),
+        scheduler=SchedulerConfig(priority_patience=patience),
+        server=ServerConfig(**server),
+    )
+    engine = Engine(config, executor, Metrics("base"), names=("base",))
+    async with running(engine):
+        for name in "abc":
+            await engine.adapters.load(name, name)
+        executor.gate.clear()
+        yield engine, executor
+        await idle(engine)
+        no_adapter_is_left(engine)
+
+
+async def begun(engine: Engine, name: str, seed: int = 1) -> Answer:
+    """Ask, and return once the request holds its adapter or waits for it."""
+    asking = asyncio.create_task(ask(engine, request([seed] * 9, name)))
+    for _ in range(30):
+        await asyncio.sleep(0)
+    return asking
+
+
+def in_use(engine: Engine) -> dict[str, int]:
+    return {row.name: row.requests for row in engine.adapters.rows() if row.requests}
+
+
+async def test_whoever_asks_for_an_adapter_without_room_waits_until_another_is_not_used():
+    async with serving() as (engine, executor):
+        first = await begun(engine, "a")
+        second = await begun(engine, "b")
+        assert in_use(engine) == {"a": 1}
+        assert [row.state for row in engine.requests()] == ["running", "admitted"]
+        with pytest.raises(AdapterTooLarge, match="unload others"):  # an operator is told, and does not wait
+            await engine.adapters.load("d", "c")
+        executor.gate.set()
+        assert await asyncio.gather(first, second) == [answer([1] * 9, 1), answer([1] * 9, 2)]
+        assert engine.adapters.bytes <= 15 * MIB
+
+
+async def test_waiting_for_room_is_waiting_for_a_first_step():
+    async with serving(queue_timeout_s=0.02) as (engine, executor):
+        first = await begun(engine, "a")
+        second = await begun(engine, "b")
+        with pytest.raises(QueueTimeout):
+            await second
+        executor.gate.set()
+        assert await first == answer([1] * 9, 1)
+        assert engine.adapters.row("b").state == "stored"
+
+
+async def test_who_is_aborted_or_leaves_while_waiting_makes_way_for_the_next():
+    async with serving() as (engine, executor):
+        first = await begun(engine, "a")
+        aborted, left, last = [await begun(engine, name) for name in "bcb"]
+        assert engine.abort(engine.requests()[1].id)
+        with pytest.raises(Aborted):
+            await aborted
+        left.cancel()
+        executor.gate.set()
+        assert await asyncio.gather(first, last) == [answer([1] * 9, 1), answer([1] * 9, 2)]
+
+
+async def test_who_waits_is_passed_only_so_often():
+    async with serving(patience=3) as (engine, executor):
+        first = await begun(engine, "a")
+        waiting = await begun(engine, "b")
+        later = [await begun(engine, "a", seed) for seed in range(5)]
+        assert in_use(engine) == {"a": 1 + 3}
+        executor.gate.set()
+        assert await asyncio.gather(first, waiting) == [answer([1] * 9, 1), answer([1] * 9, 2)]
+        assert await asyncio.gather(*later) == [answer([seed] * 9, 1) for seed in range(5)]
+
+
+async def test_who_fits_does_not_wait_for_those_who_do_not():
+    async with serving(room=25) as (engine, executor):
+        asking = [await begun(engine, name) for name in "abcab"]
+        assert in_use(engine) == {"a": 2, "b": 2}
+        executor.gate.set()
+        assert await asyncio.gather(*asking) == [answer([1] * 9, generation) for generation in (1, 2, 3, 1, 2)]
+
+
+async def test_what_is_unloaded_is_waited_for_no_longer():
+    async with serving() as (engine, executor):
+        first = await begun(engine, "a")
+        second = await begun(engine, "b")
+        engine.adapters.unload("b")
+        with pytest.raises(ModelNotFound):
+            await second
+        executor.gate.set()
+        await first
+
+
+async def test_an_adapter_that_has_grown_beyond_all_room_is_not_waited_for():
+    async with serving() as (engine, executor):
+        first = await begun(engine, "a")
+        executor.files["b"] = (20 * MIB, 2)
+        with pytest.raises(AdapterUnavailable, match="cannot be read now"):
+            await ask(engine, request([1], "b"))
+        executor.gate.set()
+        await first
+
+
+async def test_a_pause_that_lets_everything_finish_lets_those_finish_who_wait_for_room():
+    async with serving() as (engine, executor):
+        asking = [await begun(engine, name) for name in "abc"]
+        pause = engine.rest.pause("wait")
+        executor.gate.set()
+        await pause.result()
+        assert [each.result() for each in asking] == [answer([1] * 9, generation) for generation in (1, 2, 3)]
+        await engine.rest.resume().result()
+
+
+async def test_a_drain_under_way_answers_those_who_wait_for_room():
+    async with serving() as (engine, executor):
+        asking = [await begun(engine, name) for name in "ab"]
+        draining = asyncio.create_task(engine.drain(60))
+        executor.gate.set()
+        assert await draining
+        assert [each.result() for each in asking] == [answer([1] * 9, generation) for generation in (1, 2)]
+
+
+async def test_with_room_for_one_everybody_is_answered_in_the_end():
+    chance = random.Random(3)
+    async with serving(patience=2) as (engine, executor):
+        executor.gate.set()
+        names = [chance.choice("abc") for _ in range(60)]
+        asking = [asyncio.create_task(ask(engine, request([seed] * 9, name))) for seed, name in enumerate(names)]
+        for _ in range(8):
+            await asyncio.sleep(0)
+        for number in chance.sample(range(60), 10):
+            asking[number].cancel()
+        got = await asyncio.gather(*asking, return_exceptions=True)
+        for seed, (name, each) in enumerate(zip(names, got, strict=True)):
+            assert isinstance(each, asyncio.CancelledError) or each == answer([seed] * 9, "abc".index(name) + 1)
