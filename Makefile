@@ -24,8 +24,8 @@ native:
 	cmake --build build/native --parallel
 
 soak: $(VENV)/.installed-test
-	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s tests/e2e/test_soak*.py tests/scheduler/test_invariants.py tests/engine/test_lifecycle.py \
-		tests/engine/test_sleep.py tests/engine/test_adapters.py $(PYTEST_FLAGS)
+	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s --timeout 10000 tests/e2e/test_soak*.py tests/scheduler/test_invariants.py \
+		tests/engine/test_lifecycle.py tests/engine/test_sleep.py tests/engine/test_adapters.py tests/engine/test_races.py $(PYTEST_FLAGS)
 
 # With a GPU: every test that needs one, all of Triton's and FlashInfer's kernels, and what each of them takes of time.
 test-gpu: $(VENV)/.installed-test
