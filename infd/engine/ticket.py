@@ -88,7 +88,9 @@ class Ticket:
             self._preparing = None
 
     def expire(self, error: RequestError) -> None:
-        """End it before it is queued, whatever it waits for."""
+        """End it before it is queued, whatever it waits for. What ended it first is what its caller hears."""
+        if self.expired is not None:
+            return
         self.expired = error
         self._engine.door.call(self)
         if self._preparing is not None:

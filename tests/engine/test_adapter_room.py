@@ -11,7 +11,17 @@ import pytest
 
 from infd.config import Config, LoraConfig, SchedulerConfig, ServerConfig
 from infd.engine.engine import Engine
-from infd.errors import Aborted, AdapterTooLarge, AdapterUnavailable, ModelNotFound, QueueTimeout
+from infd.errors import (
+    Aborted,
+    AdapterTooLarge,
+    AdapterUnavailable,
+    ModelNotFound,
+    NotReady,
+    QueueTimeout,
+    RequestTimeout,
+    ServerStopped,
+)
+from infd.request import FinishReason
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import ask, running
 from tests.engine.test_adapters import MIB, answer, idle, no_adapter_is_left, request
@@ -77,6 +87,31 @@ async def test_waiting_for_room_is_waiting_for_a_first_step():
         executor.gate.set()
         assert await first == answer([1] * 9, 1)
         assert engine.adapters.row("b").state == "stored"
+
+
+async def test_whose_times_run_out_one_upon_the_other_hears_of_the_first():
+    async with serving() as (engine, executor):
+        first = await begun(engine, "a")
+        second = await begun(engine, "b")
+        ticket = engine._tickets[engine.requests()[1].id]
+        engine.expire(ticket, QueueTimeout(1))
+        await asyncio.sleep(0)
+        engine.expire(ticket, RequestTimeout(1))
+        with pytest.raises(QueueTimeout):
+            await second
+        executor.gate.set()
+        assert await first == answer([1] * 9, 1)
+
+
+async def test_who_waits_for_room_while_the_engine_fails_is_refused():
+    async with serving() as (engine, executor):
+        first = await begun(engine, "a")
+        second = await begun(engine, "b")
+        engine.fail_all(ServerStopped())
+        assert (await first)[0][1] is FinishReason.ERROR
+        with pytest.raises(NotReady):
+            await second
+        executor.gate.set()
 
 
 async def test_who_is_aborted_or_leaves_while_waiting_makes_way_for_the_next():

@@ -39,9 +39,11 @@ from infd.errors import (
     Overtaken,
     WrongState,
 )
+from infd.kernels.ops import LowRank
 from infd.memory import ALL, Memory, Part
 from infd.request import FinishReason, Request, SamplingParams
 from infd.runner.local import LocalExecutor
+from infd.runner.memory import Arena
 from infd.telemetry.metrics import Metrics
 from infd.text.chat import ChatTemplate
 from infd.text.tokenizer import Tokenizer
@@ -397,7 +399,7 @@ def held() -> dict[str, int]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
         "tasks": len(asyncio.all_tasks()),
-        "adapters": sum(type(each) is HostWeights for each in gc.get_objects()),
+        **Counter(kind.__name__ for kind in map(type, gc.get_objects()) if kind in {Arena, HostWeights, LowRank}),
     }
 
 
