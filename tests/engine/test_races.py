@@ -307,7 +307,7 @@ class History:
         self.changes += 1
 
     async def forget_prefixes(self) -> None:
-        self.engine.forget_prefixes(preempting=self.chance.random() < 0.5)
+        self.engine.serving.forget_prefixes(preempting=self.chance.random() < 0.5)
 
     async def abort(self) -> None:
         if rows := self.engine.requests():
@@ -367,15 +367,14 @@ class History:
         for name in ADAPTERS:
             engine.adapters.unload(name)
             await engine.adapters.left(name)
-        while engine.loop is not None and engine.loop.in_flight:
+        while engine.serving.loop.in_flight:
             await self.behind_the_steps()
         nothing_is_left(engine)
-        assert engine._scheduler is not None
         assert (engine.lifecycle.state, engine.executor.memory) == (State.READY, Memory())
-        assert engine._scheduler.adapters._slots == {}
+        assert engine.serving.scheduler.adapters._slots == {}
         assert (engine.adapters.bytes, engine.adapters.rows()) == (0, [])
         assert len((await self.behind_the_steps()).runner._adapters) == 0, "the device holds an adapter"
-        assert len(engine._scheduler._rows) == engine._scheduler.capacity.rows, "a row leaked"
+        assert len(engine.serving.scheduler._rows) == engine.serving.capacity.rows, "a row leaked"
 
 
 async def first_failure(awaited: list[asyncio.Task[None]], others: list[asyncio.Task[None]] | None = None) -> None:
