@@ -62,7 +62,7 @@ def main() -> None:
     ops = select(cpu, dtype)
     models = {}
     for name, kernels in {"stacked": ops, "one by one": replace(ops, stack=Stack())}.items():
-        model = registry.build(config, kernels, dtype=dtype, device=cpu, max_len=4096, stored=())
+        model = registry.build(config, kernels, dtype=dtype, device=cpu, max_len=4096, stored={})
         for parameter in model.parameters:
             parameter.tensor = (torch.randn(parameter.shape) / 32).to(parameter.dtype)
         models[name] = model

@@ -22,6 +22,7 @@ from infd.kernels.ops import AttentionBatch, KeyValuePages
 from infd.kernels.select import CACHED, CANDIDATES, QUANTIZED, quantized, select
 from infd.models import registry
 from infd.models.base import Batch
+from infd.runner.cache import scaled
 from infd.runner.memory import Arena
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
@@ -49,6 +50,7 @@ INT4 = QUANTIZED["int4"]["linear"]
 FORMS = (
     Form("bfloat16", torch.bfloat16, CANDIDATES),
     Form("bfloat16, cache int8", torch.bfloat16, {**CANDIDATES, **CACHED["int8"]}),
+    Form("bfloat16, cache fp8", torch.bfloat16, {**CANDIDATES, **CACHED["fp8"]}),
     Form("int8, vocabulary bfloat16", torch.bfloat16, quantized("int8", vocabulary=False)),
     Form("int8", torch.bfloat16, quantized("int8", vocabulary=True)),
     Form("int4, vocabulary bfloat16", torch.bfloat16, quantized("int4", vocabulary=False)),
@@ -68,7 +70,7 @@ class Text(NamedTuple):
         """Return float32 logits [T, vocab] of each sequence."""
         ops = select(CPU, self.form.dtype, self.form.candidates)
         with Checkpoint(self.checkpoint) as checkpoint:
-            stored = checkpoint.tensors.keys()
+            stored = checkpoint.tensors
             model = registry.build(
                 checkpoint.config, ops, dtype=self.form.dtype, device=CPU, max_len=self.longest, stored=stored
             )
@@ -77,7 +79,7 @@ class Text(NamedTuple):
         layout, tensors = model.cache_layout(self.longest), model.page_tensors(self.longest)
         # One page holds a whole sequence; page 0 is scratch.
         caches = {
-            layer: KeyValuePages(*(torch.zeros(2, *tensor.shape, dtype=tensor.dtype) for tensor in tensors))
+            layer: scaled(KeyValuePages(*(torch.zeros(2, *each.shape, dtype=each.dtype) for each in tensors)), None)
             for group in layout.groups
             for layer in group.layers
         }

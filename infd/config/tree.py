@@ -205,8 +205,11 @@ class CacheConfig(Section, frozen=True, kw_only=True):
         about("size of the cache (default: from free memory)", flag="--kv-cache-bytes"),
     ] = None
     dtype: Annotated[
-        Literal["auto", "int8"],
-        about("type of cached keys and values; auto: that of activations", flag="--kv-cache-dtype"),
+        Literal["auto", "int8", "fp8"],
+        about(
+            "type of cached keys and values; auto: that of activations; int8 is for a CPU, fp8 (e4m3) for a GPU",
+            flag="--kv-cache-dtype",
+        ),
     ] = "auto"
     page_tokens: Annotated[int, Meta(ge=1, le=1024), about("tokens in one page")] = 16
     prefix_caching: Annotated[bool, about("keep the pages of prompts for the next one that starts alike")] = True

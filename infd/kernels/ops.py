@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import torch
 from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import torch
     from torch import Tensor
 
     from infd.kernels.recipe import LayerRecipe
+
+
+FLOAT8 = torch.float8_e4m3fn  # of the types of 8-bit floats, the one that caches hold
 
 
 class KeyValuePages(NamedTuple):

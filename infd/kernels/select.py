@@ -147,6 +147,12 @@ def quantized(how: str, *, vocabulary: bool) -> Mapping[str, Sequence[Candidate]
     return {**CANDIDATES, **families}
 
 
+def _float8_triton(facts: Facts) -> str | None:
+    from infd.kernels.triton.presence import FLOAT8, why_not
+
+    return why_not(facts.device, FLOAT8)
+
+
 # What attention keeps in the cache, other than numbers as they are.
 CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
     {
@@ -159,15 +165,34 @@ CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
                     refuses=_not_on_a_cpu,
                 ),
             )
-        }
+        },
+        "fp8": {
+            "attention": (
+                Candidate(
+                    name="triton fp8",
+                    place="infd.kernels.triton.attention:Float8PagedAttention",
+                    refuses=_float8_triton,
+                ),
+                Candidate(
+                    name="reference fp8",
+                    place="infd.kernels.reference.attention:Float8PagedAttention",
+                    refuses=_not_on_a_cpu,
+                ),
+            ),
+            "stack": (_reference("dense:Stack"),),  # the native one would want native attention
+        },
     }
 )
 
 
 def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """Leave the families that have a candidate of that name no other, whatever it would refuse here."""
+    """Leave the families that have a candidate of that name no other, whatever it would refuse here.
+
+    name  a whole one, or its first word
+    """
     return {
-        family: [replace(each, refuses=runs_anywhere) for each in some if each.name == name] or some
+        family: [replace(each, refuses=runs_anywhere) for each in some if name in (each.name, each.name.split()[0])]
+        or some
         for family, some in candidates.items()
     }
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from infd.kernels.ops import AttentionPlan, KeyValuePages
     from infd.models.parameter import Parameter, Target
@@ -73,6 +73,10 @@ class Model(Protocol):
     @property
     def targets(self) -> Sequence[Target]:
         """All that adapters may add to, in order of use; none where the model takes no adapters."""
+
+    @property
+    def cache_scales(self) -> Mapping[int, Parameter]:
+        """By layer, what a cache of 8-bit floats is divided by, [2, K] float32; nothing where that is 1."""
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
         """Return which layers keep which tokens."""

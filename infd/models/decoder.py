@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from infd.kernels.ops import FLOAT8
 from infd.kernels.recipe import LayerRecipe
 from infd.models.base import PageTensor
+from infd.models.layers import cache_scales
 from infd.models.layers.attention import page_groups
 from infd.models.layers.embedding import Embedding, Head
 from infd.models.layers.norm import RMSNorm
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from infd.models.base import Adapted, Batch
     from infd.models.layers.branch import Branch
     from infd.models.layers.norm import NoNorm
-    from infd.models.parameter import Blueprint
+    from infd.models.parameter import Blueprint, Parameter
     from infd.models.sizes import Sizes
 
 # Where a checkpoint keeps the decoder: as usual, beside other towers (before transformers 5, and since), saved alone.
@@ -89,6 +91,17 @@ class Decoder:
         self.unread = frozenset({f"{head}.weight"}) if sizes.tied else frozenset()
         self._stack = blueprint.ops.stack
         self._kv_heads, self._row = sizes.kv_heads, blueprint.ops.attention.row(sizes.head, blueprint.dtype)
+        scaled = {
+            layer: names
+            for layer in range(sizes.layers)
+            if (names := cache_scales.stored_names(blueprint, f"{root}layers.{layer}.self_attn"))
+        }
+        self.cache_scales: dict[int, Parameter] = {}
+        if self._row[1] is FLOAT8:
+            for layer, names in scaled.items():
+                self.cache_scales[layer] = cache_scales.declare(blueprint, names, sizes.kv_heads)
+        else:
+            self.unread |= {name for names in scaled.values() for name in names}
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
 
         group_of = {layer: index for index, group in enumerate(page_groups(self._windows, 1)) for layer in group.layers}

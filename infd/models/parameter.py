@@ -8,12 +8,13 @@ list of all parameters is complete when the last layer exists.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     import torch
 
@@ -89,11 +90,18 @@ class Target(Struct, frozen=True, eq=False):
     table: bool = False
 
 
+class Stored(Protocol):
+    """A tensor of the checkpoint."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
 class Blueprint(Struct, frozen=True, kw_only=True):
     """What layers need while they are built.
 
     max_len     the longest sequence, for tables by position
-    stored      the names in the checkpoint, which tell how it was saved
+    stored      the checkpoint's tensors by name, which tell how it was saved
     parameters  those declared so far, in order of use
     targets     what adapters may add to, likewise
     """
@@ -102,7 +110,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     dtype: torch.dtype
     device: torch.device
     max_len: int
-    stored: Collection[str] = frozenset()
+    stored: Mapping[str, Stored] = MappingProxyType({})
     parameters: list[Parameter] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
 

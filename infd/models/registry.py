@@ -14,12 +14,13 @@ from infd.models.config import Settings, architecture, decoder
 from infd.models.parameter import Blueprint
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     import torch
 
     from infd.kernels.ops import Ops
     from infd.models.base import Model
+    from infd.models.parameter import Stored
 
 ARCHITECTURES = MappingProxyType(
     {
@@ -41,9 +42,14 @@ OTHERS = "infd.models.transformers.model:TransformersModel"  # whatever else tra
 
 def is_own(config: Mapping[str, Any]) -> bool:
     """Say whether infd has code of its own for a model. Raises CheckpointError where no code would do."""
-    if "quantization_config" in Settings(config):
+    if "quantization_config" in Settings(config) and not _only_the_cache(config["quantization_config"]):
         raise CheckpointError("config.json: quantization_config: quantized checkpoints are not read yet")
     return architecture(config) in ARCHITECTURES
+
+
+def _only_the_cache(how: Any) -> bool:
+    """Say whether a quantization_config leaves the weights alone, and only tells how a cache was calibrated."""
+    return isinstance(how, dict) and bool(how.get("kv_cache_scheme")) and not how.get("config_groups")
 
 
 def build(
@@ -53,12 +59,12 @@ def build(
     dtype: torch.dtype,
     device: torch.device,
     max_len: int,
-    stored: Collection[str] = frozenset(),
+    stored: Mapping[str, Stored] = MappingProxyType({}),
 ) -> Model:
     """Return the model that config.json describes; its parameters have no storage yet.
 
     max_len  the longest sequence that will be computed, in tokens
-    stored   the names of the checkpoint's tensors; without them the usual ones are expected
+    stored   the checkpoint's tensors by name; without them the usual names are expected
 
     Raises CheckpointError for an unknown architecture and for settings that infd does not know how to compute.
     """

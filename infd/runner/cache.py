@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import torch
 from msgspec import Struct
 
 from infd.errors import OutOfMemory
-from infd.kernels.ops import KeyValuePages
+from infd.kernels.ops import FLOAT8, KeyValuePages
 from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
 
     from infd.models.base import PageTensor
     from infd.runner.memory import Arena
@@ -84,14 +88,32 @@ def arena_bytes(layout: CacheLayout, tensors: Sequence[PageTensor], pages: int) 
     return (pages + 1) * page_bytes(layout, tensors) + ALIGNMENT * len(tensors) * slots(layout)
 
 
-def allocate(layout: CacheLayout, tensors: Sequence[PageTensor], pages: int, arena: Arena) -> list[KeyValuePages]:
-    """Return the cache of every layer, by layer index. The i-th layer of each group uses slot i of a page."""
+def allocate(
+    layout: CacheLayout,
+    tensors: Sequence[PageTensor],
+    pages: int,
+    arena: Arena,
+    scales: Mapping[int, Tensor] = MappingProxyType({}),
+) -> list[KeyValuePages]:
+    """Return the cache of every layer, by layer index. The i-th layer of each group uses slot i of a page.
+
+    scales  see `scaled`, by layer
+    """
     by_slot = [
         KeyValuePages(**{tensor.name: arena.take((pages + 1, *tensor.shape), tensor.dtype) for tensor in tensors})
         for _ in range(slots(layout))
     ]
     by_layer = {layer: by_slot[i] for group in layout.groups for i, layer in enumerate(group.layers)}
-    return [by_layer[layer] for layer in sorted(by_layer)]
+    return [scaled(by_layer[layer], scales.get(layer)) for layer in sorted(by_layer)]
+
+
+def scaled(pages: KeyValuePages, scales: Tensor | None) -> KeyValuePages:
+    """Give pages of 8-bit floats the numbers [2, K] that they are divided by; without any, 1: they are only bounded."""
+    if pages.k.dtype is not FLOAT8:
+        return pages
+    if scales is None:
+        scales = torch.ones((2, pages.k.shape[1]), dtype=torch.float32, device=pages.k.device)
+    return pages._replace(scales=scales)
 
 
 def _longest(layout: CacheLayout, pages: int, most: int, step_tokens: int) -> int:

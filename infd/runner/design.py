@@ -60,7 +60,7 @@ def design(
         ops = select(device, dtype, candidates)
         max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
         model = registry.build(
-            checkpoint.config, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors.keys()
+            checkpoint.config, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors
         )
     except CheckpointError as error:  # it knows what config.json says, not where that lies
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from infd.adapters.reading import AdapterReader
 from infd.errors import CheckpointError, ConfigError, OutOfMemory, RequestFailed
+from infd.kernels.ops import FLOAT8
 from infd.kernels.triton.presence import installed
 from infd.models.config import architecture
 from infd.runner import stepsize
@@ -162,7 +163,7 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
         max_model_len=max_len,
         step_tokens=config.scheduler.step_tokens or stepsize.MOST[device.type],
     )
-    of = _name_of(tensors[0].dtype) if tensors else "nothing"
+    of = _cached(tensors[0].dtype) if tensors else "nothing"
     log.info("cache: %s pages, %.0f MiB of %s (%s)", f"{size.pages:,}", size.bytes / 2**20, of, size.reason)
     if size.max_model_len < max_len:
         reason = "the cache has no room for a longer sequence; raise cache.bytes"
@@ -184,7 +185,7 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
             device=device,
         ),
         layout,
-        allocate(layout, tensors, size.pages, cache),
+        allocate(layout, tensors, size.pages, cache, {i: each.tensor for i, each in model.cache_scales.items()}),
         DeviceSlots(ops.lora, device),
         pulse,
         graphs_of(device, config.device),
@@ -229,6 +230,11 @@ def graphs_of(device: torch.device, settings: DeviceConfig) -> Graphs | None:
 
 def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _cached(dtype: torch.dtype) -> str:
+    """Return what cache.dtype calls numbers of this type."""
+    return "fp8" if dtype is FLOAT8 else _name_of(dtype)
 
 
 def _name(device: torch.device) -> str:

@@ -17,8 +17,10 @@ from infd.errors import ConfigError, DeviceMissing
 from infd.kernels.ops import KeyValuePages
 from infd.kernels.select import insisting
 from infd.kernels.triton import presence
+from infd.kernels.triton.presence import FLOAT8
 from infd.request import Adapter
 from infd.runner.adapters import DeviceSlots
+from infd.runner.cache import scaled
 from infd.runner.design import candidates, design
 from infd.runner.memory import CPU, Arena
 from infd.runner.pulse import Pulse
@@ -66,6 +68,8 @@ def warm(config: Config, target: str | None, notify: Callable[[Entry], object] =
         raise DeviceMissing(reason)
     else:
         gpu = compiled.here()
+    if config.cache.dtype == "fp8" and gpu.backend == "cuda" and gpu.arch < (least := 10 * FLOAT8[0] + FLOAT8[1]):
+        raise DeviceMissing(f"cache.dtype fp8 wants compute capability {least / 10}; sm_{gpu.arch} is older")
     directory = Path(config.device.kernel_cache) if config.device.kernel_cache else None
     try:
         ledger = compiled.keep(directory, notify)
@@ -87,12 +91,11 @@ def issue(config: Config, graphs: Graphs | None = None) -> None:
         size, most = config.cache.page_tokens, config.scheduler.max_num_seqs
         layout = model.cache_layout(size)
         pages = len(layout.groups) * -(-max(LENGTHS) // size)
-        slot = KeyValuePages(
-            **{
-                tensor.name: torch.empty((pages + 1, *tensor.shape), dtype=tensor.dtype, device=NOWHERE)
-                for tensor in model.page_tensors(size)
-            }
-        )
+        held = {
+            tensor.name: torch.empty((pages + 1, *tensor.shape), dtype=tensor.dtype, device=NOWHERE)
+            for tensor in model.page_tensors(size)
+        }
+        slot = scaled(KeyValuePages(**held), None)
         rows = Rows(
             rows=most,
             max_len=max_len,

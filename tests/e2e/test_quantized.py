@@ -20,6 +20,7 @@ INFDCTL = "from infd.admin.ctl import main; main()"
 SMALLER = {
     "int8": ["--quantization", "int8"],
     "int4, cache int8": ["--quantization", "int4", "--kv-cache-dtype", "int8"],
+    "int8, cache fp8": ["--quantization", "int8", "--kv-cache-dtype", "fp8"],
 }
 
 
@@ -49,7 +50,7 @@ def test_it_still_knows_what_it_is_and_says_how_it_is_kept(daemon: Daemon, reque
 
     now = json.loads(infdctl(daemon, "status", "--json"))
     assert (now["quantization"], now["cache_dtype"]) == (quantization, cache or now["dtype"])
-    assert f"weights {quantization}{', cache int8' if cache else ''}\n" in infdctl(daemon, "status")
+    assert f"weights {quantization}{f', cache {cache}' if cache else ''}\n" in infdctl(daemon, "status")
     ready = daemon.log("ready")
     assert (ready["weights"], ready.get("cache", "")) == (quantization, cache)
     assert f" MiB of {quantization}, computed in {now['dtype']}" in daemon.log_text()

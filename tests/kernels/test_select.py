@@ -11,7 +11,7 @@ from infd.errors import DeviceMissing
 from infd.kernels.ops import Selected
 from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.reference.dense import Matrices
-from infd.kernels.select import CACHED, CANDIDATES, QUANTIZED, Candidate, Facts, quantized, select
+from infd.kernels.select import CACHED, CANDIDATES, QUANTIZED, Candidate, Facts, insisting, quantized, select
 from infd.kernels.triton import presence
 
 CPU = torch.device("cpu")
@@ -88,6 +88,21 @@ def test_a_cache_of_int8_is_a_choice_of_attention():
     assert chosen.chosen.endswith("int8")
     with pytest.raises(DeviceMissing, match=r"no attention kernel .* native int8: runs on a CPU, not on cuda"):
         select(torch.device("cuda"), torch.bfloat16, candidates)
+
+
+def test_a_cache_of_8_bit_floats_wants_a_gpu_that_converts_them(monkeypatch):
+    candidates = {**CANDIDATES, **CACHED["fp8"]}
+    (chosen,) = [row for row in select(CPU, torch.bfloat16, candidates).selection if row.family == "attention"]
+    assert (chosen.chosen, chosen.refused) == ("reference fp8", {"triton fp8": "runs on a GPU, not on cpu"})
+    monkeypatch.setattr(presence, "find_spec", lambda _: object())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    with pytest.raises(DeviceMissing, match=r"triton fp8: wants .* 8\.9; this GPU has 8\.6; reference fp8"):
+        select(torch.device("cuda"), torch.bfloat16, candidates)
+
+
+def test_insisting_on_a_kernel_takes_those_of_its_name_for_other_caches_too():
+    insisted = insisting("triton", {**CANDIDATES, **CACHED["fp8"]})
+    assert [each.name for each in insisted["attention"]] == ["triton fp8"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from infd.kernels.ops import KeyValuePages
 from infd.kernels.select import select
 from infd.models import registry
 from infd.models.base import Batch
+from infd.runner.cache import scaled
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load
 from tests.kernels.paging import CPU, PagedSpan, attention_batch
@@ -52,7 +53,7 @@ def load_model(
     """Load a checkpoint, with settings `changed` from what its config.json says."""
     with Checkpoint(directory) as checkpoint:
         ops = ops or select(device, dtype)
-        config, stored = {**checkpoint.config, **changed}, checkpoint.tensors.keys()
+        config, stored = {**checkpoint.config, **changed}, checkpoint.tensors
         model = registry.build(config, ops, dtype=dtype, device=device, max_len=MAX_LEN, stored=stored)
         load(model, checkpoint, Heap(device))
     return model
@@ -103,7 +104,11 @@ class Driver:
             )
             for _ in range(max(len(group.layers) for group in self.layout.groups))
         ]
-        by_layer = {layer: slots[i] for group in self.layout.groups for i, layer in enumerate(group.layers)}
+        by_layer = {
+            layer: scaled(slots[i], scales.tensor if (scales := model.cache_scales.get(layer)) else None)
+            for group in self.layout.groups
+            for i, layer in enumerate(group.layers)
+        }
         self._slots = slots
         self._cache = [by_layer[layer] for layer in sorted(by_layer)]
 

@@ -7,6 +7,7 @@ token derived from that sum. `continuation` computes the same without any pages.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,7 @@ from infd.models.base import Batch, PageTensor
 from infd.scheduler.layout import CacheLayout, PageGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -77,6 +78,7 @@ class FakeModel:
     parameters: Sequence[object] = ()
     unread: frozenset[str] = frozenset()
     targets: Sequence[Target] = ()
+    cache_scales: Mapping[int, object] = MappingProxyType({})
 
     def __init__(self, *, window: int | None = None, fault: Callable[[Batch], None] | None = None) -> None:
         self.window = window

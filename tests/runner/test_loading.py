@@ -64,6 +64,22 @@ def settings(path, **model) -> Config:
     )
 
 
+def with_cache_scales(source, directory, scales):
+    """Return a copy of a checkpoint, calibrated as compressed-tensors does it for a cache alone: its first layer."""
+    copy = shutil.copytree(source, directory / "model")
+    held = load_file(copy / "model.safetensors")
+    held |= {f"model.layers.0.self_attn.{name}": scale.contiguous() for name, scale in scales.items()}
+    save_file(held, copy / "model.safetensors")
+    described = json.loads((copy / "config.json").read_text())
+    described["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {},
+        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
+    }
+    (copy / "config.json").write_text(json.dumps(described))
+    return copy
+
+
 def test_a_context_beyond_the_models_own_is_refused(tiny):
     with pytest.raises(ConfigError, match="512"):
         build(settings(tiny("qwen3"), max_model_len=513), Pulse())
@@ -91,6 +107,39 @@ def test_a_cache_of_int8_holds_more_tokens_in_the_same_bytes(built, tiny, caplog
     ]
     for loaded in (wide, narrow):
         loaded.residence.close()
+
+
+def test_a_cache_of_8_bit_floats_is_as_small_as_its_name_says_and_may_be_divided_by_the_checkpoints_numbers(
+    tiny, tmp_path, caplog
+):
+    caplog.set_level(logging.INFO, "infd")
+    plain = settings(
+        with_cache_scales(tiny("qwen3"), tmp_path, {"k_scale": torch.tensor(0.5), "v_scale": torch.ones(2)})
+    )
+    small = msgspec.structs.replace(plain, cache=msgspec.structs.replace(plain.cache, dtype="fp8"))
+    wide, narrow = build(plain, Pulse()), build(small, Pulse())
+    assert (wide.facts["cache_dtype"], narrow.facts["cache_dtype"]) == ("float32", "fp8")
+    assert narrow.capacity.pages / wide.capacity.pages == pytest.approx(4, rel=0.01)
+    assert [" of fp8 (as configured)" in text for text in caplog.messages if text.startswith("cache:")] == [False, True]
+    first, second, *_ = (pages.scales for pages in narrow.runner._cache)
+    assert (first.tolist(), second.tolist()) == ([[0.5, 0.5], [1.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]])
+    assert all(pages.scales is None for pages in wide.runner._cache)
+    for loaded in (wide, narrow):
+        loaded.residence.close()
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [
+        ({"k_scale": torch.ones(3), "v_scale": torch.ones(1)}, r"k_scale: expected one number, or 2, found \[3\]"),
+        ({"k_scale": torch.ones(1), "v_scale": torch.zeros(1)}, r"v_scale: a cache cannot be divided by \[0.0\]"),
+        ({"k_scale": torch.ones(1)}, r"k_scale: left over"),
+    ],
+)
+def test_numbers_that_no_cache_can_be_divided_by_are_the_checkpoints_fault(tiny, tmp_path, scales, message):
+    plain = settings(with_cache_scales(tiny("qwen3"), tmp_path, scales))
+    with pytest.raises(CheckpointError, match=message):
+        build(msgspec.structs.replace(plain, cache=msgspec.structs.replace(plain.cache, dtype="fp8")), Pulse())
 
 
 def test_what_config_json_makes_impossible_is_told_with_the_directory(tiny, tmp_path):

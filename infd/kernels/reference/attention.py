@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional as F
 
+from infd.kernels.ops import FLOAT8
 from infd.kernels.reference import int8
 
 if TYPE_CHECKING:
@@ -49,6 +50,13 @@ class PagedAttention:
 
     def lasting(self, _: AttentionBatch) -> None:
         """None: which keys are seen is looked up in `prepare`."""
+
+
+class Float8PagedAttention(PagedAttention):
+    """The same over a cache of 8-bit floats, each head of a layer divided by a number of its own."""
+
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return size, FLOAT8
 
 
 class Int8PagedAttention(PagedAttention):

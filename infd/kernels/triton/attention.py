@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from infd.kernels.ops import FLOAT8
 from infd.kernels.triton.pages import store
 from infd.kernels.triton.tiles import Cut, Shape, cut
 
@@ -279,6 +280,13 @@ class PagedAttention:
         here = device.type == "cuda"
         self._room = PROGRAMS * (torch.cuda.get_device_properties(device).multi_processor_count if here else MANY)
         return self._room
+
+
+class Float8PagedAttention(PagedAttention):
+    """The same over a cache of 8-bit floats."""
+
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return size, FLOAT8
 
 
 class Plan:

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 OLDEST: Final = (8, 0)  # compute capability: bfloat16 in matrix products, and copies behind the arithmetic
+FLOAT8: Final = (8, 9)  # from which on 8-bit floats are converted
 COMPILERS: Final = ("cc", "gcc", "clang")
 
 
@@ -21,14 +22,14 @@ def installed() -> bool:
     return find_spec("triton") is not None
 
 
-def why_not(device: torch.device) -> str | None:
-    """Return a reason, or None."""
+def why_not(device: torch.device, oldest: tuple[int, int] = OLDEST) -> str | None:
+    """Return a reason, or None. oldest: the compute capability that NVIDIA's GPUs must have"""
     if device.type != "cuda":
         return f"runs on a GPU, not on {device.type}"
     if not installed():
         return ABSENT
-    if torch.version.hip is None and (has := torch.cuda.get_device_capability(device)) < OLDEST:
-        return f"wants compute capability {OLDEST[0]}.{OLDEST[1]}; this GPU has {has[0]}.{has[1]}"
+    if torch.version.hip is None and (has := torch.cuda.get_device_capability(device)) < oldest:
+        return f"wants compute capability {oldest[0]}.{oldest[1]}; this GPU has {has[0]}.{has[1]}"
     return without_compiler()
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import Adapted, Batch
-    from infd.models.parameter import Blueprint
+    from infd.models.parameter import Blueprint, Parameter
 
 
 class TransformersModel:
@@ -44,6 +44,7 @@ class TransformersModel:
         self.unread = declare(self._head, blueprint)
         self.parameters = blueprint.parameters
         self.targets = blueprint.targets  # none: its products are not infd's
+        self.cache_scales: dict[int, Parameter] = {}  # none: what a checkpoint calls them is not known
         _stand_in(self._head, self._decoder)
 
         with refusing("its head does not run on hidden states alone"):

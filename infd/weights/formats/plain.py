@@ -52,7 +52,7 @@ class PlainReader:
     def rows(self, stored: StoredTensor) -> Iterator[tuple[int, Tensor]]:
         """Yield a matrix part by part: the first row, and rows of the stored type, valid until the next part."""
         dtype = DTYPES[stored.dtype]
-        count, *shape = stored.shape
+        count, *shape = stored.shape or (1,)
         width = prod(shape) * dtype.itemsize
         most = max(ROWS, CHUNK_BYTES // max(width, 1) // ROWS * ROWS)
         buffer = torch.empty(min(most, count) * width, dtype=torch.uint8)

@@ -1,0 +1,72 @@
+"""Models over a cache of 8-bit floats, against transformers over a cache that rounds what it is given likewise."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DynamicCache
+
+from infd.kernels.select import CACHED, CANDIDATES, select
+from tests.kernels.paging import CPU
+from tests.models.driving import Driver, load_model
+from tests.models.test_parity import text
+from tests.tiny import oracle
+
+CUT = (13, 1, 1, 16, 10)
+SCALES = {0: (torch.tensor(0.25), torch.tensor(0.5)), 1: (torch.tensor([0.02, 2.0]), torch.tensor([0.5, 0.03]))}
+CLOSE = 0.02  # on average; a number that lies between two others may be rounded to either
+
+
+class Rounding(DynamicCache):
+    """Keeps keys and values as 8-bit floats would."""
+
+    def update(self, key, value, layer, *rest, **named):
+        scales = SCALES.get(layer, (torch.tensor(1.0),) * 2)
+        kept = (
+            (x / s.view(-1, 1, 1)).clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) * s.view(-1, 1, 1)
+            for x, s in zip((key, value), scales, strict=True)
+        )
+        return super().update(*kept, layer, *rest, **named)
+
+
+@pytest.fixture
+def calibrated(tiny, tmp_path):
+    """A checkpoint with one number for all heads of its first layer, one for each of the second, none for the third."""
+
+    def make(variant, spelling):
+        copy = shutil.copytree(tiny(variant), tmp_path / variant)
+        held = load_file(copy / "model.safetensors")
+        for layer, pair in SCALES.items():
+            for name, scale in zip(spelling, pair, strict=True):
+                held[f"model.layers.{layer}.self_attn.{name}"] = scale
+        save_file(held, copy / "model.safetensors")
+        return copy
+
+    return make
+
+
+def ours(directory, candidates, tokens):
+    ops = select(CPU, torch.float32, candidates)
+    driver = Driver(load_model(directory, ops=ops), ops=ops)
+    told, logits = driver.start(tokens), []
+    for count in CUT:
+        logits += driver.step((told, count))
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize(
+    ("variant", "spelling"),
+    [("llama", ("k_scale", "v_scale")), ("qwen3", ("k_proj.output_scale", "v_proj.output_scale"))],
+)
+def test_a_calibrated_model_is_what_transformers_says_over_such_a_cache(tiny, calibrated, variant, spelling):
+    tokens = text(4, sum(CUT))
+    with torch.inference_mode():
+        expected = oracle(tiny(variant))(torch.tensor([tokens]), past_key_values=Rounding()).logits[0]
+    directory = calibrated(variant, spelling)
+    found = ours(directory, {**CANDIDATES, **CACHED["fp8"]}, tokens)
+    plain = ours(directory, CANDIDATES, tokens)  # what the cache is divided by is of no use here, and read by nobody
+    assert (found - expected).abs().mean() < CLOSE
+    assert (plain - expected).abs().mean() > 5 * CLOSE
