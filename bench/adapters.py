@@ -95,7 +95,7 @@ def main(model: str, dtype: str, rows: int, rank: int, steps: int) -> None:
     slots = 4
     fill = [Load(slot, Adapter("a", slot, weights(targets, rank, number))) for slot in range(1, slots + 1)]
     with runner.active():
-        runner._adapters.fill(fill)
+        runner._adapters.fill(fill, runner._rows.upload)
     cases = {
         "loaded, wanted by none": nobody,
         "wanted by one row": [1, *[0] * (rows - 1)],

@@ -17,9 +17,12 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from infd.kernels.recipe import LayerRecipe
+
+    Array = npt.NDArray[Any]
 
 
 FLOAT8 = torch.float8_e4m3fn  # of the types of 8-bit floats, the one that caches hold
@@ -57,6 +60,13 @@ class AttentionBatch(Struct, kw_only=True):
     start: Tensor  # [S] int32
     table: Tensor  # [S, pages] int32, by page index; 0 where there is none
     slots: Tensor  # [T] int64: page * page_tokens + offset where each token's k and v go; padding goes to page 0
+    upload: Callable[[Array], Tensor] | None = None  # copies to the device what a kernel's host side works out
+
+    def up(self, array: Array) -> Tensor:
+        """Copy what was worked out for this step to where its tensors are."""
+        if self.upload is not None:
+            return self.upload(array)
+        return torch.from_numpy(array).to(self.table.device, non_blocking=True)
 
 
 class AttentionPlan(Protocol):

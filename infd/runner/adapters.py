@@ -17,7 +17,7 @@ from infd.errors import RequestFailed
 from infd.kernels.ops import LowRank, LowRankPart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
     Changes = Mapping[Target, LowRank]
+    Upload = Callable[[Array], Tensor]  # copies what the host gathered to the device
 
 
 class DeviceSlots:
@@ -48,14 +49,14 @@ class DeviceSlots:
     def __len__(self) -> int:
         return len(self._held)
 
-    def fill(self, loads: Iterable[Load]) -> None:
+    def fill(self, loads: Iterable[Load], upload: Upload) -> None:
         """Take adapters in. Raises RequestFailed where one does not fit the device's memory."""
         for load in loads:
             self._changed = True
             self._held.pop(load.slot, None)  # first, so that two never need room at once
             low: Changes = load.adapter.weights.low
             try:
-                self._held[load.slot] = low if self._device.type == "cpu" else self._copied(low)
+                self._held[load.slot] = low if self._device.type == "cpu" else _copied(low, upload)
             except torch.OutOfMemoryError as error:
                 raise RequestFailed(
                     f"the device has no memory left for adapter {load.adapter.name!r};"
@@ -66,9 +67,9 @@ class DeviceSlots:
         """Let go of what a slot holds."""
         self._held.pop(slot, None)
 
-    def adapted(self, slots: Array) -> AdaptedRows | None:
+    def adapted(self, slots: Array, upload: Upload) -> AdaptedRows | None:
         """Return what the rows of a pass want, given the slot of each; None where all want the model itself."""
-        return AdaptedRows(self, slots) if slots.any() else None
+        return AdaptedRows(self, slots, upload) if slots.any() else None
 
     def lasting(self, size: int) -> LastingRows | None:
         """Return what the rows of captured steps want; None where such steps have no adapters."""
@@ -92,41 +93,30 @@ class DeviceSlots:
         self._changed = False
         return self._generation
 
-    def groups(self, slots: Array) -> list[tuple[Tensor, Changes]]:
+    def groups(self, slots: Array, upload: Upload) -> list[tuple[Tensor, Changes]]:
         """Return the rows of each adapter, ascending."""
         order = np.argsort(slots, kind="stable")
         found, first = np.unique(slots[order], return_index=True)
         ends = [*first[1:], len(slots)]
         return [
-            (self._upload(order[begin:end]), self._held[slot])
+            (upload(order[begin:end]), self._held[slot])
             for slot, begin, end in zip(found.tolist(), first, ends, strict=True)
             if slot
         ]
-
-    def _upload(self, rows: Array) -> Tensor:
-        return torch.from_numpy(rows).to(self._device, non_blocking=True)
-
-    def _copied(self, low: Changes) -> Changes:
-        def copied(tensor: Tensor) -> Tensor:
-            return tensor.to(self._device, non_blocking=True)
-
-        return {
-            target: LowRank(copied(each.a), [LowRankPart(copied(part.b), *part[1:]) for part in each.parts])
-            for target, each in low.items()
-        }
 
 
 class AdaptedRows:
     """Implements `models.base.Adapted` for rows whose slots are known."""
 
-    def __init__(self, held: DeviceSlots, slots: Array) -> None:
+    def __init__(self, held: DeviceSlots, slots: Array, upload: Upload) -> None:
         self._held = held
         self._slots = slots
-        self._groups = held.groups(slots)
+        self._upload = upload
+        self._groups = held.groups(slots, upload)
 
     def at(self, rows: Array) -> AdaptedRows | None:
         """Return what some of these rows want, which make a pass of their own in the order given."""
-        return self._held.adapted(self._slots[rows])
+        return self._held.adapted(self._slots[rows], self._upload)
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
         if groups := self._wanting(target):
@@ -158,3 +148,16 @@ class LastingRows:
     def add_rows(self, y: Tensor, tokens: Tensor, target: Target) -> None:
         if (weights := self._held.weights.get(target)) is not None:
             self._lora.add_rows(y, tokens, weights)
+
+
+def _copied(low: Changes, upload: Upload) -> Changes:
+    """Copy an adapter to the device. What it is read from is not pinned: copied straight from there, it would wait."""
+
+    def copied(tensor: Tensor) -> Tensor:
+        numbers = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        return upload(numbers).view(tensor.dtype).view(tensor.shape)
+
+    return {
+        target: LowRank(copied(each.a), [LowRankPart(copied(part.b), *part[1:]) for part in each.parts])
+        for target, each in low.items()
+    }

@@ -102,11 +102,12 @@ def gather(
                     start=start[:count].to(torch.int32),
                     table=rows.tables[:, number, : -(-max(ends) // size)].index_select(0, row[:count]),
                     slots=page.to(torch.int64) * size + position % size,
+                    upload=rows.staging.up,
                 )
             )
         )
     wanted = last_index[:sampling]
-    adapted = adapters.adapted(rows.slots[row_ids][span_of])
+    adapted = adapters.adapted(rows.slots[row_ids][span_of], rows.staging.up)
     return Gathered(
         batch=Batch(
             tokens=rows.tokens[token_row, position].to(torch.int64),

@@ -111,6 +111,7 @@ class Buffers:
                 start=self.start[:size],
                 table=table[:size],
                 slots=slots[:size],
+                upload=rows.staging.up,
             )
             for group, table, slots in zip(layout.groups, self.tables, self.slots, strict=True)
         )
@@ -180,7 +181,7 @@ class Frame:
     def _fill(self, row_ids: list[int], starts: list[int]) -> None:
         padding = self.size - len(row_ids)
         sent = np.array([*row_ids, *[self._rows.scratch] * padding, *starts, *[0] * padding], dtype=np.int64)
-        self._sent.copy_(torch.from_numpy(sent), non_blocking=True)
+        self._rows.staging.fill(self._sent, sent)
         for plan in self._plans:
             plan.refill([*starts, *[0] * padding])
         if self._adapters is not None:

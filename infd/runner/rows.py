@@ -17,12 +17,15 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from infd.runner.staging import staging as usual
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
     from torch import Tensor
 
+    from infd.runner.staging import Staging
     from infd.scheduler.plan import Grant, Join
 
     Array = npt.NDArray[Any]
@@ -108,7 +111,18 @@ class Rows:
     floats    [R + 1, len(Float)] float32: sampling parameters; integers [R + 1, len(Integer)] int32 likewise
     """
 
-    def __init__(self, *, rows: int, max_len: int, page_tokens: Sequence[int], vocab_size: int, device: torch.device):
+    def __init__(
+        self,
+        *,
+        rows: int,
+        max_len: int,
+        page_tokens: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        staging: Staging | None = None,
+    ) -> None:
+        """staging: carries to and from `device`; without one, what is usual there."""
+        self.staging = staging or usual(device)
         self.max_len = max_len
         self.vocab_size = vocab_size
         self.device = device
@@ -144,7 +158,7 @@ class Rows:
 
     def upload(self, array: Array) -> Tensor:
         """Copy what the host gathered to the device."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+        return self.staging.up(array)
 
     def _check(self, join: Join) -> Array:
         """Return the tokens of a join. Raises ValueError where they could not be computed."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from infd.runner.rows import Rows
     from infd.runner.sampler import Sampled
     from infd.runner.scoring import Scored
+    from infd.runner.staging import Part
     from infd.scheduler.layout import CacheLayout
     from infd.scheduler.plan import StepPlan
 
@@ -63,7 +64,7 @@ class Landing(Struct):
     forwarded: Forwarded
     sampled: Sampled | None = None
     scored: Scored | None = None
-    arrived: torch.cuda.Event | None = None
+    part: Part | None = None
 
 
 class Runner:
@@ -85,6 +86,7 @@ class Runner:
         self._model = model
         self._attention = attention
         self._rows = rows
+        self._staging = rows.staging
         self._layout = layout
         self._cache = cache
         self._adapters = adapters
@@ -97,7 +99,7 @@ class Runner:
     @property
     def overlaps(self) -> bool:
         """Say whether work is only issued, and so goes on beside the host's."""
-        return self._rows.device.type == "cuda"
+        return self._staging.waits
 
     def active(self) -> AbstractContextManager[Any]:
         """Return the context in which a thread may call the methods below."""
@@ -105,7 +107,8 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Issue the forward pass."""
-        self._adapters.fill(plan.loads)
+        self._staging.begin()
+        self._adapters.fill(plan.loads, self._staging.up)
         self._rows.stage(plan.joins, plan.grants)
         forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
         if self._decoding is not None and self._decoding.takes(plan.spans):
@@ -144,17 +147,22 @@ class Runner:
         forwarded.logits = forwarded.scored = None
         landing = Landing(forwarded, sampled, scored)
         if self.overlaps and not (sampled is None and scored is None):
-            landing.sampled = None if sampled is None else sampled.to_host()
-            landing.scored = None if scored is None else scored.to_host()
-            landing.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            landing.arrived.record()
+            landing.sampled = None if sampled is None else sampled.down(self._staging)
+            landing.scored = None if scored is None else scored.down(self._staging)
+            landing.part = self._staging.end()
         self._pulse.beat()
         return landing
 
     def read(self, landing: Landing) -> StepResult:
         """Wait for a step's results."""
-        if landing.arrived is not None:
-            landing.arrived.synchronize()
+        if landing.part is None:
+            return self._result(landing)
+        self._staging.wait(landing.part)
+        result = self._result(landing)
+        self._staging.release(landing.part)
+        return result
+
+    def _result(self, landing: Landing) -> StepResult:
         forwarded, sampled = landing.forwarded, landing.sampled
         accepted = [0] * len(forwarded.plan.spans)
         result = StepResult(accepted, [])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import Draw
     from infd.runner.rows import Asked, Rows
+    from infd.runner.staging import Staging
 
     Array = npt.NDArray[Any]
 
@@ -58,10 +59,10 @@ class Sampled(Struct):
     scored: list[tuple[int, int]]
     scores: scores.Scores | None
 
-    def to_host(self) -> Sampled:
-        """Start copies to pinned memory, which are complete once the stream gets past them."""
-        values = None if self.scores is None else scores.Scores(*map(to_host, self.scores))
-        return Sampled(to_host(self.tokens), to_host(self.verdict), self.scored, values)
+    def down(self, staging: Staging) -> Sampled:
+        """Start copies to the host."""
+        values = None if self.scores is None else scores.Scores(*map(staging.down, self.scores))
+        return Sampled(staging.down(self.tokens), staging.down(self.verdict), self.scored, values)
 
 
 class Sampler:
@@ -223,8 +224,3 @@ class Sampler:
             part = logits[index]
             yield part, index
             logits.index_copy_(0, index, part)
-
-
-def to_host(values: Tensor) -> Tensor:
-    """Start a copy to pinned memory."""
-    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)

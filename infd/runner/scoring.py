@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from infd.request import TokenLogprobs
 from infd.runner.batch import PADDED
-from infd.runner.sampler import to_host
 from infd.runner.sampling import scores
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from infd.models.base import Model
     from infd.runner.adapters import AdaptedRows
     from infd.runner.pulse import Pulse
+    from infd.runner.staging import Staging
 
 BLOCK = 256  # rows of logits at a time: 150 MiB where a vocabulary is large
 
@@ -51,9 +51,10 @@ class Scored(Struct):
     rank: Tensor
     scores: scores.Scores
 
-    def to_host(self) -> Scored:
-        """Start copies to pinned memory, which are complete once the stream gets past them."""
-        return Scored(self.asked, to_host(self.finite), to_host(self.rank), scores.Scores(*map(to_host, self.scores)))
+    def down(self, staging: Staging) -> Scored:
+        """Start copies to the host."""
+        values = scores.Scores(*map(staging.down, self.scores))
+        return Scored(self.asked, staging.down(self.finite), staging.down(self.rank), values)
 
     def read(self) -> Iterator[tuple[int, list[TokenLogprobs] | None]]:
         """Yield each span's index and its log-probabilities, None where its logits were not finite."""

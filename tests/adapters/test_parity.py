@@ -57,7 +57,7 @@ class Bench:
 
     def hold(self, slot: int, directory: Path) -> None:
         weights = self.reader.read(str(directory), None, 2**30)
-        self.slots.fill([Load(slot, Adapter("a", slot, weights))])
+        self.slots.fill([Load(slot, Adapter("a", slot, weights))], torch.from_numpy)
 
     def driver(self) -> Driver:
         return Driver(self.model, ops=self.ops, seed=3, device=self.device, adapters=self.slots)

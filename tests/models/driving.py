@@ -139,7 +139,7 @@ class Driver:
             for index, group in enumerate(self.layout.groups)
         ]
         slots = np.array([told.slot for told, count in spans for _ in range(count)] + [0] * padding)
-        adapted = None if self.adapters is None else self.adapters.adapted(slots)
+        adapted = None if self.adapters is None else self.adapters.adapted(slots, torch.from_numpy)
         batch = Batch(
             tokens=torch.tensor(tokens + [0] * padding, device=self.device),
             positions=torch.tensor(positions + [0] * padding, device=self.device),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -69,10 +70,13 @@ def _memory(tensor: Tensor) -> int:
 
 
 class TableAttention:
-    """Attends to every key of every page in the table, with a mask; for spans of one token each."""
+    """Attends to every key of every page in the table, with a mask, whatever the host knows of lengths."""
+
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return size, dtype
 
     def prepare(self, batch: AttentionBatch) -> TablePlan:
-        raise AssertionError("every step here is recorded, and asks for a lasting plan")
+        return TablePlan(batch)
 
     def lasting(self, batch: AttentionBatch) -> TablePlan:
         return TablePlan(batch)
@@ -80,8 +84,11 @@ class TableAttention:
 
 class TablePlan:
     def __init__(self, batch: AttentionBatch) -> None:
-        assert set(batch.counts) == {1}
         self._batch = batch
+        padding = len(batch.slots) - batch.offsets[-1]  # counts to the first span, before its start
+        self._span = batch.up(np.repeat([*range(len(batch.counts)), 0], [*batch.counts, padding]))
+        within = np.arange(len(batch.slots)) - np.repeat(batch.offsets, [*batch.counts, padding])
+        self._within = batch.up(within)
         self.slots = batch.slots
         self.bounds: list[int] = []
 
@@ -107,18 +114,20 @@ class TablePlan:
     ) -> Tensor:
         assert sinks is None
         batch = self._batch
-        k, v = (cache[batch.table.long()].transpose(2, 3).flatten(1, 2) for cache in pages[:2])  # [S, L, K, D]
-        at = torch.arange(k.shape[1])
-        seen = at <= batch.start[:, None]
+        table = batch.table.index_select(0, self._span).long()
+        k, v = (cache[table].transpose(2, 3).flatten(1, 2) for cache in pages[:2])  # [T, L, K, D]
+        at = torch.arange(k.shape[1], device=q.device)
+        position = batch.start.index_select(0, self._span) + self._within
+        seen = at <= position[:, None]
         if batch.window is not None:
-            seen &= at > batch.start[:, None] - batch.window
+            seen &= at > position[:, None] - batch.window
         k, v = (x.masked_fill(~seen[..., None, None], 0) for x in (k, v))
-        queries = q.unflatten(1, (k.shape[2], -1))  # [S, K, G, D]
-        scores = torch.einsum("skgd,slkd->skgl", queries, k) * scale
+        queries = q.unflatten(1, (k.shape[2], -1))  # [T, K, G, D]
+        scores = torch.einsum("tkgd,tlkd->tkgl", queries, k) * scale
         if softcap is not None:
             scores = softcap * (scores / softcap).tanh()
         weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
-        return torch.einsum("skgl,slkd->skgd", weights, v).flatten(1, 2)
+        return torch.einsum("tkgl,tlkd->tkgd", weights, v).flatten(1, 2)
 
 
 class SlotTables(Lora):

@@ -126,8 +126,7 @@ def _cut(
     firsts: list[int] = []
     if max(parts) > 1:
         firsts = np.cumsum([0, *(max(1, count) for count in parts[:-1])]).tolist()
-    sent = torch.from_numpy(np.array([*np.array(rows).ravel(), *firsts], dtype=np.int32))
-    sent = sent.to(batch.table.device, non_blocking=True)
+    sent = batch.up(np.array([*np.array(rows).ravel(), *firsts], dtype=np.int32))
     tiles, rest = sent[: 6 * len(rows)].view(-1, 6), sent[6 * len(rows) :]
     yield Cut(blocks, tiles, rest if len(rest) else None, max(tile[3] for tile in whole))
 
