@@ -237,7 +237,7 @@ class Scheduler:
         """Let waiting sequences run, in order, while there is room for the first of them.
 
         While one waits because as many adapters run as may, some of those behind it that need no other go ahead.
-        While one waits for its last step, some of those behind it take what it will not need.
+        While one waits for its last step, those behind it take what it will not need.
         """
         position, first = 0, None
         promised_rows = promised_pages = 0
@@ -255,7 +255,6 @@ class Scheduler:
                 position += 1
                 continue
             if seq.in_flight:  # it was sent back; it can be planned once its last step commits
-                first = first or seq
                 promised_rows += 1
                 promised_pages += self.cache.wanted(seq, 0)
                 position += 1

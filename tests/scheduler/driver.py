@@ -13,7 +13,7 @@ from tests.fakes import FULL, FakeDevice, capacity, continuation, prompt_likelih
 if TYPE_CHECKING:
     from infd.request import Adapter, TokenLogprobs
     from infd.scheduler.layout import Capacity
-    from infd.scheduler.plan import StepPlan
+    from infd.scheduler.plan import StepPlan, StepResult
 
 
 def sequence(
@@ -82,23 +82,38 @@ class Driver:
         self.check()
         return plan
 
-    def complete(self, spoilt: int | None = None) -> None:
+    def complete(self, spoilt: int | None = None, failed: int | None = None) -> None:
         """The device runs the oldest step only now, so that what a dropped step was to write is missing.
 
         spoilt  the number of a span whose result cannot be taken in, if it brings a token
+        failed  of one that fails alone
         """
         plan = self.in_flight.popleft()
         result = self.device.run(plan)
+        culprits = []
         if spoilt is not None:
             result.logprobs[spoilt % len(plan.spans)] = None  # type: ignore[assignment]
+            culprits.append(plan.spans[spoilt % len(plan.spans)].seq)
+        if failed is not None:
+            culprits.append(self._fail_one(plan, result, failed % len(plan.spans)))
+        theirs = [page for seq in culprits for table in seq.tables for page in table] if failed is not None else []
         for outcome in self.scheduler.commit(plan, result):
             if outcome.finish is FinishReason.ERROR:
-                assert spoilt is not None
-                assert outcome.seq is plan.spans[spoilt % len(plan.spans)].seq
+                assert outcome.seq in culprits
             if outcome.prompt_logprobs:
                 assert outcome.seq not in self.scored, "a prompt was scored twice"
                 self.scored[outcome.seq] = outcome.prompt_logprobs
+        assert not any(page in self.scheduler.cache.index for page in theirs), "what a failed sequence held is found"
         self.check()
+
+    def _fail_one(self, plan: StepPlan, result: StepResult, number: int) -> Sequence:
+        """Have one span fail alone. Return whose it was."""
+        span = plan.spans[number]
+        if result.accepted[number]:
+            del result.tokens[sum(result.accepted[:number])]
+            result.accepted[number] = 0
+        result.failed[number] = RuntimeError("not finite")
+        return span.seq
 
     def fail(self) -> None:
         """All steps in flight fail."""

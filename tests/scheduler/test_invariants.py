@@ -159,6 +159,11 @@ class Histories(RuleBasedStateMachine):
         self.driver.complete(spoilt=which)
 
     @precondition(lambda self: self.driver.in_flight)
+    @rule(which=st.integers(0, 10))
+    def complete_and_fail_one(self, which: int) -> None:
+        self.driver.complete(failed=which)
+
+    @precondition(lambda self: self.driver.in_flight)
     @rule(full=st.booleans())
     def fail(self, full: bool) -> None:
         while full and len(self.driver.in_flight) < self.driver.depth and self.driver.issue():
