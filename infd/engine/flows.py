@@ -121,8 +121,9 @@ class Flows:
         flow.ticket.generated_tokens += stream.delivered - before
         if stopped or outcome.finish is not None:
             self._end(flow, FinishReason.STOP if stopped else outcome.finish)
-        elif stream.too_much:
-            self._scheduler.hold(seq)  # it goes on when its reader has caught up
+        elif stream.too_much and not self._scheduler.holds(seq):
+            for each in flow.ticket.flows:  # they go on when their reader has caught up
+                self._scheduler.hold(each.seq)
 
     def _end(self, flow: Flow, finish: FinishReason | None, error: BaseException | None = None) -> None:
         """Give a choice its one terminal event. None: its reader has gone."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from infd.request import TokenLogprobs
 
 
-# What may lie here for one caller, all choices together: the same again is on its way through its handler, as Structs
-# and as the bytes of events.
+# What may lie here for one caller, all choices together, and beyond it what is committed in one turn: a step, seldom
+# two. The same again is on its way through its handler, as Structs and as the bytes of events.
 PENDING_BYTES: Final = 64 * 2**10
 # About what a token takes: its id and its text; its log-probability; one of the likeliest in its place.
 TOKEN_BYTES: Final = 64

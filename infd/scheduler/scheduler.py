@@ -96,10 +96,16 @@ class Scheduler:
         self._take_out(seq)
 
     def hold(self, seq: Sequence) -> None:
-        """Compute nothing more for a sequence until `resume`. Meanwhile it has neither a row nor pages."""
+        """Compute nothing more for a sequence until `resume`. Meanwhile it has neither a row nor pages.
+
+        What steps in flight still compute for it is dropped, and computed again when it goes on.
+        """
         if seq.finish is None and seq not in self._held:
             self._take_out(seq)
             self._held.add(seq)
+
+    def holds(self, seq: Sequence) -> bool:
+        return seq in self._held
 
     def resume(self, seq: Sequence) -> None:
         """Send a sequence, if it is held, back to its old place in the queue."""
@@ -124,7 +130,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
-        """Take in what a step produced, in the order planned. Sequences removed meanwhile are passed over."""
+        """Take in what a step produced, in the order planned. Sequences removed or held meanwhile are passed over."""
         self._size.fitted()
         outcomes: list[Outcome] = []
         at = 0
@@ -136,7 +142,7 @@ class Scheduler:
             if span.samples:
                 seq.in_flight -= 1
             outcome, failure = None, result.failed.get(i)
-            if seq.finish is not None:
+            if seq.finish is not None or seq in self._held:
                 if failure is not None:
                     self.cache.withdraw(seq)
                 continue

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import TYPE_CHECKING
 
 import pytest
 
 from infd.config import Config
+from infd.engine import fanout
 from infd.engine.engine import Engine
 from infd.engine.progress import PATIENCE_S
 from infd.engine.state import State
-from infd.engine.stream import PENDING_BYTES
+from infd.engine.stream import LIKELY_BYTES, LOGPROBS_BYTES, PENDING_BYTES, TOKEN_BYTES
 from infd.errors import (
     Aborted,
     DeviceLost,
@@ -99,6 +101,23 @@ async def test_a_reader_that_falls_far_behind_is_not_computed_for_until_it_has_c
             got[index] += delta.token_ids
 
     assert got == [continuation([1, 2], 500, seed=seed) for seed in range(2)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_of_many_choices_no_more_lies_with_a_reader_who_has_fallen_behind_than_a_turn_brings(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fanout, "BUDGET_S", math.inf)
+    limits = capacity(pages=512, rows=64, step_tokens=128, max_model_len=64)
+    a_step = 64 * (TOKEN_BYTES + LOGPROBS_BYTES + 20 * LIKELY_BYTES)
+    async with serving(FakeExecutor(limits, depth=depth)) as engine, engine.admit(64, 0) as ticket:
+        choices = await ticket.submit(request([1, 2], 9, choices=64, logprobs=20))
+        while not choices.too_much or engine.busy:
+            await asyncio.sleep(0)
+        assert choices._pending_bytes < PENDING_BYTES + depth * a_step
+        answers = await collect(choices)
+
+    assert answers == {n: (continuation([1, 2], 9, seed=n), FinishReason.LENGTH) for n in range(64)}
 
 
 async def test_a_watcher_ends_its_choice_at_the_token_it_names():

@@ -626,6 +626,22 @@ def adapters(count: int) -> list[Adapter]:
     return [Adapter("a", generation, "weights") for generation in range(1, count + 1)]
 
 
+def test_what_steps_in_flight_compute_for_a_held_sequence_is_dropped_and_computed_again():
+    driver = Driver(depth=2)
+    held, other = (driver.add(sequence([i] * 5)) for i in range(1, 3))
+    driver.issue()
+    driver.issue()
+    driver.scheduler.hold(held)
+    driver.complete()
+    driver.complete()
+
+    assert (len(held.tokens), len(other.tokens)) == (5, 7)
+    driver.scheduler.resume(held)
+    driver.finish()
+    driver.check_answers()
+    assert held.finish is FinishReason.LENGTH
+
+
 def test_a_slot_is_filled_once_and_serves_all_who_want_its_adapter():
     (adapter,) = adapters(1)
     driver = Driver()
