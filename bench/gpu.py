@@ -5,27 +5,33 @@ product. Then every kernel at a model's own sizes, compared with the reference a
 runner, as the scheduler would plan them, two in flight. A floor is the time of moving the bytes that must be moved, or
 of the arithmetic that must be done, whichever is longer; `x` says how many times that long it took. Attention is
 timed with each kernel that does not refuse, and decoding twice: launched kernel by kernel, and replayed as a graph.
+Last, the same weights are served by `infd start` to a client on other cores, and by transformers' continuous batching
+(gpu_served.py): tokens a second while all are decoding, beside those of the bare engine.
 
     python bench/gpu.py --models qwen3-0.6b qwen3-8b llama-3.1-8b
-    python bench/gpu.py --device cpu --models tiny    # tries the program, says nothing
+    python bench/gpu.py --device cpu --models tiny --batches 1 4 --context 64 --prompt 64 --steps 8 --served 16
+                                                      # tries the program, says nothing
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import gc
+import json
+import os
+import tempfile
 import time
 from collections import deque
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from gpu_kernels import kernels
+from gpu_machine import MODELS, PAGE, Bench, Traffic
+from gpu_served import Asked, Cores, by_transformers, over_http, weight, write
 
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
-from infd.kernels.ops import AttentionBatch, Drawing, KeyValuePages
-from infd.kernels.reference import attention as reference_attention
-from infd.kernels.reference import dense
-from infd.kernels.select import CANDIDATES, Facts, insisting, select
+from infd.kernels.select import select
 from infd.models import registry
 from infd.request import Request, SamplingParams
 from infd.runner.design import Design
@@ -38,237 +44,11 @@ from infd.scheduler.sequence import Sequence
 from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from infd.kernels.ops import Attention, Ops
+    from infd.kernels.ops import Ops
     from infd.models.base import Model
     from infd.runner.runner import Landing, Runner
-
-PAGE = 16
-_QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "hidden_act": "silu",
-    "attention_bias": False,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": {
-        **_QWEN3,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-8b": {
-        **_QWEN3,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-    },
-    "llama-3.1-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-    },
-    "tiny": {
-        **_QWEN3,
-        "vocab_size": 500,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-}
-
-
-class Machine(NamedTuple):
-    """What a device can do: bytes a second, read and written; operations a second of a matrix product."""
-
-    bytes_s: float
-    flops: float
-
-    def floor(self, bytes_moved: float, operations: float = 0.0) -> float:
-        return max(bytes_moved / self.bytes_s, operations / self.flops)
-
-
-class Bench:
-    """One device, and how to time on it."""
-
-    def __init__(self, device: torch.device, rounds: int) -> None:
-        self.device = device
-        self._rounds = rounds
-        self.machine = self._measure()
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def seconds(self, work: Callable[[], object], *, times: int = 20) -> float:
-        """Return the median of some rounds, each the mean of `times` calls. The first call is not counted."""
-        work()
-        rounds = []
-        for _ in range(self._rounds):
-            self.wait()
-            started = time.perf_counter()
-            for _ in range(times):
-                work()
-            self.wait()
-            rounds.append((time.perf_counter() - started) / times)
-        return statistics.median(rounds)
-
-    def _measure(self) -> Machine:
-        large = self.device.type == "cuda"
-        source = torch.zeros(2**31 if large else 2**24, dtype=torch.uint8, device=self.device)
-        target, size = torch.empty_like(source), 8192 if large else 256
-        square = torch.randn(size, size, device=self.device).bfloat16()
-        return Machine(
-            2 * source.numel() / self.seconds(lambda: target.copy_(source)),
-            2 * size**3 / self.seconds(lambda: square @ square),
-        )
-
-
-def report(name: str, seconds: float, floor: float, note: str = "") -> None:
-    print(f"{name:44} {seconds * 1e6:11,.1f} us   floor {floor * 1e6:10,.1f} us   x{seconds / floor:6.2f}   {note}")
-
-
-class Shape(NamedTuple):
-    """Sizes of a model that its kernels see."""
-
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head: int
-    vocab: int
-
-    @classmethod
-    def of(cls, config: dict[str, Any]) -> Shape:
-        heads, hidden = config["num_attention_heads"], config["hidden_size"]
-        head = config.get("head_dim", hidden // heads)
-        kv_heads = config["num_key_value_heads"]
-        return cls(hidden, config["intermediate_size"], heads, kv_heads, head, config["vocab_size"])
-
-
-def kernels(bench: Bench, ops: Ops, config: dict[str, Any], batches: list[int], context: int) -> None:
-    """Compare each family with the reference, at the sizes of one layer, and time it."""
-    shape, device = Shape.of(config), bench.device
-
-    def draw(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, device=device).bfloat16()
-
-    norm, gate = "add_rms_norm", "silu_mul"
-    for tokens in (*batches, context):
-        x, residual, weight = draw(tokens, shape.hidden), draw(tokens, shape.hidden), draw(shape.hidden)
-        gates = draw(tokens, 2 * shape.inner)
-        for family, plain, name, given, moved in (
-            (ops.norm, dense.Norm(), norm, (x, residual, weight, 1e-6), 4 * x.nbytes),
-            (ops.activation, dense.Activation(), gate, (gates,), 1.5 * gates.nbytes),
-        ):
-            work, reference = partial(getattr(family, name), *given), partial(getattr(plain, name), *given)
-            off = _off(work(), reference())
-            report(f"{name} of {tokens} tokens", bench.seconds(work), bench.machine.floor(moved), off)
-    for batch in batches:
-        sampling(bench, ops, shape, batch)
-    mixes = [[(context - 1, 1)] * batch for batch in batches]
-    mixes += [[(0, context)], [(context - 1, 1)] * batches[-1] + [(0, context)]]
-    for name, each in attentions(ops, device):
-        for spans in mixes:
-            attention(bench, name, each, shape, spans)
-
-
-def attentions(ops: Ops, device: torch.device) -> Iterator[tuple[str, Attention]]:
-    """Return what was chosen, and what else could have been."""
-    chosen = next(row.chosen for row in ops.selection if row.family == "attention")
-    yield chosen, ops.attention
-    facts = Facts(device=device, dtype=torch.bfloat16)
-    for each in CANDIDATES["attention"]:
-        if each.name not in (chosen, "reference") and each.refuses(facts) is None:
-            yield each.name, select(device, torch.bfloat16, insisting(each.name, CANDIDATES)).attention
-
-
-def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans: list[tuple[int, int]]) -> None:
-    device = bench.device
-    pages = [-(-(start + count) // PAGE) for start, count in spans]
-    cache = KeyValuePages(
-        *(torch.randn(sum(pages) + 1, shape.kv_heads, PAGE, shape.head, device=device).bfloat16() for _ in range(2))
-    )
-    table = torch.zeros(len(spans), max(pages), dtype=torch.int32)
-    first = 1
-    for row, held in enumerate(pages):
-        table[row, :held] = torch.arange(first, first + held)
-        first += held
-    offsets = [0]
-    for _, count in spans:
-        offsets.append(offsets[-1] + count)
-    batch = AttentionBatch(
-        page_tokens=PAGE,
-        window=None,
-        starts=[start for start, _ in spans],
-        counts=[count for _, count in spans],
-        offsets=offsets,
-        start=torch.tensor([start for start, _ in spans], dtype=torch.int32, device=device),
-        table=table.to(device),
-        slots=torch.zeros(offsets[-1], dtype=torch.int64, device=device),
-    )
-    q = torch.randn(offsets[-1], shape.heads, shape.head, device=device).bfloat16()
-    plan, scale = family.prepare(batch), shape.head**-0.5
-    plain = reference_attention.PagedAttention().prepare(batch)
-    seen = sum(count * (start + (count + 1) / 2) for start, count in spans)
-    moved = 2 * sum(start + count for start, count in spans) * shape.kv_heads * shape.head * 2 + 2 * q.nbytes
-    name = f"{kernel} attention, {len(spans)} spans of {offsets[-1]}"
-    report(
-        name,
-        bench.seconds(lambda: plan.run(q, cache, scale=scale)),
-        bench.machine.floor(moved, 4 * seen * shape.heads * shape.head),
-        _off(plan.run(q, cache, scale=scale), plain.run(q, cache, scale=scale)),
-    )
-
-
-def sampling(bench: Bench, ops: Ops, shape: Shape, rows: int) -> None:
-    logits = 4 * torch.randn(rows, shape.vocab, device=bench.device)
-    numbers = torch.ones(rows, device=bench.device)
-    ids = torch.arange(rows, dtype=torch.int32, device=bench.device)
-    drawing = Drawing(
-        rows=ids.long(),
-        largest=logits.amax(-1),
-        seed=torch.stack((ids, ids), 1),
-        position=ids,
-        temperature=numbers,
-        top_k=50 * torch.ones_like(ids),
-        top_p=0.9 * numbers,
-        min_p=0 * numbers,
-    )
-    for name, truncated in (("whole", False), ("top-k and top-p", True)):
-        taken = bench.seconds(lambda truncated=truncated: ops.draw(logits, drawing, truncated=truncated))
-        report(f"a token of {rows} rows, {name}", taken, bench.machine.floor(logits.nbytes))
-
-
-def _off(given: Any, expected: Any) -> str:
-    """Say how far results, one or several, are from the reference's at most."""
-    if isinstance(given, torch.Tensor):
-        given, expected = [given], [expected]
-    worst = max(float((one.float() - other.float()).abs().max()) for one, other in zip(given, expected, strict=True))
-    return f"off by {worst:.3g}"
 
 
 def fill(bench: Bench, ops: Ops, config: dict[str, Any], *, length: int) -> tuple[Model, Arena]:
@@ -280,7 +60,7 @@ def fill(bench: Bench, ops: Ops, config: dict[str, Any], *, length: int) -> tupl
     for parameter in model.parameters:
         parameter.tensor = weights.take(tuple(parameter.shape), parameter.dtype)
         for source in parameter.sources:
-            parameter.place(source.row, 0.02 * torch.randn(source.shape, device=device).to(dtype))
+            parameter.place(source.row, weight(source.name, source.shape, device).to(dtype))
     return model, weights
 
 
@@ -302,29 +82,53 @@ def put_together(
     return runner
 
 
-def steps(
-    bench: Bench, model: Model, runner: Runner, config: dict[str, Any], arguments: argparse.Namespace, how: str
-) -> None:
-    """Time prompts and decoding. how: in which way steps are issued"""
-    machine = bench.machine
-    parameters = [parameter.tensor.nbytes for parameter in model.parameters]
-    tied = config["tie_word_embeddings"]
-    ends = parameters[0]  # the embedding, looked up; the head is as large, unless it is the embedding
-    read = sum(parameters) - (0 if tied else ends)
-    inner = (read - ends) / 2  # numbers that every token is multiplied with
-    layers = sum(len(group.layers) for group in model.cache_layout(PAGE).groups)
-    token = layers * sum(each.bytes for each in model.page_tensors(PAGE)) / PAGE  # in the cache
+def steps(bench: Bench, runner: Runner, traffic: Traffic, arguments: argparse.Namespace, how: str) -> dict[int, float]:
+    """Time prompts and decoding; return the tokens a second of the steps that are served, by batch.
+
+    how  in which way steps are issued
+    """
     length, context, count = arguments.prompt, arguments.context, arguments.steps
     run(bench, runner, iter([prompt(length)]))
     taken = run(bench, runner, iter([prompt(length)] * 4)) / 4
-    report(
-        f"a prompt of {length}, {how}", taken, machine.floor(read, 2 * inner * length), f"{length / taken:,.0f} tok/s"
-    )
+    bench.figures.report(f"a prompt of {length}, {how}", taken, traffic.prompt(length), f"{length / taken:,.0f} tok/s")
+    rates = {}
     for batch in arguments.batches:
         run(bench, runner, decoding(batch, context - count, 2))
         taken = run(bench, runner, decoding(batch, context - count, count)) / count
-        floor = machine.floor(read + batch * context * token, read * batch)
-        report(f"{batch} that decode behind {context}, {how}", taken, floor, f"{batch / taken:,.0f} tok/s")
+        floor = traffic.decoding(batch, context)
+        bench.figures.report(
+            f"{batch} that decode behind {context}, {how}", taken, floor, f"{batch / taken:,.0f} tok/s"
+        )
+        asked = asked_of(arguments)
+        rates[batch] = asked.tokens * batch / run(bench, runner, decoding(batch, asked.prompt, asked.tokens))
+    return rates
+
+
+def asked_of(arguments: argparse.Namespace) -> Asked:
+    """Return what is asked of a server: as much behind the context as before it."""
+    return Asked(max(1, arguments.context - arguments.served // 2), arguments.served)
+
+
+def serve(
+    bench: Bench, checkpoint: Path, bare: dict[int, float], traffic: Traffic, config: dict[str, Any], arguments: Any
+) -> None:
+    """Time the same sequences served, and by transformers; each beside the bare engine's rate."""
+    asked, size, batches = asked_of(arguments), config["vocab_size"], arguments.batches
+    served = over_http(checkpoint, bench.device.type, batches, asked, size, arguments.cores)
+    theirs = by_transformers(checkpoint, bench.device, batches, asked, size)
+    if isinstance(theirs, str):
+        print(f"transformers' continuous batching: {theirs}")
+        theirs = {}
+    context = asked.prompt + asked.tokens / 2
+    for batch in batches:
+        floor = traffic.decoding(batch, context)
+        found = served[batch]
+        rates = {"bare": bare[batch], "over HTTP": found["tokens_s"]}
+        rates |= {"by transformers": theirs[batch]} if batch in theirs else {}
+        for how, rate in rates.items():
+            note = f"{rate:,.0f} tok/s, {rate / bare[batch]:.3f} of the bare engine's"
+            note += f", {found['tokens_an_event']:.2f} tokens an event" if how == "over HTTP" else ""
+            bench.figures.report(f"{batch} around {context:,.0f}, {how}", batch / rate, floor, note)
 
 
 def prompt(tokens: int) -> StepPlan:
@@ -378,26 +182,53 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--served", type=int, default=512, help="tokens of an answer over HTTP; 0: serve nothing")
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="where all figures are written")
     arguments = parser.parse_args()
+    arguments.cores = Cores.here()
+    os.sched_setaffinity(0, arguments.cores.server)  # the bare engine has what the server will have
+    bench = Bench(torch.device(arguments.device), arguments.rounds)
     with torch.inference_mode():
-        bench = Bench(torch.device(arguments.device), arguments.rounds)
         ops = select(bench.device, torch.bfloat16)
-        for row in ops.describe():
-            print(row)
-        print(f"copies {bench.machine.bytes_s / 1e9:,.0f} GB/s, multiplies {bench.machine.flops / 1e12:,.1f} TFLOP/s")
-        for name in arguments.models:
-            print(f"\n{name}")
-            kernels(bench, ops, MODELS[name], arguments.batches, arguments.context)
-            length = max(arguments.context, arguments.prompt) + PAGE
-            model, weights = fill(bench, ops, MODELS[name], length=length)
-            for how, graphs in (("launched", False), ("replayed", True)):
-                rows = max(arguments.batches)
-                runner = put_together(bench, ops, model, weights, rows=rows, length=length, graphs=graphs)
-                print(f"{how}: {runner.facts()}")
-                with runner.active():
-                    steps(bench, model, runner, MODELS[name], arguments, how)
-                del runner
-            del model, weights
+    for row in ops.describe():
+        print(row)
+    print(f"copies {bench.machine.bytes_s / 1e9:,.0f} GB/s, multiplies {bench.machine.flops / 1e12:,.1f} TFLOP/s")
+    for name in arguments.models:
+        print(f"\n{name}")
+        bench.figures.model = name
+        with tempfile.TemporaryDirectory() as directory:
+            bare, traffic = engine(bench, ops, MODELS[name], arguments, Path(directory))
+            if arguments.served:
+                serve(bench, Path(directory), bare, traffic, MODELS[name], arguments)
+        arguments.json.write_text(
+            json.dumps({"machine": bench.machine._asdict(), "torch": torch.__version__, "figures": bench.figures.found})
+        )
+
+
+@torch.inference_mode()
+def engine(
+    bench: Bench, ops: Ops, config: dict[str, Any], arguments: argparse.Namespace, directory: Path
+) -> tuple[dict[int, float], Traffic]:
+    """Time kernels and steps; write what is to be served. All memory is free again behind it."""
+    kernels(bench, ops, config, arguments.batches, arguments.context)
+    longest = max(arguments.context, arguments.prompt, sum(asked_of(arguments)))
+    model, weights = fill(bench, ops, config, length=longest + PAGE)
+    traffic, bare = Traffic.of(bench.machine, model, config), {}
+    for how, graphs in (("launched", False), ("replayed", True)):
+        rows = max(arguments.batches)
+        runner = put_together(bench, ops, model, weights, rows=rows, length=longest + PAGE, graphs=graphs)
+        print(f"{how}: {runner.facts()}")
+        with runner.active():
+            bare = steps(bench, runner, traffic, arguments, how)
+        del runner
+    if arguments.served:
+        write(model, config, directory, bench.device)
+    weights.release()
+    del model, weights
+    gc.collect()
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return bare, traffic
 
 
 if __name__ == "__main__":

@@ -1,0 +1,186 @@
+"""What bench/gpu.py times with: a device, what it can do at best, and what models ask of it at least."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infd.models.base import Model
+
+PAGE = 16
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        **_QWEN3,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        **_QWEN3,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    },
+    "tiny": {
+        **_QWEN3,
+        "vocab_size": 8192,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+class Machine(NamedTuple):
+    """What a device can do: bytes a second, read and written; operations a second of a matrix product."""
+
+    bytes_s: float
+    flops: float
+
+    def floor(self, bytes_moved: float, operations: float = 0.0) -> float:
+        return max(bytes_moved / self.bytes_s, operations / self.flops)
+
+
+class Bench:
+    """One device, and how to time on it."""
+
+    def __init__(self, device: torch.device, rounds: int) -> None:
+        self.device = device
+        self.figures = Figures()
+        self._rounds = rounds
+        self.machine = self._measure()
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, work: Callable[[], object], *, times: int = 20) -> float:
+        """Return the median of some rounds, each the mean of `times` calls. The first call is not counted."""
+        work()
+        rounds = []
+        for _ in range(self._rounds):
+            self.wait()
+            started = time.perf_counter()
+            for _ in range(times):
+                work()
+            self.wait()
+            rounds.append((time.perf_counter() - started) / times)
+        return statistics.median(rounds)
+
+    def _measure(self) -> Machine:
+        large = self.device.type == "cuda"
+        source = torch.zeros(2**31 if large else 2**24, dtype=torch.uint8, device=self.device)
+        target, size = torch.empty_like(source), 8192 if large else 256
+        square = torch.randn(size, size, device=self.device).bfloat16()
+        return Machine(
+            2 * source.numel() / self.seconds(lambda: target.copy_(source)),
+            2 * size**3 / self.seconds(lambda: square @ square),
+        )
+
+
+class Figures:
+    """Prints each figure, and keeps them all."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.model = ""
+
+    def report(self, name: str, seconds: float, floor: float, note: str = "") -> None:
+        times = seconds / floor
+        print(
+            f"{name:44} {seconds * 1e6:11,.1f} us   floor {floor * 1e6:10,.1f} us   x{times:6.2f}   {note}", flush=True
+        )
+        self.found.append(
+            {
+                "model": self.model,
+                "name": name,
+                "us": seconds * 1e6,
+                "floor_us": floor * 1e6,
+                "times": times,
+                "note": note,
+            }
+        )
+
+
+class Shape(NamedTuple):
+    """Sizes of a model that its kernels see."""
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocab: int
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Shape:
+        heads, hidden = config["num_attention_heads"], config["hidden_size"]
+        head = config.get("head_dim", hidden // heads)
+        kv_heads = config["num_key_value_heads"]
+        return cls(hidden, config["intermediate_size"], heads, kv_heads, head, config["vocab_size"])
+
+
+class Traffic(NamedTuple):
+    """What steps must move at least, in bytes, and multiply.
+
+    read   weights, by every step; ends: of these the head
+    token  of the cache, by every token for each one before it
+    """
+
+    machine: Machine
+    read: float
+    ends: float
+    token: float
+
+    @classmethod
+    def of(cls, machine: Machine, model: Model, config: dict[str, Any]) -> Traffic:
+        parameters = [parameter.tensor.nbytes for parameter in model.parameters]
+        ends = parameters[0]  # the embedding, looked up; the head is as large, unless it is the embedding
+        layers = sum(len(group.layers) for group in model.cache_layout(PAGE).groups)
+        token = layers * sum(each.bytes for each in model.page_tensors(PAGE)) / PAGE
+        return cls(machine, sum(parameters) - (0 if config["tie_word_embeddings"] else ends), ends, token)
+
+    def prompt(self, length: int) -> float:
+        return self.machine.floor(self.read, (self.read - self.ends) * length)
+
+    def decoding(self, batch: int, context: float) -> float:
+        return self.machine.floor(self.read + batch * context * self.token, self.read * batch)

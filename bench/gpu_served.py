@@ -1,0 +1,163 @@
+"""The half of bench/gpu.py that serves: `infd start` over HTTP, and transformers' own continuous batching.
+
+Both read a checkpoint of the same random weights that the bare engine computes with. Rates are of the time in which
+every sequence is being answered, so prompts are not in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from random_checkpoint import vocabulary
+from safetensors.torch import save_file
+from server_process import ServerProcess, free_port
+from streams import FIRST
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from infd.models.base import Model
+
+SHARD_BYTES = 4 * 2**30
+START_S = 300.0
+CAPTURE_S = 10.0  # in which an idle server captures the sizes of its steps
+SPECIAL = 3  # tokens at the end of the vocabulary
+
+
+class Asked(NamedTuple):
+    """What each of a batch's sequences does: a prompt of random tokens, then so many of its own."""
+
+    prompt: int
+    tokens: int
+
+
+class Cores(NamedTuple):
+    """Who runs where: what serves, and who reads it. On a machine of one core, both on that."""
+
+    server: list[int]
+    reader: list[int]
+
+    @classmethod
+    def here(cls) -> Cores:
+        cores = sorted(os.sched_getaffinity(0))
+        most = max(1, len(cores) // 4)
+        return cls(cores[:-most] or cores, cores[-most:])
+
+
+def weight(name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return the numbers of one tensor, the same whenever it is asked for on a device.
+
+    Whoever takes the likeliest token never takes one that is no text: others have larger logits than 0.
+    """
+    numbers = torch.randn(
+        *shape, generator=torch.Generator(device).manual_seed(zlib.crc32(name.encode())), device=device
+    )
+    if len(shape) == 1:
+        return 1 + 0.02 * numbers
+    numbers *= shape[-1] ** -0.5
+    if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+        numbers[:FIRST] = numbers[-SPECIAL:] = 0
+    return numbers
+
+
+def write(model: Model, config: dict[str, Any], directory: Path, device: torch.device) -> None:
+    """Write a checkpoint of random weights for `model`, with a vocabulary in which nearly every token is a word."""
+    size, places = config["vocab_size"], {}
+    end = size - SPECIAL
+    for number, shard in enumerate(_shards(model, device)):
+        name = f"model-{number}.safetensors"
+        save_file(shard, directory / name)
+        places |= dict.fromkeys(shard, name)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    described = {**config, "torch_dtype": "bfloat16", "bos_token_id": end, "eos_token_id": end + 2}
+    (directory / "config.json").write_text(json.dumps(described))
+    PreTrainedTokenizerFast(tokenizer_object=vocabulary(size)).save_pretrained(directory)
+
+
+def _shards(model: Model, device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
+    shard: dict[str, torch.Tensor] = {}
+    for parameter in model.parameters:
+        for source in parameter.sources:
+            shard[source.name] = weight(source.name, source.shape, device).to(torch.bfloat16).cpu()
+        if sum(tensor.nbytes for tensor in shard.values()) > SHARD_BYTES:
+            yield shard
+            shard = {}
+    if shard:
+        yield shard
+
+
+def over_http(
+    checkpoint: Path, device: str, batches: Sequence[int], asked: Asked, size: int, cores: Cores
+) -> dict[int, dict[str, float]]:
+    """Return what clients on other cores measured, by batch; see streams.py."""
+    return asyncio.run(_over_http(checkpoint, device, batches, asked, size, cores))
+
+
+async def _over_http(
+    checkpoint: Path, device: str, batches: Sequence[int], asked: Asked, size: int, cores: Cores
+) -> dict[int, dict[str, float]]:
+    port, found = free_port(), {}
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments = ["--model", str(checkpoint), "--device", device, "--dtype", "bfloat16", "--port", str(port)]
+        arguments += ["--admin-socket", f"{scratch}/admin.sock", "--no-banner", "--log-level", "warning"]
+        arguments += ["--max-num-seqs", str(max(batches)), "--max-model-len", str(asked.prompt + asked.tokens + 16)]
+        command = [sys.executable, "-m", "infd", "start", *arguments]
+        server = ServerProcess("infd", command, port, start_s=START_S, cores=cores.server)
+        async with server:
+            if device == "cuda":
+                await asyncio.sleep(CAPTURE_S)
+            for batch in batches:
+                await _read(server.url, batch, Asked(asked.prompt, 16), size, cores, seed=1)
+                found[batch] = await _read(server.url, batch, asked, size, cores, seed=2)
+    return found
+
+
+async def _read(url: str, batch: int, asked: Asked, size: int, cores: Cores, *, seed: int) -> dict[str, float]:
+    program = str(Path(__file__).with_name("streams.py"))
+    given = {"batch": batch, "prompt": asked.prompt, "tokens": asked.tokens, "vocabulary": size, "seed": seed}
+    options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    reader = await asyncio.create_subprocess_exec(
+        *("taskset", "--cpu-list", ",".join(map(str, cores.reader)), sys.executable, program, url, *options),
+        stdout=subprocess.PIPE,
+    )
+    said, _ = await reader.communicate()
+    if reader.returncode:
+        raise RuntimeError(f"the reader of {batch} streams ended with {reader.returncode}")
+    found: dict[str, float] = json.loads(said)
+    return found
+
+
+def by_transformers(
+    checkpoint: Path, device: torch.device, batches: Sequence[int], asked: Asked, size: int
+) -> dict[int, float] | str:
+    """Return the tokens a second of transformers' continuous batching, by batch, or why there are none."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device)
+    if not hasattr(model, "generate_batch"):
+        return "this transformers has no continuous batching"
+    settings = GenerationConfig(max_new_tokens=asked.tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    found = {}
+    chance = random.Random(3)  # noqa: S311 - prompts, not secrets
+    try:
+        for batch in batches:
+            for _ in range(2):  # the first one sets up
+                prompts = [[chance.randrange(FIRST, size - SPECIAL) for _ in range(asked.prompt)] for _ in range(batch)]
+                answers = model.generate_batch(prompts, generation_config=settings, record_timestamps=True)
+                times = [answer.timestamps for answer in answers.values()]
+                if [len(each or ()) for each in times] != [asked.tokens] * batch:
+                    return f"of {batch} sequences not all had {asked.tokens} tokens"
+            first, last = max(each[0] for each in times), min(each[-1] for each in times)
+            found[batch] = sum(first < at <= last for each in times for at in each) / (last - first)
+    except Exception as error:  # whatever it is, the other figures stand
+        return repr(error)
+    return found
