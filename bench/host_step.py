@@ -77,6 +77,9 @@ def measure(streams: int, steps: int) -> dict[str, dict[str, float]]:
     class Draw:
         """What the host does around Triton's kernel, with an operation in its place."""
 
+        def largest(self, logits: Any) -> Any:
+            return logits.max(-1)
+
         def __call__(self, logits: Any, drawing: Any, *, truncated: bool) -> Any:
             tokens = torch.empty_like(drawing.rows)
             floats = (drawing.largest, drawing.temperature, drawing.top_p, drawing.min_p.log().abs())

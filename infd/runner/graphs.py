@@ -29,6 +29,7 @@ from infd.runner.sampler import Asking
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from infd.kernels.ops import Attention, KeyValuePages, LastingPlan
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from infd.runner.rows import Rows
     from infd.scheduler.layout import CacheLayout
     from infd.scheduler.plan import Span
+
+    Array = npt.NDArray[Any]
 
 log = logging.getLogger("infd.runner")
 
@@ -147,6 +150,7 @@ class Frame:
         self._position, self._start = buffers.position[:size], buffers.start[:size]
         self._tables = [table[:size] for table in buffers.tables]
         self._slots = [slots[:size] for slots in buffers.slots]
+        self._padding = np.array([rows.scratch] * size + [0] * size)
         self._hidden: Tensor | None = None
         self._replay: Callable[[], None] | None = None
         self.waiting = 0  # steps computed since the first one, without a graph
@@ -155,37 +159,42 @@ class Frame:
     def captured(self) -> bool:
         return self._replay is not None
 
-    def compute(self, row_ids: list[int], starts: list[int]) -> tuple[Tensor, Asking]:
+    def compute(self, row_ids: Array, starts: list[int]) -> tuple[Tensor, Asking]:
         """Issue a step: `starts` bounds the position of each row's token. Return logits, and who samples them."""
-        self._fill(row_ids, starts)
+        bounds = self._fill(row_ids, starts)
         if self._replay is None:
             self.waiting += 1
             self._work()
         else:
             self._replay()
         assert self._hidden is not None
-        count = len(row_ids)
+        count = len(starts)
         ends = self._position[:count] + 1
-        asking = Asking(self._row[:count], ends, np.array(row_ids), np.array(starts) + 1)
+        asking = Asking(self._row[:count], ends, row_ids, bounds + 1)
         return self._model.logits(self._hidden, self._adapters)[:count], asking
 
     def capture(self, graphs: Graphs) -> None:
         """Capture what `compute` issues, on the scratch row."""
-        self._fill([], [])
+        self._fill(np.empty(0, np.int64), [])
         self._replay = graphs.capture(self._work)
 
     def release(self) -> None:
         """Forget what was captured."""
         self._replay, self.waiting = None, 0
 
-    def _fill(self, row_ids: list[int], starts: list[int]) -> None:
-        padding = self.size - len(row_ids)
-        sent = np.array([*row_ids, *[self._rows.scratch] * padding, *starts, *[0] * padding], dtype=np.int64)
+    def _fill(self, row_ids: Array, starts: list[int]) -> Array:
+        """Send a step's numbers; return `starts` as an array."""
+        count, padding = len(starts), [0] * (self.size - len(starts))
+        sent = self._padding.copy()
+        sent[:count] = row_ids
+        bounds = sent[self.size : self.size + count]
+        bounds[:] = starts
         self._rows.staging.fill(self._sent, sent)
         for plan in self._plans:
-            plan.refill([*starts, *[0] * padding])
+            plan.refill(starts + padding)
         if self._adapters is not None:
-            self._adapters.refill([*self._rows.slots[row_ids].tolist(), *[0] * padding])
+            self._adapters.refill(self._rows.slots[row_ids].tolist() + padding)
+        return bounds
 
     def _work(self) -> None:
         """All that the device does of a step up to the head. Nothing in here may depend on what the host knows."""
@@ -251,21 +260,22 @@ class Decoding:
         self._uncaptured = [plain[0], *plain[:0:-1]]
         self._failed = False
 
-    def takes(self, spans: Sequence[Span]) -> bool:
-        """Say whether a step is one of decoding alone."""
-        return all(span.count == 1 and span.samples and not span.scores for span in spans) and bool(
-            self._adapted or not self._want_adapters(spans)
-        )
-
-    def forward(self, spans: Sequence[Span]) -> tuple[Tensor, Asking]:
-        """Issue a step that `takes` has accepted; return its logits, and who samples them."""
+    def forward(self, spans: Sequence[Span]) -> tuple[Tensor, Asking] | None:
+        """Issue a step, and return its logits and who samples them; None where it is not one of decoding alone."""
+        for span in spans:
+            if span.count != 1 or span.scores or not span.samples:
+                return None
+        row_ids = np.array([span.row for span in spans])
+        adapted = self._rows.slots[row_ids].any()
+        if adapted and not self._adapted:
+            return None
         self._renew()
-        frames = self._adapted if self._want_adapters(spans) else self._plain
+        frames = self._adapted if adapted else self._plain
         frame = frames[bisect_left(frames, len(spans), key=lambda frame: frame.size)]
         if frame.waiting >= PATIENCE and frame in self._uncaptured:
             self._uncaptured.remove(frame)
             self._capture(frame)
-        return frame.compute([span.row for span in spans], [span.start for span in spans])
+        return frame.compute(row_ids, [span.start for span in spans])
 
     def settle(self) -> bool:
         """Capture the next size; return whether there are more."""
@@ -280,9 +290,6 @@ class Decoding:
             "with_adapters": [frame.size for frame in self._adapted if frame.captured],
             "to_come": len(self._uncaptured),
         }
-
-    def _want_adapters(self, spans: Sequence[Span]) -> bool:
-        return any(self._rows.slots[span.row] for span in spans)
 
     def _renew(self) -> None:
         """Forget the graphs whose adapters have gone; those of the adapters there are now are to come."""

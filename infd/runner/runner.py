@@ -52,7 +52,7 @@ class Forwarded(Struct):
     """
 
     plan: StepPlan
-    sampling: list[int]
+    sampling: Sequence[int]
     logits: Tensor | None = None
     asking: Asking | None = None
     scored: Scored | None = None
@@ -110,11 +110,10 @@ class Runner:
         self._staging.begin()
         self._adapters.fill(plan.loads, self._staging.up)
         self._rows.stage(plan.joins, plan.grants)
-        forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
-        if self._decoding is not None and self._decoding.takes(plan.spans):
-            forwarded.logits, forwarded.asking = self._decoding.forward(plan.spans)
+        if self._decoding is not None and (issued := self._decoding.forward(plan.spans)) is not None:
             self._pulse.beat()
-            return forwarded
+            return Forwarded(plan, range(len(plan.spans)), *issued)
+        forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
         gathered = gather(plan.spans, self._rows, self._layout, self._cache, self._attention, self._adapters)
         gathered.batch.beat = self._pulse.beat
         hidden = self._model.forward(gathered.batch)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 SOUND, NOT_FINITE, NOTHING_ALLOWED = range(3)
+SHAPING = Stage.REPETITION | Stage.FREQUENCY | Stage.BIAS | Stage.FLOOR | Stage.WORDS | Stage.ALLOWED
 
 
 class Asking(Struct):
@@ -71,6 +72,7 @@ class Sampler:
     def __init__(self, rows: Rows, draw: Draw) -> None:
         self._rows = rows
         self._draw = draw
+        self._each = torch.arange(rows.scratch + 1, device=rows.device)
         self._shaping = (  # in this order
             (Stage.REPETITION, self._penalize_repetition),
             (Stage.FREQUENCY, self._penalize_frequency),
@@ -85,19 +87,22 @@ class Sampler:
         allowed  int32 [N, ceil(vocab / 32)] bitmask, or None where everything is
         """
         stages = self._stages(asking)
+        any_asks = Stage(int(np.bitwise_or.reduce(stages)))
         scoring = np.flatnonzero(stages & Stage.LOGPROBS)
         scored = [(int(i), asked.logprobs) for i, asked in zip(scoring, self._asked(asking, scoring), strict=True)]
         raw = logits[self._rows.upload(scoring)] if scored else None
 
         largest, tokens = self._draw.largest(logits)
         finite = largest.isfinite()
-        if self._shape(logits, asking, stages, allowed):
+        left: Tensor | int = SOUND
+        if (any_asks & SHAPING or allowed is not None) and self._shape(logits, asking, stages, allowed):
             largest, tokens = self._draw.largest(logits)
-        if (stages & Stage.RANDOM).any():
-            self._draw_tokens(logits, largest, tokens, asking, stages)
+            left = torch.where(largest > -torch.inf, SOUND, NOTHING_ALLOWED)
+        if Stage.RANDOM in any_asks:
+            tokens = self._drawn(logits, largest, tokens, asking, stages)
         self._rows.append(asking.rows, asking.ends, tokens)
 
-        verdict = torch.where(finite, torch.where(largest > -torch.inf, SOUND, NOTHING_ALLOWED), NOT_FINITE)
+        verdict = torch.where(finite, left, NOT_FINITE)
         values = None
         if raw is not None:
             most = min(max(k for _, k in scored), raw.shape[1])
@@ -185,27 +190,34 @@ class Sampler:
         merged[limited] &= np.stack([asked.allowed for asked in self._asked(asking, limited)])
         return merged
 
-    def _draw_tokens(self, logits: Tensor, largest: Tensor, tokens: Tensor, asking: Asking, stages: Array) -> None:
-        """Replace the tokens of the rows that sample at random, those with limits apart from those without."""
+    def _drawn(self, logits: Tensor, largest: Tensor, tokens: Tensor, asking: Asking, stages: Array) -> Tensor:
+        """Return `tokens` with others where rows sample at random, those with limits apart from those without."""
         random = stages & (Stage.RANDOM | Stage.TRUNCATE)
         for truncated, wanted in ((False, Stage.RANDOM), (True, Stage.RANDOM | Stage.TRUNCATE)):
             which = np.flatnonzero(random == wanted)
-            if not which.size:
-                continue
-            index = self._rows.upload(which)
-            row = asking.rows[index]
-            floats, integers = self._rows.floats[row], self._rows.integers[row]
-            drawing = Drawing(
-                rows=index,
-                largest=largest[index],
-                seed=integers[:, Integer.SEED_LOW : Integer.SEED_HIGH + 1],
-                position=asking.ends[index].to(torch.int32),
-                temperature=floats[:, Float.TEMPERATURE],
-                top_k=integers[:, Integer.TOP_K],
-                top_p=floats[:, Float.TOP_P],
-                min_p=floats[:, Float.MIN_P],
-            )
-            tokens[index] = self._draw(logits, drawing, truncated=truncated)
+            if which.size == len(stages):  # nobody has to be picked out
+                return self._draw_some(logits, self._each[: which.size], largest, asking.rows, asking.ends, truncated)
+            if which.size:
+                index = self._rows.upload(which)
+                some = (values.index_select(0, index) for values in (largest, asking.rows, asking.ends))
+                tokens.index_copy_(0, index, self._draw_some(logits, index, *some, truncated))
+        return tokens
+
+    def _draw_some(
+        self, logits: Tensor, index: Tensor, largest: Tensor, row: Tensor, end: Tensor, truncated: bool
+    ) -> Tensor:
+        floats, integers = self._rows.floats.index_select(0, row), self._rows.integers.index_select(0, row)
+        drawing = Drawing(
+            rows=index,
+            largest=largest,
+            seed=integers[:, Integer.SEED_LOW : Integer.SEED_HIGH + 1],
+            position=end.to(torch.int32),
+            temperature=floats[:, Float.TEMPERATURE],
+            top_k=integers[:, Integer.TOP_K],
+            top_p=floats[:, Float.TOP_P],
+            min_p=floats[:, Float.MIN_P],
+        )
+        return self._draw(logits, drawing, truncated=truncated)
 
     def _history(self, row: Tensor, positions: Array) -> Tensor:
         """Return the tokens [n, L] int64 of some rows, as far as the longest of them may reach."""
