@@ -215,14 +215,19 @@ def test_where_capturing_fails_steps_are_computed_all_the_same(serve, caplog):
 
 def test_steps_with_prompts_or_scores_are_not_captured_nor_adapters_that_cannot_be(serve):
     served = serve(Recordings())
-    takes = served.loaded.runner._decoding.takes
+    runner = served.loaded.runner
     one, two = span(0, 5, 1), span(1, 9, 1)
-    assert takes([one, two])
-    assert not takes([one, span(1, 0, 2)])
-    assert not takes([one, span(1, 9, 1, samples=False)])
-    assert not takes([one, span(1, 3, 1, scores=1)])
-    served.loaded.runner._rows.slots[1] = 2
-    assert not takes([one, two])
+
+    def takes(*spans):
+        with runner.active():
+            return runner._decoding.forward(spans) is not None
+
+    assert takes(one, two)
+    assert not takes(one, span(1, 0, 2))
+    assert not takes(one, span(1, 9, 1, samples=False))
+    assert not takes(one, span(1, 3, 1, scores=1))
+    runner._rows.slots[1] = 2
+    assert not takes(one, two)
 
 
 def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):

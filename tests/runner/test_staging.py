@@ -107,8 +107,8 @@ class Again:
         return work
 
 
-def assembled(directory, device, staging, graphs) -> Runner:
-    ops = replace(select(APART, torch.float32), attention=TableAttention(), draw=Unlimited())
+def assembled(directory, device, staging, graphs, ops=None) -> Runner:
+    ops = ops or replace(select(APART, torch.float32), attention=TableAttention(), draw=Unlimited())
     with Checkpoint(directory) as checkpoint:
         stored = checkpoint.tensors
         model = registry.build(checkpoint.config, ops, dtype=torch.float32, device=device, max_len=64, stored=stored)

@@ -1,0 +1,44 @@
+"""What the host does around Triton's kernels waits for nothing: whole steps, where waiting for the device raises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch.utils._pytree import tree_map
+
+from infd.kernels.reference.lora import Lora
+from infd.kernels.select import CANDIDATES, insisting, select
+from infd.runner.staging import Pinned
+from tests.runner.apart import APART, Away, Device
+from tests.runner.test_staging import assembled, results
+
+TRITON = {"attention", "norm", "rope", "activation", "draw"}
+
+
+@pytest.fixture
+def apart(device, monkeypatch):
+    """A device that is computed by the interpreter."""
+    if device.type == "cuda":
+        pytest.skip("tests/runner/test_overlap.py has a GPU say so")
+    from triton.runtime.interpreter import GridExecutor
+
+    launch = GridExecutor.__call__
+
+    def there(executor, *args, **named):
+        args, named = tree_map(lambda x: x.held if isinstance(x, Away) else x, (args, named))
+        return launch(executor, *args, **named)
+
+    monkeypatch.setattr(GridExecutor, "__call__", there)
+    with Device() as apart, torch.inference_mode():
+        yield apart
+
+
+def test_steps_by_tritons_kernels_are_issued_without_waiting(tiny, apart):
+    from infd.kernels.triton.attention import PagedAttention
+
+    ops = select(APART, torch.float32, insisting("triton", CANDIDATES))
+    assert {row.family for row in ops.selection if row.chosen == "triton"} >= TRITON
+    ops = replace(ops, attention=PagedAttention(room=4), lora=Lora())  # which adds by addresses: there are none here
+    runner = assembled(tiny("llama"), APART, Pinned(APART, apart.pin, apart.event), None, ops)
+    assert len(results(runner, apart.unsynchronised)) == 9
