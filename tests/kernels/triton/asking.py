@@ -75,12 +75,12 @@ class Never:
         return work
 
 
-def main(checkpoint: str) -> None:
+def main(checkpoint: str, cached: Any = "auto") -> None:
     settings = Config(
         model=ModelConfig(path=checkpoint),
         device=DeviceConfig(kind="cpu"),
         scheduler=SchedulerConfig(max_num_seqs=ROWS),
-        cache=CacheConfig(page_tokens=PAGE),
+        cache=CacheConfig(page_tokens=PAGE, dtype=cached),
     )
     with noted() as first:
         warming.issue(settings)
@@ -93,4 +93,4 @@ def main(checkpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

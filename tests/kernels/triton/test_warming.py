@@ -27,14 +27,16 @@ def program(*arguments: str) -> str:
 
 
 @pytest.mark.usefixtures("triton")
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
-def test_no_step_asks_for_a_kernel_that_the_first_steps_did_not(tiny, tmp_path, variant):
+@pytest.mark.parametrize(("variant", "cached"), [("qwen3", "auto"), ("gemma3", "auto"), ("qwen3", "fp8")])
+def test_no_step_asks_for_a_kernel_that_the_first_steps_did_not(tiny, tmp_path, variant, cached):
     directory = shutil.copytree(tiny(variant), tmp_path / variant)
     settings = json.loads((directory / "config.json").read_text())
     decoder = settings.get("text_config", settings)
     decoder["max_position_embeddings"] = 4096  # nothing is computed: the sequences may be as long as they like
     (directory / "config.json").write_text(json.dumps(settings))
-    unforeseen, first = map(json.loads, program("-m", "tests.kernels.triton.asking", str(directory)).splitlines())
+    unforeseen, first = map(
+        json.loads, program("-m", "tests.kernels.triton.asking", str(directory), cached).splitlines()
+    )
     assert not unforeseen
     assert first > 8
 
@@ -56,6 +58,14 @@ def test_a_gpu_is_called_as_its_compiler_calls_it():
     assert [target(name).warp_size for name in ("gfx942", "gfx90a", "gfx1100")] == [64, 64, 32]
     with pytest.raises(UsageError, match="such as sm_90a or gfx942"):
         target("h200")
+
+
+@pytest.mark.usefixtures("triton")
+def test_8_bit_floats_are_for_gpus_that_convert_them(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(("warm", "--target", "sm_86", "--kv-cache-dtype", "fp8"))
+    assert left.value.code == 69
+    assert "cache.dtype fp8 wants compute capability 8.9; sm_86 is older" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("triton")
