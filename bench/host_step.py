@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 PARTS = ("plan", "forward", "sample", "read", "commit")
@@ -53,6 +54,8 @@ def measure(streams: int, steps: int) -> dict[str, dict[str, float]]:
         slots = None
 
         def refill(self, _: list[int]) -> None: ...
+
+        def begin(self) -> None: ...
 
     class Attention:
         def prepare(self, _: Any) -> Lasting:
@@ -103,7 +106,7 @@ def measure(streams: int, steps: int) -> dict[str, dict[str, float]]:
             max_model_len=length + 8,
             vocab_size=VOCABULARY,
         )
-        more = {"staging": pinned(cpu)} if "staging" in Rows.__init__.__kwdefaults__ else {}
+        more = {"staging": pinned(cpu)} if "staging" in signature(Rows).parameters else {}
         rows = Rows(rows=streams, max_len=length + 8, page_tokens=[16], vocab_size=VOCABULARY, device=cpu, **more)
         runner = Runner(
             Model(), Attention(), Draw(), rows, layout, [None], DeviceSlots(Lora(), cpu), Pulse(), Nothing()
