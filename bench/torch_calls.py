@@ -18,7 +18,7 @@ from infd.daemon import parts
 from infd.runner.null import NullExecutor, NullStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -74,7 +74,9 @@ class TorchCalls(NullExecutor):
             loop.call_soon_threadsafe(step.sample)
 
 
-def _executor(config: Config, directory: Future[Path], progress: Callable[[int, int], None]) -> TorchCalls:
+def _executor(
+    config: Config, environment: Mapping[str, str], directory: Future[Path], progress: Callable[[int, int], None]
+) -> TorchCalls:
     return TorchCalls(config, lambda: parts.Sizes.read(directory.result()))
 
 

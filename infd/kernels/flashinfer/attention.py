@@ -120,9 +120,9 @@ class Plan:
         keys = Keys.of(batch.starts, batch.counts, batch.page_tokens, batch.window)
         wrapper = free.take()
         if self._decodes:
-            plan(wrapper, asked, keys, keys.pages(batch.table), batch)
+            plan(wrapper, asked, keys, keys.pages(batch), batch)
         else:
             queries = torch.tensor(batch.offsets, dtype=torch.int32)
-            plan(wrapper, asked, keys, keys.pages(batch.table), batch, queries, causal=True)
+            plan(wrapper, asked, keys, keys.pages(batch), batch, queries, causal=True)
         free.lend(wrapper, self, batch.table.device)
         return wrapper

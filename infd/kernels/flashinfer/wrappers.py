@@ -70,13 +70,13 @@ class Keys(NamedTuple):
         last = end - (skipped + held - 1) * page_tokens
         return cls(first.astype(np.int32), last.astype(np.int32), skipped)
 
-    def pages(self, table: Tensor) -> Tensor:
-        """Return their ids, taken from table [S, pages] on the device."""
+    def pages(self, batch: AttentionBatch) -> Tensor:
+        """Return their ids, taken from the table on the device."""
+        table = batch.table
         held = np.diff(self.first)
         within = np.arange(self.first[-1]) - np.repeat(self.first[:-1], held)
         place = np.repeat(np.arange(len(held)) * table.shape[1] + self.skipped, held) + within
-        where = torch.from_numpy(place).to(table.device, non_blocking=True)
-        return table.reshape(-1).index_select(0, where)
+        return table.reshape(-1).index_select(0, batch.up(place))
 
 
 def plan(

@@ -3,7 +3,8 @@
 `shrink` multiplies the rows of each adapter by its A, `expand` the result by its
 B. Where a group's rows and weights lie is read from two tables of addresses: one
 for the step, one for the product and the adapters that change it. Each is sent
-once and kept while it is asked for again, so that most launches send nothing.
+once and kept while it is asked for again, so that most launches send nothing. A table is well below 64 KiB: so much
+CUDA takes at once even from memory that is not pinned.
 
 In steps that are captured the groups are the device's slots, and there are as many tiles as there are rows; those that
 a step has no use for have no rows, and their programs end at once.
