@@ -42,8 +42,8 @@ class TorchStep:
 class TorchCalls(NullExecutor):
     """The null device's answers, each step after CALLS calls on a thread."""
 
-    def __init__(self, config: Config, sizes: Callable[[], parts.Sizes]) -> None:
-        super().__init__(config, sizes)
+    def __init__(self, config: Config, sizes: Callable[[], parts.Sizes], beside: Callable[[], Path]) -> None:
+        super().__init__(config, sizes, beside)
         self._queue: SimpleQueue[NullStep | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -77,7 +77,9 @@ class TorchCalls(NullExecutor):
 def _executor(
     config: Config, environment: Mapping[str, str], directory: Future[Path], progress: Callable[[int, int], None]
 ) -> TorchCalls:
-    return TorchCalls(config, lambda: parts.Sizes.read(directory.result()))
+    return TorchCalls(
+        config, lambda: parts.Sizes.read(directory.result()), lambda: directory.result().absolute().parent
+    )
 
 
 if __name__ == "__main__":
