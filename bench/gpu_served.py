@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 4 * 2**30
 START_S = 300.0
 CAPTURE_S = 10.0  # in which an idle server captures the sizes of its steps
+FEW = 16  # tokens of answers that only set up what the first ones of their batch have set up
 SPECIAL = 3  # tokens at the end of the vocabulary
 
 
@@ -118,7 +119,7 @@ async def _over_http(
             if device == "cuda":
                 await asyncio.sleep(CAPTURE_S)
             for batch in batches:
-                await _read(server.url, batch, Asked(asked.prompt, 16), size, cores, seed=1)
+                await _read(server.url, batch, Asked(asked.prompt, FEW), size, cores, seed=1)
                 found[batch] = await _read(server.url, batch, asked, size, cores, seed=2)
     return found
 
@@ -145,17 +146,17 @@ def by_transformers(
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device)
     if not hasattr(model, "generate_batch"):
         return "this transformers has no continuous batching"
-    settings = GenerationConfig(max_new_tokens=asked.tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
     found = {}
     chance = random.Random(3)  # noqa: S311 - prompts, not secrets
     try:
         for batch in batches:
-            for _ in range(2):  # the first one sets up
+            for tokens in (FEW, asked.tokens):  # the first time sets up
+                settings = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
                 prompts = [[chance.randrange(FIRST, size - SPECIAL) for _ in range(asked.prompt)] for _ in range(batch)]
                 answers = model.generate_batch(prompts, generation_config=settings, record_timestamps=True)
-                times = [answer.timestamps for answer in answers.values()]
-                if [len(each or ()) for each in times] != [asked.tokens] * batch:
-                    return f"of {batch} sequences not all had {asked.tokens} tokens"
+            times = [answer.timestamps for answer in answers.values()]
+            if [len(each or ()) for each in times] != [asked.tokens] * batch:
+                return f"of {batch} sequences not all had {asked.tokens} tokens"
             first, last = max(each[0] for each in times), min(each[-1] for each in times)
             found[batch] = sum(first < at <= last for each in times for at in each) / (last - first)
     except Exception as error:  # whatever it is, the other figures stand
