@@ -196,15 +196,16 @@ class Sampler:
         for truncated, wanted in ((False, Stage.RANDOM), (True, Stage.RANDOM | Stage.TRUNCATE)):
             which = np.flatnonzero(random == wanted)
             if which.size == len(stages):  # nobody has to be picked out
-                return self._draw_some(logits, self._each[: which.size], largest, asking.rows, asking.ends, truncated)
+                each = self._each[: which.size]
+                return self._draw_some(logits, each, largest, asking.rows, asking.ends, truncated=truncated)
             if which.size:
                 index = self._rows.upload(which)
                 some = (values.index_select(0, index) for values in (largest, asking.rows, asking.ends))
-                tokens.index_copy_(0, index, self._draw_some(logits, index, *some, truncated))
+                tokens.index_copy_(0, index, self._draw_some(logits, index, *some, truncated=truncated))
         return tokens
 
     def _draw_some(
-        self, logits: Tensor, index: Tensor, largest: Tensor, row: Tensor, end: Tensor, truncated: bool
+        self, logits: Tensor, index: Tensor, largest: Tensor, row: Tensor, end: Tensor, *, truncated: bool
     ) -> Tensor:
         floats, integers = self._rows.floats.index_select(0, row), self._rows.integers.index_select(0, row)
         drawing = Drawing(
