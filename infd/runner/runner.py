@@ -145,9 +145,10 @@ class Runner:
             sampled = self._sampler(logits, asking, mask)
         forwarded.logits = forwarded.scored = None
         landing = Landing(forwarded, sampled, scored)
-        if self.overlaps and not (sampled is None and scored is None):
+        if self.overlaps:
             landing.sampled = None if sampled is None else sampled.down(self._staging)
             landing.scored = None if scored is None else scored.down(self._staging)
+            # Waited for where nothing comes down, too: or a long prompt's steps would all be issued, and queue there.
             landing.part = self._staging.end()
         self._pulse.beat()
         return landing

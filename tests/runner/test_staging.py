@@ -192,6 +192,23 @@ def test_steps_are_issued_without_waiting_and_tell_what_they_would_where_memory_
     assert carried.parts == 2
 
 
+def test_a_prompt_of_many_steps_has_two_of_them_in_flight_and_no_more(tiny, device):
+    carried = Pinned(APART, device.pin, device.event)
+    runner = assembled(tiny("llama"), APART, carried, None)
+    prompt, flight = [5 + i for i in range(40)], deque()
+    with device.unsynchronised():
+        for step in range(10):
+            joins = [join(0, prompt, [list(range(1, 12))])] if not step else []
+            plan = StepPlan(step, joins, [], [span(0, 4 * step, 4, samples=False)])
+            flight.append(runner.sample(runner.forward(plan)))
+            if len(flight) == 2:
+                landing = flight.popleft()
+                assert not landing.part.event.query()
+                assert not runner.read(landing).tokens
+                assert landing.part.event.query()
+    assert carried.parts == 2
+
+
 class Hasty(Pinned):
     """Uses memory again before the device has read it."""
 
