@@ -3,8 +3,9 @@
 Weights are random, so nothing is fetched. First the machine: bytes a second of a copy, and the rate of a large matrix
 product. Then every kernel at a model's own sizes, compared with the reference and timed; then whole steps of the
 runner, as the scheduler would plan them, two in flight. A floor is the time of moving the bytes that must be moved, or
-of the arithmetic that must be done, whichever is longer; `x` says how many times that long it took. Attention is
-timed with each kernel that does not refuse, and decoding twice: launched kernel by kernel, and replayed as a graph.
+of the arithmetic that must be done, whichever is longer; `x` says how many times that long it took. Attention, norms,
+gates and the entry into the cache are timed with each kernel that does not refuse, and decoding twice: launched kernel
+by kernel, and replayed as a graph.
 Last, the same weights are served by `infd start` to a client on other cores, and by transformers' continuous batching
 (gpu_served.py): tokens a second while all are decoding, beside those of the bare engine.
 
@@ -31,6 +32,7 @@ from gpu_machine import MODELS, PAGE, Bench, Traffic
 from gpu_served import Asked, Cores, by_transformers, over_http, weight, write
 
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
+from infd.kernels.flashinfer import modules
 from infd.kernels.select import select
 from infd.models import registry
 from infd.request import Request, SamplingParams
@@ -189,6 +191,7 @@ def main() -> None:
     os.sched_setaffinity(0, arguments.cores.server)  # the bare engine has what the server will have
     bench = Bench(torch.device(arguments.device), arguments.rounds)
     with torch.inference_mode():
+        modules.keep(None)
         ops = select(bench.device, torch.bfloat16)
     for row in ops.describe():
         print(row)

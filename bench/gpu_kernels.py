@@ -31,12 +31,16 @@ def kernels(bench: Bench, ops: Ops, config: dict[str, Any], batches: list[int], 
         x, residual, weight = draw(tokens, shape.hidden), draw(tokens, shape.hidden), draw(shape.hidden)
         gates = draw(tokens, 2 * shape.inner)
         for family, plain, name, given, moved in (
-            (ops.norm, dense.Norm(), norm, (x, residual, weight, 1e-6), 4 * x.nbytes),
-            (ops.activation, dense.Activation(), gate, (gates,), 1.5 * gates.nbytes),
+            ("norm", dense.Norm(), norm, (x, residual, weight, 1e-6), 4 * x.nbytes),
+            ("activation", dense.Activation(), gate, (gates,), 1.5 * gates.nbytes),
         ):
-            work, reference = partial(getattr(family, name), *given), partial(getattr(plain, name), *given)
-            off = _off(work(), reference())
-            bench.figures.report(f"{name} of {tokens} tokens", bench.seconds(work), bench.machine.floor(moved), off)
+            expected = getattr(plain, name)(*given)
+            for kernel, each in alternatives(family, ops, device):
+                work = partial(getattr(each, name), *_fresh(given))
+                off = _off(work(), expected)
+                taken = bench.seconds(work)  # what it uses up it is given again, whatever that holds
+                bench.figures.report(f"{kernel} {name} of {tokens} tokens", taken, bench.machine.floor(moved), off)
+        entries(bench, ops, shape, tokens)
     for batch in batches:
         sampling(bench, ops, shape, batch)
     mixes = [[(context - 1, 1)] * batch for batch in batches]
@@ -46,14 +50,56 @@ def kernels(bench: Bench, ops: Ops, config: dict[str, Any], batches: list[int], 
             attention(bench, name, each, shape, spans)
 
 
-def attentions(ops: Ops, device: torch.device) -> Iterator[tuple[str, Attention]]:
-    """Return what was chosen, and what else could have been."""
-    chosen = next(row.chosen for row in ops.selection if row.family == "attention")
-    yield chosen, ops.attention
+def alternatives(family: str, ops: Ops, device: torch.device) -> Iterator[tuple[str, Any]]:
+    """Return what was chosen of a family, and what else could have been."""
+    chosen = next(row.chosen for row in ops.selection if row.family == family)
+    yield chosen, getattr(ops, family)
     facts = Facts(device=device, dtype=torch.bfloat16)
-    for each in CANDIDATES["attention"]:
+    for each in CANDIDATES[family]:
         if each.name not in (chosen, "reference") and each.refuses(facts) is None:
-            yield each.name, select(device, torch.bfloat16, insisting(each.name, CANDIDATES)).attention
+            yield each.name, getattr(select(device, torch.bfloat16, insisting(each.name, CANDIDATES)), family)
+
+
+def attentions(ops: Ops, device: torch.device) -> Iterator[tuple[str, Attention]]:
+    """Return what was chosen, and what else could have been; FlashInfer's in each way that it has."""
+    for name, each in alternatives("attention", ops, device):
+        if name != "flashinfer":
+            yield name, each
+            continue
+        hopper = torch.cuda.get_device_capability(device)[0] == 9
+        for backend in ("fa2", "fa3") if hopper else ("fa2",):
+            yield f"{name} {backend}", type(each)(backend=backend)
+        yield f"{name} planned", type(each)(planned=True)
+
+
+def entries(bench: Bench, ops: Ops, shape: Shape, tokens: int) -> None:
+    """Time what a layer does before it attends: q and k are rotated, k and v put into the cache."""
+    device = bench.device
+    heads = torch.randn(tokens, shape.heads + 2 * shape.kv_heads, shape.head, device=device).bfloat16()
+    q, k, v = heads.split_with_sizes((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+    cache = KeyValuePages(
+        *(torch.zeros(tokens // PAGE + 2, shape.kv_heads, PAGE, shape.head, device=device).bfloat16() for _ in range(2))
+    )
+    positions = torch.arange(tokens, device=device)
+    table = torch.rand(tokens, 2, shape.head // 2, device=device)
+    batch = AttentionBatch(
+        page_tokens=PAGE,
+        window=None,
+        starts=[0],
+        counts=[tokens],
+        offsets=[0, tokens],
+        start=torch.zeros(1, dtype=torch.int32, device=device),
+        table=torch.arange(1, tokens // PAGE + 2, dtype=torch.int32, device=device)[None],
+        slots=positions + PAGE,
+    )
+    expected = dense.Rope()(q, k, positions, table)[0]
+    writers = dict(alternatives("attention", ops, device))
+    for name, rope in alternatives("rope", ops, device):
+        plan = writers.get(name, ops.attention).prepare(batch)
+        work = partial(rope.enter, q, k, v, positions, table, plan, cache)
+        off = _off(work(), expected)
+        floor = bench.machine.floor(2 * heads.nbytes)
+        bench.figures.report(f"{name} entry of {tokens} tokens", bench.seconds(work), floor, off)
 
 
 def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans: list[tuple[int, int]]) -> None:
@@ -111,6 +157,10 @@ def sampling(bench: Bench, ops: Ops, shape: Shape, rows: int) -> None:
     for name, truncated in (("whole", False), ("top-k and top-p", True)):
         taken = bench.seconds(lambda truncated=truncated: ops.draw(logits, drawing, truncated=truncated))
         bench.figures.report(f"a token of {rows} rows, {name}", taken, bench.machine.floor(logits.nbytes))
+
+
+def _fresh(given: tuple[Any, ...]) -> list[Any]:
+    return [each.clone() if isinstance(each, torch.Tensor) else each for each in given]
 
 
 def _off(given: Any, expected: Any) -> str:

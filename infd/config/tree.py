@@ -172,6 +172,9 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
     graphs: Annotated[
         bool, about("whether a GPU replays decoding steps that were captured once, instead of launching each kernel")
     ] = True
+    flashinfer: Annotated[
+        bool, about("whether FlashInfer's kernels are chosen before Triton's, where they can be used on a GPU")
+    ] = False
     kernel_cache: Annotated[
         str,
         about(

@@ -166,7 +166,7 @@ class Norm(Protocol):
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Return (rms_norm(x + residual), x + residual)."""
+        """Return (rms_norm(x + residual), x + residual). Both x and residual may be used up."""
 
 
 class Rope(Protocol):

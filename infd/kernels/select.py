@@ -98,21 +98,33 @@ def _reference(place: str) -> Candidate:
     return Candidate(name="reference", place=f"infd.kernels.reference.{place}", refuses=runs_anywhere)
 
 
+# FlashInfer's stand behind Triton's until both were measured on a GPU; who wants them turns that round (`preferring`).
 CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
         "attention": (
             _native("attention:PagedAttention", *_FLOATS),
             _triton("attention:PagedAttention"),
-            _flashinfer("attention:PagedAttention"),  # behind Triton's until both were measured on a GPU
+            _flashinfer("attention:PagedAttention"),
             _reference("attention:PagedAttention"),
         ),
         "linear": (_native("linear:Matrices", torch.bfloat16), _reference("dense:Matrices")),
         "vocabulary": (_native("linear:Matrices", torch.bfloat16), _reference("dense:Matrices")),
-        "norm": (_native("tokens:Norm", *_FLOATS), _triton("norm:Norm"), _reference("dense:Norm")),
-        "rope": (_native("tokens:Rope", *_FLOATS), _triton("rope:Rope"), _reference("dense:Rope")),
+        "norm": (
+            _native("tokens:Norm", *_FLOATS),
+            _triton("norm:Norm"),
+            _flashinfer("tokens:Norm"),
+            _reference("dense:Norm"),
+        ),
+        "rope": (
+            _native("tokens:Rope", *_FLOATS),
+            _triton("rope:Rope"),
+            _flashinfer("tokens:Rope"),
+            _reference("dense:Rope"),
+        ),
         "activation": (
             _native("tokens:Activation", *_FLOATS),
             _triton("activation:Activation"),
+            _flashinfer("tokens:Activation"),
             _reference("dense:Activation"),
         ),
         "stack": (_native("stack:Stack", torch.bfloat16), _reference("dense:Stack")),
@@ -183,6 +195,11 @@ CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
         },
     }
 )
+
+
+def preferring(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
+    """Put the candidate of that name before all others of its family. It may still refuse."""
+    return {family: sorted(some, key=lambda each: each.name != name) for family, some in candidates.items()}
 
 
 def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:

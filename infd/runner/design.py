@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from infd.errors import CheckpointError, ConfigError, DeviceMissing
-from infd.kernels.select import CACHED, CANDIDATES, quantized, select
+from infd.kernels.select import CACHED, CANDIDATES, preferring, quantized, select
 from infd.models import registry
 from infd.models.config import architecture, context_length, stored_dtype
 from infd.models.parameter import Matrix
@@ -76,7 +76,8 @@ def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
     """Return what kernels are chosen from."""
     how, vocabulary = config.model.quantization, config.model.quantize_vocabulary
     weights = CANDIDATES if how == "none" else quantized(how, vocabulary=vocabulary)
-    return {**weights, **CACHED.get(config.cache.dtype, {})}
+    chosen = {**weights, **CACHED.get(config.cache.dtype, {})}
+    return preferring("flashinfer", chosen) if config.device.flashinfer else chosen
 
 
 def choose_device(kind: str) -> torch.device:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from infd.adapters.reading import AdapterReader
 from infd.errors import CheckpointError, ConfigError, OutOfMemory, RequestFailed
+from infd.kernels.flashinfer import modules
 from infd.kernels.ops import FLOAT8
 from infd.kernels.triton.presence import installed
 from infd.models.config import architecture
@@ -102,6 +103,8 @@ def _keep_compiled(settings: DeviceConfig, pulse: Pulse) -> Ledger | None:
     from infd.kernels.triton.compiled import keep
 
     directory = Path(settings.kernel_cache) if settings.kernel_cache else None
+    if settings.flashinfer:
+        modules.keep(directory)
     try:
         return keep(directory, pulse.beat)
     except OSError as error:

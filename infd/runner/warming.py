@@ -6,14 +6,18 @@ for, argument by argument. It takes neither the weights nor the GPU's memory.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from infd.adapters.reading import AdapterReader
 from infd.errors import ConfigError, DeviceMissing
+from infd.kernels.flashinfer import modules
+from infd.kernels.flashinfer.presence import cannot_compile, cannot_compute
 from infd.kernels.ops import KeyValuePages
 from infd.kernels.select import insisting
 from infd.kernels.triton import presence
@@ -31,10 +35,14 @@ from infd.scheduler.plan import Load
 from infd.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from triton.backends.compiler import GPUTarget
 
     from infd.config import Config
-    from infd.kernels.triton.compiled import Entry
+    from infd.kernels.select import Candidate, Facts
+    from infd.kernels.triton.compiled import Entry, Ledger
     from infd.runner.graphs import Graphs
     from infd.scheduler.plan import StepPlan
 
@@ -75,16 +83,31 @@ def warm(config: Config, target: str | None, notify: Callable[[Entry], object] =
         ledger = compiled.keep(directory, notify)
     except OSError as error:
         raise ConfigError(f"device.kernel_cache: {directory}: {error.strerror}") from error
-    with compiled.compiling(gpu):
-        issue(config)
+    ahead = config.device.flashinfer and gpu.backend == "cuda"
+    with compiled.compiling(gpu), _modules(directory, gpu, ledger) if ahead else nullcontext():
+        issue(config, flashinfer=ahead)
     return Warmed(f"sm_{gpu.arch}" if gpu.backend == "cuda" else str(gpu.arch), ledger.entries)
 
 
-def issue(config: Config, graphs: Graphs | None = None) -> None:
-    """Issue a model's first steps, and one with each configured adapter, with Triton's kernels and without storage."""
+def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> AbstractContextManager[None]:
+    """Return a context in which FlashInfer's modules are compiled, and nothing is computed with them."""
+    if reason := cannot_compile():
+        raise DeviceMissing(reason)
+    capability = divmod(gpu.arch, 10)
+    modules.keep(directory, capability)
+    from infd.kernels.triton.compiled import Entry
+
+    return modules.building(capability, lambda name, found, seconds: ledger.add(Entry(name, found, seconds)))
+
+
+def issue(config: Config, graphs: Graphs | None = None, *, flashinfer: bool = False) -> None:
+    """Issue a model's first steps, and one with each configured adapter, with a GPU's kernels and without storage.
+
+    flashinfer  whether its kernels are called for, too
+    """
     with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
         model, ops, dtype, _, max_len = design(
-            config, checkpoint, GPU, NOWHERE, insisting("triton", candidates(config))
+            config, checkpoint, GPU, NOWHERE, _unasked(candidates(config), flashinfer)
         )
         for parameter in model.parameters:
             parameter.tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=NOWHERE)
@@ -113,6 +136,24 @@ def issue(config: Config, graphs: Graphs | None = None) -> None:
         for name, path in config.lora.modules.items():
             weights = reader.read(path, None, config.lora.host_bytes)
             runner.sample(runner.forward(_adapted(trial, Adapter(name, 1, weights))))
+
+
+def _unasked(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) -> Mapping[str, Sequence[Candidate]]:
+    """Leave the candidates that a GPU would be given, which cannot be asked."""
+    left = insisting("triton", candidates)
+    if not flashinfer:
+        return left
+    return {
+        family: [
+            *(replace(each, refuses=_refuses_dtype) for each in candidates[family] if each.name == "flashinfer"),
+            *some,
+        ]
+        for family, some in left.items()
+    }
+
+
+def _refuses_dtype(facts: Facts) -> str | None:
+    return cannot_compute(facts.dtype)
 
 
 def _adapted(trial: Trial, adapter: Adapter) -> StepPlan:

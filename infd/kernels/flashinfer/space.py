@@ -36,7 +36,7 @@ class Space:
         self._scratch = torch.zeros(SCRATCH, dtype=torch.uint8, device=device)
         self._semaphores = torch.zeros(SEMAPHORES, dtype=torch.uint32, device=device)
         self._unplanned = not planned and package.utils.get_compute_capability(device)[0] in GENERATIONS
-        self._ids: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._wholes: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self.prompts = Wrappers(
             lambda: package.BatchPrefillWithPagedKVCacheWrapper(self._partial, kv_layout="HND", backend=backend)
         )
@@ -114,9 +114,9 @@ class Space:
 
     def _whole(self, pages: KeyValuePages) -> tuple[Tensor, Tensor, Tensor]:
         """Return all pages' ids, where they begin and end, and how many tokens the last one holds."""
-        count, device = pages.k.shape[0], pages.k.device
-        if count not in self._ids:
+        (count, _, size, _), device = pages.k.shape, pages.k.device
+        if (count, size) not in self._wholes:
             every = torch.arange(count, dtype=torch.int32, device=device)
             bounds = torch.tensor([0, count], dtype=torch.int32).to(device)
-            self._ids[count] = every, bounds, torch.full((1,), pages.k.shape[2], dtype=torch.int32, device=device)
-        return self._ids[count]
+            self._wholes[count, size] = every, bounds, torch.full((1,), size, dtype=torch.int32, device=device)
+        return self._wholes[count, size]

@@ -42,7 +42,9 @@ class Ledger:
         self._notify = notify
 
     def note(self, *, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
-        entry = Entry(src.name, cache_hit, times.total / 1e6)
+        self.add(Entry(src.name, cache_hit, times.total / 1e6))
+
+    def add(self, entry: Entry) -> None:
         self.entries.append(entry)
         self._notify(entry)
 

@@ -75,19 +75,22 @@ class Never:
         return work
 
 
-def main(checkpoint: str, cached: Any = "auto") -> None:
-    settings = Config(
+def settings(checkpoint: str, cached: Any = "auto") -> Config:
+    return Config(
         model=ModelConfig(path=checkpoint),
         device=DeviceConfig(kind="cpu"),
         scheduler=SchedulerConfig(max_num_seqs=ROWS),
         cache=CacheConfig(page_tokens=PAGE, dtype=cached),
     )
+
+
+def main(checkpoint: str, *cached: Any) -> None:
     with noted() as first:
-        warming.issue(settings)
+        warming.issue(settings(checkpoint, *cached))
     warming.first_steps = others
     with noted() as later:
-        warming.issue(settings)
-        warming.issue(settings, Never())
+        warming.issue(settings(checkpoint, *cached))
+        warming.issue(settings(checkpoint, *cached), Never())
     print(json.dumps(sorted(later - first)))
     print(len(first))
 

@@ -1,0 +1,163 @@
+"""What FlashInfer compiles for a model, ahead of it: its modules are built, and nothing is loaded or computed.
+
+A module is kept beneath the directory that `keep` names, by FlashInfer's version and the GPU. FlashInfer has ninja
+build it, which finds out whether it is up to date, and locks it meanwhile. Norms are its kernels in CUDA, since those
+that it has in another language are compiled anew by each process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infd.errors import DeviceMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+LONGEST = 200  # characters of a line that a compiler says
+NO_ANGLES = 0  # as it counts ways to rotate in attention: keys are rotated before
+
+
+def keep(directory: Path | None, capability: tuple[int, int] | None = None) -> None:
+    """Have modules looked for, and put, beneath `directory`; None: where FlashInfer does by itself.
+
+    It reads this when it is imported, and no later.
+
+    capability  of the GPU to compile for; None: of the one that is here
+    """
+    os.environ["FLASHINFER_USE_CUDA_NORM"] = "1"
+    if directory is not None:
+        os.environ["FLASHINFER_WORKSPACE_BASE"] = str(directory)
+    if capability is not None:
+        os.environ["FLASHINFER_CUDA_ARCH_LIST"] = "{}.{}".format(*capability)
+
+
+@contextmanager
+def building(capability: tuple[int, int], note: Callable[[str, bool, float], object]) -> Iterator[None]:
+    """Have whatever FlashInfer's kernels are asked for in here built, and nothing computed.
+
+    note  told of each module: its name, whether it was there, and what it took in seconds
+
+    Raises DeviceMissing where one cannot be compiled.
+    """
+    modules = Modules(capability)
+    from flashinfer.jit.core import JitSpec
+
+    load = JitSpec.build_and_load
+    JitSpec.build_and_load = lambda spec: _build(spec, note)
+    before, sys.modules["flashinfer"] = sys.modules["flashinfer"], modules  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.modules["flashinfer"] = before
+        JitSpec.build_and_load = load
+
+
+def _build(spec: Any, note: Callable[[str, bool, float], object]) -> Unloaded:
+    found, started = spec.is_compiled, time.monotonic()
+    if not spec.is_aot:  # else it came with a package, compiled
+        try:
+            spec.build(need_lock=True)
+        except (RuntimeError, OSError) as error:
+            said = [line for line in str(error).splitlines() if line.strip() and not line.startswith("ninja: ")]
+            told = "; ".join(line.strip()[:LONGEST] for line in said[-2:])
+            raise DeviceMissing(f"flashinfer's module {spec.name} cannot be compiled: {told}") from error
+    note(spec.name, found, time.monotonic() - started)
+    return Unloaded()
+
+
+class Unloaded:
+    """Stands for a module, and for whatever is in it."""
+
+    def __getattr__(self, name: str) -> Unloaded:
+        return self
+
+
+class Modules:
+    """Stands for FlashInfer on a GPU that need not be here: a call asks for the module that it would compute with."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        import_module("flashinfer")
+        self._prefers = "fa3" if capability[0] == 9 else "fa2"
+        self.utils = SimpleNamespace(get_compute_capability=lambda _: capability)
+        self.BatchPrefillWithPagedKVCacheWrapper = self._prompts
+        self.BatchDecodeWithPagedKVCacheWrapper = self._decoding
+        self.rmsnorm = self.gemma_rmsnorm = self._norm
+        self.fused_add_rmsnorm = self.gemma_fused_add_rmsnorm = self._norm
+        self.silu_and_mul, self.gelu_tanh_and_mul = partial(self._gate, "silu"), partial(self._gate, "gelu_tanh")
+
+    def _prompts(self, space: Tensor, *, backend: str, **_: Any) -> Planner:
+        return Planner("prefill", "get_batch_prefill_module", self._prefers if backend == "auto" else backend)
+
+    def _decoding(self, space: Tensor, *, use_tensor_cores: bool, **_: Any) -> Planner:
+        if use_tensor_cores:
+            return Planner("prefill", "get_batch_prefill_module", "fa2")
+        return Planner("decode", "get_batch_decode_module")
+
+    def xqa(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        seq_lens: Tensor,
+        output: Tensor,
+        workspace_buffer: Tensor,
+        semaphores: Tensor,
+        num_kv_heads: int,
+        page_size: int,
+        *,
+        sliding_win_size: int,
+        **_: Any,
+    ) -> None:
+        shared, windowed = q.shape[2] // num_kv_heads, sliding_win_size > 0
+        get = import_module("flashinfer.xqa").get_xqa_module
+        get(q.dtype, k_cache.dtype, page_size, q.shape[3], shared, windowed, output.dtype, 1)
+
+    def append_paged_kv_cache(self, *_: Any, **__: Any) -> None:
+        import_module("flashinfer.page").get_page_module()
+
+    def apply_rope_with_cos_sin_cache(self, positions: Tensor, q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        import_module("flashinfer.rope").get_rope_module()
+        return torch.empty_like(q), torch.empty_like(k)
+
+    def _norm(self, *_: Any, **__: Any) -> None:
+        import_module("flashinfer.norm").get_norm_module()
+
+    def _gate(self, activation: str, *_: Any, **__: Any) -> None:
+        import_module("flashinfer.activation").get_act_and_mul_module(activation)
+
+
+class Planner:
+    """Stands for a wrapper, whose plan says which module it computes with."""
+
+    def __init__(self, part: str, name: str, *backend: str) -> None:
+        self._module = import_module(f"flashinfer.{part}")
+        self._name, self._backend = name, backend
+
+    def plan(
+        self, *told: Any, q_data_type: torch.dtype, window_left: int, logits_soft_cap: float | None, **_: Any
+    ) -> None:
+        head = told[-2]  # behind it stands the size of a page
+        kinds = (q_data_type,) * 3
+        limits = (window_left != -1, (logits_soft_cap or 0.0) > 0)
+        rest = (False,) if self._backend else ()  # whether scores are halves
+        getattr(self._module, self._name)(*self._backend, *kinds, torch.int32, head, head, NO_ANGLES, *limits, *rest)
+
+    def reset_workspace_buffer(self, *_: Tensor) -> None:
+        """Take no space."""
+
+    def run(self, *_: Any, **__: Any) -> None:
+        """Compute nothing."""

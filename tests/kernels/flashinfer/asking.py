@@ -1,0 +1,49 @@
+"""Say which of FlashInfer's modules a model's first steps ask for, and which ones any others do.
+
+A program of its own, since what FlashInfer has built it keeps: `python -m tests.kernels.flashinfer.asking CHECKPOINT
+DIRECTORY` prints two lines of JSON, where the first steps' modules would lie and those that only other steps ask for.
+Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from infd.kernels.flashinfer import modules
+from infd.runner import warming
+from tests.kernels.triton.asking import Never, noted, others, settings
+
+HOPPER = (9, 0)
+
+
+def main(checkpoint: str, directory: str) -> None:
+    modules.keep(Path(directory), HOPPER)
+    from flashinfer.jit.core import JitSpecNvcc
+
+    places: dict[str, str] = {}
+
+    def build(spec: Any, *, need_lock: bool) -> None:
+        assert need_lock
+        places[spec.name] = str(spec.jit_library_path)
+
+    JitSpecNvcc.build = build
+    config = settings(checkpoint)
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype="bfloat16"))
+    asked: list[str] = []
+    with noted(), modules.building(HOPPER, lambda name, found, seconds: asked.append(name)):
+        warming.issue(config, flashinfer=True)
+        first = set(asked)
+        print(json.dumps({name: places[name] for name in sorted(first)}))
+        warming.first_steps = others
+        warming.issue(config, flashinfer=True)
+        warming.issue(config, Never(), flashinfer=True)
+    print(json.dumps(sorted(set(asked) - first)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

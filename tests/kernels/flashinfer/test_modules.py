@@ -1,0 +1,47 @@
+"""Which of FlashInfer's modules are compiled ahead, and where they are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.flashinfer.documented import INSTALLED
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.skipif(not INSTALLED, reason="flashinfer is not installed")
+@pytest.mark.parametrize(
+    ("variant", "overrides", "expected"),
+    [
+        ("qwen3", {}, {"xqa", "batch_prefill", "norm", "rope", "silu", "page"}),
+        # Scores are capped: decoding is planned. Two heads share one of keys, so without tensor cores.
+        ("gemma2", {"query_pre_attn_scalar": 64}, {"batch_decode", "batch_prefill", "norm", "rope", "gelu", "page"}),
+    ],
+)
+def test_the_first_steps_ask_for_every_module_that_others_do(tiny, tmp_path, variant, overrides, expected):
+    pytest.importorskip("triton")
+    directory = shutil.copytree(tiny(variant), tmp_path / variant)
+    settings = json.loads((directory / "config.json").read_text())
+    # Nothing is computed: heads may be of a size that FlashInfer takes, and sequences as long as they like.
+    settings |= {"head_dim": 64, "max_position_embeddings": 4096, **overrides}
+    (directory / "config.json").write_text(json.dumps(settings))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.flashinfer.asking", str(directory), str(tmp_path / "kept")],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    places, unforeseen = map(json.loads, done.stdout.splitlines()[-2:])
+    assert not unforeseen
+    assert all(Path(place).is_relative_to(tmp_path / "kept") for place in places.values())
+    assert {next(kind for kind in expected if name.startswith(kind)) for name in places} == expected

@@ -1,0 +1,57 @@
+"""Why FlashInfer's kernels are refused, and who is asked then."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from infd.kernels.flashinfer import presence
+from infd.kernels.select import CANDIDATES, Facts, preferring
+
+GPU = torch.device("cuda")
+
+
+def facts(dtype: torch.dtype = torch.bfloat16, device: torch.device = GPU) -> Facts:
+    return Facts(device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "reason"),
+    [
+        ("package", "flashinfer is not installed (the extra `cuda` brings it)"),
+        ("nvcc", "flashinfer needs nvcc to compile its kernels, or the package flashinfer-jit-cache"),
+        ("ninja", "flashinfer needs ninja to compile its kernels, and finds none in $PATH"),
+        ("nothing", None),
+        ("compilers, with the modules assembled", None),
+    ],
+)
+def test_what_flashinfer_lacks_is_named(monkeypatch, tmp_path, lacking, reason):
+    assembled = lacking.endswith("assembled")
+    known = {"flashinfer": lacking != "package", presence.ASSEMBLED: assembled}
+    monkeypatch.setattr(presence, "find_spec", lambda name: object() if known[name] else None)
+    monkeypatch.setattr(presence.shutil, "which", lambda name: None if name == lacking or assembled else f"/bin/{name}")
+    monkeypatch.setattr(presence, "TOOLKIT", tmp_path / "nvcc")
+    monkeypatch.setattr(presence.triton, "why_not", lambda device: None)
+    assert presence.why_not(facts()) == reason
+    (tmp_path / "nvcc").touch()
+    if lacking == "nvcc":
+        assert presence.why_not(facts()) is None
+
+
+def test_what_triton_lacks_flashinfer_lacks(monkeypatch):
+    monkeypatch.setattr(presence, "cannot_compile", lambda: None)
+    monkeypatch.setattr(presence.triton, "why_not", lambda device: "wants another GPU")
+    assert presence.why_not(facts()) == "wants another GPU"
+
+
+def test_other_types_and_devices_are_refused():
+    assert presence.why_not(facts(torch.float32)) == "computes in bfloat16 and float16, not in float32"
+    assert presence.why_not(facts(device=torch.device("cpu"))) == "runs on NVIDIA's GPUs alone"
+
+
+def test_whoever_is_preferred_is_asked_first_and_the_others_stay_in_order():
+    preferred = preferring("flashinfer", CANDIDATES)
+    names = {family: [each.name for each in some] for family, some in preferred.items()}
+    for family in ("attention", "norm", "rope", "activation"):
+        assert names[family] == ["flashinfer", "native", "triton", "reference"]
+    assert names["linear"] == [each.name for each in CANDIDATES["linear"]]
