@@ -38,9 +38,7 @@ from infd.models import registry
 from infd.request import Request, SamplingParams
 from infd.runner.design import Design
 from infd.runner.loading import assemble
-from infd.runner.memory import Arena
 from infd.runner.pulse import Pulse
-from infd.runner.vram import bank_of
 from infd.scheduler.plan import Join, Span, StepPlan
 from infd.scheduler.sequence import Sequence
 from infd.weights.load import ALIGNMENT
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import Ops
     from infd.models.base import Model
+    from infd.runner.memory import Arena
     from infd.runner.runner import Landing, Runner
 
 
@@ -58,7 +57,7 @@ def fill(bench: Bench, ops: Ops, config: dict[str, Any], *, length: int) -> tupl
     dtype, device = torch.bfloat16, bench.device
     model = registry.build(config, ops, dtype=dtype, device=device, max_len=length)
     size = sum(torch.Size(p.shape).numel() * p.dtype.itemsize + ALIGNMENT for p in model.parameters)
-    weights = Arena(size, device, "weights")
+    weights = bench.bank.arena(size, "weights")
     for parameter in model.parameters:
         parameter.tensor = weights.take(tuple(parameter.shape), parameter.dtype)
         for source in parameter.sources:
@@ -76,7 +75,7 @@ def put_together(
         cache=CacheConfig(page_tokens=PAGE),
     )
     runner = assemble(
-        settings, Design(model, ops, torch.bfloat16, bench.device, length), bank_of(bench.device), weights, Pulse()
+        settings, Design(model, ops, torch.bfloat16, bench.device, length), bench.bank, weights, Pulse()
     ).runner
     with runner.active():
         while runner.idle():

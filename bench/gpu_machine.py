@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from infd.runner.vram import bank_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -85,6 +87,7 @@ class Bench:
 
     def __init__(self, device: torch.device, rounds: int) -> None:
         self.device = device
+        self.bank = bank_of(device)
         self.figures = Figures()
         self._rounds = rounds
         self.machine = self._measure()

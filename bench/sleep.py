@@ -2,6 +2,7 @@
 
     python bench/sleep.py --mib 512                  a llama of so much bfloat16, random, made for the run
     python bench/sleep.py --model DIRECTORY          a checkpoint of yours
+    python bench/sleep.py --device cuda              on a GPU: what it holds, and at level 1 weights move to the host
 
 Each round touches the cache with a long prompt, sleeps at level 1, wakes, sleeps at level 2, wakes. A plain read of the
 same file into memory that is there already comes right before each wake, so that both find the file where it is.
@@ -81,15 +82,17 @@ def read(directory: Path, buffer: bytearray) -> float:
     return time.perf_counter() - began
 
 
-async def measure(directory: Path, rounds: int, threads: int | None) -> list[dict[str, float]]:
+async def measure(directory: Path, rounds: int, device: str, threads: int | None) -> list[dict[str, float]]:
     config = Config(
         model=ModelConfig(path=str(directory)),
-        device=DeviceConfig(kind="cpu", threads=threads),
+        device=DeviceConfig(kind=device, threads=threads),  # type: ignore[arg-type]
         scheduler=SchedulerConfig(max_num_seqs=8, step_tokens=256),
         cache=CacheConfig(bytes=512 * MIB),
     )
     engine = Engine(config, LocalExecutor(config), Metrics())
     await engine.load()
+    if engine.executor.sleepless:
+        raise SystemExit(engine.executor.sleepless)
     running = asyncio.ensure_future(engine.run())
     await asyncio.sleep(0)
     buffer = bytearray(stored_bytes(directory))
@@ -106,6 +109,8 @@ async def measure(directory: Path, rounds: int, threads: int | None) -> list[dic
             await asleep.result()
             figure[f"freed_{level}_mib"] = asleep.freed_bytes / MIB
             figure[f"sleep_{level}_s"] = asleep.took_s or 0.0
+            stays = engine.describe()["resident"]
+            figure |= {f"stays_{name}_mib": size / MIB for name, size in stays.items()}
             figure["read_s"] = read(directory, buffer)
             awake = engine.rest.wake()
             await awake.result()
@@ -121,6 +126,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512, help="size of the checkpoint that is made")
     parser.add_argument("--model", type=Path, help="a checkpoint directory instead")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, help="that compute (default: cores)")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
@@ -128,7 +134,7 @@ def main() -> None:
         directory = asked.model or Path(made)
         if asked.model is None:
             write(directory, asked.mib)
-        figures = asyncio.run(measure(directory, asked.rounds, asked.threads))
+        figures = asyncio.run(measure(directory, asked.rounds, asked.device, asked.threads))
     middle = {name: statistics.median(figure[name] for figure in figures) for name in figures[0]}
     if asked.json:
         print(json.dumps(middle))

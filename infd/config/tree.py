@@ -169,6 +169,11 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
     depth: Annotated[
         Annotated[int, Meta(ge=1, le=8)] | None, about("steps in flight (default: 1 on a CPU, 2 on a GPU)")
     ] = None
+    memory_utilization: Annotated[
+        float,
+        Meta(gt=0, le=1),
+        about("share of what a GPU has free when infd starts, for weights, steps and cache together"),
+    ] = 0.9
     graphs: Annotated[
         bool, about("whether a GPU replays decoding steps that were captured once, instead of launching each kernel")
     ] = True

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import PageTensor
+    from infd.runner.budget import Room
     from infd.runner.memory import Arena
     from infd.scheduler.layout import CacheLayout
-
-FRACTION = {"cpu": 0.6, "cuda": 0.9}  # of what is free once the weights are loaded; the rest is for activations
 
 
 class CacheSize(Struct, frozen=True):
@@ -42,15 +41,14 @@ def size_cache(
     tensors: Sequence[PageTensor],
     *,
     wanted: int | None,
-    available: int,
-    device: str,
+    room: Room,
     rows: int,
     max_model_len: int,
     step_tokens: int,
 ) -> CacheSize:
     """Choose the number of pages, and the longest sequence that fits them.
 
-    wanted       bytes asked for, or None to take a share of `available`
+    wanted       bytes asked for, or None to take all of `room`
     step_tokens  bounds a step; groups with a window hold a step's tokens beside it
 
     Raises OutOfMemory where no prompt and answer fit, of a token each.
@@ -58,10 +56,7 @@ def size_cache(
     if not layout.groups:
         return CacheSize(0, 0, max_model_len, "the model keeps no cache")
     page = page_bytes(layout, tensors)
-    budget, reason = wanted, "as configured"
-    if budget is None:
-        share = FRACTION[device]
-        budget, reason = int(available * share), f"{share:.0%} of {available / 2**20:,.0f} MiB free"
+    budget, reason = room if wanted is None else (wanted, "as configured")
     pages = (budget - ALIGNMENT * len(tensors) * slots(layout)) // page - 1
     useful = rows * layout.peak_pages(max_model_len, step_tokens)
     if wanted is None and pages > useful:

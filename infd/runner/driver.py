@@ -45,7 +45,7 @@ def find(device: torch.device) -> Driver | str:
     except ImportError as error:
         return ABSENT.format(error)
     torch.cuda.mem_get_info(device)  # makes the device's context, and makes it this thread's
-    driver = Driver(bindings, device.index or 0)
+    driver = Driver(bindings, device.index)
     wanted = bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
     if not driver("cuDeviceGetAttribute", wanted, driver("cuDeviceGet", driver.ordinal)):
         return "this GPU's driver cannot map memory to addresses that stay"

@@ -21,14 +21,13 @@ from infd.kernels.ops import FLOAT8
 from infd.kernels.triton.presence import installed
 from infd.models.config import architecture
 from infd.runner import stepsize
-from infd.runner.adapters import DeviceSlots
-from infd.runner.cache import allocate, size_cache
+from infd.runner.assembly import Assembly
+from infd.runner.budget import draw_up, on_host
+from infd.runner.cache import size_cache
 from infd.runner.design import candidates, choose_device, design
 from infd.runner.graphs import CudaGraphs
 from infd.runner.memory import CPU, Arena
 from infd.runner.residence import Residence
-from infd.runner.rows import Rows
-from infd.runner.runner import Runner
 from infd.runner.vram import bank_of
 from infd.scheduler.layout import Capacity
 from infd.weights.checkpoint import Checkpoint
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from infd.runner.graphs import Graphs
     from infd.runner.memory import Bank
     from infd.runner.pulse import Pulse
+    from infd.runner.runner import Runner
 
 log = logging.getLogger("infd.runner")
 
@@ -153,18 +153,22 @@ def _build(
 
 def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: Pulse) -> Loaded:
     """Put cache and rows beside a model whose weights are loaded, run it for the first time, and measure it."""
-    model, ops, dtype, device, max_len = chosen
-    rows, page_tokens = config.scheduler.max_num_seqs, config.cache.page_tokens
-    layout, tensors = model.cache_layout(page_tokens), model.page_tensors(page_tokens)
+    model, _, dtype, device, max_len = chosen
+    assembly = Assembly(config, chosen, bank, pulse)
+    layout, tensors, rows = assembly.layout, assembly.tensors, assembly.rows
+    largest = config.scheduler.step_tokens or stepsize.MOST[device.type]
+    budget = draw_up(assembly, weights, config.device, largest) if bank.apart else None
+    if budget is not None and budget.footprint.tokens < largest:
+        largest = budget.footprint.tokens
+        log.warning("steps of more than %d tokens do not fit into the GPU's memory", largest)
     size = size_cache(
         layout,
         tensors,
         wanted=config.cache.bytes,
-        available=bank.free(),
-        device=device.type,
+        room=on_host(bank) if budget is None else budget.room,
         rows=rows,
         max_model_len=max_len,
-        step_tokens=config.scheduler.step_tokens or stepsize.MOST[device.type],
+        step_tokens=largest,
     )
     of = _cached(tensors[0].dtype) if tensors else "nothing"
     log.info("cache: %s pages, %.0f MiB of %s (%s)", f"{size.pages:,}", size.bytes / 2**20, of, size.reason)
@@ -173,34 +177,19 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
         log.warning("max_model_len lowered from %d to %d: %s", max_len, size.max_model_len, reason)
         max_len = size.max_model_len
     try:
-        cache = bank.arena(size.bytes, "cache")
+        runner, cache = assembly.runner(size.pages, max_len, graphs=graphs_of(device, config.device))
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}; lower cache.bytes (--kv-cache-bytes)") from error
-    runner = Runner(
-        model,
-        ops.attention,
-        ops.draw,
-        Rows(
-            rows=rows,
-            max_len=max_len,
-            page_tokens=[group.page_tokens for group in layout.groups],
-            vocab_size=model.vocab_size,
-            device=device,
-        ),
-        layout,
-        allocate(layout, tensors, size.pages, cache, {i: each.tensor for i, each in model.cache_scales.items()}),
-        DeviceSlots(ops.lora, device),
-        pulse,
-        graphs_of(device, config.device),
-    )
+    if budget is not None:
+        log.info("%s", budget.explain(size.bytes))
 
     trial = stepsize.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
     stepsize.warm_up(runner, trial, device.type)
     runner.idle()  # captures the step of one sequence; the others can wait
-    step_tokens = config.scheduler.step_tokens
-    if step_tokens is None:
+    step_tokens = largest
+    if config.scheduler.step_tokens is None:
         target_ms = config.scheduler.step_target_ms or STEP_TARGET_MS[device.type]
-        step_tokens = stepsize.measure(runner, trial, target_s=target_ms / 1000, rows=rows, device=device.type)
+        step_tokens = stepsize.measure(runner, trial, target_s=target_ms / 1000, rows=rows, most=largest)
         log.info("step_tokens: %d, so that a step takes at most about %.0f ms", step_tokens, target_ms)
     return Loaded(
         runner=runner,

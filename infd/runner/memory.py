@@ -147,24 +147,29 @@ class Allocated:
 
 
 class Parked(Protocol):
-    """What an arena held, elsewhere."""
+    """A place elsewhere for what an arena holds."""
+
+    def fetch(self) -> None:
+        """Copy what the arena holds. Raises OutOfMemory, DeviceLost; what there is then must still be dropped."""
 
     def put_back(self) -> None:
-        """Copy it to where it was, once there is memory again."""
+        """Copy it to where it was, once there is memory again. Raises DeviceLost."""
 
     def drop(self) -> None:
-        """Let go of the copy."""
+        """Let go of the copy, whole or not. Raises DeviceLost; then it may be tried again."""
 
 
 class Bank(Protocol):
     """A device's memory.
 
     sleepless  why an arena's memory cannot be given back while its addresses stay; empty where it can
-    parks      whether the device has memory of its own, from which what must not be lost can be moved away
+    apart      whether the device has memory of its own, from which what must not be lost can be moved to the host
+    others     bytes that were held when infd came to it; 0 where it is not apart
     """
 
     sleepless: str
-    parks: bool
+    apart: bool
+    others: int
 
     def arena(self, size: int, purpose: str) -> Arena:
         """Raises OutOfMemory."""
@@ -178,8 +183,11 @@ class Bank(Protocol):
     def trim(self) -> None:
         """Give back what earlier steps have left behind for later ones."""
 
+    def peak(self, work: Callable[[], object]) -> int:
+        """Do it, and return the bytes that it took at most beside what was held before; 0 where it is not apart."""
+
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
-        """Copy what an arena holds to the host's memory. Raises OutOfMemory where that has no room."""
+        """Return a place in the host's memory for what an arena holds. Raises OutOfMemory where that has no room."""
 
     def resident(self) -> dict[str, int]:
         """Return what stays when arenas are released, in bytes by what it is."""
@@ -189,7 +197,8 @@ class HostBank:
     """A CPU's memory, which is the system's."""
 
     sleepless = ""
-    parks = False
+    apart = False
+    others = 0
 
     def arena(self, size: int, purpose: str) -> Arena:
         return Arena(size, CPU, purpose)
@@ -202,6 +211,10 @@ class HostBank:
 
     def trim(self) -> None:
         trim()
+
+    def peak(self, work: Callable[[], object]) -> int:
+        work()
+        return 0
 
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
         raise OutOfMemory("there is no other memory than the host's")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from msgspec.structs import replace
 
-from infd.errors import CheckpointError, OutOfMemory
+from infd.errors import CheckpointError, DeviceLost, OutOfMemory
 from infd.memory import ALL, Held, Memory, Part
 from infd.models.config import architecture
 from infd.weights.checkpoint import Checkpoint, locate
@@ -76,7 +76,7 @@ class Residence:
 
     def gives_back(self, level: int) -> frozenset[Part]:
         """Return what a sleep of that level gives back."""
-        return ALL if level >= 2 or self._bank.parks else frozenset({Part.CACHE})
+        return ALL if level >= 2 or self._bank.apart else frozenset({Part.CACHE})
 
     def sleep(self, level: int) -> int:
         """Give back the cache, at level 2 the weights too; at level 1 they move to the host where that is elsewhere.
@@ -101,13 +101,20 @@ class Residence:
         now = self.memory.weights
         if level >= 2:
             return Held.RELEASED
-        if now is not Held.LOADED or not self._bank.parks:
+        if now is not Held.LOADED or not self._bank.apart:
             return now
+        self._unpark()
         try:
+            if self._parked is not None:
+                raise OutOfMemory("the host could not let go of the last ones")
             self._parked = self._bank.park(self._weights, self._beat)
+            self._parked.fetch()
         except OutOfMemory as error:
             log.warning("the weights will be read again on waking, for they cannot be kept: %s", error)
             return Held.RELEASED
+        except BaseException:
+            self._unpark()
+            raise
         return Held.PARKED
 
     def wake(self, parts: Collection[Part]) -> None:
@@ -128,7 +135,7 @@ class Residence:
             self.resident = {}
 
     def _wake_weights(self) -> None:
-        if self._parked is None:
+        if self._parked is None or self.memory.weights is not Held.PARKED:
             self._require_room()
             with Checkpoint(self._directory) as checkpoint:
                 self._require_unchanged(checkpoint)
@@ -168,10 +175,12 @@ class Residence:
         return self.memory.weights is Held.LOADED and self._weights.settle()
 
     def close(self) -> None:
-        """Give everything back for good."""
-        self._weights.release()
-        self._cache.release()
-        self._unpark()
+        """Give everything back for good; what a lost device does not take back goes with the process."""
+        for give in (self._weights.release, self._cache.release, self._unpark):
+            try:
+                give()
+            except DeviceLost as error:
+                log.warning("memory was not given back: %s", error)
 
     def _fill(self, checkpoint: Checkpoint) -> None:
         """Read the weights. If that fails, those that were gone are gone again, and others are invalid."""
@@ -193,10 +202,14 @@ class Residence:
         self._unpark()
 
     def _unpark(self) -> None:
-        """Let go of the weights that the host holds, if any."""
-        if self._parked is not None:
+        """Have the host let go of the weights that it holds, if any. Where that fails, it is tried again next time."""
+        if self._parked is None:
+            return
+        try:
             self._parked.drop()
             self._parked = None
+        except DeviceLost as error:
+            log.warning("weights that the host held were not given back: %s", error)
 
     def _beat(self) -> None:
         self._report(0, 0)

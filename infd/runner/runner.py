@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.errors import DeviceLost, NothingAllowed, RequestFailed, StepTooLarge
+from infd.errors import NothingAllowed, RequestFailed
 from infd.request import TokenLogprobs
 from infd.runner.batch import gather
+from infd.runner.faults import diagnose
 from infd.runner.graphs import decoding
 from infd.runner.sampler import NOTHING_ALLOWED, SOUND, Asking, Sampler
 from infd.runner.scoring import Asked, score
@@ -208,13 +209,4 @@ class Runner:
 
     def diagnose(self, error: Exception) -> Exception:
         """Return what a step's error means: itself, StepTooLarge, or DeviceLost if it has left the device unusable."""
-        # On a CPU torch's allocator raises a RuntimeError that only its words tell apart.
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
-            return StepTooLarge(str(error))
-        if self.overlaps:
-            try:
-                torch.cuda.synchronize(self._rows.device)
-            except RuntimeError as lost:
-                lost.__cause__ = error
-                return DeviceLost(f"{self._rows.device} cannot be used any more: {lost}")
-        return error
+        return diagnose(error, self._rows.device)

@@ -119,21 +119,21 @@ def first_steps(trial: Trial, device: str) -> Iterator[StepPlan]:
 def warm_up(runner: Runner, trial: Trial, device: str) -> None:
     """Run the first steps, so that no stream waits for what they set up."""
     for plan in first_steps(trial, device):
-        _run(runner, plan)
+        run(runner, plan)
 
 
-def measure(runner: Runner, trial: Trial, *, target_s: float, rows: int, device: str) -> int:
-    """Return the step size, a power of two: a step of that many prompt tokens takes at most `target_s`.
+def measure(runner: Runner, trial: Trial, *, target_s: float, rows: int, most: int) -> int:
+    """Return the step size, at most `most`: a step of that many prompt tokens takes at most `target_s`.
 
-    It is never so small that `rows` decoding sequences would leave no room for prompts.
+    It is a power of two, and never so small that `rows` decoding sequences would leave no room for prompts.
     """
     least = max(LEAST, _power_of_two(4 * rows - 1))
     tokens = min(LEAST, trial.room)
     elapsed = _time(runner, trial, tokens)
-    while elapsed * GROWTH < target_s and tokens * GROWTH <= min(trial.room, MOST[device]):
+    while elapsed * GROWTH < target_s and tokens * GROWTH <= min(trial.room, most):
         tokens *= GROWTH
         elapsed = _time(runner, trial, tokens)
-    return max(least, min(MOST[device], _power_of_two(int(tokens * target_s / elapsed))))
+    return max(least, min(_power_of_two(most), _power_of_two(int(tokens * target_s / elapsed))))
 
 
 def score_cost(runner: Runner, trial: Trial) -> int:
@@ -149,11 +149,11 @@ def _time(runner: Runner, trial: Trial, tokens: int, scored: int | None = None) 
     """
     taken: list[float] = []
     while len(taken) < TRIALS and sum(taken) < ENOUGH_S:
-        taken.append(_run(runner, trial.plan(tokens, scored)))
+        taken.append(run(runner, trial.plan(tokens, scored)))
     return min(taken)
 
 
-def _run(runner: Runner, plan: StepPlan) -> float:
+def run(runner: Runner, plan: StepPlan) -> float:
     """Compute a step and return the seconds it took. Its result must be sound, or the model is broken."""
     started = time.perf_counter()
     result = runner.read(runner.sample(runner.forward(plan)))

@@ -39,6 +39,8 @@ def bank_of(device: torch.device) -> Bank:
     """Return the memory of a device."""
     if device.type == "cpu":
         return HostBank()
+    if device.index is None:
+        device = torch.device(device.type, torch.cuda.current_device())
     found = find(device)
     return TorchBank(device, found) if isinstance(found, str) else GpuBank(device, found)
 
@@ -86,6 +88,7 @@ class Addresses:
             driver("cuMemSetAccess", self.first, self.size, [self._access], 1)
             # Zero times what another left there need not be zero: it may not be a number.
             driver("cuMemsetD8", self.first, 0, self.size)
+            driver("cuCtxSynchronize")
         except BaseException:
             memory.clear()
             raise
@@ -173,23 +176,20 @@ class Pinned:
     """What an arena held, in host memory that the GPU reads at its own speed."""
 
     def __init__(self, content: Tensor, driver: Driver, beat: Callable[[], None]) -> None:
-        """Copy it, piece by piece. Raises OutOfMemory, DeviceLost, and then holds nothing."""
         self._driver = driver
         self._beat = beat
         self._there, self._size = content.data_ptr(), content.nbytes
         self._host = Anonymous(self._size)
         self._here = self._host.content.data_ptr()
         self._registered: list[int] = []
-        try:
-            driver("cuCtxSynchronize")
-            for offset, length in self._pieces():
-                driver("cuMemHostRegister", self._here + offset, length, 0)
-                self._registered.append(offset)
-                driver("cuMemcpyDtoH", self._here + offset, self._there + offset, length)
-                beat()
-        except BaseException:
-            self.drop()
-            raise
+
+    def fetch(self) -> None:
+        self._driver("cuCtxSynchronize")
+        for offset, length in self._pieces():
+            self._driver("cuMemHostRegister", self._here + offset, length, 0)
+            self._registered.append(offset)
+            self._driver("cuMemcpyDtoH", self._here + offset, self._there + offset, length)
+            self._beat()
 
     def put_back(self) -> None:
         for offset, length in self._pieces():
@@ -211,7 +211,7 @@ class GpuBank:
     """A GPU's memory, through its driver."""
 
     sleepless = ""
-    parks = True
+    apart = True
 
     def __init__(
         self,
@@ -223,6 +223,7 @@ class GpuBank:
         self._device = device
         self._driver = driver
         self._over = over
+        self.others = self.held()
 
     def arena(self, size: int, purpose: str) -> Arena:
         return Arena(size, self._device, purpose, partial(Reserved, driver=self._driver, over=self._over))
@@ -236,6 +237,9 @@ class GpuBank:
 
     def trim(self) -> None:
         torch.cuda.empty_cache()
+
+    def peak(self, work: Callable[[], object]) -> int:
+        return _peak(self._device, work)
 
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
         needed, room = arena.used, int(HOST_SHARE * available_bytes())
@@ -253,11 +257,12 @@ class GpuBank:
 class TorchBank:
     """A GPU's memory as torch hands it out. An arena of it is one allocation, which cannot be given back in place."""
 
-    parks = False
+    apart = True
 
     def __init__(self, device: torch.device, reason: str) -> None:
         self.sleepless = f"memory of {device} cannot be given back: {reason}"
         self._device = device
+        self.others = self.held()
 
     def arena(self, size: int, purpose: str) -> Arena:
         return Arena(size, self._device, purpose)
@@ -272,11 +277,24 @@ class TorchBank:
     def trim(self) -> None:
         torch.cuda.empty_cache()
 
+    def peak(self, work: Callable[[], object]) -> int:
+        return _peak(self._device, work)
+
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
         raise OutOfMemory(self.sleepless)
 
     def resident(self) -> dict[str, int]:
         return {}
+
+
+def _peak(device: torch.device, work: Callable[[], object]) -> int:
+    """What torch takes from the device counts, whether tensors fill it or not: nobody else can have it."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_reserved(device) - before
 
 
 def _resident(device: torch.device, held: int) -> dict[str, int]:

@@ -12,6 +12,7 @@ import mmap
 from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -276,6 +277,18 @@ def over(addresses: Addresses, device: torch.device) -> Tensor:
     return torch.frombuffer(content, dtype=torch.uint8)
 
 
-def bank(driver: FakeDriver) -> GpuBank:
-    """Return a GPU's memory over these books, whose tensors a CPU can compute with."""
-    return GpuBank(torch.device("cpu"), Driver(driver, 0), over)
+class Bank(GpuBank):
+    """A GPU's memory over these books, whose tensors a CPU can compute with. What steps take of it is made up."""
+
+    def __init__(self, driver: FakeDriver, grains: int = 0) -> None:
+        """grains: that a step takes for each of its tokens"""
+        super().__init__(torch.device("cpu"), Driver(driver, 0), over)
+        self.tried: list[int] = []
+        self._grains = grains
+
+    def peak(self, work: Callable[[], object]) -> int:
+        assert isinstance(work, partial)
+        plan = work.args[1]
+        work()
+        self.tried.append(plan.tokens)
+        return self._grains * GRAIN * plan.tokens

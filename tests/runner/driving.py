@@ -23,6 +23,7 @@ from tests.runner.fake_model import FakeModel, HistoryAttention
 
 if TYPE_CHECKING:
     from infd.runner.loading import Loaded
+    from infd.runner.memory import Bank
     from infd.runner.pulse import Pulse
     from infd.scheduler.layout import Capacity
 
@@ -38,10 +39,10 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
     )
 
 
-def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48) -> Loaded:
+def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48, bank: Bank | None = None) -> Loaded:
     ops = select(CPU, torch.float32, insisting("reference", CANDIDATES))
     chosen = Design(model, replace(ops, attention=HistoryAttention()), torch.float32, CPU, max_len)
-    return assemble(settings, chosen, HostBank(), Arena(64, CPU, "weights"), pulse)
+    return assemble(settings, chosen, bank or HostBank(), Arena(64, CPU, "weights"), pulse)
 
 
 def executor(model: FakeModel, settings: Config) -> LocalExecutor:

@@ -21,6 +21,7 @@ from infd.runner import loading
 from infd.runner.graphs import PATIENCE, sizes
 from infd.runner.pulse import Pulse
 from infd.scheduler.plan import Grant, Load, StepPlan
+from tests.runner.cuda_driver import Bank, FakeDriver
 from tests.runner.driving import join, span
 from tests.runner.recording import Impossible, Recordings, SlotTables, TableAttention
 
@@ -253,13 +254,18 @@ def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):
         assert served.go_on(4, 4) == eager.go_on(4, 4)
 
 
-def test_what_was_captured_holds_after_weights_and_cache_were_given_back(serve):
+@pytest.mark.parametrize(("apart", "level"), [(False, 2), (True, 1), (True, 2)])
+def test_what_was_captured_holds_after_weights_and_cache_were_given_back(serve, monkeypatch, apart, level):
+    """apart: they lie in a GPU's memory, whose driver only keeps books."""
+    if apart:
+        monkeypatch.setattr(loading, "bank_of", lambda device: Bank(FakeDriver()))
     served = serve(Recordings())
     while served.idle():
         pass
     expected = served.start(4) + served.go_on(4, 4)
     residence = served.loaded.residence
-    residence.sleep(2)
+    residence.sleep(level)
+    assert residence.memory.released == {Part.WEIGHTS, Part.CACHE}
     assert not served.idle()
     residence.wake((Part.WEIGHTS, Part.CACHE))
     assert served.start(4) + served.go_on(4, 4) == expected

@@ -209,13 +209,13 @@ def test_step_tokens_are_measured_within_bounds_and_the_trial_leaves_no_trace():
 
 
 def test_what_a_scored_token_costs_is_found_by_scoring_some(monkeypatch):
-    run = stepsize._run
+    run = stepsize.run
 
     def seconds(runner, plan):
         run(runner, plan)
         return plan.tokens + 3 * sum(span.scores for span in plan.spans)
 
-    monkeypatch.setattr(stepsize, "_run", seconds)
+    monkeypatch.setattr(stepsize, "run", seconds)
     assert load(FakeModel(), config(step_tokens=64), Pulse()).capacity.score_cost == 4
 
 
@@ -251,14 +251,14 @@ def test_a_trial_plan_is_one_that_a_scheduler_could_have_made(layout, pages):
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])
 def test_a_gpu_is_warmed_up_by_prompts_in_parts_and_every_way_to_choose(tiny, monkeypatch, variant):
     ran = []
-    run = stepsize._run
+    run = stepsize.run
 
     def note(runner, plan):
         (each,) = plan.spans
         ran.append((each.start, each.count, each.seq.request.sampling.temperature, each.seq.request.sampling.top_p))
         return run(runner, plan)
 
-    monkeypatch.setattr(stepsize, "_run", note)
+    monkeypatch.setattr(stepsize, "run", note)
     monkeypatch.setattr(stepsize, "LENGTHS", (40, 16))
     warm_up = stepsize.warm_up
     monkeypatch.setattr(stepsize, "warm_up", lambda runner, trial, _: warm_up(runner, trial, "cuda"))

@@ -6,6 +6,7 @@ import torch
 from infd.errors import OutOfMemory
 from infd.models.base import PageTensor
 from infd.runner import memory
+from infd.runner.budget import Room
 from infd.runner.cache import allocate, page_bytes, size_cache
 from infd.runner.memory import LARGE_PAGE, Arena, available_bytes
 from infd.scheduler.layout import CacheLayout, PageGroup
@@ -20,13 +21,12 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def sized(wanted=None, available=2**30, rows=4, max_model_len=64, layout=FULL):
+def sized(wanted=None, room=2**30, rows=4, max_model_len=64, layout=FULL):
     return size_cache(
         layout,
         TENSORS,
         wanted=wanted,
-        available=available,
-        device="cpu",
+        room=Room(room, "all there is"),
         rows=rows,
         max_model_len=max_model_len,
         step_tokens=16,
@@ -148,10 +148,10 @@ def test_the_cache_is_never_larger_than_all_rows_could_use():
     assert sized().pages == 4 * 64 // 4
 
 
-def test_the_cache_takes_a_share_of_what_is_free():
-    size = sized(available=100 * PAGE, rows=1000)
-    assert 50 <= size.pages < 60
-    assert "60%" in size.reason
+def test_the_cache_takes_all_the_room_there_is():
+    size = sized(room=100 * PAGE, rows=1000)
+    assert 95 <= size.pages < 100
+    assert size.reason == "all there is"
 
 
 def test_max_model_len_is_lowered_until_one_sequence_fits():

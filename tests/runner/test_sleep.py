@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
@@ -17,7 +18,7 @@ from infd.memory import ALL, Held, Memory, Part
 from infd.runner import loading, vram
 from infd.runner.pulse import Pulse
 from infd.scheduler.plan import StepPlan
-from tests.runner.cuda_driver import GRAIN, FakeDriver, bank
+from tests.runner.cuda_driver import GRAIN, Bank, FakeDriver
 from tests.runner.driving import join, span
 
 if TYPE_CHECKING:
@@ -49,19 +50,7 @@ class House:
         return self.residence.memory
 
     def answer(self) -> list[int]:
-        """Compute a prompt in two steps, so that the second reads the first one's keys from the cache."""
-        runner = self.loaded.runner
-        prompt, tokens = [3, 1, 4, 1, 5, 9, 2, 6], []
-        with runner.active():
-            for plan in (
-                StepPlan(0, [join(0, prompt, [[1, 2, 3]])], [], [span(0, 0, 5, samples=False)]),
-                StepPlan(1, [], [], [span(0, 5, 3)]),
-                StepPlan(2, [], [], [span(0, 8, 1)]),
-            ):
-                result = runner.read(runner.sample(runner.forward(plan)))
-                assert not result.failed
-                tokens += result.tokens
-        return tokens
+        return answer(self.loaded)
 
     def weights(self) -> Tensor:
         return self.residence._weights.content.clone()
@@ -79,6 +68,21 @@ class House:
         assert pinned == (self.residence._weights.used if self.memory.weights is Held.PARKED else 0)
 
 
+def answer(loaded: Loaded) -> list[int]:
+    """Compute a prompt in two steps, so that the second reads the first one's keys from the cache, and a step more."""
+    prompt, tokens = [3, 1, 4, 1, 5, 9, 2, 6], []
+    with loaded.runner.active():
+        for plan in (
+            StepPlan(0, [join(0, prompt, [[1, 2, 3]])], [], [span(0, 0, 5, samples=False)]),
+            StepPlan(1, [], [], [span(0, 5, 3)]),
+            StepPlan(2, [], [], [span(0, 8, 1)]),
+        ):
+            result = loaded.runner.read(loaded.runner.sample(loaded.runner.forward(plan)))
+            assert not result.failed
+            tokens += result.tokens
+    return tokens
+
+
 def _whole(size: int) -> int:
     return -(-size // GRAIN) * GRAIN
 
@@ -90,7 +94,7 @@ def serve(tiny, monkeypatch):
 
     def start(directory: Path | None = None, capacity: int = 2**30) -> House:
         driver, pulse = FakeDriver(capacity=capacity), Pulse()
-        monkeypatch.setattr(loading, "bank_of", lambda device: bank(driver))
+        monkeypatch.setattr(loading, "bank_of", lambda device: Bank(driver))
         config = Config(
             model=ModelConfig(path=str(directory or tiny("qwen3")), dtype="float32"),
             device=DeviceConfig(kind="cpu", threads=1),
@@ -224,6 +228,17 @@ def test_closing_gives_everything_back(serve):
         assert not house.driver.registered
 
 
+@pytest.mark.parametrize("asleep", [False, True])
+def test_a_lost_device_does_not_keep_it_from_closing(serve, caplog, asleep):
+    house = serve()
+    if asleep:
+        house.residence.sleep(1)
+    house.driver.fails = lambda call: "CUDA_ERROR_UNKNOWN"
+    house.residence.close()
+    assert caplog.text.count("not given back") == (1 if asleep else 2)
+    house.driver.fails = lambda call: None
+
+
 def test_a_model_that_is_gone_leaves_nothing_on_the_device(serve):
     house = serve()
     driver = house.driver
@@ -291,3 +306,30 @@ class Trouble:
         if self._chance.random() >= self.likely or call == "cuMemGetInfo":
             return None
         return self._chance.choice(["CUDA_ERROR_UNKNOWN", "CUDA_ERROR_OUT_OF_MEMORY"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", [1, 2])
+def test_on_a_gpu_captured_steps_hold_over_a_sleep_and_the_memory_is_free_meanwhile(tiny, level):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    config = Config(
+        model=ModelConfig(path=str(tiny("qwen3")), dtype="float32"),
+        device=DeviceConfig(kind="cuda"),
+        scheduler=SchedulerConfig(max_num_seqs=4, step_tokens=64),
+        cache=CacheConfig(bytes=256 * MIB, page_tokens=4),
+    )
+    loaded = loading.build(config, Pulse())
+    assert loaded.residence.refusal == ""
+    with loaded.runner.active():
+        while loaded.idle():
+            pass
+    before = answer(loaded)
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    assert loaded.residence.sleep(level) > 250 * MIB
+    assert torch.cuda.mem_get_info()[0] - free > 250 * MIB
+    assert loaded.residence.resident["graphs"] > 0
+    loaded.residence.wake(ALL)
+    assert answer(loaded) == before
+    loaded.residence.close()

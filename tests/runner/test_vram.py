@@ -14,7 +14,7 @@ from infd.errors import DeviceLost, OutOfMemory
 from infd.runner import vram
 from infd.runner.driver import Driver
 from infd.runner.vram import TorchBank, bank_of
-from tests.runner.cuda_driver import GRAIN, NAMES, BooksError, FakeDriver, bank
+from tests.runner.cuda_driver import GRAIN, NAMES, Bank, BooksError, FakeDriver
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ class Failing:
 
 def test_an_arena_lies_in_few_pieces_within_one_range_and_holds_zeros():
     driver = FakeDriver()
-    arena = bank(driver).arena(11 * GRAIN - 5, "weights")
+    arena = Bank(driver).arena(11 * GRAIN - 5, "weights")
     assert [held.size for held in driver.ranges.values()] == [11 * GRAIN]
     assert sorted(driver.mapped.values()) == [3 * GRAIN, 4 * GRAIN, 4 * GRAIN]
     driver.audit()
@@ -58,7 +58,7 @@ def test_an_arena_lies_in_few_pieces_within_one_range_and_holds_zeros():
 
 def test_memory_is_given_back_and_comes_back_zeroed_in_the_same_place():
     driver = FakeDriver()
-    arena = bank(driver).arena(9 * GRAIN, "cache")
+    arena = Bank(driver).arena(9 * GRAIN, "cache")
     tensor = arena.take((9 * GRAIN // 4,), torch.float32)
     tensor.fill_(1.0)
     address = tensor.data_ptr()
@@ -75,7 +75,7 @@ def test_memory_is_given_back_and_comes_back_zeroed_in_the_same_place():
 
 
 def test_what_is_there_already_is_not_wiped_by_asking_for_it_again():
-    arena = bank(FakeDriver()).arena(GRAIN, "cache")
+    arena = Bank(FakeDriver()).arena(GRAIN, "cache")
     tensor = arena.take((3,), torch.float32).fill_(2.0)
     arena.restore()
     assert tensor.tolist() == [2.0] * 3
@@ -83,7 +83,7 @@ def test_what_is_there_already_is_not_wiped_by_asking_for_it_again():
 
 def test_a_range_is_freed_with_the_last_tensor_in_it():
     driver = FakeDriver()
-    arena = bank(driver).arena(GRAIN, "weights")
+    arena = Bank(driver).arena(GRAIN, "weights")
     tensor = arena.take((4,), torch.float32)
     del arena
     gc.collect()
@@ -98,14 +98,14 @@ def test_a_range_is_freed_with_the_last_tensor_in_it():
 def test_an_arena_that_does_not_fit_names_its_purpose_and_the_call_and_holds_nothing():
     driver = FakeDriver(capacity=8 * GRAIN)
     with pytest.raises(OutOfMemory, match=r"no memory for weights: 0 MiB on cpu \(cuMemCreate: CUDA_ERROR_OUT_OF_M"):
-        bank(driver).arena(9 * GRAIN, "weights")
+        Bank(driver).arena(9 * GRAIN, "weights")
     gc.collect()
     assert (driver.used, driver.ranges) == (0, {})
 
 
 def test_an_error_of_the_driver_names_the_call():
     driver = FakeDriver()
-    arena = bank(driver).arena(GRAIN, "weights")
+    arena = Bank(driver).arena(GRAIN, "weights")
     arena.release()
     driver.fails = lambda call: "CUDA_ERROR_INVALID_VALUE" if call == "cuMemMap" else None
     with pytest.raises(DeviceLost, match="cuMemMap: CUDA_ERROR_INVALID_VALUE"):
@@ -115,7 +115,7 @@ def test_an_error_of_the_driver_names_the_call():
 
 def test_whichever_call_fails_a_restore_holds_nothing_and_can_be_tried_again():
     driver = FakeDriver()
-    arena = bank(driver).arena(9 * GRAIN, "cache")
+    arena = Bank(driver).arena(9 * GRAIN, "cache")
     number, failed = 0, set()
     while True:
         number += 1
@@ -132,13 +132,13 @@ def test_whichever_call_fails_a_restore_holds_nothing_and_can_be_tried_again():
             break
         driver.audit()
         assert driver.used == 9 * GRAIN
-    assert failed == {"cuMemCreate", "cuMemMap", "cuMemRelease", "cuMemSetAccess", "cuMemsetD8"}
+    assert failed == {"cuMemCreate", "cuMemMap", "cuMemRelease", "cuMemSetAccess", "cuMemsetD8", "cuCtxSynchronize"}
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_what_could_not_be_unmapped_is_known_and_is_unmapped_or_used_later(number):
     driver = FakeDriver()
-    arena = bank(driver).arena(9 * GRAIN, "cache")
+    arena = Bank(driver).arena(9 * GRAIN, "cache")
     tensor = arena.take((9 * GRAIN,), torch.uint8)
     for attempt in (arena.release, arena.restore):
         driver.fails = Failing(number)
@@ -154,7 +154,7 @@ def test_what_could_not_be_unmapped_is_known_and_is_unmapped_or_used_later(numbe
 
 def test_nothing_is_unmapped_under_work_that_is_still_going_on():
     driver = FakeDriver()
-    arena = bank(driver).arena(GRAIN, "cache")
+    arena = Bank(driver).arena(GRAIN, "cache")
     driver.running = True
     arena.release()
     assert driver.used == 0
@@ -162,12 +162,13 @@ def test_nothing_is_unmapped_under_work_that_is_still_going_on():
 
 def test_what_is_parked_comes_back_as_it_was(monkeypatch):
     driver = FakeDriver()
-    room = bank(driver)
+    room = Bank(driver)
     arena = room.arena(10 * GRAIN, "weights")
     tensor = arena.take((5 * GRAIN,), torch.uint8)
     tensor.copy_(torch.arange(5 * GRAIN) % 251)
     expected, beats = tensor.clone(), []
     parked = room.park(arena, lambda: beats.append(1))
+    parked.fetch()
     assert sum(driver.registered.values()) == 5 * GRAIN
     arena.release()
     for _ in range(2):
@@ -182,22 +183,37 @@ def test_what_is_parked_comes_back_as_it_was(monkeypatch):
 
 def test_whichever_call_fails_parking_changes_nothing():
     driver = FakeDriver()
-    room = bank(driver)
+    room = Bank(driver)
     arena = room.arena(10 * GRAIN, "weights")
     tensor = arena.take((10 * GRAIN,), torch.uint8).fill_(7)
     for number in range(1, 8):
-        driver.fails = failing = Failing(number)
+        driver.fails = Failing(number)
+        parked = room.park(arena, no_beat)
         with pytest.raises(DeviceLost, match="cu"):
-            room.park(arena, no_beat)
-        assert failing.failed
+            parked.fetch()
+        parked.drop()
         assert not driver.registered
         assert bool((tensor == 7).all())
-    driver.fails = lambda call: None
-    room.park(arena, no_beat).drop()
+
+
+def test_what_could_not_be_unpinned_is_known_and_is_unpinned_later():
+    driver = FakeDriver()
+    room = Bank(driver)
+    arena = room.arena(10 * GRAIN, "weights")
+    arena.take((10 * GRAIN,), torch.uint8)
+    for number in (1, 2, 3):
+        parked = room.park(arena, no_beat)
+        parked.fetch()
+        driver.fails = Failing(number)
+        with pytest.raises(DeviceLost, match="cuMemHostUnregister"):
+            parked.drop()
+        assert len(driver.registered) == 4 - number
+        parked.drop()
+        assert not driver.registered
 
 
 def test_the_host_keeps_what_it_has_room_for(monkeypatch):
-    room = bank(FakeDriver())
+    room = Bank(FakeDriver())
     arena = room.arena(10 * GRAIN, "weights")
     arena.take((10 * GRAIN,), torch.uint8)
     monkeypatch.setattr(vram, "available_bytes", lambda: 12 * GRAIN)
@@ -209,7 +225,7 @@ def test_the_host_keeps_what_it_has_room_for(monkeypatch):
 
 def test_a_bank_counts_what_it_gave():
     driver = FakeDriver(capacity=100 * GRAIN)
-    room = bank(driver)
+    room = Bank(driver)
     arena = room.arena(10 * GRAIN, "weights")
     assert (room.free(), room.held()) == (90 * GRAIN, 10 * GRAIN)
     arena.release()
@@ -223,6 +239,7 @@ def test_without_the_drivers_package_memory_stays_and_it_is_said_why(monkeypatch
         raise ModuleNotFoundError("No module named 'cuda'")
 
     monkeypatch.setattr("infd.runner.driver._bindings", absent)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
     found = bank_of(torch.device("cuda", 0))
     assert isinstance(found, TorchBank)
     assert found.sleepless.startswith("memory of cuda:0 cannot be given back: cuda-bindings cannot be imported (No")
@@ -285,10 +302,11 @@ class Bound:
 def test_the_calls_are_those_of_the_real_package():
     real = pytest.importorskip("cuda.bindings.driver")
     bound = Bound(real)
-    room = bank(bound)  # type: ignore[arg-type]
+    room = Bank(bound)  # type: ignore[arg-type]
     arena = room.arena(9 * GRAIN, "weights")
     tensor = arena.take((9 * GRAIN,), torch.uint8).fill_(5)
     parked = room.park(arena, no_beat)
+    parked.fetch()
     arena.release()
     arena.restore()
     parked.put_back()

@@ -1,0 +1,62 @@
+"""Put runners of one design together: a first one with a small cache, to be measured, and the one that serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infd.runner.adapters import DeviceSlots
+from infd.runner.cache import allocate, arena_bytes
+from infd.runner.rows import Rows
+from infd.runner.runner import Runner
+
+if TYPE_CHECKING:
+    from infd.config import Config
+    from infd.runner.design import Design
+    from infd.runner.graphs import Graphs
+    from infd.runner.memory import Arena, Bank
+    from infd.runner.pulse import Pulse
+
+
+class Assembly:
+    """What any runner of a design is made of, beside its weights, which are there."""
+
+    def __init__(self, config: Config, design: Design, bank: Bank, pulse: Pulse) -> None:
+        self.design = design
+        self.bank = bank
+        self.rows = config.scheduler.max_num_seqs
+        page_tokens = config.cache.page_tokens
+        self.layout = design.model.cache_layout(page_tokens)
+        self.tensors = design.model.page_tensors(page_tokens)
+        self._pulse = pulse
+
+    def runner(
+        self, pages: int, max_len: int, *, purpose: str = "cache", graphs: Graphs | None = None
+    ) -> tuple[Runner, Arena]:
+        """Return a runner whose sequences have at most `max_len` tokens, and the arena of its cache.
+
+        purpose  of the arena, for whoever reads that there is no memory for it
+
+        Raises OutOfMemory.
+        """
+        model, ops, _, device, _ = self.design
+        cache = self.bank.arena(arena_bytes(self.layout, self.tensors, pages), purpose)
+        rows = Rows(
+            rows=self.rows,
+            max_len=max_len,
+            page_tokens=[group.page_tokens for group in self.layout.groups],
+            vocab_size=model.vocab_size,
+            device=device,
+        )
+        scales = {layer: each.tensor for layer, each in model.cache_scales.items()}
+        runner = Runner(
+            model,
+            ops.attention,
+            ops.draw,
+            rows,
+            self.layout,
+            allocate(self.layout, self.tensors, pages, cache, scales),
+            DeviceSlots(ops.lora, device),
+            self._pulse,
+            graphs,
+        )
+        return runner, cache

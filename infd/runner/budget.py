@@ -1,0 +1,145 @@
+"""Decide what a device's memory is for, and say so.
+
+On a GPU infd may take a share of what was free when it came. The weights are there by now. The largest step is tried,
+on a cache that is just large enough, to see what it takes for a moment; the rest is for the cache. On a CPU, where
+memory is everybody's, the cache gets a share of what is free.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
+
+from infd.errors import OutOfMemory
+from infd.runner.faults import lacks_memory, let_go
+from infd.runner.graphs import sizes
+from infd.runner.stepsize import LEAST, LIKELIEST, Trial, run
+
+if TYPE_CHECKING:
+    from infd.config import DeviceConfig
+    from infd.runner.assembly import Assembly
+    from infd.runner.memory import Arena, Bank
+
+MIB: Final = 2**20
+HOST_SHARE: Final = 0.6  # of what a host has free once the weights are loaded; the rest is for activations and others
+GRAPH_BYTES: Final = 8 * MIB  # of each captured size, beside what its step computes with; assumed, not measured yet
+
+
+class Room(NamedTuple):
+    """The bytes that a cache may take, and why so many."""
+
+    bytes: int
+    why: str
+
+
+class Footprint(Struct, frozen=True):
+    """What steps take beside weights and cache, in bytes.
+
+    tokens    of the largest step that fits
+    step      most that it takes, for a moment
+    decoding  the same of a step in which every row decodes
+    """
+
+    tokens: int
+    step: int
+    decoding: int
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """A GPU's memory in bytes, by what it is for.
+
+    others   held when infd came: by other processes, and by CUDA for this one
+    share    of the rest that infd may take
+    lasting  held by now beside the weights: workspaces, kernels
+    graphs   what captured steps are expected to keep
+    """
+
+    total: int
+    others: int
+    share: float
+    weights: int
+    lasting: int
+    footprint: Footprint
+    graphs: int
+
+    @property
+    def room(self) -> Room:
+        """Return what is left for the cache."""
+        moment = max(self.footprint.step, self.footprint.decoding)
+        mine = int((self.total - self.others) * self.share)
+        left = mine - self.weights - self.lasting - moment - self.graphs
+        return Room(max(0, left), f"what weights and steps leave of {self.share:.0%} of the GPU")
+
+    def explain(self, cache: int) -> str:
+        """Say it line by line. cache: the bytes it takes in the end"""
+        parts = [
+            (self.others, "held before infd came, by others and by CUDA"),
+            (self.weights, "weights"),
+            (self.lasting, "workspaces and kernels"),
+            (max(self.footprint.step, self.footprint.decoding), f"steps, of {self.footprint.tokens:,} tokens at most"),
+            (self.graphs, "captured steps, as expected"),
+            (cache, "cache"),
+        ]
+        left = self.total - sum(size for size, _ in parts)
+        told = [(self.total, "in all"), *parts, (left, f"left over; infd may take {self.share:.0%} of what was free")]
+        return "\n".join(["the GPU's memory, in MiB:", *(f"{size / MIB:>11,.0f}  {what}" for size, what in told)])
+
+
+def on_host(bank: Bank) -> Room:
+    """Return the room for a cache in the host's memory."""
+    free = bank.free()
+    return Room(int(HOST_SHARE * free), f"{HOST_SHARE:.0%} of {free / MIB:,.0f} MiB free")
+
+
+def draw_up(assembly: Assembly, weights: Arena, settings: DeviceConfig, most: int) -> Budget:
+    """Try the largest step on a GPU, and return what is for what.
+
+    most  tokens of the largest step; where that does not fit, a half of it is tried, and so on
+
+    Raises OutOfMemory where no step fits.
+    """
+    bank, rows = assembly.bank, assembly.rows
+    tokens = most
+    while (found := _footprint(assembly, tokens)) is None:
+        if tokens <= LEAST:
+            free = f"{bank.free() / MIB:,.0f} MiB are free"
+            raise OutOfMemory(f"no memory for a step of {tokens} tokens beside the weights; {free}")
+        tokens //= 2
+    bank.trim()
+    return Budget(
+        total=bank.free() + bank.held(),
+        others=bank.others,
+        share=settings.memory_utilization,
+        weights=weights.size,
+        lasting=max(0, bank.held() - bank.others - weights.size),
+        footprint=found,
+        graphs=found.decoding + len(sizes(rows)) * GRAPH_BYTES if settings.graphs else 0,
+    )
+
+
+def _footprint(assembly: Assembly, tokens: int) -> Footprint | None:
+    """Run a step of so many tokens, or of as many as there are rows for; return None where it does not fit."""
+    layout, rows, longest = assembly.layout, assembly.rows, assembly.design.max_len
+    length = min(longest - 1, tokens)
+    prompts = -(-tokens // length) * sum(-(-length // group.page_tokens) for group in layout.groups)
+    pages = max(prompts, rows * len(layout.groups))
+    cache = None
+    try:
+        runner, cache = assembly.runner(pages, longest, purpose="the cache of a first step")
+        long = Trial(layout, pages=pages, rows=rows, max_model_len=longest)
+        wide = Trial(layout, pages=pages, rows=rows, max_model_len=2)  # a token, and the one that it chooses
+        scored = LIKELIEST if layout.divisible else None  # their logits take memory too
+        plan = long.plan(min(tokens, long.room), scored)
+        run(runner, plan)  # sets up what stays
+        step = assembly.bank.peak(partial(run, runner, plan))
+        return Footprint(tokens, step, assembly.bank.peak(partial(run, runner, wide.plan(rows))))
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        let_go(error)
+        return None
+    finally:
+        if cache is not None:
+            cache.release()
