@@ -187,7 +187,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="where all figures are written")
     arguments = parser.parse_args()
     arguments.cores = Cores.here()
+    before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, arguments.cores.server)  # the bare engine has what the server will have
+    try:
+        measure(arguments)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def measure(arguments: argparse.Namespace) -> None:
     bench = Bench(torch.device(arguments.device), arguments.rounds)
     with torch.inference_mode():
         modules.keep(None)
