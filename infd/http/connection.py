@@ -24,6 +24,8 @@ HEADER_BYTES: Final = 16 * 2**10
 HEADERS: Final = 100
 # A reader that does not take HIGH_WATER bytes in this time has stopped reading.
 STALL_S: Final = 30.0
+# Of the loop, in which a request that has arrived is read and begun: whoever seems late may have waited for us.
+TURNS: Final = 10
 
 LIMITS: Final[dict[str, Any]] = {
     "lingering_time": 5.0,
@@ -61,7 +63,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._connections = connections
         self._metrics = metrics
         self._header_timeout_s = config.header_timeout_s
-        self._header_deadline: asyncio.TimerHandle | None = None
+        self._header_deadline: asyncio.Handle | None = None
         self._stall_deadline: asyncio.TimerHandle | None = None
         self._stream: asyncio.Transport | None = None  # also while it closes, when `transport` is None
 
@@ -77,7 +79,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             stream.write(failure.raw(refusal))
             self.force_close()
             return
-        self._header_deadline = self._loop.call_later(self._header_timeout_s, self._too_late, "slow_headers")
+        self._header_deadline = self._loop.call_later(self._header_timeout_s, self._headers_are_late, TURNS)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.leave(self)
@@ -127,6 +129,13 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         response.headers["Server"] = "infd"
         response.force_close()
         return response
+
+    def _headers_are_late(self, turns: int) -> None:
+        """Close, after so many turns of the loop, unless the request has begun by then."""
+        if turns:
+            self._header_deadline = self._loop.call_soon(self._headers_are_late, turns - 1)
+        else:
+            self._too_late("slow_headers")
 
     def _too_late(self, reason: str) -> None:
         self._metrics.dropped[reason] += 1

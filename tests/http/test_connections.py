@@ -7,6 +7,7 @@ import json
 import resource
 import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -190,6 +191,15 @@ async def test_headers_that_never_end_are_not_waited_for_for_ever():
     async with serving(limited(header_timeout_s=0.02)) as endpoint:
         assert await said(await connect(endpoint)) == b""
         assert endpoint.server.service.metrics.dropped["slow_headers"] == 1
+
+
+async def test_a_request_that_has_arrived_is_not_late_because_we_are():
+    async with serving(limited(header_timeout_s=1e-6)) as endpoint:
+        with socket.create_connection(("127.0.0.1", urlsplit(endpoint.url).port)) as client:
+            client.sendall(b"GET /livez HTTP/1.1\r\nHost: infd\r\nConnection: close\r\n\r\n")
+            reader, writer = await asyncio.open_connection(sock=client)
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
 
 
 async def test_the_deadline_of_headers_does_not_cut_a_request_short():
