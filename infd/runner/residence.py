@@ -179,7 +179,7 @@ class Residence:
         for give in (self._weights.release, self._cache.release, self._unpark):
             try:
                 give()
-            except DeviceLost as error:
+            except (DeviceLost, OutOfMemory) as error:
                 log.warning("memory was not given back: %s", error)
 
     def _fill(self, checkpoint: Checkpoint) -> None:
@@ -208,7 +208,7 @@ class Residence:
         try:
             self._parked.drop()
             self._parked = None
-        except DeviceLost as error:
+        except (DeviceLost, OutOfMemory) as error:
             log.warning("weights that the host held were not given back: %s", error)
 
     def _beat(self) -> None:

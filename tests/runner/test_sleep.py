@@ -228,12 +228,13 @@ def test_closing_gives_everything_back(serve):
         assert not house.driver.registered
 
 
+@pytest.mark.parametrize("error", ["CUDA_ERROR_UNKNOWN", "CUDA_ERROR_OUT_OF_MEMORY"])
 @pytest.mark.parametrize("asleep", [False, True])
-def test_a_lost_device_does_not_keep_it_from_closing(serve, caplog, asleep):
+def test_a_lost_device_does_not_keep_it_from_closing(serve, caplog, asleep, error):
     house = serve()
     if asleep:
         house.residence.sleep(1)
-    house.driver.fails = lambda call: "CUDA_ERROR_UNKNOWN"
+    house.driver.fails = lambda call: error
     house.residence.close()
     assert caplog.text.count("not given back") == (1 if asleep else 2)
     house.driver.fails = lambda call: None
