@@ -76,6 +76,8 @@ def roughened(rng: Random, text: str) -> str:
         text = text.rstrip("?") + rng.choice(_HABITS["behind"])
     if rng.random() < 0.03:
         return text.upper()
+    if rng.random() < 0.4:
+        text = re.sub(r"\b[a-z]+\b", lambda word: _HABITS["names"].get(word[0], word[0]), text)
     return typed(rng, text)
 
 
