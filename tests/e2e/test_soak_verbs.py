@@ -224,7 +224,7 @@ async def test_verbs_at_the_socket_racing_clients_spoil_no_answer_and_leave_noth
     assert (status.state, status.pages_referenced, status.terminal.get("error", 0)) == ("ready", 0, 0)
     loras = await asyncio.to_thread(admin.get, "/v1/loras", Loras)
     assert (loras.loras, loras.bytes) == ([], 0)
-    assert race.outcomes["length"] + race.outcomes["stop"] > VERBS // 10
+    assert race.outcomes["length"] + race.outcomes["stop"] > VERBS // 100
     async with asyncio.timeout(PATIENCE_S):  # connections that were left are closed soon after
         while descriptors(daemon) > open_before:
             await asyncio.sleep(0)

@@ -275,7 +275,7 @@ def test_every_weight_lies_in_the_arena_once(foreign, variant):
         arena = Arena(required_bytes(model), CPU, "weights")
         load(model, checkpoint, arena)
         stored = sum(tensor.bytes for tensor in checkpoint.tensors.values())
-    first = arena._memory.data_ptr()
+    first = arena.content.data_ptr()
     held = {tensor.data_ptr(): tensor for part in (model._decoder, model._head) for tensor in part.parameters()}
     assert all(first <= address < first + arena.size for address in held)
     assert sum(tensor.nbytes for tensor in held.values()) == stored
