@@ -92,7 +92,8 @@ class Daemon:
 
     def log(self, message: str) -> dict[str, Any]:
         """Return the one record with this message."""
-        records = [json.loads(line) for line in self.log_text().splitlines() if line.startswith("{")]
+        whole = self.log_text().rpartition("\n")[0]  # the last line may be half written
+        records = [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
         (found,) = [record for record in records if record["message"] == message]
         return found
 
