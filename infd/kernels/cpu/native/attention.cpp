@@ -155,14 +155,19 @@ void multiply(Units a, Units b, Matrix<float> c, int64_t rows, int64_t columns, 
     multiply_columns<Form, 1>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
 }
 
-// Rows that will be read next, fetched into the L2 cache little by little while others are computed with.
+// Rows that will be read next, fetched into the L2 cache little by little while `meanwhile` others are computed with.
 template <class Number>
 struct Ahead {
   const Number* const* rows;
-  int64_t count;
+  int64_t count, share;  // of them to each of the others, in 65536ths
 
-  void fetch(int64_t first, int64_t rows_now, int64_t size) const {
-    for (int64_t i = first; i < first + rows_now && i < count; i++) {
+  Ahead(const Number* const* rows, int64_t count, int64_t meanwhile)
+      : rows(rows), count(count), share(((count << 16) + meanwhile - 1) / meanwhile) {}
+
+  // Inlined in any case: a call in the midst of sums would send all of them to memory and back.
+  [[gnu::always_inline]] void fetch(int64_t first, int64_t rows_now, int64_t size) const {
+    const int64_t end = (first + rows_now) * share >> 16;
+    for (int64_t i = first * share >> 16; i < end && i < count; i++) {
       const char* row = reinterpret_cast<const char*>(rows[i]);
       for (int64_t at = 0; at < size * int64_t{sizeof(Number)}; at += 64) _mm_prefetch(row + at, _MM_HINT_T1);
     }
@@ -212,7 +217,7 @@ template <class Number, class Form>
 void place_keys(const Rows<Number>& rows, const Rows<Number>& next, int64_t size, Units out, Matrix<float> spare) {
   const int64_t steps = size / Form::PER_UNIT;
   for (int64_t first = 0; first < rows.padded(); first += WIDTH) {
-    Ahead<Number>{next.k, next.count}.fetch(first, WIDTH, size);
+    Ahead<Number>{next.k, next.count, rows.padded()}.fetch(first, WIDTH, size);
     const uint32_t* lines[WIDTH];
     for (int i = 0; i < WIDTH; i++) {
       if constexpr (sizeof(Number) * Form::PER_UNIT == 4) {
@@ -237,7 +242,7 @@ void place_values(const Rows<Number>& rows, const Rows<Number>& next, int64_t si
     int64_t d = 0;
     for (; d + WIDTH <= size; d += WIDTH) store(line + d, Form::across(rows.v + i, d));
     if (d < size) store(line + d, Form::across_first(rows.v + i, d, size - d));
-    Ahead<Number>{next.v, next.count}.fetch(i, Form::PER_UNIT, size);
+    Ahead<Number>{next.v, next.count, rows.count}.fetch(i, Form::PER_UNIT, size);
   }
 }
 
@@ -415,9 +420,18 @@ struct Bench {
         seen(carver.take<Seen>(rows)) {}
 };
 
+// What one thread does in one go: a piece for one key-value head.
+struct Task {
+  const Piece* piece;
+  int64_t head;
+};
+
 // Attend a piece's queries to its keys for one key-value head; leave sums and what was seen on the bench, row by row.
+// `after` is what this thread does next, if it knows: its first keys and values are fetched meanwhile.
 template <class Number, class Cached, class Form>
-void attend(const AttentionStep& step, const AttentionLayer& layer, const Piece& piece, int64_t head, Bench<Form>& bench) {
+void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, Task after, Bench<Form>& bench) {
+  const Piece& piece = *task.piece;
+  const int64_t head = task.head;
   const int64_t shared = layer.heads / layer.kv_heads, size = layer.size, rows = piece.queries * shared;
   const int64_t width = bench.sums.pitch;
   const Number* q = static_cast<const Number*>(layer.q) +
@@ -434,23 +448,25 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, const Piece&
   const int64_t position = step.start[piece.span] + piece.first_query;  // of the first query
   Rows<Cached> blocks[2];
   Scales k_scales, v_scales;
-  const auto find = [&](Rows<Cached>& block, int64_t begin) {
-    const int64_t next = (begin / BLOCK + 1) * BLOCK, end = next < piece.end ? next : piece.end;
-    if (begin < piece.end)
-      block.find(step, layer, piece.span, head, begin, end);
-    else
-      block.count = 0;
+  const auto find = [&](Rows<Cached>& block, const Task& of, int64_t begin) {
+    const int64_t next = (begin / BLOCK + 1) * BLOCK, end = next < of.piece->end ? next : of.piece->end;
+    block.find(step, layer, of.piece->span, of.head, begin, end);
   };
-  find(blocks[0], piece.begin);
+  find(blocks[0], task, piece.begin);
   int turn = 0;
   for (int64_t begin = piece.begin; begin < piece.end; turn ^= 1) {
     const Rows<Cached>& block = blocks[turn];
-    find(blocks[turn ^ 1], begin + block.count);
-    const Rows<Cached>& next = blocks[turn ^ 1];
+    Rows<Cached>& next = blocks[turn ^ 1];
+    if (begin + block.count < piece.end)
+      find(next, task, begin + block.count);
+    else if (after.piece)
+      find(next, after, after.piece->begin);
+    else
+      next.count = 0;
     const int64_t padded = block.padded();
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
-        const Ahead<Cached> ahead{next.k, row == 0 ? next.count : 0};
+        const Ahead<Cached> ahead{next.k, row == 0 ? next.count : 0, padded};
         score_rows<Cached, Form, group.value>(bench.queries.from(row), block, ahead, size, bench.scores.from(row));
       });
     } else {
@@ -470,7 +486,7 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, const Piece&
     }
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
-        const Ahead<Cached> ahead{next.v, row == 0 ? next.count : 0};
+        const Ahead<Cached> ahead{next.v, row == 0 ? next.count : 0, block.count};
         weigh_rows<Cached, Form, group.value>(bench.weights.from(row), block, ahead, size, bench.sums.from(row));
       });
     } else {
@@ -556,18 +572,23 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
   const int64_t rows = tokens_of_a_piece(shared) * shared;
   const int64_t used = step.offsets[step.spans], row = layer.heads * size;
   memset(static_cast<Number*>(layer.out) + used * row, 0, (step.tokens - used) * row * sizeof(Number));
-#pragma omp parallel if (count * heads > 1 && products > ENOUGH)
+  const int64_t tasks = count * heads;
+#pragma omp parallel if (tasks > 1 && products > ENOUGH)
   {
+    // Tasks that follow each other are done by one thread, so that it knows what to fetch; not so many that others wait.
+    const int64_t fair = tasks / (8 * omp_get_num_threads()), together = fair < 1 ? 1 : fair < heads ? fair : heads;
     Carver sizes(nullptr);
     Bench<Form> measured(sizes, rows, width);
     Carver carver(own_scratch.at_least(sizes.used));
     Bench<Form> bench(carver, rows, width);
     // From the end: prompts stand behind, and a prompt's later queries see more.
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = count * heads - 1; i >= 0; i--) {
-      const Piece& piece = pieces[i / heads];
-      const int64_t head = i % heads;
-      attend<Number, Cached, Form>(step, layer, piece, head, bench);
+    const auto task = [&](int64_t i) { return Task{pieces + (tasks - 1 - i) / heads, (tasks - 1 - i) % heads}; };
+#pragma omp for schedule(dynamic, together)
+    for (int64_t i = 0; i < tasks; i++) {
+      const bool last = i + 1 == tasks || (i + 1) % together == 0;
+      attend<Number, Cached, Form>(step, layer, task(i), last ? Task{nullptr, 0} : task(i + 1), bench);
+      const Piece& piece = *task(i).piece;
+      const int64_t head = task(i).head;
       for (int64_t row = 0; row < piece.queries * shared; row++) {
         const Seen seen = bench.seen[row];
         if (piece.parts == 1) {
@@ -582,7 +603,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
     }
     if (partial > 0) {
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < count * heads; i++) {
+      for (int64_t i = 0; i < tasks; i++) {
         const Piece* piece = pieces + i / heads;
         const bool first = i < heads || piece[-1].span != piece->span || piece[-1].first_query != piece->first_query;
         if (piece->parts > 1 && first) merge<Number>(step, layer, piece, i % heads, partials);
