@@ -13,6 +13,7 @@ a step has no use for have no rows, and their programs end at once.
 from __future__ import annotations
 
 from collections import OrderedDict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     Groups = Sequence[tuple[Tensor, LowRank]]
 
 ROWS = 16  # of a tile: the fewest that a matrix product takes
+KINDS = MappingProxyType({torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32})
 KEPT = 4096  # tables of weights: those of a few dozen mixtures of adapters
 
 
@@ -52,6 +54,7 @@ def shrink(
     weights,
     x_row,
     INPUTS: tl.constexpr,
+    KIND: tl.constexpr,
     RANKS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -63,7 +66,7 @@ def shrink(
         return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
     weights += group * WIDTH
-    a = tl.load(weights).to(tl.pointer_type(x.dtype.element_ty))
+    a = tl.load(weights).to(tl.pointer_type(KIND))
     ranks = tl.load(weights + 1)
     rank = tl.program_id(1) * BLOCK_RANKS + tl.arange(0, BLOCK_RANKS)
     result = tl.zeros([BLOCK_ROWS, BLOCK_RANKS], tl.float32)
@@ -80,21 +83,21 @@ def shrink(
 @triton.jit
 def look_up(
     tokens,
-    y,
     shrunk,
     tiles,
     weights,
+    KIND: tl.constexpr,
     RANKS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
 ):
-    """Put A[token] of one tile's rows into shrunk [rows, RANKS] float32. Only y's type is looked at."""
+    """Put A[token] of one tile's rows into shrunk [rows, RANKS] float32."""
     if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
         return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
     weights += group * WIDTH
-    a = tl.load(weights).to(tl.pointer_type(y.dtype.element_ty))
+    a = tl.load(weights).to(tl.pointer_type(KIND))
     ranks = tl.load(weights + 1)
     rank = tl.program_id(1) * BLOCK_RANKS + tl.arange(0, BLOCK_RANKS)
     token = tl.load(tokens + row, mask=inside, other=0)
@@ -110,18 +113,22 @@ def expand(
     tiles,
     weights,
     y_row,
+    KIND: tl.constexpr,
     RANKS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
 ):
-    """Add one tile's rows of `shrunk`, times the B of one part, to some of the part's outputs."""
+    """Add one tile's rows of `shrunk`, times the B of one part, to some of the part's outputs.
+
+    KIND  the type of B, which need not be y's: logits are float32
+    """
     if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
         return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
     weights += group * WIDTH + 2 + tl.program_id(1) * 5
-    b = tl.load(weights).to(tl.pointer_type(y.dtype.element_ty))
+    b = tl.load(weights).to(tl.pointer_type(KIND))
     first = tl.load(weights + 1)
     ranks = tl.load(weights + 2)
     output = tl.load(weights + 3)
@@ -133,7 +140,7 @@ def expand(
         rank = begin + tl.arange(0, BLOCK_RANKS)
         deep = rank < ranks
         at = place[:, None] * RANKS + (first + rank)[None, :]
-        left = tl.load(shrunk + at, mask=inside[:, None] & deep[None, :], other=0.0).to(y.dtype.element_ty)
+        left = tl.load(shrunk + at, mask=inside[:, None] & deep[None, :], other=0.0).to(KIND)
         right = tl.load(b + column[:, None] * ranks + rank[None, :], mask=wide[:, None] & deep[None, :], other=0.0)
         result = tl.dot(left, tl.trans(right), result, input_precision="ieee")
     target = y + row[:, None] * y_row + (output + column)[None, :]
@@ -163,6 +170,7 @@ class Weights(NamedTuple):
     part     the most ranks of any part
     outputs  the most of any part
     parts    the most of any group
+    dtype    of A and B
     """
 
     table: Tensor
@@ -170,6 +178,11 @@ class Weights(NamedTuple):
     part: int
     outputs: int
     parts: int
+    dtype: torch.dtype
+
+    @property
+    def kind(self) -> tl.dtype:
+        return KINDS[self.dtype]
 
     def become(self, other: Weights) -> bool:
         if self[1:] != other[1:] or self.table.shape != other.table.shape:
@@ -206,7 +219,7 @@ class Lora:
         key = tuple(number for each in described for number in (len(each), *each))
         found = self._weights.get(key)
         if found is None:
-            found = self._weights[key] = _gather(described, groups[0][1].a.device)
+            found = self._weights[key] = _gather(described, groups[0][1].a.device, groups[0][1].a.dtype)
             if len(self._weights) > KEPT:
                 self._weights.popitem(last=False)
         self._weights.move_to_end(key)
@@ -223,7 +236,8 @@ class Lasting:
         self._tiles = Tiles(self._sent[size:].view(size, 5), size)
 
     def weigh(self, held: Sequence[LowRank | None], *, table: bool) -> Weights:
-        return _gather([[] if low is None else _describe(low, table=table) for low in held], self._device)
+        kind = next(low.a.dtype for low in held if low is not None)
+        return _gather([[] if low is None else _describe(low, table=table) for low in held], self._device, kind)
 
     def refill(self, slots: Sequence[int]) -> None:
         wanted = np.asarray(slots, dtype=np.int64)
@@ -260,6 +274,7 @@ def _add(y: Tensor, x: Tensor, tiles: Tiles, weights: Weights) -> None:
         weights.table,
         x.stride(0),
         INPUTS=x.shape[1],
+        KIND=weights.kind,
         RANKS=weights.ranks,
         WIDTH=weights.table.shape[1],
         BLOCK_ROWS=ROWS,
@@ -274,10 +289,10 @@ def _add_rows(y: Tensor, tokens: Tensor, tiles: Tiles, weights: Weights) -> None
     block = min(64, _power(weights.ranks))
     look_up[len(tiles.table), triton.cdiv(weights.ranks, block)](
         tokens,
-        y,
         shrunk,
         tiles.table,
         weights.table,
+        KIND=weights.kind,
         RANKS=weights.ranks,
         WIDTH=weights.table.shape[1],
         BLOCK_ROWS=ROWS,
@@ -294,6 +309,7 @@ def _expand(y: Tensor, shrunk: Tensor, tiles: Tiles, weights: Weights) -> None:
         tiles.table,
         weights.table,
         y.stride(0),
+        KIND=weights.kind,
         RANKS=weights.ranks,
         WIDTH=weights.table.shape[1],
         BLOCK_ROWS=ROWS,
@@ -312,7 +328,7 @@ def _describe(low: LowRank, *, table: bool) -> list[int]:
     return row
 
 
-def _gather(rows: list[list[int]], device: torch.device) -> Weights:
+def _gather(rows: list[list[int]], device: torch.device, dtype: torch.dtype) -> Weights:
     width = max(map(len, rows))
     table = np.array([row + [0] * (width - len(row)) for row in rows], dtype=np.int64)
     return Weights(
@@ -321,6 +337,7 @@ def _gather(rows: list[list[int]], device: torch.device) -> Weights:
         part=int(table[:, 4::5].max()),
         outputs=int(table[:, 6::5].max()),
         parts=(width - 2) // 5,
+        dtype=dtype,
     )
 
 

@@ -100,12 +100,14 @@ def draws(*, truncated: bool) -> None:
 
 
 def adapters(ranks: int, dtype: torch.dtype) -> None:
-    """Change queries and values of a fused product, and the embedding."""
+    """Change queries and values of a fused product, the embedding, and the head, whose logits are wide."""
     b = [empty(outputs, ranks, dtype=dtype) for outputs in (4096, 1024)]
     parts = [LowRankPart(b[0], 0, 0), LowRankPart(b[1], ranks, 5120)]
     rows, y = empty(40, dtype=torch.int64), empty(99, 6144, dtype=dtype)
     lora = Lora()
+    head = [(rows, LowRank(empty(ranks, 4096, dtype=dtype), [LowRankPart(empty(9999, ranks, dtype=dtype), 0, 0)]))]
     lora.add(y, empty(99, 4096, dtype=dtype), [(rows, LowRank(empty(2 * ranks, 4096, dtype=dtype), parts))])
+    lora.add(empty(40, 9999, dtype=torch.float32), empty(40, 4096, dtype=dtype), head)
     lora.add_rows(y, empty(99, dtype=torch.int64), [(rows, LowRank(empty(999, ranks, dtype=dtype), parts[:1]))])
 
 
