@@ -40,6 +40,7 @@ def capacity(
     step_tokens: int = 16,
     max_model_len: int = 64,
     score_cost: int = 1,
+    mixed_tokens: int | None = None,
 ) -> Capacity:
     return Capacity(
         layout=layout,
@@ -49,6 +50,7 @@ def capacity(
         max_model_len=max_model_len,
         vocab_size=VOCAB,
         score_cost=score_cost,
+        mixed_tokens=mixed_tokens,
     )
 
 

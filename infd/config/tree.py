@@ -195,7 +195,11 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
 
     step_tokens: Annotated[Count | None, about("most tokens in one step (default: measured at start)")] = None
     step_target_ms: Annotated[
-        Positive | None, about("what a mixed step may take (default: 150 on a CPU, 50 on a GPU)")
+        Positive | None,
+        about(
+            "what a step may take (default: with prompts alone 150 on a CPU, 50 on a GPU; where streams wait for it"
+            " 50, or twice as long as the shortest step)"
+        ),
     ] = None
     max_num_seqs: Annotated[Count, about("sequences that run at once", flag="--max-num-seqs")] = 64
     max_waiting: Annotated[Count, about("queued choices before 429")] = 1024

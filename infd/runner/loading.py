@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.runner")
 
-STEP_TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 DEPTH = {"cpu": 1, "cuda": 2}
 
 
@@ -186,18 +185,18 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
     trial = stepsize.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
     stepsize.warm_up(runner, trial, device.type)
     runner.idle()  # captures the step of one sequence; the others can wait
-    step_tokens = largest
+    sizes = stepsize.Sizes(largest, largest)
     if config.scheduler.step_tokens is None:
-        target_ms = config.scheduler.step_target_ms or STEP_TARGET_MS[device.type]
-        step_tokens = stepsize.measure(runner, trial, target_s=target_ms / 1000, rows=rows, most=largest)
-        log.info("step_tokens: %d, so that a step takes at most about %.0f ms", step_tokens, target_ms)
+        sizes = stepsize.measure(runner, trial, config.scheduler.step_target_ms, device.type, rows=rows, most=largest)
+        log.info("step_tokens: %d, and %d where streams wait for the step", *sizes)
     return Loaded(
         runner=runner,
         capacity=Capacity(
             layout=layout,
             pages=size.pages,
             rows=rows,
-            step_tokens=step_tokens,
+            step_tokens=sizes.alone,
+            mixed_tokens=sizes.mixed,
             max_model_len=max_len,
             vocab_size=model.vocab_size,
             score_cost=stepsize.score_cost(runner, trial) if layout.divisible else 1,

@@ -2,14 +2,15 @@
 
 The steps measured are ordinary plans, on rows and pages that nobody holds yet;
 they are invisible outside the runner. Long prompts are computed in steps of
-this size, so it bounds how long a stream may pause.
+such a size, so it bounds how long a stream may pause, and how long whoever
+comes next waits to be looked at.
 """
 
 from __future__ import annotations
 
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from infd.request import Request, SamplingParams
 from infd.scheduler.plan import Join, Span, StepPlan
@@ -33,8 +34,19 @@ WAYS = (  # to choose a token
 GROWTH = 4
 TRIALS = 5  # of each size, as long as they are short
 ENOUGH_S = 0.05
-FEW = 16  # tokens of a step that is only compared with another
+FEW = 16  # tokens of a step that is hardly longer than the shortest
+TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
+CALM_MS = 50.0  # what a step may take that streams wait for,
+PACE = 2.0  # or this many times the shortest one, where that is more
+EVEN = 8  # mixed steps are a multiple of: products take rows in groups
 LIKELIEST = 20  # tokens asked for where scoring is measured
+
+
+class Sizes(NamedTuple):
+    """Tokens of a step of prompts alone, and of one that streams wait for."""
+
+    alone: int
+    mixed: int
 
 
 class Trial:
@@ -122,18 +134,36 @@ def warm_up(runner: Runner, trial: Trial, device: str) -> None:
         run(runner, plan)
 
 
-def measure(runner: Runner, trial: Trial, *, target_s: float, rows: int, most: int) -> int:
-    """Return the step size, at most `most`: a step of that many prompt tokens takes at most `target_s`.
+def measure(runner: Runner, trial: Trial, target_ms: float | None, device: str, *, rows: int, most: int) -> Sizes:
+    """Return how large steps are that take at most so long.
 
-    It is a power of two, and never so small that `rows` decoding sequences would leave no room for prompts.
+    target_ms  None: TARGET_MS where no stream waits; beside streams CALM_MS, or twice as long as the shortest step, for
+               which they would wait anyway
+
+    The first size is a power of two, at most `most`, and never so small that `rows` decoding sequences would leave no
+    room for prompts.
     """
     least = max(LEAST, _power_of_two(4 * rows - 1))
+    tokens, taken = min(FEW, trial.room), {}
+    taken[tokens] = shortest = _time(runner, trial, tokens)
     tokens = min(LEAST, trial.room)
-    elapsed = _time(runner, trial, tokens)
-    while elapsed * GROWTH < target_s and tokens * GROWTH <= min(trial.room, most):
+    taken[tokens] = _time(runner, trial, tokens)
+    target_s = (target_ms or TARGET_MS[device]) / 1000
+    while taken[tokens] * GROWTH < target_s and tokens * GROWTH <= min(trial.room, most):
         tokens *= GROWTH
-        elapsed = _time(runner, trial, tokens)
-    return max(least, min(_power_of_two(most), _power_of_two(int(tokens * target_s / elapsed))))
+        taken[tokens] = _time(runner, trial, tokens)
+    mixed_s = target_ms / 1000 if target_ms else max(CALM_MS / 1000, PACE * shortest)
+    alone = max(least, min(_power_of_two(most), _power_of_two(_within(target_s, taken))))
+    return Sizes(alone, min(alone, max(FEW, _within(mixed_s, taken) // EVEN * EVEN)))
+
+
+def _within(seconds: float, taken: dict[int, float]) -> int:
+    """Return how many tokens take so long, where some, from few to many, have `taken` that many seconds."""
+    for (few, short), (many, long) in pairwise(taken.items()):
+        if short < seconds < long:
+            return int(few + (many - few) * (seconds - short) / (long - short))
+    tokens, longest = list(taken.items())[-1 if seconds >= max(taken.values()) else 0]
+    return int(tokens * seconds / longest)
 
 
 def score_cost(runner: Runner, trial: Trial) -> int:

@@ -1,4 +1,4 @@
-"""Decide how many tokens a step may hold, after one has not fitted into the device's memory."""
+"""Decide how many tokens a step may hold: beside streams that wait for it, and after one has not fitted into memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ CALM_STEPS: Final = 64  # that must fit before larger ones are tried again
 
 
 class StepSize:
-    """At most `largest` tokens; half of a step that did not fit, and twice as many again after a calm while."""
+    """At most `largest` tokens; half of a step that did not fit, and twice as many again after a calm while.
 
-    def __init__(self, largest: int) -> None:
+    mixed  as many already take as long as a stream should wait for a step
+    """
+
+    def __init__(self, largest: int, mixed: int | None = None) -> None:
         self.tokens = largest
         self._largest = largest
+        self._mixed = mixed or largest
         self._calm = 0  # steps that have fitted since one did not
+
+    def beside(self, streams: int) -> int:
+        """Return how many tokens of prompts a step may hold in which so many streams go on, if there is room.
+
+        They may fill up the step to `mixed`, and where that leaves them little, make it half as long again.
+        """
+        if not streams:
+            return self.tokens
+        return max(self._mixed - streams, (self._mixed + streams) // 2)
 
     def shrink(self, tokens: int) -> None:
         """A step that counted as so many tokens, two at least, did not fit."""

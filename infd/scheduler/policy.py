@@ -38,14 +38,14 @@ def by_order(seq: Sequence) -> Order:
     return seq.order
 
 
-def decoding_first(running: list[Sequence]) -> list[Sequence]:
-    """Return the running sequences in the order in which they draw from a step's tokens.
+def by_need(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """Return the running sequences that decode, being owed one token, and the others.
 
-    Those owed one token draw first: a prompt fills what they leave, so it never
-    pauses a stream. Within both parts the order of arrival holds.
+    The former draw first from a step's tokens: a prompt fills what they leave,
+    so it never pauses a stream. Within both parts the order of arrival holds.
     """
     decoding: list[Sequence] = []
     others: list[Sequence] = []
     for seq in running:
         (decoding if len(seq.tokens) + seq.in_flight - seq.computed == 1 else others).append(seq)
-    return decoding + others
+    return decoding, others

@@ -20,7 +20,7 @@ from infd.scheduler.adapters import AdapterSlots
 from infd.scheduler.cache import Cache
 from infd.scheduler.fitting import StepSize
 from infd.scheduler.plan import Grant, Join, Span, StepPlan
-from infd.scheduler.policy import Policy, by_order, decoding_first
+from infd.scheduler.policy import Policy, by_need, by_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -72,7 +72,7 @@ class Scheduler:
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # and found
         self._policy = Policy(priority_patience)
-        self._size = StepSize(capacity.step_tokens)
+        self._size = StepSize(capacity.step_tokens, capacity.mixed_tokens if capacity.layout.divisible else None)
         self._rows = list(range(capacity.rows - 1, -1, -1))
         self._number = 0
         self._held: set[Sequence] = set()
@@ -116,12 +116,9 @@ class Scheduler:
     def plan(self, only: Container[Sequence] | None = None) -> StepPlan | None:
         """Fill the next step, of these sequences `only` if given; return None if nothing can be computed now."""
         plan = StepPlan(self._number, [], [], [], [])
-        left = self._size.tokens
-        for seq in decoding_first(self.running):
-            if not left:
-                break
-            if only is None or seq in only:
-                left -= self._grant(plan, seq, left)
+        decoding, others = by_need(self.running)
+        left = self._fill(plan, decoding, self._size.tokens, only)
+        left = self._fill(plan, others, min(left, self._size.beside(len(plan.spans))), only)
         if self.waiting and left:
             self._admit(plan, left, only)
         if not plan.spans:
@@ -238,6 +235,15 @@ class Scheduler:
         if end - seq.indexed >= self.cache.page_tokens:
             self.cache.offer(seq, plan.number)
         return min(count * seq.weight, left)
+
+    def _fill(self, plan: StepPlan, sequences: list[Sequence], left: int, only: Container[Sequence] | None) -> int:
+        """Let sequences draw from the tokens left of a step, in this order; return how many are left then."""
+        for seq in sequences:
+            if not left:
+                break
+            if only is None or seq in only:
+                left -= self._grant(plan, seq, left)
+        return left
 
     def _admit(self, plan: StepPlan, left: int, only: Container[Sequence] | None) -> None:
         """Let waiting sequences run, in order, while there is room for the first of them.

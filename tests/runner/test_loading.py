@@ -208,6 +208,28 @@ def test_step_tokens_are_measured_within_bounds_and_the_trial_leaves_no_trace():
     assert loaded.capacity.step_tokens == 128  # for 40 decoding sequences and prompts beside them
 
 
+# Shortest steps that take 60 ms, and 2 ms for each token beyond 16.
+def test_a_step_that_streams_wait_for_takes_twice_as_long_as_the_shortest(monkeypatch):
+    run = stepsize.run
+
+    def seconds(runner, plan):
+        run(runner, plan)
+        return 0.06 + 0.002 * max(0, plan.tokens - 16)
+
+    monkeypatch.setattr(stepsize, "run", seconds)
+    sizes = {}
+    for target_ms in (None, 100.0):
+        settings = Config(
+            device=DeviceConfig(kind="cpu", threads=1),
+            scheduler=SchedulerConfig(max_num_seqs=8, step_target_ms=target_ms),
+            cache=CacheConfig(bytes=2**20, page_tokens=4),
+        )
+        held = load(FakeModel(), settings, Pulse(), max_len=200).capacity
+        sizes[target_ms] = held.step_tokens, held.mixed_tokens
+    # 156 ms are taken by 64 tokens, 120 by 46, 100 by 36.
+    assert sizes == {None: (64, 40), 100.0: (64, 32)}
+
+
 def test_what_a_scored_token_costs_is_found_by_scoring_some(monkeypatch):
     run = stepsize.run
 

@@ -30,6 +30,7 @@ class Histories(RuleBasedStateMachine):
         rows=st.integers(1, 5),
         spare=st.integers(0, 12),
         step_tokens=st.integers(2, 12),
+        mixed_tokens=st.none() | st.integers(1, 12),
         caching=st.booleans(),
         score_cost=st.integers(1, 4),
         slots=st.integers(1, 3),
@@ -42,6 +43,7 @@ class Histories(RuleBasedStateMachine):
         rows: int,
         spare: int,
         step_tokens: int,
+        mixed_tokens: int | None,
         caching: bool,
         score_cost: int,
         slots: int,
@@ -56,6 +58,7 @@ class Histories(RuleBasedStateMachine):
             rows=rows,
             step_tokens=longest if self.encoder else max(step_tokens, rows),
             max_model_len=longest,
+            mixed_tokens=mixed_tokens,
             score_cost=1 if self.encoder else score_cost,
         )
         self.driver = Driver(limits, depth=depth, patience=3, caching=caching, slots=slots, per_step=per_step)

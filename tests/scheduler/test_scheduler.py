@@ -28,6 +28,38 @@ def test_a_long_prompt_does_not_hold_up_a_decoding_sequence():
     assert granted(driver.issue()) == {decoding: 1, waiting: 7}
 
 
+def test_beside_streams_a_prompt_is_computed_in_smaller_chunks_than_alone():
+    driver = Driver(capacity(step_tokens=16, mixed_tokens=8, pages=64))
+    driver.add(sequence(40, max_tokens=1))
+    driver.finish()
+    decoding = driver.add(sequence(3, max_tokens=20))
+    driver.step()
+    waiting = driver.add(sequence([7] * 40, max_tokens=1))
+
+    assert [plan.tokens for plan in driver.plans[:3]] == [16, 16, 8]
+    assert granted(driver.issue()) == {decoding: 1, waiting: 7}
+
+
+def test_many_streams_leave_a_prompt_half_as_much_as_they_take():
+    driver = Driver(capacity(step_tokens=32, mixed_tokens=8, rows=16, pages=256))
+    decoding = [driver.add(sequence([number, 1, 2], max_tokens=20)) for number in range(12)]
+    driver.step()
+    driver.step()
+    waiting = driver.add(sequence([7] * 40, max_tokens=1))
+
+    plan = granted(driver.issue())
+    assert plan == dict.fromkeys(decoding, 1) | {waiting: 10}
+
+
+def test_streams_that_fill_a_step_leave_a_prompt_nothing():
+    driver = Driver(capacity(step_tokens=4, mixed_tokens=4, rows=8, pages=64))
+    decoding = [driver.add(sequence([number], max_tokens=20)) for number in range(4)]
+    driver.step()
+    driver.add(sequence(8, max_tokens=1))
+
+    assert granted(driver.issue()) == dict.fromkeys(decoding, 1)
+
+
 def test_a_prompt_longer_than_a_step_is_computed_in_chunks_and_sampled_once():
     driver = Driver(capacity(step_tokens=8))
     driver.add(sequence(20, max_tokens=1))
