@@ -27,17 +27,18 @@ soak: $(VENV)/.installed-test
 	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s --timeout 10000 tests/e2e/test_soak*.py tests/scheduler/test_invariants.py \
 		tests/engine/test_lifecycle.py tests/engine/test_sleep.py tests/engine/test_adapters.py tests/engine/test_races.py $(PYTEST_FLAGS)
 
-# With a GPU: every test that needs one, all of Triton's and FlashInfer's kernels, and what each of them takes of time.
+# With a GPU: every test that needs one, and all of Triton's and FlashInfer's kernels. `make bench-gpu` times them.
 test-gpu: $(VENV)/.installed-test
 	$(INSTALL) -e '.[test,cuda]'
 	$(BIN)/python -m pytest -rs -m gpu $(PYTEST_FLAGS)
-	$(BIN)/python -m pytest -rs tests/kernels/triton tests/kernels/flashinfer $(PYTEST_FLAGS)
-	$(BIN)/python bench/gpu.py
 
-# Triton's kernels, interpreted and compiled, without a GPU. Triton takes 250 MB to fetch, so `make test` does without.
+# The same kernels without a GPU: Triton's interpreted and compiled, FlashInfer's calls held to its signatures. Triton
+# takes 250 MB to fetch, so `make test` does without. A torch made for CUDA wants a Triton of its own choice, which is
+# why constraints.txt names none; FlashInfer wants gigabytes of CUDA, of which its signatures need nothing.
 test-triton: $(VENV)/.installed-test
-	$(INSTALL) triton
-	$(BIN)/python -m pytest tests/kernels/triton tests/kernels/flashinfer $(PYTEST_FLAGS)
+	$(INSTALL) triton==3.8.0 apache-tvm-ffi einops nvidia-ml-py requests tabulate
+	$(INSTALL) --no-deps flashinfer-python
+	$(BIN)/python -m pytest -rs tests/kernels/triton tests/kernels/flashinfer $(PYTEST_FLAGS)
 
 eval: $(VENV)/.installed
 	$(BIN)/python -m infd.embedded.recipe.evaluate
@@ -63,6 +64,7 @@ bench-overhead: $(VENV)/.installed
 	$(BIN)/python bench/overhead.py
 
 bench-gpu: $(VENV)/.installed
+	$(INSTALL) -e '.[cuda]'
 	$(BIN)/python bench/gpu.py
 
 clean:

@@ -13,7 +13,7 @@ from infd.request import Adapter
 from infd.runner.adapters import DeviceSlots
 from infd.scheduler.plan import Load
 from tests.adapters.making import EVERY_PRODUCT, make
-from tests.models.driving import Driver, Heap, load_model
+from tests.models.driving import Driver, Heap, copying, load_model
 from tests.tiny import VOCAB
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Bench:
 
     def hold(self, slot: int, directory: Path) -> None:
         weights = self.reader.read(str(directory), None, 2**30)
-        self.slots.fill([Load(slot, Adapter("a", slot, weights))], torch.from_numpy)
+        self.slots.fill([Load(slot, Adapter("a", slot, weights))], copying(self.device))
 
     def driver(self) -> Driver:
         return Driver(self.model, ops=self.ops, seed=3, device=self.device, adapters=self.slots)

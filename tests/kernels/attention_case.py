@@ -140,6 +140,7 @@ class Case:
         """Put what is computed with on a device; what is expected is computed on the CPU before."""
         self.pages = KeyValuePages(*(tensor if tensor is None else tensor.to(device) for tensor in self.pages))
         self.q, self.padding = self.q.to(device), self.padding.to(device)
+        self.sinks = None if self.sinks is None else self.sinks.to(device)
         self.kv = [(k.to(device), v.to(device)) for k, v in self.kv]
         batch = self.batch
         self.batch = replace(
@@ -153,8 +154,7 @@ class Case:
             for at in range(2)
         )
         plan.write(k, v, self.pages)
-        sinks = None if self.sinks is None else self.sinks.to(self.q.device)
-        return plan.run(self.q, self.pages, scale=self.scale, softcap=self.softcap, sinks=sinks)
+        return plan.run(self.q, self.pages, scale=self.scale, softcap=self.softcap, sinks=self.sinks)
 
     def expected(self) -> Tensor:
         parts, offset = [], 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from infd.runner.loading import build
 from infd.runner.pulse import Pulse
 from infd.scheduler.plan import StepPlan
 from tests.runner.driving import join, span
+from tests.waiting import unsynchronised
 
 ASKED = [
     {"temperature": 0.0},
@@ -22,18 +24,6 @@ ASKED = [
     {"temperature": 0.5, "min_tokens": 5, "bad_words": ((5, 9), (8,)), "allowed_token_ids": tuple(range(50))},
     {"temperature": 0.0, "prompt_logprobs": 2},
 ]
-
-
-@contextmanager
-def unsynchronised(kind: str):
-    if kind == "cpu":
-        yield
-        return
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -61,7 +51,7 @@ def test_two_steps_are_issued_before_anything_is_waited_for(tiny, kind, variant)
         spans.append(span(row, 0, len(prompt), scores=scores))
     following = [span(row, len(each.tokens), 1) for row, each in enumerate(joins)]
     with runner.active():
-        with unsynchronised(kind):
+        with unsynchronised() if kind == "cuda" else nullcontext():
             steps = [
                 runner.sample(runner.forward(StepPlan(number, *parts)))
                 for number, parts in enumerate([(joins, [], spans), ([], [], following)])
@@ -70,3 +60,17 @@ def test_two_steps_are_issued_before_anything_is_waited_for(tiny, kind, variant)
     assert not first.failed
     assert not second.failed
     assert len(first.tokens) == len(second.tokens) == len(ASKED)
+
+
+def test_torch_may_warn_of_the_mode_in_which_waiting_raises_and_no_later_test_meets_it(monkeypatch):
+    modes = []
+
+    def switch(mode: str) -> None:
+        modes.append(mode)
+        if len(modes) == 1:  # as torch does, once
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", switch)
+    with unsynchronised():
+        assert modes == ["error"]
+    assert modes == ["error", "default"]

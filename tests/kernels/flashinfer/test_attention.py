@@ -143,6 +143,7 @@ def test_what_flashinfer_does_not_take_goes_to_triton(make, lengths, case, came)
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # what FlashInfer warns of is not ours to mend
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("decoding", [False, True])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (100, None), (None, 30.0)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from tests import waiting
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
 NATIVE = torch.cuda.is_available()
+# There the interpreter stands for a device apart; tests/runner/test_overlap.py asks a GPU itself.
+collect_ignore = ["test_apart.py"] if NATIVE else []
 
 
 @pytest.fixture(scope="session")
@@ -77,12 +81,4 @@ def _dot(builder: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
 def unsynchronised(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
     """Return a context in which waiting for the device is an error. On a CPU there is nothing to wait for."""
 
-    @contextmanager
-    def strict() -> Iterator[None]:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    return strict if device.type == "cuda" else nullcontext
+    return waiting.unsynchronised if device.type == "cuda" else nullcontext

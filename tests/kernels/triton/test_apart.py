@@ -19,8 +19,6 @@ TRITON = {"attention", "norm", "rope", "activation", "draw"}
 @pytest.fixture
 def apart(device, monkeypatch):
     """A device that is computed by the interpreter."""
-    if device.type == "cuda":
-        pytest.skip("tests/runner/test_overlap.py has a GPU say so")
     from triton.runtime.interpreter import GridExecutor
 
     launch = GridExecutor.__call__
