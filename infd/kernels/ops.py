@@ -9,10 +9,11 @@ tested against it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from msgspec import Struct
+from msgspec.structs import astuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -339,6 +340,20 @@ class Selected(Struct, frozen=True):
     refused: dict[str, str]
 
 
+@runtime_checkable
+class Workspace(Protocol):
+    """A family whose kernels compute in memory that stays where it is, beside what each step allocates.
+
+    It holds nothing that outlasts a step, but zeros before the first one, and again when it was given back in a sleep.
+    """
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+    def work_in(self, memory: Tensor) -> None:
+        """Take that memory, [workspace_bytes] uint8, on the device. Called once, before anything is computed."""
+
+
 class Ops(Struct, frozen=True, kw_only=True):
     """The chosen implementation of each family, passed to whatever computes."""
 
@@ -355,3 +370,8 @@ class Ops(Struct, frozen=True, kw_only=True):
 
     def describe(self) -> list[dict[str, Any]]:
         return [{"family": s.family, "chosen": s.chosen, "refused": s.refused} for s in self.selection]
+
+    @property
+    def workspaces(self) -> list[Workspace]:
+        """Those that want memory to compute in."""
+        return [family for family in astuple(self) if isinstance(family, Workspace)]

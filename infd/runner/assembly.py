@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import allocate, arena_bytes
 from infd.runner.rows import Rows
@@ -11,6 +13,7 @@ from infd.runner.runner import Runner
 
 if TYPE_CHECKING:
     from infd.config import Config
+    from infd.kernels.ops import Ops
     from infd.runner.design import Design
     from infd.runner.graphs import Graphs
     from infd.runner.memory import Arena, Bank
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Assembly:
-    """What any runner of a design is made of, beside its weights, which are there."""
+    """What any runner of a design is made of, beside its weights, which are there.
+
+    workspaces  that its kernels compute in, whichever runner calls them
+    """
 
     def __init__(self, config: Config, design: Design, bank: Bank, pulse: Pulse) -> None:
         self.design = design
@@ -27,6 +33,7 @@ class Assembly:
         page_tokens = config.cache.page_tokens
         self.layout = design.model.cache_layout(page_tokens)
         self.tensors = design.model.page_tensors(page_tokens)
+        self.workspaces = _workspaces(design.ops, bank)
         self._pulse = pulse
 
     def runner(
@@ -60,3 +67,14 @@ class Assembly:
             graphs,
         )
         return runner, cache
+
+
+def _workspaces(ops: Ops, bank: Bank) -> list[Arena]:
+    """Give kernels the memory that they want to compute in. Raises OutOfMemory."""
+    arenas = []
+    for family in ops.workspaces:
+        arena = bank.arena(family.workspace_bytes, "kernels to compute in")
+        memory = arena.take((family.workspace_bytes,), torch.uint8)
+        family.work_in(memory.zero_())  # not every bank's is zeros
+        arenas.append(arena)
+    return arenas

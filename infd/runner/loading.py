@@ -202,7 +202,7 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
             score_cost=stepsize.score_cost(runner, trial) if layout.divisible else 1,
         ),
         depth=config.device.depth or DEPTH[device.type],
-        residence=Residence(model, bank, weights, cache, config.model.weights_root, pulse.beat),
+        residence=Residence(model, bank, weights, cache, assembly.workspaces, config.model.weights_root, pulse.beat),
         reader=AdapterReader(model.targets, dtype, lambda size: Arena(size, CPU, "an adapter")),
         facts={
             "device": _name(device),

@@ -20,7 +20,7 @@ from infd.weights.checkpoint import Checkpoint, locate
 from infd.weights.load import check, fill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from infd.models.base import Model
     from infd.runner.memory import Arena, Bank, Parked
@@ -44,14 +44,16 @@ class Residence:
         bank: Bank,
         weights: Arena,
         cache: Arena,
+        workspaces: Sequence[Arena],
         root: str,
         report: Callable[[int, int], None],
     ) -> None:
         """Take what was loaded.
 
-        bank    that the arenas are of
-        root    of other weights, see `load`; empty: the directory in which the first ones' lies
-        report  told (bytes read, bytes to read) while weights are read
+        bank        that the arenas are of
+        workspaces  that kernels compute in: they go and come with the cache
+        root        of other weights, see `load`; empty: the directory in which the first ones' lies
+        report      told (bytes read, bytes to read) while weights are read
         """
         self.memory = Memory()
         self.refusal = bank.sleepless
@@ -60,6 +62,7 @@ class Residence:
         self._bank = bank
         self._weights = weights
         self._cache = cache
+        self._emptied = [cache, *workspaces]
         self._parked: Parked | None = None
         self._report = report
         self._root = root
@@ -87,7 +90,7 @@ class Residence:
         weights = self._leaving(level)
         # Said first: what fails midway has lost some of it.
         self.memory = Memory(weights=weights, cache=Held.RELEASED)
-        self._cache.release()
+        self._empty()
         if weights in GONE:
             self._weights.release()
         if weights is not Held.PARKED:
@@ -120,14 +123,15 @@ class Residence:
     def wake(self, parts: Collection[Part]) -> None:
         """Take these back. Raises CheckpointError, OutOfMemory, DeviceLost; then nothing more is held than before."""
         missing = self.memory.released & set(parts)
-        if Part.CACHE in missing:
-            self._cache.restore()
         try:
+            if Part.CACHE in missing:
+                for arena in self._emptied:
+                    arena.restore()
             if Part.WEIGHTS in missing:
                 self._wake_weights()
         except BaseException:
             if Part.CACHE in missing:
-                self._cache.release()
+                self._empty()
             raise
         if Part.CACHE in missing:
             self.memory = replace(self.memory, cache=Held.LOADED)
@@ -176,11 +180,15 @@ class Residence:
 
     def close(self) -> None:
         """Give everything back for good; what a lost device does not take back goes with the process."""
-        for give in (self._weights.release, self._cache.release, self._unpark):
+        for give in (self._weights.release, *(arena.release for arena in self._emptied), self._unpark):
             try:
                 give()
             except (DeviceLost, OutOfMemory) as error:
                 log.warning("memory was not given back: %s", error)
+
+    def _empty(self) -> None:
+        for arena in self._emptied:
+            arena.release()
 
     def _fill(self, checkpoint: Checkpoint) -> None:
         """Read the weights. If that fails, those that were gone are gone again, and others are invalid."""

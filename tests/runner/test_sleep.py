@@ -14,6 +14,8 @@ import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
+from infd.kernels.reference.attention import PagedAttention
+from infd.kernels.select import CANDIDATES, insisting
 from infd.memory import ALL, Held, Memory, Part
 from infd.runner import loading, vram
 from infd.runner.pulse import Pulse
@@ -126,6 +128,34 @@ def test_a_light_sleep_moves_weights_to_the_host_and_the_wake_reads_no_file(serv
     assert house.residence.resident == {}
     assert house.weights().equal(weights)
     assert house.answer() == before
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_what_kernels_compute_in_goes_with_the_cache_and_comes_back_as_zeros_in_the_same_place(
+    serve, monkeypatch, level
+):
+    lent: list[Tensor] = []
+    monkeypatch.setattr(loading, "candidates", lambda config: insisting("reference", CANDIDATES))
+    monkeypatch.setattr(PagedAttention, "workspace_bytes", 3 * GRAIN, raising=False)
+    monkeypatch.setattr(PagedAttention, "work_in", lambda attention, memory: lent.append(memory), raising=False)
+    house = serve()
+    (memory,) = lent  # the runner that is tried first computes there, too
+    assert memory.shape == (3 * GRAIN,)
+    with torch.inference_mode():
+        memory.fill_(7)
+    before, held = house.answer(), house.driver.used
+    house.residence.sleep(level)
+    assert house.driver.used == 0
+    capacity, house.driver.capacity = house.driver.capacity, _whole(house.residence._cache.size) + GRAIN
+    with pytest.raises(OutOfMemory, match="kernels to compute in"):
+        house.residence.wake({Part.CACHE})
+    assert house.driver.used == 0
+    house.driver.capacity = capacity
+    house.residence.wake(ALL)
+    assert house.driver.used == held
+    assert not memory.any()
+    assert house.answer() == before
+    house.driver.audit()
 
 
 def test_a_deep_sleep_drops_weights_and_the_wake_reads_them_again(serve):
