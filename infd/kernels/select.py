@@ -33,14 +33,20 @@ class Facts(Struct, frozen=True, kw_only=True):
 class Candidate(Struct, frozen=True, kw_only=True):
     """One implementation of one family.
 
-    name     as operators see it
+    name     as operators see it: whose it is, and in what it differs from their others
     place    "module:Class", imported and called without arguments if chosen
     refuses  returns why it cannot be used here, or None
+
+    What leaves some of its work to another one has `refused`, a dict, and says there what it left, and why.
     """
 
     name: str
     place: str
     refuses: Callable[[Facts], str | None]
+
+    def called(self, name: str) -> bool:
+        """Say whether that is its name, whole or the first word."""
+        return name in (self.name, self.name.split()[0])
 
 
 class _Choice(NamedTuple):
@@ -68,22 +74,23 @@ def _native(place: str, *dtypes: torch.dtype, name: str = "native") -> Candidate
     return Candidate(name=name, place=f"infd.kernels.cpu.{place}", refuses=refuses)
 
 
-def _triton(place: str) -> Candidate:
+def _triton(place: str, name: str = "triton", *, float8: bool = False) -> Candidate:
     def refuses(facts: Facts) -> str | None:
-        from infd.kernels.triton.presence import why_not
+        from infd.kernels.triton.presence import FLOAT8, OLDEST, why_not
 
-        return why_not(facts.device)
+        return why_not(facts.device, FLOAT8 if float8 else OLDEST)
 
-    return Candidate(name="triton", place=f"infd.kernels.triton.{place}", refuses=refuses)
+    return Candidate(name=name, place=f"infd.kernels.triton.{place}", refuses=refuses)
 
 
-def _flashinfer(place: str) -> Candidate:
+def _flashinfer(place: str, name: str = "flashinfer", *, float8: bool = False) -> Candidate:
     def refuses(facts: Facts) -> str | None:
         from infd.kernels.flashinfer.presence import why_not
+        from infd.kernels.triton.presence import FLOAT8, OLDEST
 
-        return why_not(facts)
+        return why_not(facts, FLOAT8 if float8 else OLDEST)
 
-    return Candidate(name="flashinfer", place=f"infd.kernels.flashinfer.{place}", refuses=refuses)
+    return Candidate(name=name, place=f"infd.kernels.flashinfer.{place}", refuses=refuses)
 
 
 def _not_on_a_cpu(facts: Facts) -> str | None:
@@ -159,12 +166,6 @@ def quantized(how: str, *, vocabulary: bool) -> Mapping[str, Sequence[Candidate]
     return {**CANDIDATES, **families}
 
 
-def _float8_triton(facts: Facts) -> str | None:
-    from infd.kernels.triton.presence import FLOAT8, why_not
-
-    return why_not(facts.device, FLOAT8)
-
-
 # What attention keeps in the cache, other than numbers as they are.
 CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
     {
@@ -180,11 +181,8 @@ CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
         },
         "fp8": {
             "attention": (
-                Candidate(
-                    name="triton fp8",
-                    place="infd.kernels.triton.attention:Float8PagedAttention",
-                    refuses=_float8_triton,
-                ),
+                _triton("attention:Float8PagedAttention", "triton fp8", float8=True),
+                _flashinfer("attention:Float8PagedAttention", "flashinfer fp8", float8=True),
                 Candidate(
                     name="reference fp8",
                     place="infd.kernels.reference.attention:Float8PagedAttention",
@@ -198,18 +196,14 @@ CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
 
 
 def preferring(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """Put the candidate of that name before all others of its family. It may still refuse."""
-    return {family: sorted(some, key=lambda each: each.name != name) for family, some in candidates.items()}
+    """Put the candidate of that name, or first word, before all others of its family. It may still refuse."""
+    return {family: sorted(some, key=lambda each: not each.called(name)) for family, some in candidates.items()}
 
 
 def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """Leave the families that have a candidate of that name no other, whatever it would refuse here.
-
-    name  a whole one, or its first word
-    """
+    """Leave the families that have a candidate of that name, or first word, no other, whatever it would refuse here."""
     return {
-        family: [replace(each, refuses=runs_anywhere) for each in some if name in (each.name, each.name.split()[0])]
-        or some
+        family: [replace(each, refuses=runs_anywhere) for each in some if each.called(name)] or some
         for family, some in candidates.items()
     }
 
@@ -236,7 +230,9 @@ def _choose(family: str, candidates: Sequence[Candidate], facts: Facts) -> _Choi
         if reason is None:
             module, _, attribute = candidate.place.partition(":")
             implementation = getattr(import_module(module), attribute)()
-            return _Choice(implementation, Selected(family, candidate.name, refused))
+            told: dict[str, str] = getattr(implementation, "refused", {})  # it goes on saying there what it leaves
+            told |= refused
+            return _Choice(implementation, Selected(family, candidate.name, told))
         refused[candidate.name] = reason
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     raise DeviceMissing(f"no {family} kernel runs on {facts.device} in {facts.dtype}: {reasons}")

@@ -145,7 +145,7 @@ def _unasked(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) ->
         return left
     return {
         family: [
-            *(replace(each, refuses=_refuses_dtype) for each in candidates[family] if each.name == "flashinfer"),
+            *(replace(each, refuses=_refuses_dtype) for each in candidates[family] if each.called("flashinfer")),
             *some,
         ]
         for family, some in left.items()

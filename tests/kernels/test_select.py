@@ -75,7 +75,8 @@ def test_quantized_weights_are_a_choice_of_their_families(how, vocabulary):
     assert chosen == {"linear": how, "vocabulary": "int8"} if vocabulary else {"linear": how}
 
 
-def test_where_no_form_quantizes_the_reasons_are_told():
+def test_where_no_form_quantizes_the_reasons_are_told(monkeypatch):
+    monkeypatch.setattr(presence, "find_spec", lambda _: None)
     with pytest.raises(
         DeviceMissing, match=r"no linear kernel runs on cuda .* native int8: runs on a CPU, not on cuda"
     ):
@@ -93,16 +94,36 @@ def test_a_cache_of_int8_is_a_choice_of_attention():
 def test_a_cache_of_8_bit_floats_wants_a_gpu_that_converts_them(monkeypatch):
     candidates = {**CANDIDATES, **CACHED["fp8"]}
     (chosen,) = [row for row in select(CPU, torch.bfloat16, candidates).selection if row.family == "attention"]
-    assert (chosen.chosen, chosen.refused) == ("reference fp8", {"triton fp8": "runs on a GPU, not on cpu"})
+    refused = {"triton fp8": "runs on a GPU, not on cpu", "flashinfer fp8": "runs on NVIDIA's GPUs alone"}
+    assert (chosen.chosen, chosen.refused) == ("reference fp8", refused)
     monkeypatch.setattr(presence, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    with pytest.raises(DeviceMissing, match=r"triton fp8: wants .* 8\.9; this GPU has 8\.6; reference fp8"):
+    with pytest.raises(
+        DeviceMissing, match=r"triton fp8: wants .* 8\.9; this GPU has 8\.6; flashinfer fp8: .*; reference fp8"
+    ):
         select(torch.device("cuda"), torch.bfloat16, candidates)
 
 
 def test_insisting_on_a_kernel_takes_those_of_its_name_for_other_caches_too():
     insisted = insisting("triton", {**CANDIDATES, **CACHED["fp8"]})
     assert [each.name for each in insisted["attention"]] == ["triton fp8"]
+
+
+class Leaving(Matrices):
+    """Stands for a kernel that does not take whatever it is asked."""
+
+    def __init__(self):
+        self.refused = {}
+
+
+def test_what_is_chosen_may_leave_work_to_another_and_operators_are_told_when_it_does():
+    candidates = fake(only_cuda)
+    candidates["linear"] = (candidates["linear"][0], *fake(lambda _: None, f"{__name__}:Leaving")["linear"])
+    ops = select(CPU, torch.float32, candidates)
+    told = next(row["refused"] for row in ops.describe() if row["family"] == "linear")
+    assert told == {"fake": "runs on CUDA, not on cpu"}
+    ops.linear.refused["leaving"] = "leaves rows of 3"
+    assert told == {"fake": "runs on CUDA, not on cpu", "leaving": "leaves rows of 3"}
 
 
 @pytest.mark.parametrize(

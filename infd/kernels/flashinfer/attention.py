@@ -2,8 +2,8 @@
 
 Steps with prompts go to its kernel for these, which takes any mix of query lengths. Steps that only decode go to the
 one that needs no plan (`space.py`), and else to its kernel for decoding, which is planned (`wrappers.py`), whether the
-step is captured (`lasting.py`) or not. What none takes goes to Triton: heads of unusual sizes, a cache with scales,
-sinks where there are prompts or a plan.
+step is captured (`lasting.py`) or not. What none takes goes to Triton: heads of unusual sizes, sinks where there are
+prompts or a plan, and what is written to a cache of 8-bit floats. Operators see which of it was met.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infd.kernels.flashinfer.fits import asks, writes
 from infd.kernels.flashinfer.lasting import LastingPlan
-from infd.kernels.flashinfer.space import Space
+from infd.kernels.flashinfer.left import Left
+from infd.kernels.flashinfer.space import BYTES, Space
+from infd.kernels.flashinfer.steps import Steps
 from infd.kernels.flashinfer.wrappers import Asked, Keys, Wrapper, plan
+from infd.kernels.ops import FLOAT8
+from infd.kernels.triton.attention import Float8PagedAttention as Float8Other
 from infd.kernels.triton.attention import PagedAttention as Other
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch, KeyValuePages
-    from infd.kernels.triton.attention import Plan as OtherPlan
+    from infd.kernels.ops import AttentionBatch, AttentionPlan
 
 
 class PagedAttention:
@@ -42,7 +44,20 @@ class PagedAttention:
         self._package = package or import_module("flashinfer")
         self._other = other or Other()
         self._backend, self._planned = backend, planned
+        self._left = Left()
+        self._memory: Tensor | None = None
         self._space: Space | None = None
+
+    @property
+    def refused(self) -> dict[str, str]:
+        return self._left.refused
+
+    @property
+    def workspace_bytes(self) -> int:
+        return BYTES
+
+    def work_in(self, memory: Tensor) -> None:
+        self._memory, self._space = memory, None
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return size, dtype
@@ -55,64 +70,47 @@ class PagedAttention:
 
     def _on(self, device: torch.device) -> Space:
         if self._space is None:
-            self._space = Space(self._package, device, backend=self._backend, planned=self._planned)
+            self._space = Space(
+                self._package, device, self._left, self._memory, backend=self._backend, planned=self._planned
+            )
         return self._space
 
 
-class Plan:
+class Float8PagedAttention(PagedAttention):
+    """The same over a cache of 8-bit floats. Of its kernels for prompts, one alone reads these beside other queries."""
+
+    def __init__(self, package: Any = None, other: Other | None = None) -> None:
+        super().__init__(package, other or Float8Other(), backend="fa2")
+
+    def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        return size, FLOAT8
+
+
+class Plan(Steps):
     """One step of one page group. Wrappers are planned at the first layer, which knows the heads."""
 
-    def __init__(self, batch: AttentionBatch, space: Space, other: OtherPlan) -> None:
-        self._batch = batch
-        self._space = space
-        self._other = other
-        self._decodes = all(count == 1 for count in batch.counts)
+    def __init__(self, batch: AttentionBatch, space: Space, other: AttentionPlan) -> None:
+        super().__init__(batch, space, other)
         self._planned: dict[Asked, Wrapper] = {}
-        self._lengths: Tensor | None = None
+        self._counted: Tensor | None = None
         self._where: tuple[Tensor, Tensor] | None = None
 
-    @property
-    def slots(self) -> Tensor:
-        return self._batch.slots
-
-    def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
-        if not writes(k, v, pages):
-            self._other.write(k, v, pages)
-            return
+    def _places(self) -> tuple[Tensor, Tensor]:
         if self._where is None:
             slots = self._batch.slots.to(torch.int32)
             self._where = slots, torch.zeros_like(slots)
-        self._space.append(k, v, pages, *self._where)
+        return self._where
 
-    def run(
-        self,
-        q: Tensor,
-        pages: KeyValuePages,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        batch, space = self._batch, self._space
-        asked = asks(q, pages, scale, softcap)
-        unplanned = asked is not None and self._decodes and space.needs_no_plan(asked, batch.page_tokens)
-        if asked is None or (sinks is not None and not unplanned):
-            return self._other.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
-        q = q.contiguous()
-        known = batch.offsets[-1]
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        out[known:].zero_()  # padding
-        if unplanned:
-            if self._lengths is None:
-                self._lengths = (batch.start + 1).view(torch.uint32)
-            table = batch.table.contiguous()
-            space.decode(q[:known], pages, table, self._lengths, asked, batch.window, sinks, out[:known])
-            return out
-        wrapper = self._planned.get(asked)
-        if wrapper is None:
-            wrapper = self._planned[asked] = self._plan(asked)
-        wrapper.run(q[:known], (pages.k, pages.v), out=out[:known])
-        return out
+    def _lengths(self) -> Tensor:
+        if self._counted is None:
+            self._counted = (self._batch.start + 1).view(torch.uint32)
+        return self._counted
+
+    def _wrapper(self, asked: Asked) -> Wrapper:
+        planned = self._planned.get(asked)
+        if planned is None:
+            planned = self._planned[asked] = self._plan(asked)
+        return planned
 
     def _plan(self, asked: Asked) -> Wrapper:
         batch = self._batch

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infd.kernels.flashinfer.wrappers import Asked
+from infd.kernels.ops import FLOAT8
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from infd.kernels.ops import KeyValuePages
@@ -26,17 +28,29 @@ def loadable(*tensors: Tensor) -> bool:
     )
 
 
-def asks(q: Tensor, pages: KeyValuePages, scale: float, softcap: float | None) -> Asked | None:
-    """Return what a layer asks of attention, or None where that is none of FlashInfer's kernels."""
+def asks(q: Tensor, pages: KeyValuePages, scale: float, softcap: float | None) -> Asked | str:
+    """Return what a layer asks of attention, or what there is about it that none of FlashInfer's kernels takes."""
     _, heads, size = q.shape
-    if size not in HEADS or pages.scales is not None or pages.k.dtype != q.dtype:
-        return None
-    return Asked(heads, pages.k.shape[1], size, scale, softcap, q.dtype)
+    if size not in HEADS:
+        return f"heads of {size}"
+    kept = pages.k.dtype
+    if kept is not FLOAT8 and (kept is not q.dtype or pages.scales is not None):
+        return f"a cache of {name(kept)} beside {name(q.dtype)}"
+    return Asked(heads, pages.k.shape[1], size, scale, softcap, q.dtype, kept)
 
 
-def writes(k: Tensor, v: Tensor, pages: KeyValuePages) -> bool:
-    """Say whether its kernel writes such keys and values into such a cache."""
+def cannot_write(k: Tensor, v: Tensor, pages: KeyValuePages) -> str | None:
+    """Return why its kernel does not write such keys and values into such a cache, or None where it does."""
     _, heads, size = k.shape
-    plain = pages.scales is None and pages.k.dtype == k.dtype == v.dtype
-    within = heads * (size * k.itemsize // LOADED) <= THREADS
-    return plain and size in HEADS and within and loadable(k, v)
+    if size not in HEADS:
+        return f"heads of {size}"
+    if pages.scales is not None or not pages.k.dtype == k.dtype == v.dtype:
+        return f"writing to a cache of {name(pages.k.dtype)}"
+    if heads * (size * k.itemsize // LOADED) > THREADS:
+        return f"writing {heads} heads of {size}"
+    return None if loadable(k, v) else "keys that lie askew"
+
+
+def name(dtype: torch.dtype) -> str:
+    """Return what a type is called."""
+    return str(dtype).removeprefix("torch.")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels.flashinfer.fits import asks, writes
-from infd.kernels.flashinfer.wrappers import Asked, Keys, plan, recorded
+from infd.kernels.flashinfer.steps import Steps
+from infd.kernels.flashinfer.wrappers import Asked, Keys, Wrapper, plan, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,28 +22,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.flashinfer.space import Space
-    from infd.kernels.ops import AttentionBatch, KeyValuePages
-    from infd.kernels.triton.attention import Plan as OtherPlan
+    from infd.kernels.ops import AttentionBatch
+    from infd.kernels.ops import LastingPlan as OtherPlan
 
 PLANNED = 2**20  # bytes for what the plan of one size says: some numbers for each part
 
 
-class LastingPlan:
+class LastingPlan(Steps):
     """Decoding steps of one size, of one page group."""
 
+    _other: OtherPlan
+
     def __init__(self, batch: AttentionBatch, space: Space, other: OtherPlan) -> None:
-        self._batch = batch
-        self._space = space
-        self._other = other
+        super().__init__(batch, space, other)
         self._starts = batch.starts
         self._shared: list[Callable[[], object]] = []
         self._planned: dict[Asked, Planned] = {}
-        self._lengths: Tensor | None = None
+        self._counted: Tensor | None = None
         self._where: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def slots(self) -> Tensor:
-        return self._batch.slots
 
     def refill(self, starts: list[int]) -> None:
         self._starts = starts
@@ -56,53 +52,27 @@ class LastingPlan:
         for work in self._shared:
             work()
 
-    def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
-        if not writes(k, v, pages):
-            self._other.write(k, v, pages)
-            return
+    def _places(self) -> tuple[Tensor, Tensor]:
         if self._where is None:
             slots = torch.zeros_like(self._batch.slots, dtype=torch.int32)
             self._where = slots, torch.zeros_like(slots)
             self._share(lambda: slots.copy_(self._batch.slots))
-        self._space.append(k, v, pages, *self._where)
+        return self._where
 
-    def run(
-        self,
-        q: Tensor,
-        pages: KeyValuePages,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        batch, space = self._batch, self._space
-        asked = asks(q, pages, scale, softcap)
-        unplanned = asked is not None and space.needs_no_plan(asked, batch.page_tokens)
-        if asked is None or (sinks is not None and not unplanned):
-            return self._other.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
-        q = q.contiguous()
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if unplanned:
-            space.decode(q, pages, batch.table, self._counted(), asked, batch.window, sinks, out)
-        else:
-            self._plan(asked).wrapper.run(q, (pages.k, pages.v), out=out)
-        return out
-
-    def _counted(self) -> Tensor:
-        """Return how many keys each sequence has."""
-        if self._lengths is None:
+    def _lengths(self) -> Tensor:
+        if self._counted is None:
             lengths = torch.zeros_like(self._batch.start)
-            self._lengths = lengths.view(torch.uint32)
+            self._counted = lengths.view(torch.uint32)
             self._share(lambda: torch.add(self._batch.start, 1, out=lengths))
-        return self._lengths
+        return self._counted
 
-    def _plan(self, asked: Asked) -> Planned:
+    def _wrapper(self, asked: Asked) -> Wrapper:
         planned = self._planned.get(asked)
         if planned is None:
             planned = self._planned[asked] = Planned(self._batch, self._space, asked)
             planned.plan(self._starts)
             self._share(planned.gather)
-        return planned
+        return planned.wrapper
 
     def _share(self, work: Callable[[], object]) -> None:
         """Do what every layer of this step needs, and again whenever a step begins."""

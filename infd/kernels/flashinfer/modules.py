@@ -148,10 +148,16 @@ class Planner:
         self._name, self._backend = name, backend
 
     def plan(
-        self, *told: Any, q_data_type: torch.dtype, window_left: int, logits_soft_cap: float | None, **_: Any
+        self,
+        *told: Any,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+        window_left: int,
+        logits_soft_cap: float | None,
+        **_: Any,
     ) -> None:
         head = told[-2]  # behind it stands the size of a page
-        kinds = (q_data_type,) * 3
+        kinds = (q_data_type, kv_data_type, q_data_type)
         limits = (window_left != -1, (logits_soft_cap or 0.0) > 0)
         rest = (False,) if self._backend else ()  # whether scores are halves
         getattr(self._module, self._name)(*self._backend, *kinds, torch.int32, head, head, NO_ANGLES, *limits, *rest)

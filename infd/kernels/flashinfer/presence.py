@@ -18,12 +18,12 @@ ASSEMBLED: Final = "flashinfer_jit_cache"  # a wheel of FlashInfer's modules, co
 TOOLKIT: Final = Path("/usr/local/cuda/bin/nvcc")  # where FlashInfer looks besides
 
 
-def why_not(facts: Facts) -> str | None:
-    """Return a reason, or None."""
+def why_not(facts: Facts, oldest: tuple[int, int] = triton.OLDEST) -> str | None:
+    """Return a reason, or None. oldest: the compute capability that a GPU must have"""
     if facts.device.type != "cuda" or torch.version.hip is not None:
         return "runs on NVIDIA's GPUs alone"
     # What it cannot take goes to Triton.
-    return cannot_compute(facts.dtype) or cannot_compile() or triton.why_not(facts.device)
+    return cannot_compute(facts.dtype) or cannot_compile() or triton.why_not(facts.device, oldest)
 
 
 def cannot_compute(dtype: torch.dtype) -> str | None:

@@ -1,7 +1,8 @@
 """What FlashInfer computes with on one device: its space, its wrappers, and its kernel that needs no plan.
 
 That kernel (XQA) reads lengths and page tables where they lie, so the host does nothing for it from step to step, and
-what was captured stays right. It takes one query of each sequence, pages of some sizes, and no cap on scores.
+what was captured stays right. It takes one query of each sequence, pages of some sizes, and no cap on scores. Over
+8-bit floats it would make such of queries and weights too, which the others do not.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from infd.kernels.flashinfer.wrappers import Asked, Wrapper, Wrappers
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.kernels.flashinfer.left import Left
     from infd.kernels.ops import KeyValuePages
 
 PARTIAL = 128 * 2**20  # bytes for the results of parts; all wrappers share them, since steps follow one another
 SCRATCH = 32 * 2**20  # the same of XQA, whose parts are no more than the device has multiprocessors
 SEMAPHORES = 2**18  # of XQA: one for each head of keys of each sequence, at 0 whenever it is not running
+BYTES = 4 * SEMAPHORES + PARTIAL + SCRATCH
 GENERATIONS = (9, 10, 12)  # of NVIDIA's GPUs, that XQA is compiled for
 PAGES = (16, 32, 64, 128)  # tokens of a page that XQA takes
 SHARING = 32  # heads that share one of keys, at most, for XQA
@@ -29,12 +32,19 @@ SHARING = 32  # heads that share one of keys, at most, for XQA
 class Space:
     """Made once. Its memory stays where it is: graphs were captured with it."""
 
-    def __init__(self, package: Any, device: torch.device, *, backend: str, planned: bool) -> None:
-        """Set up; see PagedAttention."""
+    def __init__(
+        self, package: Any, device: torch.device, left: Left, memory: Tensor | None, *, backend: str, planned: bool
+    ) -> None:
+        """Set up; see PagedAttention.
+
+        memory  [BYTES] uint8, zeros; None: it takes its own
+        """
         self.package = package
-        self._partial = torch.zeros(PARTIAL, dtype=torch.uint8, device=device)
-        self._scratch = torch.zeros(SCRATCH, dtype=torch.uint8, device=device)
-        self._semaphores = torch.zeros(SEMAPHORES, dtype=torch.uint32, device=device)
+        self.left = left
+        if memory is None:
+            memory = torch.zeros(BYTES, dtype=torch.uint8, device=device)
+        semaphores, self._partial, self._scratch = memory.split((4 * SEMAPHORES, PARTIAL, SCRATCH))
+        self._semaphores = semaphores.view(torch.uint32)
         self._unplanned = not planned and package.utils.get_compute_capability(device)[0] in GENERATIONS
         self._wholes: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self.prompts = Wrappers(
@@ -69,7 +79,8 @@ class Space:
     def needs_no_plan(self, asked: Asked, page_tokens: int) -> bool:
         """Say whether `decode` takes such layers."""
         few = asked.heads // asked.kv_heads <= SHARING
-        return self._unplanned and page_tokens in PAGES and asked.softcap is None and few
+        plain = asked.softcap is None and asked.kept is asked.dtype
+        return self._unplanned and page_tokens in PAGES and plain and few
 
     def decode(
         self,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infd.kernels import ops
-from infd.kernels.flashinfer.fits import HEADS, LOADED, loadable
+from infd.kernels.flashinfer.fits import HEADS, LOADED, loadable, name
+from infd.kernels.flashinfer.left import Left
 from infd.kernels.triton import activation, norm, rope
 
 if TYPE_CHECKING:
@@ -27,10 +28,15 @@ class Norm:
         self._norm = {0.0: package.rmsnorm, 1.0: package.gemma_rmsnorm}
         self._add = {0.0: package.fused_add_rmsnorm, 1.0: package.gemma_fused_add_rmsnorm}
         self._other = other or norm.Norm()
+        self._left = Left()
+        self.refused = self._left.refused
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-        axes = (2, 3) if offset == 0.0 else (2,)  # its kernel for heads knows no other weights
-        if offset not in self._norm or x.dim() not in axes or weight.dtype != x.dtype or not loadable(x):
+        reason = self._cannot(weight, offset, x)
+        if reason is None and offset != 0.0 and x.dim() != 2:
+            reason = f"norms of heads with {offset:g} added to their weights"
+        if reason is not None:
+            self._left.note(reason)
             return self._other.rms_norm(x, weight, eps, offset)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         self._norm[offset](x, weight, eps, out=out)
@@ -39,11 +45,24 @@ class Norm:
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        plain = x.dim() == 2 and x.dtype == residual.dtype == weight.dtype
-        if offset not in self._add or not plain or not loadable(x, residual):
+        reason = self._cannot(weight, offset, x, residual)
+        if reason is None and x.dim() != 2:
+            reason = "sums of heads"
+        if reason is not None:
+            self._left.note(reason)
             return self._other.add_rms_norm(x, residual, weight, eps, offset)
         self._add[offset](x, residual, weight, eps)  # in their places
         return x, residual
+
+    def _cannot(self, weight: Tensor, offset: float, *given: Tensor) -> str | None:
+        """Return what none of its kernels takes, or None."""
+        if offset not in self._norm:
+            return f"weights with {offset:g} added to them"
+        if any(x.dtype != weight.dtype for x in given):
+            return f"norms of {name(given[0].dtype)} by {name(weight.dtype)}"
+        if given[0].dim() not in (2, 3):
+            return f"norms in {given[0].dim()} dimensions"
+        return None if loadable(*given) else "norms of rows that lie askew"
 
 
 class Rope(ops.Rope):
@@ -52,16 +71,28 @@ class Rope(ops.Rope):
     def __init__(self, package: Any = None, other: ops.Rope | None = None) -> None:
         self._turn = (package or import_module("flashinfer")).apply_rope_with_cos_sin_cache
         self._other = other or rope.Rope()
+        self._left = Left()
+        self.refused = self._left.refused
 
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
-        size, half = q.shape[2], table.shape[2]
-        whole = half * q.itemsize % LOADED == 0  # no load goes beyond a half
-        if size not in HEADS or not whole or q.stride(1) != size or k.stride(1) != size or not loadable(q, k):
+        if reason := self._cannot(q, k, table):
+            self._left.note(reason)
             return self._other(q, k, positions, table, interleaved=interleaved)
+        size = q.shape[2]
         turned = self._turn(positions, q.flatten(1), k.flatten(1), size, table.flatten(1), not interleaved)
         return turned[0].view(q.shape), turned[1].view(k.shape)
+
+    def _cannot(self, q: Tensor, k: Tensor, table: Tensor) -> str | None:
+        """Return what its kernel does not take, or None."""
+        size, half = q.shape[2], table.shape[2]
+        if size not in HEADS:
+            return f"heads of {size}"
+        if half * q.itemsize % LOADED != 0:  # a load would go beyond a half
+            return f"angles of {2 * half} numbers"
+        packed = q.stride(1) == k.stride(1) == size
+        return None if packed and loadable(q, k) else "heads that lie askew"
 
 
 class Activation:
@@ -71,19 +102,23 @@ class Activation:
         package = package or import_module("flashinfer")
         self._silu, self._gelu_tanh = package.silu_and_mul, package.gelu_tanh_and_mul
         self._other = other or activation.Activation()
+        self._left = Left()
+        self.refused = self._left.refused
 
     def silu_mul(self, x: Tensor) -> Tensor:
-        return self._gate(self._silu, x) if _in_one(x) else self._other.silu_mul(x)
+        return self._gate(self._silu, x) if self._takes(x) else self._other.silu_mul(x)
 
     def gelu_tanh_mul(self, x: Tensor) -> Tensor:
-        return self._gate(self._gelu_tanh, x) if _in_one(x) else self._other.gelu_tanh_mul(x)
+        return self._gate(self._gelu_tanh, x) if self._takes(x) else self._other.gelu_tanh_mul(x)
 
     def _gate(self, activate: Any, x: Tensor) -> Tensor:
         out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
         activate(x, out=out)
         return out
 
-
-def _in_one(x: Tensor) -> bool:
-    """Say whether its kernels for gates take x [T, 2n]: they ask for no strides."""
-    return x.is_contiguous() and loadable(x)
+    def _takes(self, x: Tensor) -> bool:
+        """Say whether its kernels for gates take x [T, 2n]: they ask for no strides."""
+        taken = x.is_contiguous() and loadable(x)
+        if not taken:
+            self._left.note("gates that lie askew")
+        return taken

@@ -32,7 +32,10 @@ class Wrapper(Protocol):
 
 
 class Asked(NamedTuple):
-    """What is planned for; layers that ask for the same share a plan."""
+    """What is planned for; layers that ask for the same share a plan.
+
+    dtype, kept  of queries, and of the cache
+    """
 
     heads: int
     kv_heads: int
@@ -40,6 +43,7 @@ class Asked(NamedTuple):
     scale: float
     softcap: float | None
     dtype: torch.dtype
+    kept: torch.dtype
 
     @property
     def tensor_cores(self) -> bool:
@@ -102,7 +106,7 @@ def plan(
         window_left=-1 if batch.window is None else batch.window - 1,
         logits_soft_cap=asked.softcap,
         q_data_type=asked.dtype,
-        kv_data_type=asked.dtype,
+        kv_data_type=asked.kept,
         non_blocking=True,
         **more,
     )

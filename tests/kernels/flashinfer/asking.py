@@ -1,8 +1,8 @@
 """Say which of FlashInfer's modules a model's first steps ask for, and which ones any others do.
 
 A program of its own, since what FlashInfer has built it keeps: `python -m tests.kernels.flashinfer.asking CHECKPOINT
-DIRECTORY` prints two lines of JSON, where the first steps' modules would lie and those that only other steps ask for.
-Nothing is compiled.
+DIRECTORY CACHED` prints two lines of JSON, where the first steps' modules would lie and those that only other steps ask
+for. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.kernels.triton.asking import Never, noted, others, settings
 HOPPER = (9, 0)
 
 
-def main(checkpoint: str, directory: str) -> None:
+def main(checkpoint: str, directory: str, cached: Any) -> None:
     modules.keep(Path(directory), HOPPER)
     from flashinfer.jit.core import JitSpecNvcc
 
@@ -32,7 +32,7 @@ def main(checkpoint: str, directory: str) -> None:
         places[spec.name] = str(spec.jit_library_path)
 
     JitSpecNvcc.build = build
-    config = settings(checkpoint)
+    config = settings(checkpoint, cached)
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype="bfloat16"))
     asked: list[str] = []
     with noted(), modules.building(HOPPER, lambda name, found, seconds: asked.append(name)):

@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from infd.kernels.reference import attention as reference
 from tests.kernels.attention_case import naive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from infd.kernels.ops import AttentionBatch, KeyValuePages
 
 INSTALLED = find_spec("flashinfer") is not None
 LOADED = 16  # bytes that its kernels read at once
@@ -163,11 +166,13 @@ class Prompts:
         self._package.note("BatchPrefillWithPagedKVCacheWrapper.run", self, q, paged_kv_cache, out=out)
         heads, kv_heads, head = self.sizes
         assert q.shape == out.shape == (self.starts[-1], heads, head)
-        assert self.named["q_data_type"] == self.named["kv_data_type"] == q.dtype
+        _typed(self.named, q, paged_kv_cache)
+        if paged_kv_cache[0].dtype != q.dtype:
+            assert self.backend == "fa2"  # the other one wants 8-bit queries too
         for i, (pages, length) in enumerate(zip(self.pages, self.lengths, strict=True)):
             mine = slice(self.starts[i], self.starts[i + 1])
             # HND: [pages, K, page, D]
-            k, v = (cache[pages].transpose(1, 2).flatten(0, 1)[:length] for cache in paged_kv_cache)
+            k, v = (_taken(cache, pages).transpose(1, 2).flatten(0, 1)[:length] for cache in paged_kv_cache)
             assert k.shape[1] == kv_heads
             window = self.named["window_left"]
             out[mine] = naive(
@@ -258,7 +263,7 @@ class Decoding:
         assert self.last is not None
         assert q.shape == out.shape == (len(self.last), heads, head)
         assert paged_kv_cache[0].shape[1:] == (kv_heads, page_size, head)
-        assert self.named["q_data_type"] == self.named["kv_data_type"] == q.dtype
+        _typed(self.named, q, paged_kv_cache)
         most = max(1, paged_kv_cache[0].shape[0])
         column = torch.arange(most)
         first, held = self.first[:-1, None].long(), self.first.long().diff()[:, None]
@@ -269,6 +274,40 @@ class Decoding:
             q, paged_kv_cache, table, lengths, self.named["sm_scale"], window, self.named["logits_soft_cap"], None
         )
         return out.copy_(given)
+
+
+class Plain:
+    """Stands for Triton's family over 8-bit floats, which writes, whether what it does is captured or not."""
+
+    def __init__(self, batch: AttentionBatch | None = None) -> None:
+        self._batch = batch
+
+    def prepare(self, batch: AttentionBatch) -> Plain:
+        return Plain(batch)
+
+    lasting = prepare
+
+    def refill(self, starts: list[int]) -> None:
+        """Need nothing."""
+
+    def begin(self) -> None:
+        """Share nothing."""
+
+    def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
+        assert self._batch is not None
+        reference.Plan([], self._batch).write(k, v, pages)
+
+
+def _typed(named: dict[str, Any], q: Tensor, caches: tuple[Tensor, Tensor]) -> None:
+    """Check what was planned against the types of what is computed with."""
+    assert named["q_data_type"] == q.dtype
+    assert all(named["kv_data_type"] == cache.dtype for cache in caches)
+    assert caches[0].dtype in (q.dtype, torch.float8_e4m3fn)
+
+
+def _taken(cache: Tensor, pages: Tensor) -> Tensor:
+    """Return pages of a cache; torch does not look up 8-bit floats."""
+    return cache.view(torch.uint8)[pages].view(cache.dtype) if cache.itemsize == 1 else cache[pages]
 
 
 def _told(indptr: Tensor, indices: Tensor, last: Tensor, page_size: int) -> None:
@@ -290,7 +329,7 @@ def _attended(
     sinks: Tensor | None,
 ) -> Tensor:
     """Attend one query of each sequence to its keys, without a look at any number. window 0: to all"""
-    k, v = (cache[table.long()].transpose(2, 3).flatten(1, 2) for cache in caches)  # [S, L, K, D]
+    k, v = (_taken(cache, table.long()).transpose(2, 3).flatten(1, 2) for cache in caches)  # [S, L, K, D]
     at = torch.arange(k.shape[1])
     seen = at < lengths.long()[:, None]
     if window:
@@ -329,6 +368,7 @@ def _xqa(
     assert q.is_contiguous()  # the kernel asks for no strides but the cache's
     assert output.is_contiguous()
     assert output.shape == q.shape
+    assert q.dtype == k_cache.dtype == v_cache.dtype  # over 8-bit floats it makes queries such, too
     assert page_table.is_contiguous()
     assert page_table.dtype == torch.int32
     assert len(page_table) == sequences

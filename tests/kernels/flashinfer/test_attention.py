@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from infd.kernels.ops import FLOAT8
 from tests.kernels.attention_case import Case
-from tests.kernels.flashinfer.documented import Package
+from tests.kernels.flashinfer.documented import Package, Plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,6 +108,51 @@ def test_layers_that_ask_for_the_same_share_a_wrapper_and_a_later_step_takes_it(
     assert package.called(PROMPTS) == 2
 
 
+@pytest.mark.parametrize(
+    ("lengths", "sinks", "window", "softcap"),
+    [(MIX, False, None, None), (MIX, False, 7, 0.5), (DECODING, False, None, None), (DECODING, False, 20, 3.0)],
+)
+def test_a_cache_of_8_bit_floats_is_read_by_the_scales_of_its_heads(lengths, sinks, window, softcap):
+    pytest.importorskip("triton")
+    from infd.kernels.flashinfer.attention import Float8PagedAttention
+
+    package = Package()
+    limits = {"window": window, "softcap": softcap, "padding": 2}
+    case = Case(lengths, head=64, shared=4, page_tokens=16, held=FLOAT8, **limits)
+    assert case.error(Float8PagedAttention(package, Plain())) < 1e-5
+    assert package.called(f"{DECODER if lengths is DECODING else PROMPTS}.run") == 1
+    assert not package.called("xqa") + package.called("append_paged_kv_cache")
+
+
+def test_what_is_left_to_triton_is_told_once_each():
+    pytest.importorskip("triton")
+    from infd.kernels.flashinfer.attention import PagedAttention
+
+    attention = PagedAttention(Package(), Triton())
+    for case in ({"head": 80}, {"head": 64, "sinks": True}, {"head": 80}, {"head": 64, "held": torch.float16}):
+        Case(MIX, **case).compute(attention)
+    told = "heads of 80; sinks of prompts; writing to a cache of float16; a cache of float16 beside float32"
+    assert attention.refused == {"flashinfer": f"leaves to triton: {told}"}
+
+
+def test_it_computes_in_the_memory_that_it_is_given():
+    pytest.importorskip("triton")
+    from infd.kernels.flashinfer.attention import PagedAttention
+    from infd.kernels.ops import Workspace
+
+    attention = PagedAttention(Package(), Triton())
+    assert isinstance(attention, Workspace)
+    for _ in range(2):  # of one runner, then of another
+        memory = torch.zeros(attention.workspace_bytes, dtype=torch.uint8)
+        attention.work_in(memory)
+        case = Case(DECODING, head=64, page_tokens=16)
+        assert case.error(attention) < 1e-5
+        space = attention._space
+        parts = [space._semaphores, space._partial, space._scratch]
+        assert {part.untyped_storage().data_ptr() for part in parts} == {memory.data_ptr()}
+        assert sum(part.nbytes for part in parts) == len(memory)
+
+
 class Triton:
     """Stands for Triton's family, and says what came to it."""
 
@@ -138,8 +184,10 @@ def test_what_flashinfer_does_not_take_goes_to_triton(make, lengths, case, came)
     from infd.kernels.flashinfer.attention import PagedAttention
 
     triton = Triton()
-    Case(lengths, **case).compute(PagedAttention(Package(), triton))
+    attention = PagedAttention(Package(), triton)
+    Case(lengths, **case).compute(attention)
     assert triton.came == came
+    assert bool(attention.refused) == bool(came)
 
 
 @pytest.mark.gpu
@@ -160,3 +208,21 @@ def test_on_a_gpu_flashinfer_gives_what_the_naive_loop_gives(window, softcap, de
     out = case.compute(PagedAttention(planned=planned)).cpu().double()
     assert out.isfinite().all()
     assert bool(((out[: len(expected)] - expected).abs() < 0.006 + expected.abs() / 128).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # what FlashInfer warns of is not ours to mend
+@pytest.mark.parametrize("decoding", [False, True])
+@pytest.mark.parametrize("shared", [2, 4])
+@pytest.mark.parametrize("window", [None, 100])
+def test_on_a_gpu_flashinfer_reads_8_bit_floats_as_the_naive_loop_does(window, shared, decoding):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    from infd.kernels.flashinfer.attention import Float8PagedAttention
+
+    lengths = [*DECODING, (600, 1)] if decoding else [*MIX, (600, 1), (300, 200)]
+    case = Case(lengths, shared=shared, head=128, page_tokens=16, window=window, dtype=torch.bfloat16, held=FLOAT8)
+    expected = case.expected()
+    case.move(torch.device("cuda"))
+    out = case.compute(Float8PagedAttention()).cpu().double()
+    assert bool(((out - expected).abs() < 0.02 + expected.abs() / 64).all())  # queries are rounded once more

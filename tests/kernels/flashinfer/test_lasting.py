@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from infd.kernels.ops import AttentionBatch, KeyValuePages
-from tests.kernels.attention_case import KV_HEADS, Case
-from tests.kernels.flashinfer.documented import Package
+from infd.kernels.ops import FLOAT8, AttentionBatch, KeyValuePages
+from tests.kernels.attention_case import KV_HEADS, Case, bits
+from tests.kernels.flashinfer.documented import Package, Plain
 from tests.runner.recording import Recordings
 
 if TYPE_CHECKING:
@@ -34,19 +34,23 @@ class Steps:
         softcap: float | None = None,
         sinks: bool = False,
         dtype: torch.dtype = torch.float32,
+        held: torch.dtype | None = None,
         device: str = "cpu",
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.page, self.window, self.softcap, self.dtype = 16, window, softcap, dtype
+        self.page, self.window, self.softcap, self.dtype, self.held = 16, window, softcap, dtype, held
         self._start, self._slots = zeros(SIZE, dtype=torch.int32), zeros(SIZE, dtype=torch.int64)
         self._table = zeros(SIZE, WIDTH, dtype=torch.int32)
         self._new = zeros(2, SIZE, KV_HEADS, HEAD)
         self._q = zeros(SIZE, KV_HEADS * SHARED, HEAD)
         self._sinks = torch.randn(KV_HEADS * SHARED) if sinks else None
         self._sunk = None if self._sinks is None else self._sinks.to(device)
-        self._layers = [KeyValuePages(*zeros(2, PAGES, KV_HEADS, self.page, HEAD)) for _ in range(2)]
+        scales = None if held is None else zeros(2, KV_HEADS, dtype=torch.float32)
+        self._layers = [
+            KeyValuePages(*zeros(2, PAGES, KV_HEADS, self.page, HEAD, dtype=held or dtype), scales) for _ in range(2)
+        ]
         self._out = [torch.zeros_like(self._q) for _ in range(2)]
         batch = AttentionBatch(
             page_tokens=self.page,
@@ -72,16 +76,19 @@ class Steps:
             window=self.window,
             softcap=self.softcap,
             dtype=self.dtype,
+            held=self.held,
             seed=seed,
         )
         case.sinks = self._sinks
         count = case.pages.k.shape[0]
         assert count <= PAGES
         for layer in self._layers:
-            for cache, held in zip(layer[:2], case.pages[:2], strict=True):
-                cache.fill_(torch.nan)
+            for cache, held in zip(map(bits, layer[:2]), map(bits, case.pages[:2]), strict=True):
+                cache.fill_(255 if cache.dtype is torch.uint8 else torch.nan)
                 cache[:count] = held
                 cache[0] = 0  # the scratch page: whoever reads it learns nothing, but it holds numbers
+            if layer.scales is not None:
+                layer.scales.copy_(case.scales)
         self._start.copy_(case.batch.start)
         self._slots.copy_(case.batch.slots)
         self._table.zero_()
@@ -137,6 +144,24 @@ def test_what_was_captured_is_right_when_lengths_and_tables_change(window, softc
     assert made_since == ([f"{DECODER}.plan"] * len(STEPS) if planned else [])
     assert package.called(DECODER) == (1 if planned else 0)
     assert package.called("append_paged_kv_cache") == 4
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (20, 0.7)])
+def test_so_is_what_reads_8_bit_floats(window, softcap):
+    pytest.importorskip("triton")
+    from infd.kernels.flashinfer.attention import Float8PagedAttention
+
+    package = Package()
+    steps = Steps(Float8PagedAttention(package, Plain()), window=window, softcap=softcap, held=FLOAT8)
+    steps.fill(STEPS[0], 0)
+    steps.work()
+    replay = Recordings().capture(steps.work)
+    for seed, starts in enumerate(STEPS):
+        case = steps.fill(starts, seed)
+        replay()
+        assert steps.error(case) < 1e-5
+    assert package.called(f"{DECODER}.plan") == len(STEPS) + 1  # and when the first layer came
+    assert not package.called("xqa") + package.called("append_paged_kv_cache")
 
 
 def test_layers_that_differ_are_planned_apart():

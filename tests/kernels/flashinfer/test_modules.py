@@ -18,22 +18,30 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.skipif(not INSTALLED, reason="flashinfer is not installed")
 @pytest.mark.parametrize(
-    ("variant", "overrides", "expected"),
+    ("variant", "cached", "overrides", "expected"),
     [
-        ("qwen3", {}, {"xqa", "batch_prefill", "norm", "rope", "silu", "page"}),
+        ("qwen3", "auto", {}, {"xqa", "batch_prefill", "norm", "rope", "silu", "page"}),
         # Scores are capped: decoding is planned. Two heads share one of keys, so without tensor cores.
-        ("gemma2", {"query_pre_attn_scalar": 64}, {"batch_decode", "batch_prefill", "norm", "rope", "gelu", "page"}),
+        (
+            "gemma2",
+            "auto",
+            {"query_pre_attn_scalar": 64},
+            {"batch_decode", "batch_prefill", "norm", "rope", "gelu", "page"},
+        ),
+        # 8-bit floats are written by Triton.
+        ("qwen3", "fp8", {}, {"batch_decode", "batch_prefill", "norm", "rope", "silu"}),
     ],
 )
-def test_the_first_steps_ask_for_every_module_that_others_do(tiny, tmp_path, variant, overrides, expected):
+def test_the_first_steps_ask_for_every_module_that_others_do(tiny, tmp_path, variant, cached, overrides, expected):
     pytest.importorskip("triton")
+    expected = {*expected, "batch_prefill", "norm", "rope"}
     directory = shutil.copytree(tiny(variant), tmp_path / variant)
     settings = json.loads((directory / "config.json").read_text())
     # Nothing is computed: heads may be of a size that FlashInfer takes, and sequences as long as they like.
     settings |= {"head_dim": 64, "max_position_embeddings": 4096, **overrides}
     (directory / "config.json").write_text(json.dumps(settings))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.flashinfer.asking", str(directory), str(tmp_path / "kept")],
+        [sys.executable, "-m", "tests.kernels.flashinfer.asking", str(directory), str(tmp_path / "kept"), cached],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,

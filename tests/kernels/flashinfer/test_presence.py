@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infd.kernels.flashinfer import presence
-from infd.kernels.select import CANDIDATES, Facts, preferring
+from infd.kernels.select import CACHED, CANDIDATES, Facts, preferring
 
 GPU = torch.device("cuda")
 
@@ -31,7 +31,7 @@ def test_what_flashinfer_lacks_is_named(monkeypatch, tmp_path, lacking, reason):
     monkeypatch.setattr(presence, "find_spec", lambda name: object() if known[name] else None)
     monkeypatch.setattr(presence.shutil, "which", lambda name: None if name == lacking or assembled else f"/bin/{name}")
     monkeypatch.setattr(presence, "TOOLKIT", tmp_path / "nvcc")
-    monkeypatch.setattr(presence.triton, "why_not", lambda device: None)
+    monkeypatch.setattr(presence.triton, "why_not", lambda device, oldest: None)
     assert presence.why_not(facts()) == reason
     (tmp_path / "nvcc").touch()
     if lacking == "nvcc":
@@ -40,7 +40,7 @@ def test_what_flashinfer_lacks_is_named(monkeypatch, tmp_path, lacking, reason):
 
 def test_what_triton_lacks_flashinfer_lacks(monkeypatch):
     monkeypatch.setattr(presence, "cannot_compile", lambda: None)
-    monkeypatch.setattr(presence.triton, "why_not", lambda device: "wants another GPU")
+    monkeypatch.setattr(presence.triton, "why_not", lambda device, oldest: "wants another GPU")
     assert presence.why_not(facts()) == "wants another GPU"
 
 
@@ -55,3 +55,16 @@ def test_whoever_is_preferred_is_asked_first_and_the_others_stay_in_order():
     for family in ("attention", "norm", "rope", "activation"):
         assert names[family] == ["flashinfer", "native", "triton", "reference"]
     assert names["linear"] == [each.name for each in CANDIDATES["linear"]]
+    cached = preferring("flashinfer", CACHED["fp8"])["attention"]
+    assert [each.name for each in cached] == ["flashinfer fp8", "triton fp8", "reference fp8"]
+
+
+def test_a_cache_of_8_bit_floats_wants_a_gpu_that_converts_them(monkeypatch):
+    asked = []
+    monkeypatch.setattr(presence, "cannot_compile", lambda: None)
+    monkeypatch.setattr(presence.triton, "why_not", lambda device, oldest: asked.append(oldest))
+    (float8,) = (each for each in CACHED["fp8"]["attention"] if each.called("flashinfer"))
+    (plain,) = (each for each in CANDIDATES["attention"] if each.called("flashinfer"))
+    assert float8.refuses(facts()) is None
+    assert plain.refuses(facts()) is None
+    assert asked == [presence.triton.FLOAT8, presence.triton.OLDEST]
