@@ -1,8 +1,8 @@
 """The device thread: the only place where torch runs.
 
-Steps are taken strictly in order: forward, wait for the word to sample, sample,
-answer. On a GPU the next step's forward is issued before an answer is waited
-for, if its plan is there already.
+Steps are begun strictly in order: forward, the word to sample, sample. A GPU is only given them. What came of a step is
+read when the GPU is past it, which is waited for elsewhere (`waiter.py`): a plan that arrives meanwhile is issued at
+once, so that the GPU goes from one step to the next. A step samples before the one before it is read, where it may.
 
 A step that fails takes with it every step of its line: those issued before
 the loop heard of the failure. Their plans stand on tokens and pages that never
@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from infd.runner.pulse import Stopped
+from infd.runner.waiter import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,6 +75,28 @@ class Errand:
             self._done(outcome, None)
 
 
+class Issued:
+    """A step of which all is issued, and what was raised when it was waited for."""
+
+    __slots__ = ("error", "landed", "landing", "order")
+
+    def __init__(self, order: Order, landing: Landing, *, landed: bool) -> None:
+        self.order = order
+        self.landing = landing
+        self.landed = landed
+        self.error: Exception | None = None
+
+
+class Landed:
+    """The news that the device is past a step."""
+
+    __slots__ = ("error", "issued")
+
+    def __init__(self, issued: Issued, error: Exception | None) -> None:
+        self.issued = issued
+        self.error = error
+
+
 class Device:
     """What runs on the device thread. `inbox` takes orders, words to sample, errands, and None to end.
 
@@ -81,9 +104,11 @@ class Device:
     """
 
     def __init__(self, answer: Callable[[Order, StepResult | Exception], None]) -> None:
-        self.inbox: SimpleQueue[Order | Go | Errand | None] = SimpleQueue()
+        self.inbox: SimpleQueue[Order | Go | Errand | Landed | None] = SimpleQueue()
         self._answer = answer
         self._backlog: deque[Order | Errand] = deque()
+        self._begun: tuple[Order, Forwarded] | None = None  # it has yet to sample
+        self._unread: deque[Issued] = deque()
         self._taken = 0
         self._failed: Order | None = None
         self._failure: Exception | None = None
@@ -96,58 +121,69 @@ class Device:
         settle  does a few milliseconds of work that can wait; returns whether there may be more
         idle    the same, of what takes so long that it waits until nothing else is to do
         """
-        unread: tuple[Order, Landing] | None = None
-        with runner.active():
+
+        def wait(issued: Issued) -> None:
+            runner.wait(issued.landing)
+
+        def tell(issued: Issued, error: Exception | None) -> None:
+            self.inbox.put(Landed(issued, error))
+
+        with runner.active(), Waiter(wait, tell) as waiter:
             while True:
-                if unread is None:
+                if self._begun is None and not self._unread:
                     self._settle(settle, idle)
-                order = self._next(wait=unread is None)
-                forwarded = self._forward(runner, order) if isinstance(order, Order) else None
-                if unread is not None:
-                    self._read(runner, *unread)
-                    unread = None
-                if isinstance(order, Errand):
-                    order.run()
-                    continue
-                if order is None or forwarded is None:
-                    continue
-                landing = self._sample(runner, order, forwarded)
-                if landing is None:
-                    continue
-                if runner.overlaps:
-                    unread = order, landing
-                else:
-                    self._read(runner, order, landing)
+                done = self._do_next(runner, waiter)
+                self._receive(wait=not done)
+
+    def _do_next(self, runner: Runner, waiter: Waiter[Issued]) -> bool:
+        """Do what is to be done first of what can be done now; return whether there was anything."""
+        if self._begun is not None and self._begun[0].told:
+            self._sample(runner, waiter, *self._begun)
+        elif self._unread and self._unread[0].landed:
+            self._read(runner, self._unread.popleft())
+        elif self._begun is not None or not self._backlog:
+            return False
+        elif isinstance(first := self._backlog[0], Order):
+            self._backlog.popleft()
+            self._forward(runner, first)
+        elif not self._unread:
+            self._backlog.popleft()
+            first.run()
+        else:
+            return False
+        return True
 
     def _settle(self, settle: Callable[[], bool], idle: Callable[[], bool]) -> None:
         """Settle while there is nothing to do; where there always is something, a little before each of it."""
         try:
             if not self._backlog:
-                self._receive(self.inbox.get(timeout=IDLE_S))
+                self._take(self.inbox.get(timeout=IDLE_S))
         except Empty:
             while self.inbox.empty() and (settle() or idle()):
                 pass
         else:
             settle()
 
-    def _forward(self, runner: Runner, order: Order) -> Forwarded | None:
+    def _forward(self, runner: Runner, order: Order) -> None:
         with self._guarded(runner, order) as may_run:
             if may_run:
-                return runner.forward(order.plan)
-        return None
+                self._begun = order, runner.forward(order.plan)
 
-    def _sample(self, runner: Runner, order: Order, forwarded: Forwarded) -> Landing | None:
-        while not order.told:
-            self._receive(self.inbox.get())
+    def _sample(self, runner: Runner, waiter: Waiter[Issued], order: Order, forwarded: Forwarded) -> None:
+        self._begun = None
         with self._guarded(runner, order) as may_run:
             if may_run:
-                return runner.sample(forwarded, order.mask)
-        return None
+                issued = Issued(order, runner.sample(forwarded, order.mask), landed=not runner.overlaps)
+                self._unread.append(issued)
+                if not issued.landed:
+                    waiter.take(issued)
 
-    def _read(self, runner: Runner, order: Order, landing: Landing) -> None:
-        with self._guarded(runner, order) as may_run:
+    def _read(self, runner: Runner, issued: Issued) -> None:
+        with self._guarded(runner, issued.order) as may_run:
             if may_run:
-                self._answer(order, runner.read(landing))
+                if issued.error is not None:
+                    raise issued.error
+                self._answer(issued.order, runner.read(issued.landing))
 
     @contextmanager
     def _guarded(self, runner: Runner, order: Order) -> Iterator[bool]:
@@ -165,22 +201,21 @@ class Device:
             self._failed, self._failure = order, runner.diagnose(error)
             self._answer(order, self._failure)
 
-    def _next(self, *, wait: bool) -> Order | Errand | None:
-        """Return the oldest order or errand not yet begun; without waiting, None if there is none."""
-        try:
-            while not self._backlog:
-                self._receive(self.inbox.get(block=wait))
-        except Empty:
-            return None
-        return self._backlog.popleft()
+    def _receive(self, *, wait: bool) -> None:
+        """Take in what has arrived, and wait for something to arrive if told so."""
+        while wait or not self.inbox.empty():
+            self._take(self.inbox.get())
+            wait = False
 
-    def _receive(self, message: Order | Go | Errand | None) -> None:
+    def _take(self, message: Order | Go | Errand | Landed | None) -> None:
         if message is None:
             raise Stopped
         if isinstance(message, Go):
             message.order.told, message.order.mask = True, message.mask
-            return
-        if isinstance(message, Order):
-            self._taken += 1
-            message.number = self._taken
-        self._backlog.append(message)
+        elif isinstance(message, Landed):
+            message.issued.landed, message.issued.error = True, message.error
+        else:
+            if isinstance(message, Order):
+                self._taken += 1
+                message.number = self._taken
+            self._backlog.append(message)

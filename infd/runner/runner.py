@@ -154,13 +154,17 @@ class Runner:
         self._pulse.beat()
         return landing
 
+    def wait(self, landing: Landing) -> None:
+        """Wait until the device is past a step. Any thread may, and need not know torch."""
+        if landing.part is not None:
+            self._staging.wait(landing.part)
+
     def read(self, landing: Landing) -> StepResult:
-        """Wait for a step's results."""
-        if landing.part is None:
-            return self._result(landing)
-        self._staging.wait(landing.part)
+        """Wait for a step's results, and return them."""
+        self.wait(landing)
         result = self._result(landing)
-        self._staging.release(landing.part)
+        if landing.part is not None:
+            self._staging.release(landing.part)
         return result
 
     def _result(self, landing: Landing) -> StepResult:
