@@ -1,18 +1,21 @@
-"""What a decoding step costs the host, by its parts, where a GPU would compute it, for each token.
+"""What a decoding step costs the host where a GPU would compute it, and whether the GPU would be kept waiting.
 
-The scheduler, the rows, the sampler and what carries numbers are infd's own. In the device's place are tensors of a few
-numbers on the CPU, so that an operation costs about what it costs to launch one; a replayed graph does nothing, and the
-model is its head alone. What Triton takes to launch a kernel of its own is not in it, nor is the GPU's driver.
+The scheduler, the rows, the sampler, the executor and what carries numbers are infd's own; `host_device.py` stands in
+the device's place. What Triton takes to launch a kernel of its own is not in it, nor is the GPU's driver.
 
-All of it is CPU time. A part is the median of its steps, by the clock: to ask for CPU time costs more than some parts.
+A step's parts are CPU time for each token. A part is the median of its steps, by the clock: to ask for CPU time costs
+more than some parts. Paced, the device takes a while for each step, as a GPU does, and the event loop spends some time
+on each token besides; what is reported is how much of the time the device had something to do.
 
     python bench/host_step.py                      128 streams, greedy and at random
+    python bench/host_step.py --paced              1, 32 and 128 streams on devices of several speeds
     python bench/host_step.py --beside OTHER_TREE  the same with another tree's infd, interleaved, as ratios
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import statistics
@@ -20,13 +23,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from inspect import signature
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 PARTS = ("plan", "forward", "sample", "read", "commit")
 WAYS = {"greedy": {"temperature": 0.0}, "at random": {"temperature": 0.8, "top_p": 0.9}}
-VOCABULARY = 32
-PROMPT = 24
+PACES = ((1, 0.5), (1, 2), (32, 1), (32, 4), (128, 4), (128, 8))  # streams, milliseconds of a step
+LOOP_US = 10  # of the event loop for each token that is handed on: what comes behind a commit
 WARM = 8  # steps that are not counted
 
 if TYPE_CHECKING:
@@ -36,86 +39,13 @@ if TYPE_CHECKING:
 def measure(streams: int, steps: int) -> dict[str, dict[str, float]]:
     """Return microseconds of CPU time for each token, by the way tokens are chosen and by part."""
     import torch
-
-    from infd.request import Request, SamplingParams
-    from infd.runner.adapters import DeviceSlots
-    from infd.runner.pulse import Pulse
-    from infd.runner.rows import Rows
-    from infd.runner.runner import Runner
-    from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
-    from infd.scheduler.scheduler import Scheduler
-    from infd.scheduler.sequence import Sequence
+    from host_device import Pace, assembled, scheduled
 
     torch.set_num_threads(1)
-    cpu = torch.device("cpu")
-    layout = CacheLayout((PageGroup(layers=(0,), page_tokens=16),))
-
-    class Lasting:
-        slots = None
-
-        def refill(self, _: list[int]) -> None: ...
-
-        def begin(self) -> None: ...
-
-    class Attention:
-        def prepare(self, _: Any) -> Lasting:
-            return Lasting()
-
-        def lasting(self, _: Any) -> Lasting:
-            return Lasting()
-
-    class Lora:
-        def lasting(self, size: int, device: torch.device) -> None: ...
-
-    class Model:
-        vocab_size = VOCABULARY
-        head = torch.randn(VOCABULARY, 4)
-
-        def forward(self, batch: Any) -> Any:
-            return torch.ones(len(batch.tokens), 4)
-
-        def logits(self, hidden: Any, adapters: Any = None) -> Any:
-            return hidden @ self.head.T
-
-    class Draw:
-        """What the host does around Triton's kernel, with an operation in its place."""
-
-        def largest(self, logits: Any) -> Any:
-            return logits.max(-1)
-
-        def __call__(self, logits: Any, drawing: Any, *, truncated: bool) -> Any:
-            tokens = torch.empty_like(drawing.rows)
-            floats = (drawing.largest, drawing.temperature, drawing.top_p, drawing.min_p.log().abs())
-            drawing.seed.contiguous(), torch.stack(floats, 1), drawing.top_k.contiguous()
-            return tokens.fill_(7)
-
-    class Nothing:
-        """Captures a step as nothing at all."""
-
-        def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-            work()
-            return lambda: None
 
     def once(way: dict[str, Any]) -> dict[str, float]:
-        length = PROMPT + steps + 8
-        capacity = Capacity(
-            layout=layout,
-            pages=streams * (length // 16 + 2),
-            rows=streams,
-            step_tokens=streams * PROMPT,
-            max_model_len=length + 8,
-            vocab_size=VOCABULARY,
-        )
-        more = {"staging": pinned(cpu)} if "staging" in signature(Rows).parameters else {}
-        rows = Rows(rows=streams, max_len=length + 8, page_tokens=[16], vocab_size=VOCABULARY, device=cpu, **more)
-        runner = Runner(
-            Model(), Attention(), Draw(), rows, layout, [None], DeviceSlots(Lora(), cpu), Pulse(), Nothing()
-        )
-        scheduler = Scheduler(capacity)
-        for number in range(streams):
-            prompt = tuple((number + i) % VOCABULARY for i in range(PROMPT))
-            sampling = SamplingParams(max_tokens=steps + 4, **way)
-            scheduler.add(Sequence(Request(id=str(number), prompt=prompt, sampling=sampling)))
+        runner, capacity = assembled(streams, steps, Pace())
+        scheduler = scheduled(capacity, streams, steps + 4, way)
         spent: dict[str, list[float]] = {part: [] for part in PARTS}
         tokens = 0
         flight: deque[tuple[Any, Any]] = deque()
@@ -127,8 +57,6 @@ def measure(streams: int, steps: int) -> dict[str, dict[str, float]]:
             return done
 
         with runner.active():
-            while runner.idle():
-                pass
             for step in range(steps):
                 if step == WARM:
                     tokens, begun = 0, time.thread_time_ns()
@@ -146,56 +74,110 @@ def measure(streams: int, steps: int) -> dict[str, dict[str, float]]:
     return {name: once(way) for name, way in WAYS.items()}
 
 
-def pinned(device: Any) -> Any:
-    """Return what carries to a GPU, over ordinary memory: each copy is one."""
+def paced(steps: int) -> dict[str, dict[str, float]]:
+    """Return which share of the time, in percent, devices of several speeds had something to do."""
     import torch
+    import uvloop
 
-    from infd.runner.staging import Pinned
-
-    class Event:
-        def record(self) -> None: ...
-
-        def query(self) -> bool:
-            return True
-
-        def synchronize(self) -> None: ...
-
-    class Copied(Pinned):
-        def up(self, array: Any) -> Any:
-            return super().up(array).clone()  # on one device, `to` is nothing
-
-    return Copied(device, lambda size: torch.empty(size, dtype=torch.uint8), Event)
+    torch.set_num_threads(1)
+    sys.setswitchinterval(0.0005)  # as the daemon has it
+    return {
+        f"{streams} streams, {step_ms} ms": {
+            name: uvloop.run(_busy(streams, steps, step_ms / 1000, way)) for name, way in WAYS.items()
+        }
+        for streams, step_ms in PACES
+    }
 
 
-def run(tree: str, streams: int, steps: int) -> dict[str, dict[str, float]]:
+async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) -> float:
+    from host_device import Pace, assembled, scheduled
+
+    from infd.config import Config, DeviceConfig
+    from infd.engine.fanout import FanOut
+    from infd.engine.loop import StepLoop
+    from infd.runner.local import LocalExecutor
+    from infd.telemetry.events import Events
+
+    pace = Pace(step_s)
+    runner, capacity = assembled(streams, steps + WARM, pace)
+    residence = SimpleNamespace(settle=lambda: False, close=lambda: None, memory=SimpleNamespace(whole=True))
+    loaded = SimpleNamespace(
+        runner=runner, capacity=capacity, depth=2, residence=residence, idle=lambda: False, facts={}
+    )
+    executor = LocalExecutor(Config(device=DeviceConfig(kind="cpu")), lambda *_: loaded)
+    await executor.load()
+    scheduler = scheduled(capacity, streams, steps + WARM, way)
+    committed, begun, ended = 0, 0.0, asyncio.Event()
+    pace.free = 0.0
+
+    def handed_over(_: Any) -> None:
+        until = time.perf_counter() + LOOP_US / 1e6
+        while time.perf_counter() < until:
+            pass
+
+    def on_commit(_: Any, outcomes: list[Any]) -> None:
+        nonlocal committed, begun
+        committed += 1
+        if committed == WARM:
+            begun = time.perf_counter()
+        if committed == steps:
+            ended.set()
+        fan.post(outcomes)
+
+    fan = FanOut(handed_over)
+    loop = StepLoop(scheduler, executor, Events(), time.monotonic, lambda _: None, on_commit)
+    running = asyncio.ensure_future(loop.run())
+    await ended.wait()
+    taken = time.perf_counter() - begun
+    running.cancel()
+    await asyncio.wait([running])
+    await executor.close()
+    return 100 * (steps - WARM) * step_s / taken
+
+
+def run(tree: str, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Measure a tree's infd in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tree, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, __file__, "--child", "--streams", str(streams), "--steps", str(steps)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        "--streams",
+        str(arguments.streams),
+        "--steps",
+        str(arguments.steps),
+    ]
+    command += ["--paced"] if arguments.paced else []
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, dict[str, float]] = json.loads(done.stdout)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", type=int, default=128)
+    parser.add_argument("--paced", action="store_true", help="how busy a device of some speed is kept")
+    parser.add_argument("--streams", type=int, default=128, help="where it is not paced")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beside", help="another tree that holds an infd")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(measure(arguments.streams, arguments.steps)))
+        print(json.dumps(paced(arguments.steps) if arguments.paced else measure(arguments.streams, arguments.steps)))
         return
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     trees = [here, *([arguments.beside] if arguments.beside else [])]
-    rounds = [[run(tree, arguments.streams, arguments.steps) for tree in trees] for _ in range(arguments.rounds)]
-    print(f"microseconds of CPU time for each token, {arguments.streams} streams, medians of {arguments.rounds}")
-    for way in WAYS:
-        for part in (*PARTS, "all"):
+    rounds = [[run(tree, arguments) for tree in trees] for _ in range(arguments.rounds)]
+    if arguments.paced:
+        print(f"percent of the time that the device had work, {LOOP_US} us of the loop for each token")
+    else:
+        print(f"microseconds of CPU time for each token, {arguments.streams} streams")
+    print(f"medians of {arguments.rounds}")
+    for way, parts in rounds[0][0].items():
+        for part in parts:
             each = [[found[way][part] for found in trees] for trees in rounds]
             ours = statistics.median(found[0] for found in each)
-            line = f"{way:10} {part:8} {ours:7.2f}"
+            line = f"{way:20} {part:10} {ours:7.2f}"
             if arguments.beside:
                 ratios: Sequence[float] = sorted(found[1] / found[0] for found in each)
                 theirs = statistics.median(found[1] for found in each)

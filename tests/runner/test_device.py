@@ -1,4 +1,4 @@
-"""The order in which the device thread issues, waits and reads, on a device whose steps last as long as they are let."""
+"""The order in which the device thread issues, waits and reads, where steps last as long as they are let."""
 
 from __future__ import annotations
 

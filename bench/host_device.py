@@ -1,0 +1,165 @@
+"""A runner of infd's own beside a device that is not there: in its place are tensors of a few numbers on the CPU.
+
+An operation costs about what it costs to launch one; a replayed graph does nothing, and the model is its head alone.
+"""
+
+from __future__ import annotations
+
+import time
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infd.request import Request, SamplingParams
+from infd.runner.adapters import DeviceSlots
+from infd.runner.pulse import Pulse
+from infd.runner.rows import Rows
+from infd.runner.runner import Runner
+from infd.runner.staging import Pinned
+from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
+from infd.scheduler.scheduler import Scheduler
+from infd.scheduler.sequence import Sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CPU = torch.device("cpu")
+VOCABULARY = 32
+PROMPT = 24
+PAGE = 16
+
+
+class Pace:
+    """When the device will be done with what it was given, where a step takes `step_s`."""
+
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.step_s = step_s
+        self.free = 0.0
+
+    def work(self) -> None:
+        """Be given a step."""
+        self.free = max(self.free, time.perf_counter()) + self.step_s
+
+    def event(self) -> Event:
+        return Event(self)
+
+
+class Event:
+    """What lies behind all that the device was given before it was recorded."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._due = 0.0
+
+    def record(self) -> None:
+        if self._pace.step_s:
+            self._due = self._pace.free = max(self._pace.free, time.perf_counter())
+
+    def query(self) -> bool:
+        return not self._due or self._due <= time.perf_counter()
+
+    def synchronize(self) -> None:
+        while self._due and (left := self._due - time.perf_counter()) > 0:
+            time.sleep(left)
+
+
+class Copied(Pinned):
+    """Carries to a GPU, over ordinary memory: each copy is one."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(CPU, lambda size: torch.empty(size, dtype=torch.uint8), pace.event)
+
+    def up(self, array: Any) -> Any:
+        return super().up(array).clone()  # on one device, `to` is nothing
+
+
+class Lasting:
+    slots = None
+
+    def refill(self, _: list[int]) -> None: ...
+
+    def begin(self) -> None: ...
+
+
+class Attention:
+    def prepare(self, _: Any) -> Lasting:
+        return Lasting()
+
+    def lasting(self, _: Any) -> Lasting:
+        return Lasting()
+
+
+class Lora:
+    def lasting(self, size: int, device: torch.device) -> None: ...
+
+
+class Model:
+    vocab_size = VOCABULARY
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._head = torch.randn(VOCABULARY, 4)
+
+    def forward(self, batch: Any) -> Any:
+        self._pace.work()
+        return torch.ones(len(batch.tokens), 4)
+
+    def logits(self, hidden: Any, adapters: Any = None) -> Any:
+        return hidden @ self._head.T
+
+
+class Draw:
+    """What the host does around Triton's kernel, with an operation in its place."""
+
+    def largest(self, logits: Any) -> Any:
+        return logits.max(-1)
+
+    def __call__(self, logits: Any, drawing: Any, *, truncated: bool) -> Any:
+        tokens = torch.empty_like(drawing.rows)
+        floats = (drawing.largest, drawing.temperature, drawing.top_p, drawing.min_p.log().abs())
+        drawing.seed.contiguous(), torch.stack(floats, 1), drawing.top_k.contiguous()
+        return tokens.fill_(7)
+
+
+class Captured:
+    """Captures a step as nothing but the time it takes."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return self._pace.work
+
+
+def assembled(streams: int, steps: int, pace: Pace) -> tuple[Runner, Capacity]:
+    """Return a runner with room for so many streams of so many tokens, all sizes of which are captured."""
+    length = PROMPT + steps + 8
+    layout = CacheLayout((PageGroup(layers=(0,), page_tokens=PAGE),))
+    capacity = Capacity(
+        layout=layout,
+        pages=streams * (length // PAGE + 2),
+        rows=streams,
+        step_tokens=streams * PROMPT,
+        max_model_len=length + 8,
+        vocab_size=VOCABULARY,
+    )
+    more = {"staging": Copied(pace)} if "staging" in signature(Rows).parameters else {}
+    rows = Rows(rows=streams, max_len=length + 8, page_tokens=[PAGE], vocab_size=VOCABULARY, device=CPU, **more)
+    slots = DeviceSlots(Lora(), CPU)
+    runner = Runner(Model(pace), Attention(), Draw(), rows, layout, [None], slots, Pulse(), Captured(pace))
+    with runner.active():
+        while runner.idle():
+            pass
+    return runner, capacity
+
+
+def scheduled(capacity: Capacity, streams: int, steps: int, way: dict[str, Any]) -> Scheduler:
+    """Return a scheduler that holds these streams."""
+    scheduler = Scheduler(capacity)
+    for number in range(streams):
+        prompt = tuple((number + i) % VOCABULARY for i in range(PROMPT))
+        sampling = SamplingParams(max_tokens=steps, **way)
+        scheduler.add(Sequence(Request(id=str(number), prompt=prompt, sampling=sampling)))
+    return scheduler
