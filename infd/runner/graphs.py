@@ -7,7 +7,8 @@ head is left outside, since logits are large and every size would keep its own; 
 differs with what the rows ask for.
 
 Size 1 is captured before the model serves, the others when nothing else is to do, the largest first: the memory it
-took serves all smaller ones. A size that is wanted often does not wait for that.
+took serves all smaller ones. A size that is wanted often does not wait for that. One that could not be captured is
+computed kernel by kernel, and after many steps tried again, for memory may have become free by then.
 
 Steps with adapters have graphs of their own, and only where an adapter is held: they do more. What a slot holds may
 change under them; where it is of another rank than any before, they are captured anew.
@@ -24,6 +25,7 @@ import torch
 
 from infd.kernels.ops import AttentionBatch
 from infd.models.base import Batch
+from infd.runner.faults import lacks_memory, let_go
 from infd.runner.sampler import Asking
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("infd.runner")
 
 PATIENCE = 8  # steps of a size that are computed kernel by kernel before capturing it holds one up
+RETRY = 4096  # the same where it failed; each further failure makes it GROWTH times as many
+GROWTH = 4
 
 
 class Graphs(Protocol):
@@ -68,8 +72,11 @@ class CudaGraphs:
             work()  # libraries set up on first use what cannot be captured
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                work()
+        finally:
+            torch.cuda.set_stream(current)  # where a capture was invalidated, torch stays on the other one
         replay: Callable[[], None] = graph.replay
         return replay
 
@@ -153,17 +160,29 @@ class Frame:
         self._padding = np.array([rows.scratch] * size + [0] * size)
         self._hidden: Tensor | None = None
         self._replay: Callable[[], None] | None = None
-        self.waiting = 0  # steps computed since the first one, without a graph
+        self._waiting = 0  # steps computed kernel by kernel
+        self._failures = 0
 
     @property
     def captured(self) -> bool:
         return self._replay is not None
 
+    @property
+    def failed(self) -> bool:
+        """Whether it could not be captured when that was tried last."""
+        return self._failures > 0
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it has been wanted so often that capturing it must hold up a step."""
+        patience = RETRY * GROWTH ** (self._failures - 1) if self._failures else PATIENCE
+        return not self.captured and self._waiting >= patience
+
     def compute(self, row_ids: Array, starts: list[int]) -> tuple[Tensor, Asking]:
         """Issue a step: `starts` bounds the position of each row's token. Return logits, and who samples them."""
         bounds = self._fill(row_ids, starts)
         if self._replay is None:
-            self.waiting += 1
+            self._waiting += 1
             self._work()
         else:
             self._replay()
@@ -177,10 +196,17 @@ class Frame:
         """Capture what `compute` issues, on the scratch row."""
         self._fill(np.empty(0, np.int64), [])
         self._replay = graphs.capture(self._work)
+        self._failures = 0
 
     def release(self) -> None:
-        """Forget what was captured."""
-        self._replay, self.waiting = None, 0
+        """Forget what was captured, and the memory that it holds."""
+        self._replay = self._hidden = None
+        self._waiting = 0
+
+    def put_off(self) -> None:
+        """It was not captured, and is not to be for a while."""
+        self.release()
+        self._failures += 1
 
     def _fill(self, row_ids: Array, starts: list[int]) -> Array:
         """Send a step's numbers; return `starts` as an array."""
@@ -258,7 +284,6 @@ class Decoding:
         self._slots = slots
         self._generation = slots.weigh()
         self._uncaptured = [plain[0], *plain[:0:-1]]
-        self._failed = False
 
     def forward(self, spans: Sequence[Span]) -> tuple[Tensor, Asking] | None:
         """Issue a step, and return its logits and who samples them; None where it is not one of decoding alone."""
@@ -272,8 +297,7 @@ class Decoding:
         self._renew()
         frames = self._adapted if adapted else self._plain
         frame = frames[bisect_left(frames, len(spans), key=lambda frame: frame.size)]
-        if frame.waiting >= PATIENCE and frame in self._uncaptured:
-            self._uncaptured.remove(frame)
+        if frame.overdue:
             self._capture(frame)
         return frame.compute(row_ids, [span.start for span in spans])
 
@@ -281,7 +305,7 @@ class Decoding:
         """Capture the next size; return whether there are more."""
         self._renew()
         if self._uncaptured:
-            self._capture(self._uncaptured.pop(0))
+            self._capture(self._uncaptured[0])
         return bool(self._uncaptured)
 
     def facts(self) -> dict[str, Any]:
@@ -289,6 +313,7 @@ class Decoding:
             "captured": [frame.size for frame in self._plain if frame.captured],
             "with_adapters": [frame.size for frame in self._adapted if frame.captured],
             "to_come": len(self._uncaptured),
+            "failed": [frame.size for frame in self._plain if frame.failed],
         }
 
     def _renew(self) -> None:
@@ -299,14 +324,19 @@ class Decoding:
         self._generation = generation
         for frame in self._adapted:
             frame.release()
-        if not self._failed:
-            self._uncaptured = [frame for frame in self._uncaptured if frame in self._plain] + self._adapted[::-1]
+        still = [frame for frame in self._uncaptured if frame in self._plain]
+        self._uncaptured = still + [frame for frame in self._adapted[::-1] if not frame.failed]
 
     def _capture(self, frame: Frame) -> None:
         try:
             frame.capture(self._graphs)
-        except RuntimeError as error:  # out of memory is one
-            # What is captured already stays; steps of the other sizes are computed kernel by kernel, as before.
-            self._failed = True
-            self._uncaptured.clear()
-            log.warning("steps of %d sequences could not be captured, nor will others be: %s", frame.size, error)
+        except Exception as error:  # of CUDA's, torch's, or a library's kernels: steps can do without
+            # What is captured already stays. Where memory is short, larger steps need more; else one is as another.
+            short, kind = lacks_memory(error), self._adapted if frame in self._adapted else self._plain
+            others = [each for each in kind if not each.captured and (each.size > frame.size or not short)]
+            for each in {frame, *others}:
+                each.put_off()
+            let_go(error)
+            which = "larger ones" if short else "any others"
+            log.warning("steps of %d sequences are not captured, nor %s for now: %s", frame.size, which, error)
+        self._uncaptured = [each for each in self._uncaptured if not (each.captured or each.failed)]

@@ -38,11 +38,24 @@ class Recordings:
 
 
 class Impossible:
-    """Captures nothing, as where memory is short."""
+    """Captures nothing for a while: no step of more than `most` sequences, as where memory is short.
+
+    error  what is raised, once the work was done
+    """
+
+    def __init__(self, most: int = 0, error: Exception | None = None) -> None:
+        self.most = most
+        self.tried: list[int] = []
+        self._error = error or torch.OutOfMemoryError("no memory for graphs")
+        self._recordings = Recordings()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        size = work.__self__.size  # type: ignore[attr-defined]
+        self.tried.append(size)
+        if size <= self.most:
+            return self._recordings.capture(work)
         work()
-        raise torch.OutOfMemoryError("no memory for graphs")
+        raise self._error
 
 
 class _Recording(TorchDispatchMode):

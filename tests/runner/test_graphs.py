@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from infd.kernels.select import CANDIDATES, insisting
 from infd.memory import Part
 from infd.request import Adapter, SamplingParams
 from infd.runner import loading
-from infd.runner.graphs import PATIENCE, sizes
+from infd.runner.graphs import PATIENCE, CudaGraphs, sizes
 from infd.runner.pulse import Pulse
 from infd.scheduler.plan import Grant, Load, StepPlan
 from tests.runner.cuda_driver import Bank, FakeDriver
@@ -205,13 +206,85 @@ def test_a_size_that_is_wanted_often_is_captured_without_waiting_for_an_idle_mom
     assert served.captured == [1, 4]
 
 
-def test_where_capturing_fails_steps_are_computed_all_the_same(serve, caplog):
-    served, eager = serve(Impossible()), serve(None)
+class Refused(Exception):
+    """What a library raises that is no RuntimeError, as Triton does where a kernel wants more than a GPU has."""
+
+
+@pytest.mark.parametrize("error", [None, Refused("shared memory, 300000 of 232448 bytes")])
+def test_where_capturing_fails_steps_are_computed_all_the_same(serve, caplog, error):
+    graphs = Impossible(error=error)
+    served, eager = serve(graphs), serve(None)
     assert served.captured == []
     assert not served.idle()
-    assert "steps of 1 sequences could not be captured" in caplog.text
+    assert graphs.tried == [1]
+    assert "steps of 1 sequences are not captured" in caplog.text
     assert served.start(3) == eager.start(3)
     assert served.go_on(3, 3) == eager.go_on(3, 3)
+
+
+def test_where_memory_is_short_of_a_large_size_the_smaller_ones_are_captured(serve):
+    graphs = Impossible(most=2)
+    served, eager = serve(graphs), serve(None)
+    while served.idle():
+        pass
+    assert graphs.tried == [1, 6, 4, 2]
+    assert served.captured == [1, 2]
+    assert served.loaded.runner.facts()["graphs"]["failed"] == [4, 6]
+    for rows in (1, 2, 5):
+        assert served.start(rows) == eager.start(rows)
+        assert served.go_on(rows, 3) == eager.go_on(rows, 3)
+
+
+def test_a_size_that_failed_is_tried_again_when_it_was_wanted_often_enough_and_ever_more_seldom(serve, monkeypatch):
+    monkeypatch.setattr("infd.runner.graphs.RETRY", 3)
+    monkeypatch.setattr("infd.runner.graphs.GROWTH", 2)
+    graphs = Impossible()
+    served = serve(graphs)
+    assert graphs.tried == [1]
+    served.start(1)
+    served.go_on(1, 4)
+    assert graphs.tried == [1, 1]
+    served.start(1)
+    served.go_on(1, 5)
+    assert graphs.tried == [1, 1]
+    graphs.most = 1
+    served.start(1)
+    served.go_on(1, 1)
+    assert graphs.tried == [1, 1, 1]
+    assert served.captured == [1]
+    assert served.loaded.runner.facts()["graphs"]["failed"] == [2, 4, 6]
+
+
+def test_after_a_capture_that_was_invalidated_steps_are_issued_where_they_were_before(monkeypatch):
+    streams = ["the usual one"]
+
+    class Invalidated:
+        """torch.cuda.graph, where ending the capture raises before the stream is what it was."""
+
+        def __init__(self, graph, *, pool, stream, capture_error_mode):
+            streams.append(stream)
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *_):
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    side = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {
+        "graph_pool_handle": lambda: (0, 1),
+        "Stream": lambda device: side,
+        "current_stream": lambda: SimpleNamespace(wait_stream=lambda other: None, name=streams[-1]),
+        "stream": lambda stream: nullcontext(),
+        "CUDAGraph": lambda: None,
+        "graph": Invalidated,
+        "set_stream": lambda stream: streams.append(stream.name),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    with pytest.raises(RuntimeError, match="previous error"):
+        CudaGraphs(torch.device("cuda")).capture(lambda: None)
+    assert streams == ["the usual one", side, "the usual one"]
 
 
 def test_steps_with_prompts_or_scores_are_not_captured_nor_adapters_that_cannot_be(serve):
