@@ -12,23 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from infd.errors import RequestFailed
-from infd.kernels.ops import LowRank, LowRankPart
+from infd.kernels.ops import ALIGNED, LowRank, LowRankPart
+from infd.runner.staging import staging as usual
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.ops import LastingLora, Lora, SlotWeights
+    from infd.kernels.ops import LastingLora, Lora, SlotWeights, Upload
     from infd.models.parameter import Target
+    from infd.runner.staging import Staging
     from infd.scheduler.plan import Load
 
     Array = npt.NDArray[Any]
     Changes = Mapping[Target, LowRank]
-    Upload = Callable[[Array], Tensor]  # copies what the host gathered to the device
 
 
 class DeviceSlots:
@@ -37,10 +39,13 @@ class DeviceSlots:
     weights  what the slots add to each target, for steps that are captured
     """
 
-    def __init__(self, lora: Lora, device: torch.device) -> None:
+    def __init__(self, lora: Lora, device: torch.device, slots: int = 1, staging: Staging | None = None) -> None:
+        """slots: how many there are; staging: carries to `device`, without one, what is usual there."""
         self.lora = lora
+        self.staging = staging or usual(device)
         self.weights: dict[Target, SlotWeights] = {}
         self._device = device
+        self._slots = range(1, slots + 1)
         self._held: dict[int, Changes] = {}
         self._changed = False
         self._generation = 0
@@ -49,14 +54,14 @@ class DeviceSlots:
     def __len__(self) -> int:
         return len(self._held)
 
-    def fill(self, loads: Iterable[Load], upload: Upload) -> None:
+    def fill(self, loads: Iterable[Load]) -> None:
         """Take adapters in. Raises RequestFailed where one does not fit the device's memory."""
         for load in loads:
             self._changed = True
             self._held.pop(load.slot, None)  # first, so that two never need room at once
             low: Changes = load.adapter.weights.low
             try:
-                self._held[load.slot] = low if self._device.type == "cpu" else _copied(low, upload)
+                self._held[load.slot] = low if self._device.type == "cpu" else _copied(low, self.staging.up)
             except torch.OutOfMemoryError as error:
                 raise RequestFailed(
                     f"the device has no memory left for adapter {load.adapter.name!r};"
@@ -67,9 +72,9 @@ class DeviceSlots:
         """Let go of what a slot holds."""
         self._held.pop(slot, None)
 
-    def adapted(self, slots: Array, upload: Upload) -> AdaptedRows | None:
+    def adapted(self, slots: Array) -> AdaptedRows | None:
         """Return what the rows of a pass want, given the slot of each; None where all want the model itself."""
-        return AdaptedRows(self, slots, upload) if slots.any() else None
+        return AdaptedRows(self, slots) if slots.any() else None
 
     def lasting(self, size: int) -> LastingRows | None:
         """Return what the rows of captured steps want; None where such steps have no adapters."""
@@ -79,27 +84,27 @@ class DeviceSlots:
     def weigh(self) -> int:
         """Bring `weights` up to date; return their generation, another one where what was captured no longer holds."""
         if self._changed and self._lasting is not None:
-            lasting = self._lasting
-            slots = range(1, max(self._held, default=0) + 1)
             targets = {target: None for changes in self._held.values() for target in changes}
-            fresh = {
-                target: lasting.weigh([self._held.get(slot, {}).get(target) for slot in slots], table=target.table)
-                for target in targets
-            }
-            kept = fresh.keys() == self.weights.keys()
-            if not (kept and all(self.weights[target].become(fresh[target]) for target in fresh)):
-                self.weights = fresh
+            fresh = {}
+            for target in self.weights | targets:
+                held = [self._held.get(slot, {}).get(target) for slot in self._slots]
+                known = self.weights.get(target)
+                if known is None or not known.hold(held, self.staging.fill):
+                    outputs = list(target.modules.values())
+                    fresh[target] = self._lasting.weigh(held, outputs, table=target.table, upload=self.staging.up)
+            if fresh:
+                self.weights |= fresh
                 self._generation += 1
         self._changed = False
         return self._generation
 
-    def groups(self, slots: Array, upload: Upload) -> list[tuple[Tensor, Changes]]:
+    def groups(self, slots: Array) -> list[tuple[Tensor, Changes]]:
         """Return the rows of each adapter, ascending."""
         order = np.argsort(slots, kind="stable")
         found, first = np.unique(slots[order], return_index=True)
         ends = [*first[1:], len(slots)]
         return [
-            (upload(order[begin:end]), self._held[slot])
+            (self.staging.up(order[begin:end]), self._held[slot])
             for slot, begin, end in zip(found.tolist(), first, ends, strict=True)
             if slot
         ]
@@ -108,23 +113,22 @@ class DeviceSlots:
 class AdaptedRows:
     """Implements `models.base.Adapted` for rows whose slots are known."""
 
-    def __init__(self, held: DeviceSlots, slots: Array, upload: Upload) -> None:
+    def __init__(self, held: DeviceSlots, slots: Array) -> None:
         self._held = held
         self._slots = slots
-        self._upload = upload
-        self._groups = held.groups(slots, upload)
+        self._groups = held.groups(slots)
 
     def at(self, rows: Array) -> AdaptedRows | None:
         """Return what some of these rows want, which make a pass of their own in the order given."""
-        return self._held.adapted(self._slots[rows], self._upload)
+        return self._held.adapted(self._slots[rows])
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
         if groups := self._wanting(target):
-            self._held.lora.add(y, x, groups)
+            self._held.lora.add(y, x, groups, self._held.staging.up)
 
     def add_rows(self, y: Tensor, tokens: Tensor, target: Target) -> None:
         if groups := self._wanting(target):
-            self._held.lora.add_rows(y, tokens, groups)
+            self._held.lora.add_rows(y, tokens, groups, self._held.staging.up)
 
     def _wanting(self, target: Target) -> list[tuple[Tensor, LowRank]]:
         return [(rows, changes[target]) for rows, changes in self._groups if target in changes]
@@ -139,7 +143,7 @@ class LastingRows:
 
     def refill(self, slots: Sequence[int]) -> None:
         """Be told which slot each row of the next step wants, 0 for none."""
-        self._lora.refill(slots)
+        self._lora.refill(slots, self._held.staging.fill)
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
         if (weights := self._held.weights.get(target)) is not None:
@@ -153,9 +157,11 @@ class LastingRows:
 def _copied(low: Changes, upload: Upload) -> Changes:
     """Copy an adapter to the device. What it is read from is not pinned: copied straight from there, it would wait."""
 
-    def copied(tensor: Tensor) -> Tensor:
-        numbers = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-        return upload(numbers).view(tensor.dtype).view(tensor.shape)
+    def copied(matrix: Tensor) -> Tensor:
+        rows, columns = matrix.shape
+        padded = functional.pad(matrix, (0, -columns % ALIGNED)).contiguous()
+        numbers = padded.view(-1).view(torch.uint8).numpy()
+        return upload(numbers).view(matrix.dtype).view(rows, -1)[:, :columns]
 
     return {
         target: LowRank(copied(each.a), [LowRankPart(copied(part.b), *part[1:]) for part in each.parts])

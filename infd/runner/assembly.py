@@ -34,6 +34,7 @@ class Assembly:
         self.layout = design.model.cache_layout(page_tokens)
         self.tensors = design.model.page_tensors(page_tokens)
         self.workspaces = _workspaces(design.ops, bank)
+        self._slots = config.lora.max_adapters
         self._pulse = pulse
 
     def runner(
@@ -62,7 +63,7 @@ class Assembly:
             rows,
             self.layout,
             allocate(self.layout, self.tensors, pages, cache, scales),
-            DeviceSlots(ops.lora, device),
+            DeviceSlots(ops.lora, device, self._slots, rows.staging),
             self._pulse,
             graphs,
         )

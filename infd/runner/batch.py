@@ -107,7 +107,7 @@ def gather(
             )
         )
     wanted = last_index[:sampling]
-    adapted = adapters.adapted(rows.slots[row_ids][span_of], rows.staging.up)
+    adapted = adapters.adapted(rows.slots[row_ids][span_of])
     return Gathered(
         batch=Batch(
             tokens=rows.tokens[token_row, position].to(torch.int64),

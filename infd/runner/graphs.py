@@ -11,7 +11,7 @@ took serves all smaller ones. A size that is wanted often does not wait for that
 computed kernel by kernel, and after many steps tried again, for memory may have become free by then.
 
 Steps with adapters have graphs of their own, and only where an adapter is held: they do more. What a slot holds may
-change under them; where it is of another rank than any before, they are captured anew.
+change under them; where it is of a larger rank than any before, they are captured anew.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Runner:
     def forward(self, plan: StepPlan) -> Forwarded:
         """Issue the forward pass."""
         self._staging.begin()
-        self._adapters.fill(plan.loads, self._staging.up)
+        self._adapters.fill(plan.loads)
         self._rows.stage(plan.joins, plan.grants)
         if self._decoding is not None and (issued := self._decoding.forward(plan.spans)) is not None:
             self._pulse.beat()

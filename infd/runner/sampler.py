@@ -73,13 +73,6 @@ class Sampler:
         self._rows = rows
         self._draw = draw
         self._each = torch.arange(rows.scratch + 1, device=rows.device)
-        self._shaping = (  # in this order
-            (Stage.REPETITION, self._penalize_repetition),
-            (Stage.FREQUENCY, self._penalize_frequency),
-            (Stage.BIAS, self._add_bias),
-            (Stage.FLOOR, self._forbid_ends),
-            (Stage.WORDS, self._forbid_words),
-        )
 
     def __call__(self, logits: Tensor, asking: Asking, allowed: Array | None) -> Sampled:
         """Choose a token for each row of logits [N, vocab] float32, which are used up.
@@ -120,10 +113,10 @@ class Sampler:
     def _shape(self, logits: Tensor, asking: Asking, stages: Array, allowed: Array | None) -> bool:
         """Change logits in place, by each stage for the rows that ask for it; return whether any did."""
         shaped = False
-        for stage, shape in self._shaping:
+        for stage, shape in _SHAPING:
             which = np.flatnonzero(stages & stage)
             if which.size:
-                shape(logits, asking, which)
+                shape(self, logits, asking, which)
                 shaped = True
         allowed = self._merge(allowed, asking, np.flatnonzero(stages & Stage.ALLOWED))
         if allowed is None:
@@ -237,3 +230,12 @@ class Sampler:
             part = logits[index]
             yield part, index
             logits.index_copy_(0, index, part)
+
+
+_SHAPING = (  # in this order
+    (Stage.REPETITION, Sampler._penalize_repetition),
+    (Stage.FREQUENCY, Sampler._penalize_frequency),
+    (Stage.BIAS, Sampler._add_bias),
+    (Stage.FLOOR, Sampler._forbid_ends),
+    (Stage.WORDS, Sampler._forbid_words),
+)

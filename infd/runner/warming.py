@@ -1,24 +1,25 @@
 """Compile every kernel that a model needs of a GPU, before that is asked to serve, or where there is none.
 
 The steps with which a runner warms up are issued on tensors without storage, so what is compiled is what serving calls
-for, argument by argument. It takes neither the weights nor the GPU's memory.
+for, argument by argument. It takes neither the weights nor the GPU's memory. They are issued as steps that are captured
+are, too, and with adapters: any may be loaded later, so these are made up.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from infd.adapters.reading import AdapterReader
 from infd.errors import ConfigError, DeviceMissing
 from infd.kernels.flashinfer import modules
 from infd.kernels.flashinfer.presence import cannot_compile, cannot_compute
-from infd.kernels.ops import KeyValuePages
+from infd.kernels.ops import KeyValuePages, LowRank, LowRankPart
 from infd.kernels.select import insisting
 from infd.kernels.triton import presence
 from infd.kernels.triton.presence import FLOAT8
@@ -26,7 +27,6 @@ from infd.request import Adapter
 from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import scaled
 from infd.runner.design import candidates, design
-from infd.runner.memory import CPU, Arena
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
@@ -35,7 +35,7 @@ from infd.scheduler.plan import Load
 from infd.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from triton.backends.compiler import GPUTarget
@@ -43,11 +43,19 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.kernels.select import Candidate, Facts
     from infd.kernels.triton.compiled import Entry, Ledger
-    from infd.runner.graphs import Graphs
+    from infd.models.parameter import Target
     from infd.scheduler.plan import StepPlan
 
 GPU = torch.device("cuda")
 NOWHERE = torch.device("meta")
+RANKS = (16, 32, 64)  # of adapters: no mixture of any calls for other kernels than these do one by one
+
+
+class Launched:
+    """Implements `runner.graphs.Graphs`: steps are computed from lasting buffers, and launched kernel by kernel."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
 
 
 class Warmed(Struct, frozen=True):
@@ -100,8 +108,8 @@ def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> Abstract
     return modules.building(capability, lambda name, found, seconds: ledger.add(Entry(name, found, seconds)))
 
 
-def issue(config: Config, graphs: Graphs | None = None, *, flashinfer: bool = False) -> None:
-    """Issue a model's first steps, and one with each configured adapter, with a GPU's kernels and without storage.
+def issue(config: Config, *, flashinfer: bool = False) -> None:
+    """Issue a model's first steps, and those with adapters, with a GPU's kernels and without storage.
 
     flashinfer  whether its kernels are called for, too
     """
@@ -119,23 +127,36 @@ def issue(config: Config, graphs: Graphs | None = None, *, flashinfer: bool = Fa
             for tensor in model.page_tensors(size)
         }
         slot = scaled(KeyValuePages(**held), None)
-        rows = Rows(
-            rows=most,
-            max_len=max_len,
-            page_tokens=[group.page_tokens for group in layout.groups],
-            vocab_size=model.vocab_size,
-            device=NOWHERE,
-        )
         cache = [slot] * sum(len(group.layers) for group in layout.groups)
-        slots = DeviceSlots(ops.lora, NOWHERE)
-        runner = Runner(model, ops.attention, ops.draw, rows, layout, cache, slots, Pulse(), graphs)
         trial = Trial(layout, pages=pages, rows=most, max_model_len=max_len)
-        for plan in first_steps(trial, GPU.type):
-            runner.sample(runner.forward(plan))
-        reader = AdapterReader(model.targets, dtype, lambda size: Arena(size, CPU, "an adapter"))
-        for name, path in config.lora.modules.items():
-            weights = reader.read(path, None, config.lora.host_bytes)
-            runner.sample(runner.forward(_adapted(trial, Adapter(name, 1, weights))))
+        for graphs in (None, Launched()) if config.device.graphs else (None,):
+            rows = Rows(
+                rows=most,
+                max_len=max_len,
+                page_tokens=[group.page_tokens for group in layout.groups],
+                vocab_size=model.vocab_size,
+                device=NOWHERE,
+            )
+            slots = DeviceSlots(ops.lora, NOWHERE, config.lora.max_adapters, rows.staging)
+            runner = Runner(model, ops.attention, ops.draw, rows, layout, cache, slots, Pulse(), graphs)
+            for plan in (*first_steps(trial, GPU.type), *adapted_steps(trial, model.targets, dtype)):
+                runner.sample(runner.forward(plan))
+
+
+def adapted_steps(trial: Trial, targets: Sequence[Target], dtype: torch.dtype) -> Iterator[StepPlan]:
+    """Plan the smallest steps with adapters that change all they can."""
+    for rank in RANKS if targets else ():
+        plan = trial.plan(1)
+        plan.joins[0].slot = 1
+        plan.loads = [Load(1, Adapter("warm", rank, SimpleNamespace(low=dict(_changes(targets, rank, dtype)))))]
+        yield plan
+
+
+def _changes(targets: Sequence[Target], rank: int, dtype: torch.dtype) -> Iterator[tuple[Target, LowRank]]:
+    for target in targets:
+        outputs = next(iter(target.modules.values()))
+        a = torch.zeros((target.inputs, rank) if target.table else (rank, target.inputs), dtype=dtype)
+        yield target, LowRank(a, [LowRankPart(torch.zeros(outputs, rank, dtype=dtype), 0, 0)])
 
 
 def _unasked(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) -> Mapping[str, Sequence[Candidate]]:
@@ -154,11 +175,3 @@ def _unasked(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) ->
 
 def _refuses_dtype(facts: Facts) -> str | None:
     return cannot_compute(facts.dtype)
-
-
-def _adapted(trial: Trial, adapter: Adapter) -> StepPlan:
-    """Return the smallest step with an adapter."""
-    plan = trial.plan(1)
-    plan.joins[0].slot = 1
-    plan.loads = [Load(1, adapter)]
-    return plan

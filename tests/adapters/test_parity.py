@@ -13,7 +13,7 @@ from infd.request import Adapter
 from infd.runner.adapters import DeviceSlots
 from infd.scheduler.plan import Load
 from tests.adapters.making import EVERY_PRODUCT, make
-from tests.models.driving import Driver, Heap, copying, load_model
+from tests.models.driving import Driver, Heap, load_model
 from tests.tiny import VOCAB
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Bench:
 
     def hold(self, slot: int, directory: Path) -> None:
         weights = self.reader.read(str(directory), None, 2**30)
-        self.slots.fill([Load(slot, Adapter("a", slot, weights))], copying(self.device))
+        self.slots.fill([Load(slot, Adapter("a", slot, weights))])
 
     def driver(self) -> Driver:
         return Driver(self.model, ops=self.ops, seed=3, device=self.device, adapters=self.slots)
@@ -189,7 +189,7 @@ def test_a_row_without_an_adapter_is_bit_for_bit_what_it_is_where_nobody_has_one
 
 def test_a_step_without_adapters_asks_nothing_of_them(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     class Forbidden:
-        def add(self, y: Tensor, x: Tensor, groups: object) -> None:
+        def add(self, y: Tensor, x: Tensor, groups: object, upload: object) -> None:
             raise AssertionError("computed for nobody")
 
         add_rows = add

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -105,10 +105,10 @@ async def test_an_adapter_that_the_device_cannot_take_in_fails_only_those_who_as
 ) -> None:
     fill = DeviceSlots.fill
 
-    def refuse(self: DeviceSlots, loads: list[Load], upload: Any) -> None:
+    def refuse(self: DeviceSlots, loads: list[Load]) -> None:
         if any(load.adapter.name == "b" for load in loads):
             raise error
-        fill(self, loads, upload)
+        fill(self, loads)
 
     async with serving(tiny("qwen3"), depth=depth) as engine:
         for name in SETTINGS:

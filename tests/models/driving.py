@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    import numpy.typing as npt
     from torch import Tensor
 
     from infd.kernels.ops import Ops
@@ -41,11 +40,6 @@ class Heap:
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self._device)
-
-
-def copying(device: torch.device) -> Callable[[npt.NDArray[Any]], Tensor]:
-    """Return what copies arrays to a device."""
-    return lambda array: torch.from_numpy(array).to(device)
 
 
 def load_model(
@@ -145,7 +139,7 @@ class Driver:
             for index, group in enumerate(self.layout.groups)
         ]
         slots = np.array([told.slot for told, count in spans for _ in range(count)] + [0] * padding)
-        adapted = None if self.adapters is None else self.adapters.adapted(slots, copying(self.device))
+        adapted = None if self.adapters is None else self.adapters.adapted(slots)
         batch = Batch(
             tokens=torch.tensor(tokens + [0] * padding, device=self.device),
             positions=torch.tensor(positions + [0] * padding, device=self.device),

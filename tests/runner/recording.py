@@ -154,11 +154,12 @@ class SlotTable:
     def __init__(self, size: int) -> None:
         self._slots = torch.zeros(size, dtype=torch.int64)
 
-    def weigh(self, held: Sequence[LowRank | None], *, table: bool) -> Whole:
-        return Whole.of(held, table=table)
+    def weigh(self, held: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Any) -> Whole:
+        assert not table
+        return Whole(held, sum(outputs))
 
-    def refill(self, slots: Sequence[int]) -> None:
-        self._slots.copy_(torch.tensor(slots))
+    def refill(self, slots: Sequence[int], fill: Any) -> None:
+        fill(self._slots, np.array(slots))
 
     def add(self, y: Tensor, x: Tensor, weights: Whole) -> None:
         mine = weights.matrices[self._slots]
@@ -169,24 +170,19 @@ class SlotTable:
 
 
 class Whole:
-    """matrices [slots + 1, out, in]: nothing for slot 0"""
+    """matrices [slots + 1, out, in]: nothing for slot 0. It outgrows its memory where an adapter has a larger rank."""
 
-    def __init__(self, matrices: Tensor) -> None:
-        self.matrices = matrices
+    def __init__(self, held: Sequence[LowRank | None], outputs: int) -> None:
+        self._ranks = max(low.a.shape[0] for low in held if low is not None)
+        inputs = next(low.a.shape[1] for low in held if low is not None)
+        self.matrices = torch.zeros(len(held) + 1, outputs, inputs)
+        self.hold(held)
 
-    @classmethod
-    def of(cls, held: Sequence[LowRank | None], *, table: bool) -> Whole:
-        assert not table
-        known = [low for low in held if low is not None]
-        outputs = max(part.output + part.b.shape[0] for low in known for part in low.parts)
-        matrices = torch.zeros(len(held) + 1, outputs, known[0].a.shape[1])
+    def hold(self, held: Sequence[LowRank | None], fill: Any = None) -> bool:
+        if any(low is not None and low.a.shape[0] > self._ranks for low in held):
+            return False
+        self.matrices.zero_()
         for slot, low in enumerate(held, 1):
             for b, rank, output in () if low is None else low.parts:
-                matrices[slot, output : output + b.shape[0]] = b @ low.a[rank : rank + b.shape[1]]
-        return cls(matrices)
-
-    def become(self, other: Whole) -> bool:
-        if self.matrices.shape != other.matrices.shape:
-            return False
-        self.matrices.copy_(other.matrices)
+                self.matrices[slot, output : output + b.shape[0]] = b @ low.a[rank : rank + b.shape[1]]
         return True

@@ -81,14 +81,14 @@ class Served:
     def with_adapters(self) -> list[int]:
         return self.loaded.runner.facts()["graphs"]["with_adapters"]
 
-    def adapter(self, slot: int, seed: int) -> Load:
+    def adapter(self, slot: int, seed: int, rank: int = 2, targets: slice = slice(1, 5)) -> Load:
         """Return the load of an adapter that changes some of the model's products, much."""
         generator = torch.Generator().manual_seed(seed)
         low = {}
-        for target in self.loaded.reader._targets[1:5]:
-            a = torch.randn(2, target.inputs, generator=generator)
+        for target in self.loaded.reader._targets[targets]:
+            a = torch.randn(rank, target.inputs, generator=generator)
             outputs = next(iter(target.modules.values()))
-            low[target] = LowRank(a, [LowRankPart(torch.randn(outputs, 2, generator=generator), 0, 0)])
+            low[target] = LowRank(a, [LowRankPart(torch.randn(outputs, rank, generator=generator), 0, 0)])
         return Load(slot, Adapter(f"a{seed}", seed, SimpleNamespace(low=low)))
 
     def idle(self) -> bool:
@@ -314,9 +314,12 @@ def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):
     plain = graphs.made
     for slots, load, made in (
         ((1, 0, 1), (1, 1), 4),  # the first adapter: its steps are captured from now on
-        ((0, 2, 1), (2, 2), 8),  # a second one: the tables grow, and what was captured is forgotten
-        ((2, 2, 0), (2, 3), 8),  # another in the second slot: the tables hold it, and the graphs stay
-        ((0, 0, 0), (1, 4), 8),
+        ((0, 2, 1), (2, 2), 4),  # a second one, in a slot that had none: the tables have room, and the graphs stay
+        ((2, 2, 0), (2, 3), 4),  # another in the second slot
+        ((2, 1, 0), (2, 4, 1, slice(1, 3)), 4),  # one that changes less, by less
+        ((1, 3, 2), (3, 5, 3), 8),  # one of a larger rank: the tables grow, and what was captured is forgotten
+        ((3, 1, 2), (3, 6, 2, slice(1, 6)), 12),  # one that changes something that none has changed yet
+        ((0, 0, 0), (1, 7), 12),
     ):
         first = [each.start(4, slots=slots, loads=[each.adapter(*load)]) for each in (served, eager)]
         while served.idle():

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -144,3 +147,17 @@ def test_a_model_with_a_window_group_reads_both_groups_tables():
     first = run(runner, StepPlan(0, [join(0, prompt, [[9, 4], [2, 7]])], [], [span(0, 0, 5)]))
     second = run(runner, StepPlan(1, [], [], [span(0, 5, 1)]))
     assert first.tokens + second.tokens == continuation(prompt, 2, window=3)
+
+
+def test_what_a_runner_holds_goes_with_it_and_waits_for_no_collection():
+    runner = make()
+    run(runner, StepPlan(0, [join(0, [3, 4, 5], [[1]])], [], [span(0, 0, 3)]))
+    rows = weakref.ref(runner._rows)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        del runner
+        assert rows() is None
+    finally:
+        if collecting:
+            gc.enable()

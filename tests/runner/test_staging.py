@@ -123,7 +123,7 @@ def assembled(directory, device, staging, graphs, ops=None) -> Runner:
         staging=staging,
     )
     cache = allocate(layout, model.page_tensors(PAGE), 90 * len(layout.groups), Heap(device))
-    slots = DeviceSlots(ops.lora, device)
+    slots = DeviceSlots(ops.lora, device, 1, staging)
     runner = Runner(model, ops.attention, ops.draw, rows, layout, cache, slots, Pulse(), graphs)
     runner.targets = model.targets[1:5]
     return runner

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import LowRank
+    from infd.kernels.ops import LowRank, Upload
 
     Groups = Sequence[tuple[Tensor, LowRank]]
 
@@ -40,14 +40,14 @@ class Lora:
             "lora", INT, INT, POINTER, INT, POINTER, INT, INT, POINTER, POINTER, INT
         )
 
-    def add(self, y: Tensor, x: Tensor, groups: Groups) -> None:
+    def add(self, y: Tensor, x: Tensor, groups: Groups, upload: Upload | None = None) -> None:
         told = (_Group * len(groups))(*(_told(rows, low, low.a.shape[0]) for rows, low in groups))
         x = x if x.stride(1) == 1 else x.contiguous()
         half = x.dtype is torch.bfloat16
         at = (y.data_ptr(), y.stride(0), x.data_ptr(), x.stride(0), x.shape[1])
         self._add(half, y.dtype is torch.float32, *at, None, told, len(groups))
 
-    def add_rows(self, y: Tensor, tokens: Tensor, groups: Groups) -> None:
+    def add_rows(self, y: Tensor, tokens: Tensor, groups: Groups, upload: Upload | None = None) -> None:
         told = (_Group * len(groups))(*(_told(rows, low, low.a.shape[1]) for rows, low in groups))
         half = groups[0][1].a.dtype is torch.bfloat16
         at = (y.data_ptr(), y.stride(0), None, 0, 0)

@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from infd.kernels.ops import LowRank
+    from infd.kernels.ops import LowRank, Upload
 
 
 class Lora:
-    def add(self, y: Tensor, x: Tensor, groups: Sequence[tuple[Tensor, LowRank]]) -> None:
+    def add(self, y: Tensor, x: Tensor, groups: Sequence[tuple[Tensor, LowRank]], upload: Upload | None = None) -> None:
         for rows, low in groups:
             _spread(y, rows, F.linear(x.index_select(0, rows), low.a), low)
 
-    def add_rows(self, y: Tensor, tokens: Tensor, groups: Sequence[tuple[Tensor, LowRank]]) -> None:
+    def add_rows(
+        self, y: Tensor, tokens: Tensor, groups: Sequence[tuple[Tensor, LowRank]], upload: Upload | None = None
+    ) -> None:
         for rows, low in groups:
             _spread(y, rows, F.embedding(tokens.index_select(0, rows), low.a), low)
 

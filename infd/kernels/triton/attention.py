@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from infd.kernels.ops import FLOAT8
+from infd.kernels.triton.apportion import Apportioned
 from infd.kernels.triton.pages import store
 from infd.kernels.triton.tiles import Cut, Shape, cut
 
@@ -273,8 +274,8 @@ class PagedAttention:
     def prepare(self, batch: AttentionBatch) -> Plan:
         return Plan(batch, self._room or self._ask(batch.table.device))
 
-    def lasting(self, batch: AttentionBatch) -> Plan:
-        return self.prepare(batch)
+    def lasting(self, batch: AttentionBatch) -> LastingPlan:
+        return LastingPlan(batch, self._room or self._ask(batch.table.device))
 
     def _ask(self, device: torch.device) -> int:
         here = device.type == "cuda"
@@ -296,12 +297,6 @@ class Plan:
         self._batch = batch
         self._room = room
         self._cuts: dict[Shape, list[Cut]] = {}
-
-    def refill(self, starts: list[int]) -> None:
-        """Do nothing: tiles are cut for the longest sequences, and their parts divide what there is."""
-
-    def begin(self) -> None:
-        """Do nothing: each layer finds what it needs in the batch."""
 
     @property
     def slots(self) -> Tensor:
@@ -326,10 +321,13 @@ class Plan:
         shape = Shape(kv_heads, heads // kv_heads, size, q.dtype)
         cuts = self._cuts.get(shape)
         if cuts is None:
-            cuts = self._cuts[shape] = list(cut(self._batch, shape, self._room))
+            cuts = self._cuts[shape] = self._cut(shape)
         for each in cuts:
             self._run(each, shape, q, pages, out, scale, softcap, sinks)
         return out
+
+    def _cut(self, shape: Shape) -> list[Cut]:
+        return list(cut(self._batch, shape, self._room))
 
     def _run(
         self,
@@ -398,3 +396,24 @@ class Plan:
                 BLOCK_HEAD=shape.block_head,
                 num_warps=2,
             )
+
+
+class LastingPlan(Plan):
+    """Captured steps of one size and page group. Their keys are shared out on the device, once a step."""
+
+    def __init__(self, batch: AttentionBatch, room: int) -> None:
+        super().__init__(batch, room)
+        self._apportioned: list[Apportioned] = []
+
+    def refill(self, starts: list[int]) -> None:
+        """Do nothing: the device knows."""
+
+    def begin(self) -> None:
+        for each in self._apportioned:
+            each.renew()
+
+    def _cut(self, shape: Shape) -> list[Cut]:
+        apportioned = Apportioned(self._batch, shape, self._room)
+        apportioned.renew()
+        self._apportioned.append(apportioned)
+        return [apportioned.cut]

@@ -3,11 +3,14 @@
 `shrink` multiplies the rows of each adapter by its A, `expand` the result by its
 B. Where a group's rows and weights lie is read from two tables of addresses: one
 for the step, one for the product and the adapters that change it. Each is sent
-once and kept while it is asked for again, so that most launches send nothing. A table is well below 64 KiB: so much
-CUDA takes at once even from memory that is not pinned.
+once and kept while it is asked for again, so that most launches send nothing.
 
 In steps that are captured the groups are the device's slots, and there are as many tiles as there are rows; those that
-a step has no use for have no rows, and their programs end at once.
+a step has no use for have no rows, and their programs end at once. Tables have room for all slots and for more ranks
+than were asked for, so that another adapter seldom wants another graph.
+
+What differs from one mixture of adapters to the next is no constant of a kernel, except for three sizes of blocks: no
+mixture asks for a kernel that none of its adapters asks for by itself.
 """
 
 from __future__ import annotations
@@ -21,16 +24,26 @@ import torch
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from infd.kernels.ops import ALIGNED
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    import numpy.typing as npt
     from torch import Tensor
 
     from infd.kernels.ops import LowRank
 
+    Array = npt.NDArray[Any]
     Groups = Sequence[tuple[Tensor, LowRank]]
+    Upload = Callable[[Array], Tensor]
+    Fill = Callable[[Tensor, Array], None]
 
 ROWS = 16  # of a tile: the fewest that a matrix product takes
+LEAST, MOST = 16, 64  # ranks, or outputs, in a block
+EXPANDED = 32  # ranks that `expand` takes at once, at most
+HEADING, PART = 3, 6  # numbers that `Weights.table` has for an A, and for each part
 KINDS = MappingProxyType({torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32})
 KEPT = 4096  # tables of weights: those of a few dozen mixtures of adapters
 
@@ -47,75 +60,87 @@ def _rows_of_tile(tiles, BLOCK_ROWS: tl.constexpr):
 
 
 @triton.jit
+def _matrix(weights, KIND: tl.constexpr):
+    """Return where a matrix begins, which is aligned, and how far its rows stand apart, which is in eights."""
+    begin = tl.multiple_of(tl.load(weights), 16)
+    return begin.to(tl.pointer_type(KIND)), tl.load(weights + 1) * 8
+
+
+@triton.jit(do_not_specialize=["tiles", "weights", "width"])
 def shrink(
     x,
     shrunk,
     tiles,
     weights,
+    width,
     x_row,
-    INPUTS: tl.constexpr,
+    shrunk_row,
+    inputs,
     KIND: tl.constexpr,
-    RANKS: tl.constexpr,
-    WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
 ):
-    """Put x A^T of one tile's rows into shrunk [rows, RANKS] float32."""
+    """Put x A^T of one tile's rows into shrunk [rows, ranks] float32. KIND: the type of A."""
     if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
         return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
-    weights += group * WIDTH
-    a = tl.load(weights).to(tl.pointer_type(KIND))
-    ranks = tl.load(weights + 1)
+    weights += group * width
+    ranks = tl.load(weights + 2)
+    if tl.program_id(1) * BLOCK_RANKS >= ranks:
+        return
+    a, a_row = _matrix(weights, KIND)
     rank = tl.program_id(1) * BLOCK_RANKS + tl.arange(0, BLOCK_RANKS)
     result = tl.zeros([BLOCK_ROWS, BLOCK_RANKS], tl.float32)
-    for first in range(0, INPUTS, BLOCK_INPUTS):
+    for first in range(0, inputs, BLOCK_INPUTS):
         column = first + tl.arange(0, BLOCK_INPUTS)
-        wide = (column < INPUTS)[None, :]
+        wide = (column < inputs)[None, :]
         left = tl.load(x + row[:, None] * x_row + column[None, :], mask=inside[:, None] & wide, other=0.0)
-        right = tl.load(a + rank[:, None] * INPUTS + column[None, :], mask=(rank < ranks)[:, None] & wide, other=0.0)
+        right = tl.load(a + rank[:, None] * a_row + column[None, :], mask=(rank < ranks)[:, None] & wide, other=0.0)
         result = tl.dot(left, tl.trans(right), result, input_precision="ieee")
-    within = inside[:, None] & (rank < RANKS)[None, :]
-    tl.store(shrunk + place[:, None] * RANKS + rank[None, :], result, mask=within)
+    tl.store(shrunk + place[:, None] * shrunk_row + rank[None, :], result, mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "weights", "width"])
 def look_up(
     tokens,
     shrunk,
     tiles,
     weights,
+    width,
+    shrunk_row,
     KIND: tl.constexpr,
-    RANKS: tl.constexpr,
-    WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
 ):
-    """Put A[token] of one tile's rows into shrunk [rows, RANKS] float32."""
+    """Put A[token] of one tile's rows into shrunk [rows, ranks] float32. KIND: the type of A."""
     if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
         return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
-    weights += group * WIDTH
-    a = tl.load(weights).to(tl.pointer_type(KIND))
-    ranks = tl.load(weights + 1)
+    weights += group * width
+    ranks = tl.load(weights + 2)
+    if tl.program_id(1) * BLOCK_RANKS >= ranks:
+        return
+    a, a_row = _matrix(weights, KIND)
     rank = tl.program_id(1) * BLOCK_RANKS + tl.arange(0, BLOCK_RANKS)
     token = tl.load(tokens + row, mask=inside, other=0)
     there = inside[:, None] & (rank < ranks)[None, :]
-    value = tl.load(a + token[:, None] * ranks + rank[None, :], mask=there, other=0.0).to(tl.float32)
-    tl.store(shrunk + place[:, None] * RANKS + rank[None, :], value, mask=inside[:, None] & (rank < RANKS)[None, :])
+    value = tl.load(a + token[:, None] * a_row + rank[None, :], mask=there, other=0.0).to(tl.float32)
+    tl.store(shrunk + place[:, None] * shrunk_row + rank[None, :], value, mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "weights", "width"])
 def expand(
     y,
     shrunk,
     tiles,
     weights,
+    width,
     y_row,
+    shrunk_row,
     KIND: tl.constexpr,
-    RANKS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    HEADING: tl.constexpr,
+    PART: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
@@ -127,21 +152,23 @@ def expand(
     if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
         return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
-    weights += group * WIDTH + 2 + tl.program_id(1) * 5
-    b = tl.load(weights).to(tl.pointer_type(KIND))
-    first = tl.load(weights + 1)
-    ranks = tl.load(weights + 2)
-    output = tl.load(weights + 3)
-    outputs = tl.load(weights + 4)
+    weights += group * width + HEADING + tl.program_id(1) * PART
+    outputs = tl.load(weights + 5)
+    if tl.program_id(2) * BLOCK_OUTPUTS >= outputs:
+        return
+    b, b_row = _matrix(weights, KIND)
+    first = tl.load(weights + 2)
+    ranks = tl.load(weights + 3)
+    output = tl.load(weights + 4)
     column = tl.program_id(2) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     wide = column < outputs
     result = tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS], tl.float32)
     for begin in range(0, ranks, BLOCK_RANKS):
         rank = begin + tl.arange(0, BLOCK_RANKS)
         deep = rank < ranks
-        at = place[:, None] * RANKS + (first + rank)[None, :]
+        at = place[:, None] * shrunk_row + (first + rank)[None, :]
         left = tl.load(shrunk + at, mask=inside[:, None] & deep[None, :], other=0.0).to(KIND)
-        right = tl.load(b + column[:, None] * ranks + rank[None, :], mask=wide[:, None] & deep[None, :], other=0.0)
+        right = tl.load(b + column[:, None] * b_row + rank[None, :], mask=wide[:, None] & deep[None, :], other=0.0)
         result = tl.dot(left, tl.trans(right), result, input_precision="ieee")
     target = y + row[:, None] * y_row + (output + column)[None, :]
     within = inside[:, None] & wide[None, :]
@@ -164,31 +191,31 @@ class Tiles(NamedTuple):
 class Weights(NamedTuple):
     """What groups add to one product.
 
-    table    [groups, 2 + 5 * parts] int64: the address of A, and its ranks; of each part the address of B, its first
-             rank, how many, its first output, how many. A group with fewer parts than others has some of no outputs.
-    ranks    the most of any A
-    part     the most ranks of any part
-    outputs  the most of any part
-    parts    the most of any group
+    table    [groups, HEADING + PART * parts] int64: the address of A, the eights between its rows, its ranks; of each
+             part the address of B, the eights between its rows, its first rank, how many, its first output, how many.
+             A group with fewer parts than others has some of no outputs.
+    ranks    as many as any A may have
+    outputs  as many as any part may have
     dtype    of A and B
     """
 
     table: Tensor
     ranks: int
-    part: int
     outputs: int
-    parts: int
     dtype: torch.dtype
+
+    @property
+    def parts(self) -> int:
+        return (self.table.shape[1] - HEADING) // PART
 
     @property
     def kind(self) -> tl.dtype:
         return KINDS[self.dtype]
 
-    def become(self, other: Weights) -> bool:
-        if self[1:] != other[1:] or self.table.shape != other.table.shape:
-            return False
-        self.table.copy_(other.table)
-        return True
+    @property
+    def block(self) -> int:
+        """Return how many ranks make a block."""
+        return min(MOST, max(LEAST, triton.next_power_of_2(self.ranks)))
 
 
 class Lora:
@@ -198,28 +225,31 @@ class Lora:
         self._tiles: tuple[tuple[int, ...], Tiles] | None = None  # of the step that was last asked for
         self._weights: OrderedDict[tuple[int, ...], Weights] = OrderedDict()
 
-    def add(self, y: Tensor, x: Tensor, groups: Groups) -> None:
-        _add(y, x, self._step(groups), self._product(groups))
+    def add(self, y: Tensor, x: Tensor, groups: Groups, upload: Upload | None = None) -> None:
+        _add(y, x, self._step(groups, upload), self._product(groups, upload))
 
-    def add_rows(self, y: Tensor, tokens: Tensor, groups: Groups) -> None:
-        _add_rows(y, tokens, self._step(groups), self._product(groups, table=True))
+    def add_rows(self, y: Tensor, tokens: Tensor, groups: Groups, upload: Upload | None = None) -> None:
+        _add_rows(y, tokens, self._step(groups, upload), self._product(groups, upload, table=True))
 
     def lasting(self, size: int, device: torch.device) -> Lasting:
         return Lasting(size, device)
 
-    def _step(self, groups: Groups) -> Tiles:
+    def _step(self, groups: Groups, upload: Upload | None = None) -> Tiles:
         key = tuple(number for rows, _ in groups for number in (rows.data_ptr(), len(rows)))
         if self._tiles is None or self._tiles[0] != key:
-            self._tiles = key, _cut([rows for rows, _ in groups])
+            self._tiles = key, _cut([rows for rows, _ in groups], upload)
         return self._tiles[1]
 
-    def _product(self, groups: Groups, *, table: bool = False) -> Weights:
+    def _product(self, groups: Groups, upload: Upload | None = None, *, table: bool = False) -> Weights:
         """Return the table of these weights. It says nothing but addresses and sizes, and these are its key."""
         described = [_describe(low, table=table) for _, low in groups]
         key = tuple(number for each in described for number in (len(each), *each))
         found = self._weights.get(key)
         if found is None:
-            found = self._weights[key] = _gather(described, groups[0][1].a.device, groups[0][1].a.dtype)
+            parts, (ranks, outputs) = max(len(low.parts) for _, low in groups), _sizes(described)
+            a = groups[0][1].a
+            sent = _sent(_rows(described, parts), a.device, upload)
+            found = self._weights[key] = Weights(sent, ranks, outputs, a.dtype)
             if len(self._weights) > KEPT:
                 self._weights.popitem(last=False)
         self._weights.move_to_end(key)
@@ -235,11 +265,12 @@ class Lasting:
         self._sent = torch.zeros(6 * size, dtype=torch.int64, device=device)
         self._tiles = Tiles(self._sent[size:].view(size, 5), size)
 
-    def weigh(self, held: Sequence[LowRank | None], *, table: bool) -> Weights:
-        kind = next(low.a.dtype for low in held if low is not None)
-        return _gather([[] if low is None else _describe(low, table=table) for low in held], self._device, kind)
+    def weigh(
+        self, held: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload
+    ) -> SlotWeights:
+        return SlotWeights(held, outputs, table=table, upload=upload)
 
-    def refill(self, slots: Sequence[int]) -> None:
+    def refill(self, slots: Sequence[int], fill: Fill) -> None:
         wanted = np.asarray(slots, dtype=np.int64)
         order = np.argsort(wanted, kind="stable")
         found, first = np.unique(wanted[order], return_index=True)
@@ -254,101 +285,132 @@ class Lasting:
         sent = np.zeros(6 * self._size, dtype=np.int64)
         sent[: len(slots)] = order
         sent[self._size : self._size + 5 * len(tiles)] = np.array(tiles, dtype=np.int64).reshape(-1)
-        self._sent.copy_(torch.from_numpy(sent), non_blocking=True)
+        fill(self._sent, sent)
 
-    def add(self, y: Tensor, x: Tensor, weights: Weights) -> None:
-        _add(y, x, self._tiles, weights)
+    def add(self, y: Tensor, x: Tensor, weights: SlotWeights) -> None:
+        _add(y, x, self._tiles, weights.weights)
 
-    def add_rows(self, y: Tensor, tokens: Tensor, weights: Weights) -> None:
-        _add_rows(y, tokens, self._tiles, weights)
+    def add_rows(self, y: Tensor, tokens: Tensor, weights: SlotWeights) -> None:
+        _add_rows(y, tokens, self._tiles, weights.weights)
+
+
+class SlotWeights:
+    """What the slots of a device add to one product, where captured steps find it. Every slot may change every part."""
+
+    def __init__(self, held: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload) -> None:
+        """outputs: of the product's modules"""
+        self._is_table = table
+        self._parts = len(outputs)
+        described = self._describe(held)
+        ranks = max(LEAST, triton.next_power_of_2(_sizes(described)[0]))
+        dtype = next(low.a.dtype for low in held if low is not None)
+        self.weights = Weights(upload(_rows(described, self._parts)), ranks, max(outputs), dtype)
+
+    def hold(self, held: Sequence[LowRank | None], fill: Fill) -> bool:
+        described = self._describe(held)
+        if _sizes(described)[0] > self.weights.ranks:
+            return False
+        fill(self.weights.table.view(-1), _rows(described, self._parts).reshape(-1))
+        return True
+
+    def _describe(self, held: Sequence[LowRank | None]) -> list[list[int]]:
+        return [[] if low is None else _describe(low, table=self._is_table) for low in held]
 
 
 def _add(y: Tensor, x: Tensor, tiles: Tiles, weights: Weights) -> None:
     assert y.stride(1) == x.stride(1) == 1
-    shrunk = torch.empty((tiles.rows, weights.ranks), dtype=torch.float32, device=y.device)
-    block = min(64, _power(weights.ranks))
-    shrink[len(tiles.table), triton.cdiv(weights.ranks, block)](
+    shrunk = _shrunk(y, tiles, weights)
+    shrink[len(tiles.table), shrunk.shape[1] // weights.block](
         x,
         shrunk,
         tiles.table,
         weights.table,
+        weights.table.shape[1],
         x.stride(0),
-        INPUTS=x.shape[1],
+        shrunk.stride(0),
+        x.shape[1],
         KIND=weights.kind,
-        RANKS=weights.ranks,
-        WIDTH=weights.table.shape[1],
         BLOCK_ROWS=ROWS,
-        BLOCK_RANKS=block,
+        BLOCK_RANKS=weights.block,
         BLOCK_INPUTS=64,
     )
     _expand(y, shrunk, tiles, weights)
 
 
 def _add_rows(y: Tensor, tokens: Tensor, tiles: Tiles, weights: Weights) -> None:
-    shrunk = torch.empty((tiles.rows, weights.ranks), dtype=torch.float32, device=y.device)
-    block = min(64, _power(weights.ranks))
-    look_up[len(tiles.table), triton.cdiv(weights.ranks, block)](
+    shrunk = _shrunk(y, tiles, weights)
+    look_up[len(tiles.table), shrunk.shape[1] // weights.block](
         tokens,
         shrunk,
         tiles.table,
         weights.table,
+        weights.table.shape[1],
+        shrunk.stride(0),
         KIND=weights.kind,
-        RANKS=weights.ranks,
-        WIDTH=weights.table.shape[1],
         BLOCK_ROWS=ROWS,
-        BLOCK_RANKS=block,
+        BLOCK_RANKS=weights.block,
     )
     _expand(y, shrunk, tiles, weights)
 
 
+def _shrunk(y: Tensor, tiles: Tiles, weights: Weights) -> Tensor:
+    """Return room for as many ranks as whole blocks have."""
+    ranks = triton.cdiv(weights.ranks, weights.block) * weights.block
+    return torch.empty((tiles.rows, ranks), dtype=torch.float32, device=y.device)
+
+
 def _expand(y: Tensor, shrunk: Tensor, tiles: Tiles, weights: Weights) -> None:
-    block = min(64, _power(weights.outputs))
-    expand[len(tiles.table), weights.parts, triton.cdiv(weights.outputs, block)](
+    expand[len(tiles.table), weights.parts, triton.cdiv(weights.outputs, MOST)](
         y,
         shrunk,
         tiles.table,
         weights.table,
+        weights.table.shape[1],
         y.stride(0),
+        shrunk.stride(0),
         KIND=weights.kind,
-        RANKS=weights.ranks,
-        WIDTH=weights.table.shape[1],
+        HEADING=HEADING,
+        PART=PART,
         BLOCK_ROWS=ROWS,
-        BLOCK_RANKS=min(32, _power(weights.part)),
-        BLOCK_OUTPUTS=block,
+        BLOCK_RANKS=min(EXPANDED, weights.block),
+        BLOCK_OUTPUTS=MOST,
     )
 
 
 def _describe(low: LowRank, *, table: bool) -> list[int]:
     """Return a group's row of `Weights.table`, without padding."""
-    assert low.a.is_contiguous()
-    row = [low.a.data_ptr(), low.a.shape[1 if table else 0]]
+    row = [*_placed(low.a), low.a.shape[1 if table else 0]]
     for b, rank, output in low.parts:
-        assert b.is_contiguous()
-        row += [b.data_ptr(), rank, b.shape[1], output, b.shape[0]]
+        row += [*_placed(b), rank, b.shape[1], output, b.shape[0]]
     return row
 
 
-def _gather(rows: list[list[int]], device: torch.device, dtype: torch.dtype) -> Weights:
-    width = max(map(len, rows))
-    table = np.array([row + [0] * (width - len(row)) for row in rows], dtype=np.int64)
-    return Weights(
-        torch.from_numpy(table).to(device, non_blocking=True),
-        ranks=int(table[:, 1].max()),
-        part=int(table[:, 4::5].max()),
-        outputs=int(table[:, 6::5].max()),
-        parts=(width - 2) // 5,
-        dtype=dtype,
-    )
+def _placed(matrix: Tensor) -> tuple[int, int]:
+    """Return the address of a matrix, and the eights between its rows."""
+    apart, odd = divmod(matrix.stride(0), ALIGNED)
+    assert matrix.stride(1) == 1
+    assert odd == matrix.data_ptr() % 16 == 0, "rows of an adapter's matrices begin at multiples of 8 numbers"
+    return matrix.data_ptr(), apart
 
 
-def _cut(groups: list[Tensor]) -> Tiles:
+def _sizes(described: list[list[int]]) -> tuple[int, int]:
+    """Return the most ranks of any A, and the most outputs of any part."""
+    ranks = max((row[HEADING - 1] for row in described if row), default=0)
+    return ranks, max((outputs for row in described for outputs in row[HEADING + PART - 1 :: PART]), default=0)
+
+
+def _rows(described: list[list[int]], parts: int) -> Array:
+    width = HEADING + PART * parts
+    return np.array([row + [0] * (width - len(row)) for row in described], dtype=np.int64)
+
+
+def _cut(groups: list[Tensor], upload: Upload | None) -> Tiles:
     table, base = [], 0
     for group, rows in enumerate(groups):
         table += [(group, rows.data_ptr(), first, len(rows), base) for first in range(0, len(rows), ROWS)]
         base += len(rows)
-    sent = torch.from_numpy(np.array(table, dtype=np.int64)).to(groups[0].device, non_blocking=True)
-    return Tiles(sent, base)
+    return Tiles(_sent(np.array(table, dtype=np.int64), groups[0].device, upload), base)
 
 
-def _power(number: int) -> int:
-    return max(16, triton.next_power_of_2(number))
+def _sent(array: Array, device: torch.device, upload: Upload | None) -> Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True) if upload is None else upload(array)

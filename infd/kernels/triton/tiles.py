@@ -2,7 +2,7 @@
 
 Where tiles are fewer than the device has room for, the keys of each are split into parts of similar length, computed
 side by side and merged: that is the case of few sequences decoding, but a short prompt behind a long one is no other.
-The host cuts tiles and counts parts by its upper bounds.
+The host cuts tiles and counts parts by its upper bounds; for captured steps the device does (`apportion.py`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Cut(NamedTuple):
     """The tiles of one size.
 
     tiles   [parts, 6] int32, as `attend` reads them
-    firsts  [tiles] int32, as `merge` reads them; None where no tile has several parts
+    firsts  [tiles] int32, as `merge` reads them; None where no tile can have several parts
     most    queries in a tile
     """
 

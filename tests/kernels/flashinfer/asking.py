@@ -16,7 +16,7 @@ import msgspec
 
 from infd.kernels.flashinfer import modules
 from infd.runner import warming
-from tests.kernels.triton.asking import Never, noted, others, settings
+from tests.kernels.triton.asking import noted, others, settings
 
 HOPPER = (9, 0)
 
@@ -41,7 +41,6 @@ def main(checkpoint: str, directory: str, cached: Any) -> None:
         print(json.dumps({name: places[name] for name in sorted(first)}))
         warming.first_steps = others
         warming.issue(config, flashinfer=True)
-        warming.issue(config, Never(), flashinfer=True)
     print(json.dumps(sorted(set(asked) - first)))
 
 

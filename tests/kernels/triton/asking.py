@@ -10,20 +10,24 @@ import json
 import random
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import torch
 import triton
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.kernels.ops import LowRank, LowRankPart
 from infd.kernels.triton.compiled import compiling, target
-from infd.request import SamplingParams
+from infd.request import Adapter, SamplingParams
 from infd.runner import warming
-from infd.scheduler.plan import StepPlan
+from infd.scheduler.plan import Load, StepPlan
 from tests.runner.driving import join, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
 
+    from infd.models.parameter import Target
     from infd.runner.stepsize import Trial
 
 ROWS = 40
@@ -68,11 +72,45 @@ def others(trial: Trial, _: str) -> Iterator[StepPlan]:
         yield StepPlan(number, joins, [], spans)
 
 
-class Never:
-    """Has decoding steps computed from lasting buffers, kernel by kernel."""
+CHANGED = [  # by adapters: which targets, from every so many; how many modules of each; ranks of a module
+    (slice(None), 1, 8),
+    (slice(1, None, 3), 3, 64),
+    (slice(0, None, 2), 2, 5),
+    (slice(2, 5), 1, 256),
+]
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        return work
+
+def mixtures(trial: Trial, targets: Sequence[Target], dtype: torch.dtype) -> Iterator[StepPlan]:
+    """Plan steps with one adapter after the other, and with several: prompts, and steps that only decode."""
+    adapters = [
+        Adapter(f"a{i}", i, SimpleNamespace(low=changes(targets, dtype, *each))) for i, each in enumerate(CHANGED)
+    ]
+    chance = random.Random(2)
+    groups = len(trial._groups)
+    for number in range(40):
+        slots = chance.sample(range(1, 5), chance.choice([1, 1, 2, 4]))
+        loads = [Load(slot, chance.choice(adapters)) for slot in slots]
+        rows, known = chance.choice([1, 2, 3, 5, 17, ROWS]), chance.choice([1, 3, 17, 40])
+        count = chance.choice([1, known])
+        joins = [join(row, [5] * known, [[1] * -(-known // PAGE)] * groups) for row in range(rows)]
+        for each in joins:
+            each.slot = chance.choice([0, *slots])
+        joins[0].slot = slots[0]
+        yield StepPlan(number, joins, [], [span(row, known - count, count) for row in range(rows)], loads)
+
+
+def changes(targets: Sequence[Target], dtype: torch.dtype, some: slice, most: int, rank: int) -> dict[Target, LowRank]:
+    found = {}
+    for each in targets[some]:
+        outputs = list(each.modules.values())[:most]
+        ranks = rank * len(outputs)
+        a = torch.zeros((each.inputs, ranks) if each.table else (ranks, each.inputs), dtype=dtype)
+        parts = [
+            LowRankPart(torch.zeros(count, rank, dtype=dtype), rank * i, sum(outputs[:i]))
+            for i, count in enumerate(outputs)
+        ]
+        found[each] = LowRank(a, parts)
+    return found
 
 
 def settings(checkpoint: str, cached: Any = "auto") -> Config:
@@ -87,10 +125,9 @@ def settings(checkpoint: str, cached: Any = "auto") -> Config:
 def main(checkpoint: str, *cached: Any) -> None:
     with noted() as first:
         warming.issue(settings(checkpoint, *cached))
-    warming.first_steps = others
+    warming.first_steps, warming.adapted_steps = others, mixtures
     with noted() as later:
         warming.issue(settings(checkpoint, *cached))
-        warming.issue(settings(checkpoint, *cached), Never())
     print(json.dumps(sorted(later - first)))
     print(len(first))
 

@@ -66,6 +66,19 @@ def attention(
     Rope().enter(q, k, v, positions, angles, plan, pages)
 
 
+def decoding(
+    kv_heads: int, shared: int, head: int, window: int | None = None, *, held: torch.dtype | None = None
+) -> None:
+    """Decode sequences in a step that is captured."""
+    batch = attention_batch([PagedSpan(3000, 1, list(range(1, 251)))] * 40, page_tokens=16, window=window, device=META)
+    dtype = torch.bfloat16
+    cache = (empty(300, kv_heads, 16, head, dtype=held or dtype) for _ in range(2))
+    pages = KeyValuePages(*cache, None if held is None else empty(2, kv_heads, dtype=torch.float32))
+    plan = PagedAttention(264).lasting(batch)
+    plan.run(empty(40, kv_heads * shared, head), pages, scale=head**-0.5)
+    plan.begin()
+
+
 def norms(dtype: torch.dtype) -> None:
     """Norm the stream of a model of 4,096, and the heads of its queries."""
     stream, weight = empty(7, 4096, dtype=dtype), empty(4096, dtype=dtype)
@@ -118,6 +131,8 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
         "bfloat16, 16 heads of 256, cap and window": lambda: attention(8, 2, 256, torch.bfloat16, 1024, 50.0),
         "bfloat16, 64 heads of 64, sinks and window": lambda: attention(8, 8, 64, torch.bfloat16, 128, sinks=True),
         "float32, 16 heads of 128": lambda: attention(8, 2, 128, torch.float32),
+        "captured, 32 heads of 128": lambda: decoding(8, 4, 128),
+        "captured, 16 heads of 256, window": lambda: decoding(8, 2, 256, 1024),
     },
     "narrow cache": {
         "bfloat16, 32 heads of 128": lambda: attention(8, 4, 128, torch.bfloat16, held=torch.float8_e4m3fn),

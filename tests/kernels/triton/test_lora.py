@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
-from infd.kernels.ops import LowRank, LowRankPart
+from infd.kernels.ops import ALIGNED, LowRank, LowRankPart
 from infd.kernels.reference.lora import Lora as Reference
+from infd.runner.staging import staging
 
 TOKENS, INPUTS, OUTPUTS = 45, 72, 150
 
@@ -37,11 +39,19 @@ ROWS = [torch.arange(0, 40, 2), torch.tensor([1, 44]), torch.tensor([7])]
 RANKS = [[4, 4, 4], [16, 0, 80], [0, 1, 0]]
 
 
+def aligned(matrix, device):
+    """Put a matrix on the device as the kernels want it; what lies between its rows is no number."""
+    columns = matrix.shape[1]
+    return functional.pad(matrix, (0, -columns % ALIGNED), value=torch.nan).to(device)[:, :columns]
+
+
 def moved(groups, device):
-    return [
-        (rows.to(device), LowRank(low.a.to(device), [LowRankPart(part.b.to(device), *part[1:]) for part in low.parts]))
-        for rows, low in groups
-    ]
+    return [(rows.to(device), there(low, device)) for rows, low in groups]
+
+
+def there(low, device):
+    parts = [LowRankPart(aligned(part.b, device), *part[1:]) for part in low.parts]
+    return LowRank(aligned(low.a, device), parts)
 
 
 # A product's result is of its inputs' type, or wide, as logits are.
@@ -98,7 +108,7 @@ def test_addresses_are_sent_once_while_they_stay_the_same(lora, device):
     assert lora._step(groups) is lora._step(groups)
     assert lora._product(groups) is lora._product(groups)
     first = lora._product(groups)
-    assert lora._product(more).table.shape == (2, 12)
+    assert lora._product(more).table.shape == (2, 15)
     assert lora._product(groups) is first
 
 
@@ -119,7 +129,9 @@ def test_no_more_tables_are_kept_than_are_worth_it(lora, device, monkeypatch):
 def test_in_captured_steps_each_row_gets_what_its_slot_holds(lora, device, unsynchronised, dtype, result):
     held = [adapter(RANKS[0], dtype=dtype), None, adapter(RANKS[1], dtype=dtype)]
     lasting = lora.lasting(TOKENS + 3, device)
-    weights = lasting.weigh([low and moved([(ROWS[0], low)], device)[0][1] for low in held], table=False)
+    carried = staging(device)
+    held_there = [low and there(low, device) for low in held]
+    weights = lasting.weigh(held_there, [50, 50, 50], table=False, upload=carried.up)
     tolerance = 1e-4 if dtype is torch.float32 else 0.03
     for wanted in ([1, 3, 0] * 15, [3] * TOKENS, [0] * TOKENS):
         x, y = draw(TOKENS + 3, INPUTS, seed=1, dtype=dtype), draw(TOKENS + 3, OUTPUTS, seed=2, dtype=result)
@@ -129,22 +141,43 @@ def test_in_captured_steps_each_row_gets_what_its_slot_holds(lora, device, unsyn
         given = y.to(device)
         x = x.to(device)
         with unsynchronised():
-            lasting.refill([*wanted, 0, 0, 0])
+            lasting.refill([*wanted, 0, 0, 0], carried.fill)
             lasting.add(given, x, weights)
         torch.testing.assert_close(given.cpu(), expected, rtol=tolerance, atol=10 * tolerance)
         others = [row for row in range(TOKENS + 3) if row >= TOKENS or not wanted[row]]
         assert given.cpu()[others].equal(y[others])
 
 
-def test_a_table_of_slots_becomes_another_of_its_sizes(lora, device):
-    lasting = lora.lasting(4, device)
-    first, second, larger = (
-        lasting.weigh([None, moved([(ROWS[0], adapter(ranks))], device)[0][1]], table=False)
-        for ranks in ([4, 0, 0], [4, 0, 0], [5, 0, 0])
-    )
-    place = first.table.data_ptr()
-    assert first.become(second)
-    assert first.table.equal(second.table)
-    assert first.table.data_ptr() == place
-    assert not first.become(larger)
-    assert first.table.equal(second.table)
+def test_a_table_of_slots_holds_others_in_its_place_until_ranks_outgrow_it(lora, device):
+    """One has rank 12, for which there is a block of 16 in the tables."""
+    carried, lasting, wanted = staging(device), lora.lasting(4, device), [1, 2, 3, 0]
+    x, y = draw(4, INPUTS, seed=1, dtype=torch.float32).to(device), torch.zeros(4, OUTPUTS, device=device)
+    low = [adapter(ranks) for ranks in RANKS]
+    weights = lasting.weigh([None, there(low[0], device), None], [50] * 3, table=False, upload=carried.up)
+    place = weights.weights.table.data_ptr()
+    lasting.refill(wanted, carried.fill)
+    for held in ([low[2], low[0], None], [None, None, low[2]], [None, None, None]):
+        held_there = [each and there(each, device) for each in held]
+        assert weights.hold(held_there, carried.fill)
+        assert weights.weights.table.data_ptr() == place
+        given, expected = y.clone(), y.cpu()
+        Reference().add(expected, x.cpu(), [(torch.tensor([slot]), each) for slot, each in enumerate(held) if each])
+        lasting.add(given, x, weights)
+        torch.testing.assert_close(given.cpu(), expected, rtol=1e-4, atol=1e-3)
+    before = weights.weights.table.clone()
+    assert not weights.hold([there(low[1], device), None, None], carried.fill)
+    assert weights.weights.table.equal(before)
+
+
+def test_what_is_sent_goes_up_by_the_way_that_is_given(lora, device):
+    sent = []
+
+    def upload(array):
+        sent.append(array)
+        return torch.from_numpy(array).to(device)
+
+    x, y = torch.ones(TOKENS, INPUTS, device=device), torch.zeros(TOKENS, OUTPUTS, device=device)
+    groups = [moved([(rows, adapter([3, 0, 0]))], device) for rows in ROWS[:2]]
+    for each in groups:
+        lora.add(y, x, each, upload)
+    assert len(sent) == 4

@@ -1,0 +1,126 @@
+"""Cut captured steps of attention into tiles on the device, where their true lengths are.
+
+A captured step is the same launches whatever its sequences have become, so there are as many parts as could be needed:
+one a span, and as many again as the device has room for. Once a step they are handed out, in proportion to keys, as the
+host does for steps that it sees (`tiles.py`); those that are left over have no queries.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from infd.kernels.triton.tiles import LEAST_KEYS, Cut
+
+if TYPE_CHECKING:
+    from infd.kernels.ops import AttentionBatch
+    from infd.kernels.triton.tiles import Shape
+
+SPANS, PARTS = 128, 64  # looked at at once
+
+
+@triton.jit
+def _keys(starts, span, size, QUERIES: tl.constexpr, WINDOW: tl.constexpr):
+    """Return how many keys the queries of spans see, 0 behind the last span."""
+    inside = span < size
+    keys = tl.load(starts + span, mask=inside, other=0) + QUERIES
+    if WINDOW > 0:
+        keys = tl.minimum(keys, WINDOW + QUERIES - 1)
+    return tl.where(inside, keys, 0)
+
+
+@triton.jit(do_not_specialize=["size", "most", "room"])
+def apportion(
+    starts,
+    tiles,
+    firsts,
+    size,
+    most,
+    room,
+    KV_HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    LEAST: tl.constexpr,
+    BLOCK_SPANS: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
+):
+    """Write some rows of `tiles` [most, 6] int32, a `Part` each, and `firsts` [size] int32.
+
+    starts  [size] int32: the position of each span's first query
+    LEAST   keys of a part, at least
+    """
+    total = tl.zeros([BLOCK_SPANS], tl.int64)
+    for first in range(0, size, BLOCK_SPANS):
+        total += _keys(starts, first + tl.arange(0, BLOCK_SPANS), size, QUERIES, WINDOW).to(tl.int64)
+    share = tl.maximum(tl.cdiv(tl.sum(total, 0) * KV_HEADS, room), LEAST).to(tl.int32)
+
+    # A part is of the span behind all those that end before it, and its tile begins where the last of these ends.
+    row = tl.program_id(0) * BLOCK_PARTS + tl.arange(0, BLOCK_PARTS)
+    span = tl.zeros([BLOCK_PARTS], tl.int32)
+    begin = tl.zeros([BLOCK_PARTS], tl.int32)
+    end = tl.full([BLOCK_PARTS], 0x7FFFFFFF, tl.int32)
+    behind = 0
+    for first in range(0, size, BLOCK_SPANS):
+        each = first + tl.arange(0, BLOCK_SPANS)
+        parts = tl.cdiv(_keys(starts, each, size, QUERIES, WINDOW), share)
+        ends = behind + tl.cumsum(parts, 0)
+        behind += tl.sum(parts, 0)
+        if tl.program_id(0) == 0:
+            tl.store(firsts + each, ends - parts, mask=each < size)
+        over = (ends[None, :] <= row[:, None]) & (each < size)[None, :]
+        span += tl.sum(over.to(tl.int32), 1)
+        begin = tl.maximum(begin, tl.max(tl.where(over, ends[None, :], 0), 1))
+        to_come = (ends[None, :] > row[:, None]) & (each < size)[None, :]
+        end = tl.minimum(end, tl.min(tl.where(to_come, ends[None, :], 0x7FFFFFFF), 1))
+
+    used = row < behind
+    there = row < most
+    tiles += row * 6
+    tl.store(tiles, tl.where(used, span, 0), mask=there)
+    tl.store(tiles + 1, tl.where(used, span * QUERIES, 0), mask=there)
+    tl.store(tiles + 2, tl.zeros([BLOCK_PARTS], tl.int32), mask=there)
+    tl.store(tiles + 3, tl.where(used, QUERIES, 0), mask=there)
+    tl.store(tiles + 4, tl.where(used, row - begin, 0), mask=there)
+    tl.store(tiles + 5, tl.where(used, end - begin, 0), mask=there)
+
+
+class Apportioned:
+    """The tiles of steps whose spans all have as many queries, few enough for one tile each.
+
+    cut  what `attend` and `merge` read; its tensors stay where they are
+    """
+
+    def __init__(self, batch: AttentionBatch, shape: Shape, room: int) -> None:
+        size, queries = len(batch.counts), batch.counts[0]
+        assert batch.counts == [queries] * size
+        assert len(batch.slots) == size * queries
+        blocks = shape.short() if queries * shape.shared <= shape.short().rows else shape.long()
+        assert queries * shape.shared <= blocks.rows
+        # Parts are those that are full, of which there is room for so many, and at most one more a span.
+        most = size + room // shape.kv_heads
+        tiles = torch.empty((most, 6), dtype=torch.int32, device=batch.start.device)
+        firsts = torch.empty(size, dtype=torch.int32, device=batch.start.device)
+        self.cut = Cut(blocks, tiles, firsts, queries)
+        self._batch, self._shape, self._room = batch, shape, room
+
+    def renew(self) -> None:
+        """Issue the cut of the step whose positions the batch has now."""
+        batch, (_, tiles, firsts, queries) = self._batch, self.cut
+        assert firsts is not None
+        apportion[(triton.cdiv(len(tiles), PARTS),)](
+            batch.start,
+            tiles,
+            firsts,
+            len(firsts),
+            len(tiles),
+            self._room,
+            KV_HEADS=self._shape.kv_heads,
+            QUERIES=queries,
+            WINDOW=batch.window or 0,
+            LEAST=LEAST_KEYS,
+            BLOCK_SPANS=SPANS,
+            BLOCK_PARTS=PARTS,
+        )
