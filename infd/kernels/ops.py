@@ -261,7 +261,37 @@ class Drawing(NamedTuple):
     min_p: Tensor
 
 
+class History(NamedTuple):
+    """The known tokens of some rows' sequences.
+
+    tokens    [S, L] int32, by sequence
+    sequence  [n] int64: whose are each row's
+    prompt    [n] int32: how many of them are the prompt's; the answer's stand behind
+    end       [n] int64: how many there are
+    longest   what bounds `end`, as the host knows it
+    """
+
+    tokens: Tensor
+    sequence: Tensor
+    prompt: Tensor
+    end: Tensor
+    longest: int
+
+
 class Draw(Protocol):
+    """From logits [N, vocab] float32 to tokens. `rows` [n] int64, ascending, are those that are changed, in place."""
+
+    def forbid(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """Make every token impossible whose bit is 0. bits [n, ceil(vocab / 32)] int32, lowest bit first."""
+
+    def penalize_repetition(self, logits: Tensor, rows: Tensor, history: History, penalty: Tensor) -> None:
+        """Divide positive logits of tokens of prompt and answer by penalty [n], and multiply negative ones by it."""
+
+    def penalize_answer(
+        self, logits: Tensor, rows: Tensor, history: History, presence: Tensor, frequency: Tensor
+    ) -> None:
+        """Subtract, for each token of the answer, presence [n] once, and frequency [n] as often as it occurs."""
+
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the largest of each row [N, vocab] float32, and the first token [N] int64 that has it.
 

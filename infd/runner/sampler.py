@@ -6,19 +6,18 @@ appended to `Rows` on the device, so the next step can follow without the host.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.kernels.ops import Drawing
+from infd.kernels.ops import Drawing, History
 from infd.runner.rows import Float, Integer, Stage
-from infd.runner.sampling import bias, floor, mask, penalties, scores, words
+from infd.runner.sampling import bias, floor, scores, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     import numpy.typing as npt
     from torch import Tensor
@@ -123,22 +122,21 @@ class Sampler:
             return shaped
         which = np.flatnonzero((allowed != -1).any(-1))
         if which.size:
-            with self._part(logits, which) as (part, _):
-                mask.apply(part, self._rows.upload(allowed[which]))
+            self._draw.forbid(logits, self._rows.upload(which), self._rows.upload(allowed[which]))
         return shaped or bool(which.size)
 
     def _penalize_repetition(self, logits: Tensor, asking: Asking, which: Array) -> None:
-        with self._part(logits, which) as (part, index):
-            row, end = asking.rows[index], asking.ends[index]
-            history = self._history(row, asking.positions[which])
-            penalties.repetition(part, history, end, self._rows.floats[row, Float.REPETITION])
+        index = self._rows.upload(which)
+        history = self._history(asking, index, which)
+        penalty = self._rows.floats[history.sequence, Float.REPETITION]
+        self._draw.penalize_repetition(logits, index, history, penalty)
 
-    def _penalize_frequency(self, logits: Tensor, asking: Asking, which: Array) -> None:
-        with self._part(logits, which) as (part, index):
-            row, end = asking.rows[index], asking.ends[index]
-            history = self._history(row, asking.positions[which])
-            prompt, floats = self._rows.integers[row, Integer.PROMPT], self._rows.floats[row]
-            penalties.frequency(part, history, end, prompt, floats[:, Float.PRESENCE], floats[:, Float.FREQUENCY])
+    def _penalize_answer(self, logits: Tensor, asking: Asking, which: Array) -> None:
+        index = self._rows.upload(which)
+        history = self._history(asking, index, which)
+        floats = self._rows.floats[history.sequence]
+        presence, frequency = floats[:, Float.PRESENCE], floats[:, Float.FREQUENCY]
+        self._draw.penalize_answer(logits, index, history, presence, frequency)
 
     def _add_bias(self, logits: Tensor, asking: Asking, which: Array) -> None:
         entries, upload = self._asked(asking, which), self._rows.upload
@@ -213,28 +211,18 @@ class Sampler:
         )
         return self._draw(logits, drawing, truncated=truncated)
 
-    def _history(self, row: Tensor, positions: Array) -> Tensor:
-        """Return the tokens [n, L] int64 of some rows, as far as the longest of them may reach."""
-        return self._rows.tokens[row, : int(positions.max())].to(torch.int64)
+    def _history(self, asking: Asking, index: Tensor, which: Array) -> History:
+        row, end = asking.rows.index_select(0, index), asking.ends.index_select(0, index)
+        prompt = self._rows.integers[row, Integer.PROMPT]
+        return History(self._rows.tokens, row, prompt, end, longest=int(asking.positions[which].max()))
 
     def _asked(self, asking: Asking, which: Iterable[int]) -> list[Asked]:
         return [self._rows.asked[asking.row_ids[i]] for i in which]
 
-    @contextmanager
-    def _part(self, logits: Tensor, which: Array) -> Iterator[tuple[Tensor, Tensor]]:
-        """Give the logits of some rows, to be changed in place, and the rows' indices."""
-        index = self._rows.upload(which)
-        if which.size == len(logits):
-            yield logits, index
-        else:
-            part = logits[index]
-            yield part, index
-            logits.index_copy_(0, index, part)
-
 
 _SHAPING = (  # in this order
     (Stage.REPETITION, Sampler._penalize_repetition),
-    (Stage.FREQUENCY, Sampler._penalize_frequency),
+    (Stage.FREQUENCY, Sampler._penalize_answer),
     (Stage.BIAS, Sampler._add_bias),
     (Stage.FLOOR, Sampler._forbid_ends),
     (Stage.WORDS, Sampler._forbid_words),

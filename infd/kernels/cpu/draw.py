@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.kernels.cpu.library import INT, POINTER, Library
-from infd.kernels.reference.drawing import noise
+from infd.kernels.reference.drawing import noise, shaping
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 class Draw:
-    """The draw family."""
+    """The draw family. What makes tokens less likely is the reference's."""
+
+    forbid = staticmethod(shaping.forbid)
+    penalize_repetition = staticmethod(shaping.penalize_repetition)
+    penalize_answer = staticmethod(shaping.penalize_answer)
 
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()

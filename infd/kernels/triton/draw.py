@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from infd.kernels.triton import shaping
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -172,6 +174,10 @@ def draw(
 
 class Draw:
     """The draw family."""
+
+    forbid = staticmethod(shaping.forbid)
+    penalize_repetition = staticmethod(shaping.penalize_repetition)
+    penalize_answer = staticmethod(shaping.penalize_answer)
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = logits.max(-1)

@@ -9,7 +9,8 @@
 The token is then the largest logit or, by the kernel family `draw`, one drawn at
 random: temperature, min-p, top-k, top-p, noise.
 
-Each stage is a function of the rows that ask for it, [n, vocab] float32, and of
-their parameters; `runner/sampler.py` picks the rows. Stages 2 to 6 change the
-logits in place.
+Each stage is a function of the logits, [N, vocab] float32, of the rows that ask
+for it and of their parameters; `runner/sampler.py` picks the rows. Stages 2 to 6
+change the logits in place; 2 and 6, which look at a whole vocabulary, are
+kernels of the family `draw`, too.
 """

@@ -37,6 +37,8 @@ ASKED = [
     {"temperature": 1.0},
     {"temperature": 0.5, "top_k": 9},
     {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 1.0, "presence_penalty": 0.5, "allowed_token_ids": (3, 4)},
 ]
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from infd.kernels.ops import Drawing, KeyValuePages, LowRank, LowRankPart
+from infd.kernels.ops import Drawing, History, KeyValuePages, LowRank, LowRankPart
 from infd.kernels.triton.activation import Activation
 from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.compiled import compiling
@@ -112,6 +112,16 @@ def draws(*, truncated: bool) -> None:
     Draw()(empty(9, 151936, dtype=torch.float32), drawing, truncated=truncated)
 
 
+def penalties() -> None:
+    """Make tokens less likely, and impossible."""
+    logits, rows = empty(9, 151936, dtype=torch.float32), empty(7, dtype=torch.int64)
+    prompt, numbers = empty(7, dtype=torch.int32), empty(7, dtype=torch.float32)
+    history = History(empty(9, 40960, dtype=torch.int32), rows, prompt, rows, 3000)
+    Draw().penalize_repetition(logits, rows, history, numbers)
+    Draw().penalize_answer(logits, rows, history, numbers, numbers)
+    Draw().forbid(logits, rows, empty(7, 4748, dtype=torch.int32))
+
+
 def adapters(ranks: int, dtype: torch.dtype) -> None:
     """Change queries and values of a fused product, the embedding, and the head, whose logits are wide."""
     b = [empty(outputs, ranks, dtype=dtype) for outputs in (4096, 1024)]
@@ -152,6 +162,7 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
     "draw": {
         "among all": lambda: draws(truncated=False),
         "among the likely": lambda: draws(truncated=True),
+        "penalties and masks": penalties,
     },
 }
 

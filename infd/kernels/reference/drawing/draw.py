@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels.reference.drawing import choice, noise, temperature, truncation
+from infd.kernels.reference.drawing import choice, noise, shaping, temperature, truncation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,10 @@ WIDER = 16  # times as many when those do not settle it: sorting a whole row cos
 
 class Draw:
     """The draw family."""
+
+    forbid = staticmethod(shaping.forbid)
+    penalize_repetition = staticmethod(shaping.penalize_repetition)
+    penalize_answer = staticmethod(shaping.penalize_answer)
 
     def __init__(self) -> None:
         self._hashed = torch.empty(0, dtype=torch.int32)  # of all tokens of the vocabulary last seen
