@@ -14,13 +14,18 @@ from infd.kernels.reference import dense
 from infd.kernels.select import CANDIDATES, Facts, insisting, select
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from infd.kernels.ops import Attention, Ops
 
 
-def kernels(bench: Bench, ops: Ops, config: dict[str, Any], batches: list[int], context: int) -> None:
-    """Compare each family with the reference, at the sizes of one layer, and time it."""
+def kernels(
+    bench: Bench, ops: Ops, config: dict[str, Any], batches: list[int], context: int, only: Sequence[str]
+) -> None:
+    """Compare each family with the reference, at the sizes of one layer, and time it.
+
+    only  the names of kernels that are looked at; of none, all
+    """
     shape, device = Shape.of(config), bench.device
 
     def draw(*sizes: int) -> torch.Tensor:
@@ -35,34 +40,37 @@ def kernels(bench: Bench, ops: Ops, config: dict[str, Any], batches: list[int], 
             ("activation", dense.Activation(), gate, (gates,), 1.5 * gates.nbytes),
         ):
             expected = getattr(plain, name)(*given)
-            for kernel, each in alternatives(family, ops, device):
+            for kernel, each in alternatives(family, ops, device, only):
                 work = partial(getattr(each, name), *_fresh(given))
                 off = _off(work(), expected)
-                taken = bench.seconds(work)  # what it uses up it is given again, whatever that holds
-                bench.figures.report(f"{kernel} {name} of {tokens} tokens", taken, bench.machine.floor(moved), off)
-        entries(bench, ops, shape, tokens)
+                taken = bench.timed(work)  # what it uses up it is given again, whatever that holds
+                bench.figures.kernel(f"{kernel} {name} of {tokens} tokens", taken, bench.machine.floor(moved), off)
+        entries(bench, ops, shape, tokens, only)
     for batch in batches:
         sampling(bench, ops, shape, batch)
     mixes = [[(context - 1, 1)] * batch for batch in batches]
     mixes += [[(0, context)], [(context - 1, 1)] * batches[-1] + [(0, context)]]
-    for name, each in attentions(ops, device):
+    for name, each in attentions(ops, device, only):
         for spans in mixes:
             attention(bench, name, each, shape, spans)
 
 
-def alternatives(family: str, ops: Ops, device: torch.device) -> Iterator[tuple[str, Any]]:
+def alternatives(family: str, ops: Ops, device: torch.device, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Return what was chosen of a family, and what else could have been."""
     chosen = next(row.chosen for row in ops.selection if row.family == family)
-    yield chosen, getattr(ops, family)
     facts = Facts(device=device, dtype=torch.bfloat16)
     for each in CANDIDATES[family]:
-        if each.name not in (chosen, "reference") and each.refuses(facts) is None:
+        if only and each.name not in only:
+            continue
+        if each.name == chosen:
+            yield chosen, getattr(ops, family)
+        elif each.name != "reference" and each.refuses(facts) is None:
             yield each.name, getattr(select(device, torch.bfloat16, insisting(each.name, CANDIDATES)), family)
 
 
-def attentions(ops: Ops, device: torch.device) -> Iterator[tuple[str, Attention]]:
+def attentions(ops: Ops, device: torch.device, only: Sequence[str]) -> Iterator[tuple[str, Attention]]:
     """Return what was chosen, and what else could have been; FlashInfer's in each way that it has."""
-    for name, each in alternatives("attention", ops, device):
+    for name, each in alternatives("attention", ops, device, only):
         if name != "flashinfer":
             yield name, each
             continue
@@ -72,7 +80,7 @@ def attentions(ops: Ops, device: torch.device) -> Iterator[tuple[str, Attention]
         yield f"{name} planned", type(each)(planned=True)
 
 
-def entries(bench: Bench, ops: Ops, shape: Shape, tokens: int) -> None:
+def entries(bench: Bench, ops: Ops, shape: Shape, tokens: int, only: Sequence[str]) -> None:
     """Time what a layer does before it attends: q and k are rotated, k and v put into the cache."""
     device = bench.device
     heads = torch.randn(tokens, shape.heads + 2 * shape.kv_heads, shape.head, device=device).bfloat16()
@@ -93,13 +101,13 @@ def entries(bench: Bench, ops: Ops, shape: Shape, tokens: int) -> None:
         slots=positions + PAGE,
     )
     expected = dense.Rope()(q, k, positions, table)[0]
-    writers = dict(alternatives("attention", ops, device))
-    for name, rope in alternatives("rope", ops, device):
+    writers = dict(alternatives("attention", ops, device, only))
+    for name, rope in alternatives("rope", ops, device, only):
         plan = writers.get(name, ops.attention).prepare(batch)
         work = partial(rope.enter, q, k, v, positions, table, plan, cache)
         off = _off(work(), expected)
         floor = bench.machine.floor(2 * heads.nbytes)
-        bench.figures.report(f"{name} entry of {tokens} tokens", bench.seconds(work), floor, off)
+        bench.figures.kernel(f"{name} entry of {tokens} tokens", bench.timed(work), floor, off)
 
 
 def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans: list[tuple[int, int]]) -> None:
@@ -132,9 +140,9 @@ def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans:
     seen = sum(count * (start + (count + 1) / 2) for start, count in spans)
     moved = 2 * sum(start + count for start, count in spans) * shape.kv_heads * shape.head * 2 + 2 * q.nbytes
     name = f"{kernel} attention, {len(spans)} spans of {offsets[-1]}"
-    bench.figures.report(
+    bench.figures.kernel(
         name,
-        bench.seconds(lambda: plan.run(q, cache, scale=scale)),
+        bench.timed(lambda: plan.run(q, cache, scale=scale)),
         bench.machine.floor(moved, 4 * seen * shape.heads * shape.head),
         _off(plan.run(q, cache, scale=scale), plain.run(q, cache, scale=scale)),
     )
@@ -155,8 +163,8 @@ def sampling(bench: Bench, ops: Ops, shape: Shape, rows: int) -> None:
         min_p=0 * numbers,
     )
     for name, truncated in (("whole", False), ("top-k and top-p", True)):
-        taken = bench.seconds(lambda truncated=truncated: ops.draw(logits, drawing, truncated=truncated))
-        bench.figures.report(f"a token of {rows} rows, {name}", taken, bench.machine.floor(logits.nbytes))
+        taken = bench.timed(lambda truncated=truncated: ops.draw(logits, drawing, truncated=truncated))
+        bench.figures.kernel(f"a token of {rows} rows, {name}", taken, bench.machine.floor(logits.nbytes))
 
 
 def _fresh(given: tuple[Any, ...]) -> list[Any]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from infd.runner.graphs import CudaGraphs
 from infd.runner.vram import bank_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TextIO
 
     from infd.models.base import Model
+    from infd.runner.graphs import Graphs
 
 PAGE = 16
 _QWEN3 = {
@@ -82,14 +86,33 @@ class Machine(NamedTuple):
         return max(bytes_moved / self.bytes_s, operations / self.flops)
 
 
+class Timed(NamedTuple):
+    """Seconds of one call, launched by the host, and replayed as part of a graph; None where it is not captured."""
+
+    launched: float
+    replayed: float | None
+
+    @property
+    def best(self) -> float:
+        return self.launched if self.replayed is None else self.replayed
+
+
+class Again:
+    """Implements `runner.graphs.Graphs` where there is no GPU: what is replayed is launched once more."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+
 class Bench:
     """One device, and how to time on it."""
 
-    def __init__(self, device: torch.device, rounds: int) -> None:
+    def __init__(self, device: torch.device, rounds: int, figures: Figures) -> None:
         self.device = device
         self.bank = bank_of(device)
-        self.figures = Figures()
+        self.figures = figures
         self._rounds = rounds
+        self._graphs: Graphs = CudaGraphs(device) if device.type == "cuda" else Again()
         self.machine = self._measure()
 
     def wait(self) -> None:
@@ -109,6 +132,21 @@ class Bench:
             rounds.append((time.perf_counter() - started) / times)
         return statistics.median(rounds)
 
+    def timed(self, work: Callable[[], object], *, times: int = 20) -> Timed:
+        """Time a kernel launched, which of a short one is the host's time, and replayed, which is the device's."""
+
+        def many() -> None:
+            for _ in range(times):
+                work()
+
+        launched = self.seconds(work, times=times)
+        try:
+            replay = self._graphs.capture(many)
+        except Exception as error:  # a library's own, whatever it raises: the other figures stand
+            print(f"not captured: {error!r}")
+            return Timed(launched, None)
+        return Timed(launched, self.seconds(replay, times=1) / times)
+
     def _measure(self) -> Machine:
         large = self.device.type == "cuda"
         source = torch.zeros(2**31 if large else 2**24, dtype=torch.uint8, device=self.device)
@@ -121,27 +159,28 @@ class Bench:
 
 
 class Figures:
-    """Prints each figure, and keeps them all."""
+    """Prints each figure, and writes it down at once, a line of JSON: a run that is cut short keeps what it found."""
 
-    def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
         self.model = ""
 
-    def report(self, name: str, seconds: float, floor: float, note: str = "") -> None:
+    def write(self, told: dict[str, Any]) -> None:
+        self._file.write(json.dumps(told) + "\n")
+        self._file.flush()
+
+    def report(self, name: str, seconds: float, floor: float, note: str = "", **more: float) -> None:
         times = seconds / floor
         print(
             f"{name:44} {seconds * 1e6:11,.1f} us   floor {floor * 1e6:10,.1f} us   x{times:6.2f}   {note}", flush=True
         )
-        self.found.append(
-            {
-                "model": self.model,
-                "name": name,
-                "us": seconds * 1e6,
-                "floor_us": floor * 1e6,
-                "times": times,
-                "note": note,
-            }
-        )
+        found = {"us": seconds * 1e6, "floor_us": floor * 1e6, "times": times, **more}
+        self.write({"model": self.model, "name": name, **found, "note": note})
+
+    def kernel(self, name: str, timed: Timed, floor: float, note: str = "") -> None:
+        """Report the time of a kernel alone, beside what launching it takes."""
+        launched = timed.launched * 1e6
+        self.report(name, timed.best, floor, f"launched {launched:,.1f} us   {note}", launched_us=launched)
 
 
 class Shape(NamedTuple):
@@ -185,5 +224,11 @@ class Traffic(NamedTuple):
     def prompt(self, length: int) -> float:
         return self.machine.floor(self.read, (self.read - self.ends) * length)
 
-    def decoding(self, batch: int, context: float) -> float:
-        return self.machine.floor(self.read + batch * context * self.token, self.read * batch)
+    def decoding(self, batch: int, context: float, more: float = 0.0) -> float:
+        """more: bytes that are read besides"""
+        return self.machine.floor(self.read + batch * context * self.token + more, self.read * batch)
+
+    def mixed(self, batch: int, context: float, tokens: int) -> float:
+        """Return the same with `tokens` of a prompt beside them."""
+        operations = self.read * batch + (self.read - self.ends) * tokens
+        return self.machine.floor(self.read + (batch * context + tokens) * self.token, operations)

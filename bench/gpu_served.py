@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from infd.admin import protocol
+from infd.admin.ctl.client import AdminClient
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 4 * 2**30
 START_S = 300.0
-CAPTURE_S = 10.0  # in which an idle server captures the sizes of its steps
+CAPTURE_S = 120.0  # in which an idle server must have captured the sizes of its steps
 FEW = 16  # tokens of answers that only set up what the first ones of their batch have set up
 BLOCK = 256  # tokens of transformers' pages, which is what it chooses itself
 SPECIAL = 3  # tokens at the end of the vocabulary
@@ -105,29 +109,39 @@ def _shards(model: Model, device: torch.device) -> Iterator[dict[str, torch.Tens
 
 
 def over_http(
-    checkpoint: Path, device: str, batches: Sequence[int], asked: Asked, size: int, cores: Cores
+    checkpoint: Path, device: str, batches: Sequence[int], asked: Asked, size: int, cores: Cores, *, flashinfer: bool
 ) -> dict[int, dict[str, float]]:
     """Return what clients on other cores measured, by batch; see streams.py."""
-    return asyncio.run(_over_http(checkpoint, device, batches, asked, size, cores))
+    return asyncio.run(_over_http(checkpoint, device, batches, asked, size, cores, flashinfer))
 
 
 async def _over_http(
-    checkpoint: Path, device: str, batches: Sequence[int], asked: Asked, size: int, cores: Cores
+    checkpoint: Path, device: str, batches: Sequence[int], asked: Asked, size: int, cores: Cores, flashinfer: bool
 ) -> dict[int, dict[str, float]]:
     port, found = free_port(), {}
     with tempfile.TemporaryDirectory() as scratch:
         arguments = ["--model", str(checkpoint), "--device", device, "--dtype", "bfloat16", "--port", str(port)]
         arguments += ["--admin-socket", f"{scratch}/admin.sock", "--no-banner", "--log-level", "warning"]
         arguments += ["--max-num-seqs", str(max(batches)), "--max-model-len", str(asked.prompt + asked.tokens + 16)]
+        arguments += ["--set", "device.flashinfer=true"] if flashinfer else []
         command = [sys.executable, "-m", "infd", "start", *arguments]
         server = ServerProcess("infd", command, port, start_s=START_S, cores=cores.server)
         async with server:
-            if device == "cuda":
-                await asyncio.sleep(CAPTURE_S)
+            await _captured(f"{scratch}/admin.sock")
             for batch in batches:
                 await _read(server.url, batch, Asked(asked.prompt, FEW), size, cores, seed=1)
                 found[batch] = await _read(server.url, batch, asked, size, cores, seed=2)
     return found
+
+
+async def _captured(admin: str) -> None:
+    """Wait until an idle server has captured its steps."""
+    client, until = AdminClient([admin]), time.monotonic() + CAPTURE_S
+    while (graphs := client.get("/v1/status", protocol.Status).graphs) is not None and graphs.to_come:
+        if time.monotonic() > until:
+            print(f"after {CAPTURE_S:.0f} s {graphs.to_come} sizes of steps are not captured")
+            return
+        await asyncio.sleep(0.1)
 
 
 async def _read(url: str, batch: int, asked: Asked, size: int, cores: Cores, *, seed: int) -> dict[str, float]:

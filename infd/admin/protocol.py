@@ -40,6 +40,17 @@ class Version(Struct):
     api: tuple[str, ...] = ("v1",)
 
 
+class Captured(Struct):
+    """The decoding steps that a GPU replays, by how many sequences they are of.
+
+    to_come  how many sizes are not captured yet
+    """
+
+    captured: list[int]
+    with_adapters: list[int]
+    to_come: int
+
+
 class Status(Struct):
     """What the daemon is doing.
 
@@ -57,6 +68,7 @@ class Status(Struct):
     device, dtype    where and in which type the model is computed; empty until it is loaded
     quantization     what weights were made while they were loaded
     cache_dtype      the type of cached keys and values
+    graphs           which decoding steps are captured; None where none are ever
     """
 
     version: str
@@ -89,6 +101,7 @@ class Status(Struct):
     quantization: str = "none"
     cache_dtype: str = ""
     resident: dict[str, int] = {}
+    graphs: Captured | None = None
 
 
 class RequestRow(Struct):

@@ -54,6 +54,27 @@ async def test_what_stays_on_a_gpu_is_told_while_it_sleeps(house: House, capsys:
             assert ("stays     3 MiB graphs, 500 MiB context and others" in capsys.readouterr().out) == told
 
 
+async def test_status_tells_which_steps_a_gpu_has_captured(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(house.engine, "embedded", house.drained.set)
+    async with house.loaded():
+        facts = house.executor.describe()
+        for graphs, told in (
+            ({}, None),
+            ({"captured": [1, 2, 8], "with_adapters": [], "to_come": 4}, "captured  steps of 3 sizes, 4 to come\n"),
+            (
+                {"captured": [1, 2, 8], "with_adapters": [8], "to_come": 0},
+                "captured  steps of 3 sizes, 1 with adapters, 0 to come\n",
+            ),
+        ):
+            described = {**facts, "graphs": graphs} if graphs else facts
+            monkeypatch.setattr(house.executor, "describe", lambda described=described: described)
+            show.status(await status(desk, protocol.Nothing()))
+            said = capsys.readouterr().out
+            assert "captured" not in said if told is None else told in said
+
+
 async def test_a_wake_that_fails_exits_1_with_the_reason(house: House) -> None:
     async with house.loaded():
         await at(house, "sleep", "--level", "2", "--wait")

@@ -1,23 +1,45 @@
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING
 
+import gpu_kernels
+import pytest
 from gpu import main
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
 
 def test_the_gpu_benchmark_can_be_tried_without_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    sizes = "--batches 1 3 --context 32 --prompt 40 --steps 3 --rounds 1 --served 48"
-    command = ["gpu.py", "--device", "cpu", "--models", "tiny", *sizes.split(), "--json", f"{tmp_path}/gpu.json"]
+    sizes = "--batches 1 3 --context 32 --prompt 40 --long 2 --steps 3 --rounds 1 --served 48"
+    command = ["gpu.py", "--device", "cpu", "--models", "tiny", *sizes.split(), "--json", f"{tmp_path}/gpu.jsonl"]
     monkeypatch.setattr(sys, "argv", command)
     main()
     lines = capsys.readouterr().out.splitlines()
-    assert sum("floor" in line for line in lines) == 29
-    assert sum("tok/s" in line for line in lines) == 12
+    prompts, decoding, busy, narrow, served, kernels = 2, 4, 4, 2, 6, 17
+    assert sum("tok/s" in line for line in lines) == prompts + decoding + busy + narrow + served
+    found = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert set(found[0]) == {"machine", "torch", "ops"}
+    assert sum("launched_us" in figure for figure in found) == kernels
+    assert len(found[1:]) == sum("floor" in line for line in lines) == sum("tok/s" in line for line in lines) + kernels
+
+
+def test_what_is_measured_may_be_chosen_and_what_was_found_is_kept_where_the_rest_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("the machine is taken away")
+
+    written = tmp_path / "gpu.jsonl"
+    command = f"gpu.py --device cpu --models tiny --batches 1 --context 32 --rounds 1 --parts kernels --json {written}"
+    monkeypatch.setattr(gpu_kernels, "sampling", lost)
+    for chosen, found in (("", ["add_rms_norm", "silu_mul", "entry"] * 2), ("--only triton", [])):
+        monkeypatch.setattr(sys, "argv", [*command.split(), *chosen.split()])
+        with pytest.raises(RuntimeError, match="taken away"):
+            main()
+        kept = [json.loads(line)["name"] for line in written.read_text().splitlines()[1:]]
+        assert [name.split()[1] for name in kept] == found

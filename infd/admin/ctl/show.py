@@ -49,6 +49,7 @@ def status(now: protocol.Status) -> None:
         ),
         *(((part, held) for part, held in (("weights", now.weights), ("kv_cache", now.kv_cache)) if held != "loaded")),
         *((("stays", _sizes(now.resident)),) if now.resident else ()),
+        *((("captured", _captured(now.graphs)),) if now.graphs else ()),
         ("cache", _pages(now)),
         ("ended", ", ".join(f"{count} {reason}" for reason, count in now.terminal.items() if count) or "none yet"),
         ("limits", f"{now.max_model_len} tokens a sequence, {now.rows} sequences, {now.step_tokens} tokens a step"),
@@ -65,6 +66,11 @@ def _numbers(now: protocol.Status) -> str:
 
 def _sizes(sizes: dict[str, int]) -> str:
     return ", ".join(f"{size / 2**20:,.0f} MiB {name.replace('_', ' ')}" for name, size in sizes.items())
+
+
+def _captured(graphs: protocol.Captured) -> str:
+    adapted = f", {len(graphs.with_adapters)} with adapters" if graphs.with_adapters else ""
+    return f"steps of {len(graphs.captured)} sizes{adapted}, {graphs.to_come} to come"
 
 
 def _pages(now: protocol.Status) -> str:

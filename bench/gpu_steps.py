@@ -1,0 +1,188 @@
+"""The steps of bench/gpu.py: planned as the scheduler would, and computed by a runner, two in flight."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import islice
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gpu_machine import PAGE, Bench, Traffic
+from gpu_served import Asked
+
+from infd.kernels.ops import LowRank, LowRankPart
+from infd.request import Adapter, Request, SamplingParams
+from infd.runner.graphs import PATIENCE
+from infd.scheduler.plan import Join, Load, Span, StepPlan
+from infd.scheduler.sequence import Sequence
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Some
+
+    from infd.models.base import Model
+    from infd.runner.runner import Landing, Runner
+
+GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
+CHOOSING = SamplingParams(max_tokens=9, temperature=0.6, top_k=20, top_p=0.95)  # as Qwen3's authors advise
+BESIDE = 512  # tokens of a prompt in a step with streams
+ADAPTERS, RANK = 4, 16
+
+
+def asked_of(arguments: Namespace) -> Asked:
+    """Return what is asked of a server: as much behind the context as before it."""
+    return Asked(max(1, arguments.context - arguments.served // 2), arguments.served)
+
+
+def plain(bench: Bench, runner: Runner, traffic: Traffic, arguments: Namespace, how: str) -> dict[int, float]:
+    """Time prompts and decoding; return the tokens a second of the steps that are served, by batch.
+
+    how  in which way steps are issued
+    """
+    length, context, count = arguments.prompt, arguments.context, arguments.steps
+    run(bench, runner, iter([prompt(length)]))
+    taken = run(bench, runner, iter([prompt(length)] * 4)) / 4
+    bench.figures.report(f"a prompt of {length}, {how}", taken, traffic.prompt(length), f"{length / taken:,.0f} tok/s")
+    rates, asked = {}, asked_of(arguments)
+    for batch in arguments.batches:
+        decode(bench, runner, [context] * batch, count, f"behind {context}, {how}", traffic.decoding(batch, context))
+        if asked.tokens:
+            rates[batch] = batch / step_s(bench, runner, [asked.prompt] * batch, asked.tokens)
+    return rates
+
+
+def others(bench: Bench, runner: Runner, traffic: Traffic, model: Model, arguments: Namespace) -> None:
+    """Time what the steps of a busy server are besides: of uneven lengths, choosing, with a prompt, with adapters."""
+    context, count, most = arguments.context, arguments.steps, max(arguments.batches)
+    some = sorted(arguments.batches)[len(arguments.batches) // 2]
+    contexts = [arguments.long * context, *[context] * (some - 1)]
+    floor = traffic.decoding(some, sum(contexts) / some)
+    decode(bench, runner, contexts, count, f"behind {context}, one of them behind {contexts[0]}", floor)
+    even = traffic.decoding(most, context)
+    decode(bench, runner, [context] * most, count, f"behind {context}, by top-k and top-p", even, sampling=CHOOSING)
+    if most > 1:
+        beside = min(BESIDE, arguments.prompt)
+        floor = traffic.mixed(most - 1, context, beside)
+        name = f"behind {context}, beside {beside} of a prompt"
+        decode(bench, runner, [context] * (most - 1), count, name, floor, beside=beside)
+    loads = adapters(model)
+    if loads:
+        floor = traffic.decoding(most, context, sum(_bytes(load) for load in loads))
+        name = f"behind {context}, with {len(loads)} adapters"
+        decode(bench, runner, [context] * most, count, name, floor, loads=loads)
+
+
+def decode(
+    bench: Bench,
+    runner: Runner,
+    contexts: Some[int],
+    count: int,
+    name: str,
+    floor: float,
+    *,
+    loads: Some[Load] = (),
+    **asked: Any,
+) -> None:
+    """Report `count` steps in which sequences decode up to `contexts`; see `decoding` for what else they do."""
+    starts, asked = [context - count for context in contexts], {**asked, "slots": len(loads)}
+    run(bench, runner, decoding(starts, PATIENCE + 2, loads=loads, **asked))  # behind which what can be captured is
+    taken, batch = step_s(bench, runner, starts, count, **asked), len(contexts)
+    bench.figures.report(f"{batch} that decode {name}", taken, floor, f"{batch / taken:,.0f} tok/s")
+
+
+def step_s(bench: Bench, runner: Runner, starts: Some[int], count: int, **asked: Any) -> float:
+    """Return the seconds of one step of many; the one in which the sequences come is not among them."""
+    plans = decoding(starts, count + 1, **asked)
+    run(bench, runner, islice(plans, 1))
+    return run(bench, runner, plans) / count
+
+
+def prompt(tokens: int) -> StepPlan:
+    return StepPlan(0, [_join(0, tokens, 1)], [], [_span(0, 0, tokens)])
+
+
+def decoding(
+    contexts: Some[int],
+    count: int,
+    *,
+    sampling: SamplingParams = GREEDY,
+    beside: int = 0,
+    slots: int = 0,
+    loads: Some[Load] = (),
+) -> Iterator[StepPlan]:
+    """Plan steps of sequences that know so many tokens each, whose pages hold all that they will.
+
+    sampling  how they choose
+    beside    tokens of a prompt that each step computes, too
+    slots     of adapters, which they want in turn
+    loads     those that the slots are to hold from now on
+    """
+    joins, page = [], 1
+    for row, context in enumerate(contexts):
+        held = -(-(context + count) // PAGE)
+        joins.append(_join(row, context, page, held, sampling, 1 + row % slots if slots else 0))
+        page += held
+    following = [_join(len(contexts), beside, page)] if beside else []
+    for step in range(count):
+        spans = [_span(row, context - 1 + step, 1) for row, context in enumerate(contexts)]
+        spans += [_span(len(contexts), 0, beside)] if beside else []
+        first = not step
+        yield StepPlan(step, [*joins, *following] if first else following, [], spans, list(loads) if first else [])
+
+
+def adapters(model: Model) -> list[Load]:
+    """Return adapters of every product between the embedding and the head."""
+    targets = [target for target in model.targets if all(name.endswith("_proj") for name in target.modules)]
+
+    def low(modules: dict[str, int], inputs: int) -> LowRank:
+        parts, output = [], 0
+        for number, outputs in enumerate(modules.values()):
+            parts.append(LowRankPart(torch.zeros(outputs, RANK, dtype=torch.bfloat16), RANK * number, output))
+            output += outputs
+        return LowRank(torch.zeros(RANK * len(modules), inputs, dtype=torch.bfloat16), parts)
+
+    return [
+        Load(
+            slot,
+            Adapter(f"a{slot}", slot, SimpleNamespace(low={each: low(each.modules, each.inputs) for each in targets})),
+        )
+        for slot in range(1, ADAPTERS + 1)
+        if targets
+    ]
+
+
+def _bytes(load: Load) -> int:
+    low = load.adapter.weights.low.values()
+    return sum(each.a.nbytes + sum(part.b.nbytes for part in each.parts) for each in low)
+
+
+def _join(row: int, tokens: int, page: int, held: int = 0, sampling: SamplingParams = GREEDY, slot: int = 0) -> Join:
+    held = held or -(-tokens // PAGE)
+    return Join(row, [7] * tokens, tokens, sampling, frozenset(), [list(range(page, page + held))], row, slot)
+
+
+def _span(row: int, start: int, count: int) -> Span:
+    asked = Request(id="bench", prompt=(7,), sampling=SamplingParams(max_tokens=9))
+    return Span(Sequence(asked), row, start, count, samples=True)
+
+
+def run(bench: Bench, runner: Runner, plans: Iterator[StepPlan]) -> float:
+    """Return the seconds that steps take, two in flight."""
+    flight: deque[Landing] = deque()
+
+    def land() -> None:
+        failed = runner.read(flight.popleft()).failed
+        assert not failed, failed
+
+    bench.wait()
+    started = time.perf_counter()
+    for plan in plans:
+        flight.append(runner.sample(runner.forward(plan)))
+        if len(flight) == 2:
+            land()
+    while flight:
+        land()
+    return time.perf_counter() - started
