@@ -310,7 +310,7 @@ class Draw(Protocol):
 class LowRank(NamedTuple):
     """What one adapter adds to a product, or to a table's rows: x A B, of low rank. Its scale is in B already.
 
-    On a GPU their rows begin at multiples of ALIGNED numbers, so that several are read at once.
+    On a GPU their rows begin at multiples of ALIGNED numbers, with zeros between, so that several are read at once.
 
     a      [R, in]: the ranks of all parts, stacked; a table's is [in, R], looked up by token
     parts  one for each of the product's modules that the adapter changes

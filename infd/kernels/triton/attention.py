@@ -318,7 +318,7 @@ class Plan:
         kv_heads = pages.k.shape[1]
         q = q if q.stride()[1:] == (size, 1) else q.contiguous()
         out = torch.empty((tokens, heads, size), dtype=q.dtype, device=q.device)
-        shape = Shape(kv_heads, heads // kv_heads, size, q.dtype)
+        shape = Shape(kv_heads, heads // kv_heads, size, q.dtype, pages.k.itemsize < q.itemsize)
         cuts = self._cuts.get(shape)
         if cuts is None:
             cuts = self._cuts[shape] = self._cut(shape)

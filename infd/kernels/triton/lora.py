@@ -62,8 +62,8 @@ def _rows_of_tile(tiles, BLOCK_ROWS: tl.constexpr):
 @triton.jit
 def _matrix(weights, KIND: tl.constexpr):
     """Return where a matrix begins, which is aligned, and how far its rows stand apart, which is in eights."""
-    begin = tl.multiple_of(tl.load(weights), 16)
-    return begin.to(tl.pointer_type(KIND)), tl.load(weights + 1) * 8
+    begin = tl.load(weights).to(tl.pointer_type(KIND))
+    return tl.multiple_of(begin, 16), tl.load(weights + 1) * 8
 
 
 @triton.jit(do_not_specialize=["tiles", "weights", "width"])
@@ -166,9 +166,10 @@ def expand(
     for begin in range(0, ranks, BLOCK_RANKS):
         rank = begin + tl.arange(0, BLOCK_RANKS)
         deep = rank < ranks
+        held = rank < tl.cdiv(ranks, 8) * 8  # with the zeros behind a row of B, so that eight are read at once
         at = place[:, None] * shrunk_row + (first + rank)[None, :]
         left = tl.load(shrunk + at, mask=inside[:, None] & deep[None, :], other=0.0).to(KIND)
-        right = tl.load(b + column[:, None] * b_row + rank[None, :], mask=wide[:, None] & deep[None, :], other=0.0)
+        right = tl.load(b + column[:, None] * b_row + rank[None, :], mask=wide[:, None] & held[None, :], other=0.0)
         result = tl.dot(left, tl.trans(right), result, input_precision="ieee")
     target = y + row[:, None] * y_row + (output + column)[None, :]
     within = inside[:, None] & wide[None, :]

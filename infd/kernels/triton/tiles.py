@@ -51,12 +51,18 @@ class Blocks(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What tiles are cut by: the heads of keys, how many heads of queries share each, and the size of a head."""
+    """What tiles are cut by.
+
+    kv_heads, shared  the heads of keys, and how many heads of queries share each
+    head, dtype       the size of a head, and the type of queries
+    narrow            whether the cache holds less than that type, so that keys are converted, which takes registers
+    """
 
     kv_heads: int
     shared: int
     head: int
     dtype: torch.dtype
+    narrow: bool = False
 
     @property
     def block_head(self) -> int:
@@ -68,7 +74,7 @@ class Shape(NamedTuple):
         if self.dtype is torch.float32:
             return Blocks(rows, 32, 8, 2)
         if self.block_head > 128:
-            return Blocks(rows, 32, 4, 2)
+            return Blocks(rows, 32, 8 if self.narrow else 4, 2)
         return Blocks(rows, 64, 4, 3)
 
     def long(self) -> Blocks:
@@ -77,7 +83,7 @@ class Shape(NamedTuple):
             return self.short()  # exact products need many registers
         least = triton.next_power_of_2(self.shared)
         if self.block_head > 128:
-            return Blocks(max(64, least), 32, 8, 2)
+            return Blocks(max(64, least), 16 if self.narrow else 32, 8, 2)
         return Blocks(max(128, least), 64, 8, 3)
 
 

@@ -178,7 +178,13 @@ def asked(work: Callable[[], object], target: str) -> Iterator[dict[str, Any]]:
     with compiling(gpu_called(target)):
         work()
     for name, shared, files in found:
-        yield {"kernel": name, "shared": shared, **used(files)}
+        yield {"kernel": name, "shared": shared, **used(files), "single": single(files)}
+
+
+def single(files: dict[str, str]) -> int:
+    """Return how often numbers of 16 bits are read one by one, where code says so."""
+    ptx = next((path for path in files.values() if path.endswith(".ptx")), None)
+    return 0 if ptx is None else len(re.findall(r"ld\.global(?:\.\w+)*\.[bu]16\b", Path(ptx).read_text()))
 
 
 def used(files: dict[str, str]) -> dict[str, int]:

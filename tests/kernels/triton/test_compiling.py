@@ -16,9 +16,8 @@ SPILLED = {"sm_90a": 0, "gfx942": 32}
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.usefixtures("triton")
-@pytest.mark.parametrize("family", ["attention", "narrow cache", "dense", "draw", "lora"])
-def test_kernels_compile_for_gpus_and_fit(family):
+def compiled(family: str) -> list[dict]:
+    """Return what is said of each kernel of a family."""
     # Compiled code is kept in the tree's build folder: only what has changed is compiled again.
     environment = {**os.environ, "TRITON_CACHE_DIR": str(ROOT / "build" / "triton")}
     environment.pop("TRITON_INTERPRET", None)
@@ -31,7 +30,13 @@ def test_kernels_compile_for_gpus_and_fit(family):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("family", ["attention", "narrow cache", "dense", "draw", "lora"])
+def test_kernels_compile_for_gpus_and_fit(family):
+    kernels = compiled(family)
     assert {kernel["target"] for kernel in kernels} == set(SHARED)
     too_large = [
         kernel
@@ -39,3 +44,13 @@ def test_kernels_compile_for_gpus_and_fit(family):
         if kernel["shared"] > SHARED[kernel["target"]] or kernel["spilled"] > SPILLED[kernel["target"]]
     ]
     assert not too_large
+
+
+@pytest.mark.usefixtures("triton")
+def test_an_adapters_matrices_are_read_several_numbers_at_once():
+    """Of `expand` the one for the head shows it: elsewhere a product's results, where they begin anywhere, are read."""
+    kernels = [kernel for kernel in compiled("lora") if kernel["target"] == "sm_90a"]
+    assert not [kernel for kernel in kernels if kernel["kernel"] == "shrink" and kernel["single"]]
+    assert any(
+        kernel["kernel"] == "expand" and not kernel["single"] for kernel in kernels if "bfloat16" in kernel["case"]
+    )

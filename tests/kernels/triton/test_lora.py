@@ -40,9 +40,9 @@ RANKS = [[4, 4, 4], [16, 0, 80], [0, 1, 0]]
 
 
 def aligned(matrix, device):
-    """Put a matrix on the device as the kernels want it; what lies between its rows is no number."""
+    """Put a matrix on the device as the kernels want it."""
     columns = matrix.shape[1]
-    return functional.pad(matrix, (0, -columns % ALIGNED), value=torch.nan).to(device)[:, :columns]
+    return functional.pad(matrix, (0, -columns % ALIGNED)).to(device)[:, :columns]
 
 
 def moved(groups, device):
