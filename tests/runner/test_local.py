@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
 from infd.request import SamplingParams
 from infd.runner import device
 from infd.runner.local import LocalExecutor
+from infd.runner.memory import CPU
 from infd.runner.residence import Residence
 from infd.runner.runner import Runner
+from infd.runner.staging import Pinned
 from infd.scheduler.plan import StepPlan
 from tests.runner.driving import config, executor, generate, join, request, span
 from tests.runner.fake_model import FakeModel, continuation
@@ -77,6 +80,57 @@ async def test_any_number_of_steps_in_flight_gives_the_same_tokens(depth: int, w
     finally:
         await runs.close()
     assert answers == [continuation(prompt, 4 + 3 * i, window=window) for i, prompt in enumerate(PROMPTS)]
+
+
+class Late:
+    """An event that has not passed until somebody waits for it. waits: the names of the threads that did"""
+
+    def __init__(self, waits: list[str]) -> None:
+        self._waits = waits
+        self._passed = False
+
+    def record(self) -> None:
+        self._passed = False
+
+    def query(self) -> bool:
+        return self._passed
+
+    def synchronize(self) -> None:
+        if not self._passed:
+            self._waits.append(threading.current_thread().name)
+        self._passed = True
+
+
+class Carried(Pinned):
+    """Carries as to a GPU, from the host to itself."""
+
+    def __init__(self, waits: list[str]) -> None:
+        super().__init__(CPU, lambda size: torch.empty(size, dtype=torch.uint8), lambda: Late(waits))
+
+    def up(self, array):
+        return super().up(array).clone()
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+async def test_what_is_carried_from_a_device_apart_is_waited_for_on_another_thread_and_gives_the_same_tokens(
+    monkeypatch, depth
+):
+    waits: list[str] = []
+    monkeypatch.setattr("infd.runner.rows.usual", lambda device: Carried(waits))
+    runs = executor(FakeModel(), config(rows=3, depth=depth))
+    capacity = await runs.load()
+    waits.clear()
+    requests = [
+        request(prompt, SamplingParams(max_tokens=4 + 3 * i, temperature=0.0), name=str(i))
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    try:
+        answers = await generate(runs, capacity, requests, depth=depth)
+    finally:
+        await runs.close()
+    assert answers == [continuation(prompt, 4 + 3 * i) for i, prompt in enumerate(PROMPTS)]
+    assert set(waits) == {"infd-waiter"}
+    assert "infd-waiter" not in [thread.name for thread in threading.enumerate()]
 
 
 async def test_random_sampling_does_not_depend_on_depth_or_neighbours():
