@@ -9,6 +9,7 @@ What all layers share is done once, when a step begins. The first step, which is
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,14 +57,14 @@ class LastingPlan(Steps):
         if self._where is None:
             slots = torch.zeros_like(self._batch.slots, dtype=torch.int32)
             self._where = slots, torch.zeros_like(slots)
-            self._share(lambda: slots.copy_(self._batch.slots))
+            self._share(partial(slots.copy_, self._batch.slots))
         return self._where
 
     def _lengths(self) -> Tensor:
         if self._counted is None:
             lengths = torch.zeros_like(self._batch.start)
             self._counted = lengths.view(torch.uint32)
-            self._share(lambda: torch.add(self._batch.start, 1, out=lengths))
+            self._share(partial(torch.add, self._batch.start, 1, out=lengths))
         return self._counted
 
     def _wrapper(self, asked: Asked) -> Wrapper:
@@ -75,7 +76,10 @@ class LastingPlan(Steps):
         return planned.wrapper
 
     def _share(self, work: Callable[[], object]) -> None:
-        """Do what every layer of this step needs, and again whenever a step begins."""
+        """Do what every layer of this step needs, and again whenever a step begins.
+
+        It holds no plan: one that nobody uses any more would wait for a collection, and its buffers with it.
+        """
         work()
         self._shared.append(work)
 

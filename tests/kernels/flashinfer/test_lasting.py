@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -162,6 +164,23 @@ def test_so_is_what_reads_8_bit_floats(window, softcap):
         assert steps.error(case) < 1e-5
     assert package.called(f"{DECODER}.plan") == len(STEPS) + 1  # and when the first layer came
     assert not package.called("xqa") + package.called("append_paged_kv_cache")
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_plan_that_nobody_uses_any_more_is_gone_at_once(planned):
+    pytest.importorskip("triton")
+    from infd.kernels.flashinfer.attention import PagedAttention
+
+    steps = Steps(PagedAttention(Package(), planned=planned))
+    steps.fill(STEPS[0], 0)
+    steps.work()
+    gone = weakref.ref(steps._plan)
+    gc.disable()
+    try:
+        del steps
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_layers_that_differ_are_planned_apart():
