@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -62,8 +64,10 @@ class CudaGraphs:
     """CUDA's. Other threads may go on using CUDA while this one captures."""
 
     def __init__(self, device: torch.device) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+        self._made: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # that share the pool
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         current = torch.cuda.current_stream()
@@ -71,14 +75,27 @@ class CudaGraphs:
         with torch.cuda.stream(self._stream):
             work()  # libraries set up on first use what cannot be captured
         current.wait_stream(self._stream)
+        if not self._made:  # torch takes no pool again whose graphs are all gone
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
+        except BaseException:
+            self._forsake()
+            raise
         finally:
             torch.cuda.set_stream(current)  # where a capture was invalidated, torch stays on the other one
+        self._made.add(graph)
         replay: Callable[[], None] = graph.replay
         return replay
+
+    def _forsake(self) -> None:
+        """Have the next capture begin anew. One that was invalidated is still going on for torch's allocator."""
+        with suppress(RuntimeError):  # it has ended, and is no more in need of this
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            torch._C._cuda_releasePool(self._device.index, self._pool)
+        self._made.clear()
 
 
 def sizes(most: int) -> list[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -255,36 +256,112 @@ def test_a_size_that_failed_is_tried_again_when_it_was_wanted_often_enough_and_e
     assert served.loaded.runner.facts()["graphs"]["failed"] == [2, 4, 6]
 
 
-def test_after_a_capture_that_was_invalidated_steps_are_issued_where_they_were_before(monkeypatch):
-    streams = ["the usual one"]
+class Torch:
+    """What CudaGraphs uses of torch, with books: which stream is current, which pools are in use or recorded to."""
 
-    class Invalidated:
-        """torch.cuda.graph, where ending the capture raises before the stream is what it was."""
+    def __init__(self, monkeypatch) -> None:
+        self.current, self.side = (SimpleNamespace(wait_stream=lambda other: None) for _ in range(2))
+        self.usual = self.current
+        self.invalid = False
+        self.users: Counter[int] = Counter()  # by pool
+        self.used: list[int] = []
+        self.recording: set[int] = set()
+        numbers = count(1)
+        torch_ = self
 
-        def __init__(self, graph, *, pool, stream, capture_error_mode):
-            streams.append(stream)
+        class Graph:
+            pool = 0
 
-        def __enter__(self):
-            pass
+            def replay(self):
+                pass
 
-        def __exit__(self, *_):
-            raise RuntimeError("operation failed due to a previous error during capture")
+            def __del__(self):
+                torch_.users[self.pool] -= bool(self.pool)
 
-    side = SimpleNamespace(wait_stream=lambda other: None)
-    fakes = {
-        "graph_pool_handle": lambda: (0, 1),
-        "Stream": lambda device: side,
-        "current_stream": lambda: SimpleNamespace(wait_stream=lambda other: None, name=streams[-1]),
-        "stream": lambda stream: nullcontext(),
-        "CUDAGraph": lambda: None,
-        "graph": Invalidated,
-        "set_stream": lambda stream: streams.append(stream.name),
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
+        class Capture:
+            def __init__(self, graph, *, pool, stream, capture_error_mode):
+                self.graph, self.pool, self.stream = graph, pool, stream
+
+            def __enter__(self):
+                torch_.current = self.stream
+                assert self.pool not in torch_.recording, "already recording"
+                assert self.pool not in torch_.used or torch_.users[self.pool] > 0, "a pool that nobody uses any more"
+                torch_.recording.add(self.pool)
+                torch_.used.append(self.pool)
+                torch_.users[self.pool] += 1
+
+            def __exit__(self, *_):
+                if torch_.invalid:
+                    raise RuntimeError("operation failed due to a previous error during capture")
+                torch_.recording.remove(self.pool)
+                self.graph.pool = self.pool
+                torch_.current = torch_.usual
+
+        def end(device, pool):
+            if pool not in torch_.recording:
+                raise RuntimeError("not recording")
+            torch_.recording.remove(pool)
+
+        def release(device, pool):
+            torch_.users[pool] -= 1
+
+        fakes = {
+            "graph_pool_handle": lambda: next(numbers),
+            "Stream": lambda device: self.side,
+            "current_stream": lambda: self.current,
+            "stream": lambda stream: nullcontext(),
+            "set_stream": lambda stream: setattr(self, "current", stream),
+            "CUDAGraph": Graph,
+            "graph": Capture,
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
+
+
+def test_graphs_share_a_pool_as_long_as_there_are_any_and_take_none_again_that_has_no_more(monkeypatch):
+    books, graphs = Torch(monkeypatch), CudaGraphs(torch.device("cuda", 0))
+    replays = [graphs.capture(lambda: None) for _ in range(3)]
+    del replays[0]
+    replays.append(graphs.capture(lambda: None))
+    assert len(set(books.used)) == 1
+    replays.clear()
+    kept = graphs.capture(lambda: None)
+    assert kept
+    assert len(set(books.used)) == 2
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_after_a_capture_that_was_invalidated_steps_go_where_they_did_and_others_can_be_captured(monkeypatch, before):
+    books, graphs = Torch(monkeypatch), CudaGraphs(torch.device("cuda", 0))
+    kept = [graphs.capture(lambda: None) for _ in range(before)]
+    books.invalid = True
     with pytest.raises(RuntimeError, match="previous error"):
-        CudaGraphs(torch.device("cuda")).capture(lambda: None)
-    assert streams == ["the usual one", side, "the usual one"]
+        graphs.capture(lambda: None)
+    assert books.current is books.usual
+    assert not books.recording
+    books.invalid = False
+    kept += [graphs.capture(lambda: None) for _ in range(2)]
+    assert len(kept) == before + 2
+    assert books.used[-2:] == [books.used[-1]] * 2
+    assert books.used[-1] not in books.used[:-2]
+    kept.clear()
+    assert not any(books.users.values())
+
+
+def test_a_capture_in_which_the_work_fails_is_over_and_the_next_one_is_made(monkeypatch):
+    books, graphs = Torch(monkeypatch), CudaGraphs(torch.device("cuda", 0))
+    tries = iter([None, torch.OutOfMemoryError("no more"), None, None])
+
+    def work():
+        if (error := next(tries)) is not None:
+            raise error
+
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.capture(work)
+    assert not books.recording
+    assert graphs.capture(work)
 
 
 def test_steps_with_prompts_or_scores_are_not_captured_nor_adapters_that_cannot_be(serve):
