@@ -16,6 +16,7 @@ import torch
 
 from infd.kernels.flashinfer.steps import Steps
 from infd.kernels.flashinfer.wrappers import Asked, Keys, Wrapper, plan, recorded
+from infd.kernels.triton.gather import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,7 @@ class LastingPlan(Steps):
 
     def __init__(self, batch: AttentionBatch, space: Space, other: OtherPlan) -> None:
         super().__init__(batch, space, other)
+        space.expect(batch.table)
         self._starts = batch.starts
         self._shared: list[Callable[[], object]] = []
         self._planned: dict[Asked, Planned] = {}
@@ -88,23 +90,21 @@ class Planned:
     """A wrapper for decoding steps of one size, and what it reads.
 
     first, last  as `Keys`, sent from the host with each plan
-    skipped      [S, 1] int64: the same
-    pages        [S * width + 1] int32: the ids of the pages that queries see, span after span; behind the last one
-                 whatever stands in the tables besides
+    skipped      [S] int32: the same
+    pages        [S * width] int32 at least: the ids of the pages that queries see, span after span
     """
 
     def __init__(self, batch: AttentionBatch, space: Space, asked: Asked) -> None:
-        (size, width), device = batch.table.shape, batch.table.device
+        size, device = len(batch.table), batch.table.device
 
-        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        def zeros(length: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(length, dtype=dtype, device=device)
 
         self._batch, self._asked = batch, asked
-        self._first, self._last, self._pages = zeros(size + 1), zeros(size), zeros(size * width + 1)
-        self._skipped = zeros(size, 1, dtype=torch.int64)
-        self._column = torch.arange(width, device=device)
+        self._first, self._last, self._skipped = zeros(size + 1), zeros(size), zeros(size)
+        self._pages = space.pages(batch.table, asked)
         self._copied: torch.cuda.Event | None = None
-        said = zeros(PLANNED, dtype=torch.uint8)
+        said = zeros(PLANNED, torch.uint8)
         self.wrapper = space.lasting_decoder(asked.tensor_cores, self._first, self._pages, self._last, said)
 
     def plan(self, starts: list[int]) -> None:
@@ -113,13 +113,8 @@ class Planned:
             self._copied.synchronize()
         keys = Keys.of(starts, batch.counts, batch.page_tokens, batch.window)
         plan(self.wrapper, self._asked, keys, self._pages[:0], batch)
-        self._skipped.copy_(torch.from_numpy(keys.skipped)[:, None], non_blocking=True)
+        self._skipped.copy_(torch.from_numpy(keys.skipped), non_blocking=True)
         self._copied = recorded(batch.table.device)
 
     def gather(self) -> None:
-        """Put the pages of each sequence behind those of the one before."""
-        first = self._first.to(torch.int64)
-        within = self._column - self._skipped
-        seen = (within >= 0) & (within < first.diff()[:, None])
-        place = (within + first[:-1, None]).masked_fill(~seen, len(self._pages) - 1)
-        self._pages.scatter_(0, place.view(-1), self._batch.table.reshape(-1))
+        gather(self._batch.table, self._first, self._skipped, self._pages)

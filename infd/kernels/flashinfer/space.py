@@ -46,6 +46,8 @@ class Space:
         semaphores, self._partial, self._scratch = memory.split((4 * SEMAPHORES, PARTIAL, SCRATCH))
         self._semaphores = semaphores.view(torch.uint32)
         self._unplanned = not planned and package.utils.get_compute_capability(device)[0] in GENERATIONS
+        self._most: dict[int, int] = {}
+        self._pages: dict[tuple[int, Asked], Tensor] = {}
         self._wholes: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self.prompts = Wrappers(
             lambda: package.BatchPrefillWithPagedKVCacheWrapper(self._partial, kv_layout="HND", backend=backend)
@@ -75,6 +77,17 @@ class Space:
         wrapper.reset_workspace_buffer(self._partial, planned)  # its own is much larger, and pinned once more
         made: Wrapper = wrapper
         return made
+
+    def expect(self, table: Tensor) -> None:
+        """Be told of a table [S, width] of steps that are captured; those of smaller ones are the front of it."""
+        self._most[table.data_ptr()] = max(table.numel(), self._most.get(table.data_ptr(), 0))
+
+    def pages(self, table: Tensor, asked: Asked) -> Tensor:
+        """Return where the pages of such steps stand, [S * width] int32 at least: steps of all sizes share it."""
+        most, key = self._most[table.data_ptr()], (table.data_ptr(), asked)
+        if key not in self._pages or len(self._pages[key]) < most:
+            self._pages[key] = torch.zeros(most, dtype=torch.int32, device=table.device)
+        return self._pages[key]
 
     def needs_no_plan(self, asked: Asked, page_tokens: int) -> bool:
         """Say whether `decode` takes such layers."""

@@ -56,7 +56,7 @@ class Keys(NamedTuple):
 
     first    [S + 1] int32: where they begin, span after span
     last     [S] int32: how many tokens there are on the last of them
-    skipped  [S] int64: how many pages lie wholly behind the window, before them
+    skipped  [S] int32: how many pages lie wholly behind the window, before them
     """
 
     first: np.ndarray
@@ -72,7 +72,7 @@ class Keys(NamedTuple):
         held = -(-end // page_tokens) - skipped
         first = np.concatenate(([0], np.cumsum(held)))
         last = end - (skipped + held - 1) * page_tokens
-        return cls(first.astype(np.int32), last.astype(np.int32), skipped)
+        return cls(first.astype(np.int32), last.astype(np.int32), skipped.astype(np.int32))
 
     def pages(self, batch: AttentionBatch) -> Tensor:
         """Return their ids, taken from the table on the device."""

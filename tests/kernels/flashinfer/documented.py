@@ -298,6 +298,16 @@ class Plain:
         reference.Plan([], self._batch).write(k, v, pages)
 
 
+def gather(table: Tensor, first: Tensor, skipped: Tensor, pages: Tensor) -> None:
+    """Stands for `infd.kernels.triton.gather`, in operations that can be recorded."""
+    first = first.long()
+    within = torch.arange(table.shape[1], device=table.device) - skipped[:, None]
+    seen = (within >= 0) & (within < first.diff()[:, None])
+    place = (within + first[:-1, None]).masked_fill(~seen, len(pages))
+    beyond = torch.cat((pages, pages[:1]))
+    pages.copy_(beyond.scatter_(0, place.view(-1), table.reshape(-1))[:-1])
+
+
 def _typed(named: dict[str, Any], q: Tensor, caches: tuple[Tensor, Tensor]) -> None:
     """Check what was planned against the types of what is computed with."""
     assert named["q_data_type"] == q.dtype

@@ -11,7 +11,7 @@ import torch
 
 from infd.kernels.ops import FLOAT8, AttentionBatch, KeyValuePages
 from tests.kernels.attention_case import KV_HEADS, Case, bits
-from tests.kernels.flashinfer.documented import Package, Plain
+from tests.kernels.flashinfer.documented import Package, Plain, gather
 from tests.runner.recording import Recordings
 
 if TYPE_CHECKING:
@@ -113,6 +113,16 @@ class Steps:
         return max(float((out.cpu().double() - expected).abs().max()) for out in self._out)
 
 
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pages gathered by what can be recorded."""
+    pytest.importorskip("triton")
+    from infd.kernels.flashinfer import lasting
+
+    monkeypatch.setattr(lasting, "gather", gather)
+
+
+@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(
     ("window", "softcap", "sinks", "planned"),
     [
@@ -125,7 +135,6 @@ class Steps:
     ],
 )
 def test_what_was_captured_is_right_when_lengths_and_tables_change(window, softcap, sinks, planned):
-    pytest.importorskip("triton")
     from infd.kernels.flashinfer.attention import PagedAttention
 
     package = Package()
@@ -148,9 +157,9 @@ def test_what_was_captured_is_right_when_lengths_and_tables_change(window, softc
     assert package.called("append_paged_kv_cache") == 4
 
 
+@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (20, 0.7)])
 def test_so_is_what_reads_8_bit_floats(window, softcap):
-    pytest.importorskip("triton")
     from infd.kernels.flashinfer.attention import Float8PagedAttention
 
     package = Package()
@@ -166,9 +175,9 @@ def test_so_is_what_reads_8_bit_floats(window, softcap):
     assert not package.called("xqa") + package.called("append_paged_kv_cache")
 
 
+@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("planned", [False, True])
 def test_a_plan_that_nobody_uses_any_more_is_gone_at_once(planned):
-    pytest.importorskip("triton")
     from infd.kernels.flashinfer.attention import PagedAttention
 
     steps = Steps(PagedAttention(Package(), planned=planned))
@@ -183,8 +192,8 @@ def test_a_plan_that_nobody_uses_any_more_is_gone_at_once(planned):
         gc.enable()
 
 
+@pytest.mark.usefixtures("recorded")
 def test_layers_that_differ_are_planned_apart():
-    pytest.importorskip("triton")
     from infd.kernels.flashinfer.attention import PagedAttention
 
     package = Package()
@@ -198,6 +207,32 @@ def test_layers_that_differ_are_planned_apart():
     steps.work()
     assert package.called(f"{DECODER}.plan") == 4
     assert steps.error(case) < 1e-5
+
+
+@pytest.mark.usefixtures("recorded")
+def test_steps_of_all_sizes_share_what_their_pages_stand_in():
+    from infd.kernels.flashinfer.attention import PagedAttention
+
+    attention, table = PagedAttention(Package(), planned=True), torch.zeros(SIZE, WIDTH, dtype=torch.int32)
+    pages = KeyValuePages(*torch.zeros(2, PAGES, KV_HEADS, 16, HEAD))
+    plans = []
+    for size in (1, SIZE):
+        batch = AttentionBatch(
+            page_tokens=16,
+            window=None,
+            starts=[0] * size,
+            counts=[1] * size,
+            offsets=list(range(size + 1)),
+            start=torch.zeros(size, dtype=torch.int32),
+            table=table[:size],
+            slots=torch.zeros(size, dtype=torch.int64),
+        )
+        plans.append(attention.lasting(batch))
+    for size, plan in zip((1, SIZE), plans, strict=True):
+        plan.run(torch.zeros(size, KV_HEADS * SHARED, HEAD), pages, scale=1.0)
+    small, large = (planned._pages for plan in plans for planned in plan._planned.values())
+    assert small is large
+    assert len(large) == SIZE * WIDTH
 
 
 @pytest.mark.gpu

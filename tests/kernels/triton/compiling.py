@@ -23,6 +23,7 @@ from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.compiled import compiling
 from infd.kernels.triton.compiled import target as gpu_called
 from infd.kernels.triton.draw import Draw
+from infd.kernels.triton.gather import gather
 from infd.kernels.triton.lora import Lora
 from infd.kernels.triton.norm import Norm
 from infd.kernels.triton.rope import Rope
@@ -154,6 +155,9 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
         "whole heads turn": lambda: rotations(64, interleaved=False),
         "half a head turns": lambda: rotations(32, interleaved=True),
         "gates": gates,
+        "pages side by side": lambda: gather(
+            *(empty(*shape, dtype=torch.int32) for shape in ((9, 99), (10,), (9,), (891,)))
+        ),
     },
     "lora": {
         "bfloat16, rank 16": lambda: adapters(16, torch.bfloat16),
