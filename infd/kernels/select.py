@@ -135,6 +135,7 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _reference("dense:Activation"),
         ),
         "stack": (_native("stack:Stack", torch.bfloat16), _reference("dense:Stack")),
+        "rows": (_triton("rows:Rows"), _reference("rows:Rows")),
         "draw": (_native("draw:Draw", *_FLOATS, torch.float16), _triton("draw:Draw"), _reference("drawing.draw:Draw")),
         "lora": (_native("lora:Lora", *_FLOATS), _triton("lora:Lora"), _reference("lora:Lora")),
     }

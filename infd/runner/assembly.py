@@ -54,6 +54,7 @@ class Assembly:
             page_tokens=[group.page_tokens for group in self.layout.groups],
             vocab_size=model.vocab_size,
             device=device,
+            kernels=ops.rows,
         )
         scales = {layer: each.tensor for layer, each in model.cache_scales.items()}
         runner = Runner(

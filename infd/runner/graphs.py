@@ -25,7 +25,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from infd.kernels.ops import AttentionBatch
+from infd.kernels.ops import AttentionBatch, Seats
 from infd.models.base import Batch
 from infd.runner.faults import lacks_memory, let_go
 from infd.runner.sampler import Asking
@@ -112,6 +112,7 @@ class Buffers:
     sent      [2 N] int64: the rows, then the positions of their tokens, as upper bounds
     position  [N] int64
     start     [N] int32: the same, as attention wants it
+    token     [N] int64
     tables    by page group, [N, pages] int32
     slots     by page group, [N] int64
     """
@@ -123,8 +124,22 @@ class Buffers:
         self.sent = zeros(2 * most, dtype=torch.int64)
         self.position = zeros(most, dtype=torch.int64)
         self.start = zeros(most, dtype=torch.int32)
+        self.token = zeros(most, dtype=torch.int64)
         self.tables = [zeros(most, rows.tables.shape[2], dtype=torch.int32) for _ in range(groups)]
         self.slots = [zeros(most, dtype=torch.int64) for _ in range(groups)]
+
+    def seats(self, size: int, layout: CacheLayout) -> Seats:
+        """Return what of it steps of one size use."""
+        return Seats(
+            row=self.sent[:size],
+            bound=self.sent[size : 2 * size],
+            position=self.position[:size],
+            start=self.start[:size],
+            token=self.token[:size],
+            page_tokens=[group.page_tokens for group in layout.groups],
+            tables=[table[:size] for table in self.tables],
+            slots=[slots[:size] for slots in self.slots],
+        )
 
     def plans(self, size: int, rows: Rows, layout: CacheLayout, attention: Attention) -> list[LastingPlan] | None:
         """Return what attention prepares for steps of one size, by page group, or None where it cannot."""
@@ -165,15 +180,11 @@ class Frame:
         self._plans = plans
         self._adapters = adapters
         self._rows = rows
-        self._layout = layout
         self._cache = cache
         self._model = model
         self._beat = beat
         self._sent = buffers.sent[: 2 * size]
-        self._row, self._bound = self._sent[:size], self._sent[size:]
-        self._position, self._start = buffers.position[:size], buffers.start[:size]
-        self._tables = [table[:size] for table in buffers.tables]
-        self._slots = [slots[:size] for slots in buffers.slots]
+        self._seats = buffers.seats(size, layout)
         self._padding = np.array([rows.scratch] * size + [0] * size)
         self._hidden: Tensor | None = None
         self._replay: Callable[[], None] | None = None
@@ -205,8 +216,8 @@ class Frame:
             self._replay()
         assert self._hidden is not None
         count = len(starts)
-        ends = self._position[:count] + 1
-        asking = Asking(self._row[:count], ends, row_ids, bounds + 1)
+        ends = self._seats.position[:count] + 1
+        asking = Asking(self._seats.row[:count], ends, row_ids, bounds + 1)
         return self._model.logits(self._hidden, self._adapters)[:count], asking
 
     def capture(self, graphs: Graphs) -> None:
@@ -241,20 +252,12 @@ class Frame:
 
     def _work(self) -> None:
         """All that the device does of a step up to the head. Nothing in here may depend on what the host knows."""
-        rows, row, position = self._rows, self._row, self._position
-        torch.minimum(self._bound, rows.length.index_select(0, row) - 1, out=position)
-        self._start.copy_(position)
-        for number, group in enumerate(self._layout.groups):
-            size = group.page_tokens
-            torch.index_select(rows.tables[:, number], 0, row, out=self._tables[number])
-            page = self._tables[number].gather(1, (position // size)[:, None])[:, 0].to(torch.int64)
-            torch.add(page * size, position % size, out=self._slots[number])
+        self._rows.seat(self._seats)
         for plan in self._plans:
             plan.begin()
-        tokens = rows.tokens[row, position].to(torch.int64)
         batch = Batch(
-            tokens=tokens,
-            positions=position,
+            tokens=self._seats.token,
+            positions=self._seats.position,
             attention=self._plans,
             cache=self._cache,
             beat=self._beat,

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from infd.kernels.ops import Kept
+from infd.kernels.reference.rows import Rows as Reference
 from infd.runner.staging import staging as usual
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from infd.kernels.ops import RowKernels, Seats
     from infd.runner.staging import Staging
     from infd.scheduler.plan import Grant, Join
 
@@ -120,9 +123,15 @@ class Rows:
         vocab_size: int,
         device: torch.device,
         staging: Staging | None = None,
+        kernels: RowKernels | None = None,
     ) -> None:
-        """staging: carries to and from `device`; without one, what is usual there."""
+        """Make them.
+
+        staging  carries to and from `device`; without one, what is usual there
+        kernels  without any, the reference's
+        """
         self.staging = staging or usual(device)
+        self._kernels = kernels or Reference()
         self.max_len = max_len
         self.vocab_size = vocab_size
         self.device = device
@@ -131,6 +140,7 @@ class Rows:
         self.tokens = torch.zeros((rows + 1, max_len), dtype=torch.int32, device=device)
         self.length = torch.ones(rows + 1, dtype=torch.int64, device=device)
         self.tables = torch.zeros((rows + 1, len(page_tokens), pages), dtype=torch.int32, device=device)
+        self.kept = Kept(self.tokens, self.length, self.tables)
         self.floats = torch.zeros((rows + 1, len(Float)), dtype=torch.float32, device=device)
         self.integers = torch.zeros((rows + 1, len(Integer)), dtype=torch.int32, device=device)
         self.stages = np.zeros(rows + 1, dtype=np.uint16)
@@ -153,8 +163,11 @@ class Rows:
 
     def append(self, row: Tensor, end: Tensor, token: Tensor) -> None:
         """Write the tokens sampled for some rows, each at position `end`; all three [N] int64."""
-        self.tokens.index_put_((row, end), token.to(torch.int32))
-        self.length.index_copy_(0, row, end + 1)
+        self._kernels.append(self.kept, row, end, token)
+
+    def seat(self, seats: Seats) -> None:
+        """Put in place what a step reads that computes the last token of some rows."""
+        self._kernels.seat(self.kept, seats)
 
     def upload(self, array: Array) -> Tensor:
         """Copy what the host gathered to the device."""

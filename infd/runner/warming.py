@@ -136,6 +136,7 @@ def issue(config: Config, *, flashinfer: bool = False) -> None:
                 page_tokens=[group.page_tokens for group in layout.groups],
                 vocab_size=model.vocab_size,
                 device=NOWHERE,
+                kernels=ops.rows,
             )
             slots = DeviceSlots(ops.lora, NOWHERE, config.lora.max_adapters, rows.staging)
             runner = Runner(model, ops.attention, ops.draw, rows, layout, cache, slots, Pulse(), graphs)

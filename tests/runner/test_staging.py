@@ -121,6 +121,7 @@ def assembled(directory, device, staging, graphs, ops=None) -> Runner:
         vocab_size=model.vocab_size,
         device=device,
         staging=staging,
+        kernels=ops.rows,
     )
     cache = allocate(layout, model.page_tensors(PAGE), 90 * len(layout.groups), Heap(device))
     slots = DeviceSlots(ops.lora, device, 1, staging)

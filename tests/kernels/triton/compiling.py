@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from infd.kernels.ops import Drawing, History, KeyValuePages, LowRank, LowRankPart
+from infd.kernels.ops import Drawing, History, Kept, KeyValuePages, LowRank, LowRankPart, Seats
 from infd.kernels.triton.activation import Activation
 from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.compiled import compiling
@@ -27,6 +27,7 @@ from infd.kernels.triton.gather import gather
 from infd.kernels.triton.lora import Lora
 from infd.kernels.triton.norm import Norm
 from infd.kernels.triton.rope import Rope
+from infd.kernels.triton.rows import Rows
 from tests.kernels.paging import PagedSpan, attention_batch
 
 if TYPE_CHECKING:
@@ -123,6 +124,15 @@ def penalties() -> None:
     Draw().forbid(logits, rows, empty(7, 4748, dtype=torch.int32))
 
 
+def rows() -> None:
+    """Seat a step of seven sequences, and append what they sampled."""
+    kept = Kept(empty(9, 40960, dtype=torch.int32), empty(9, dtype=torch.int64), empty(9, 1, 2560, dtype=torch.int32))
+    seven = empty(7, dtype=torch.int64)
+    start, table = empty(7, dtype=torch.int32), empty(7, 2560, dtype=torch.int32)
+    Rows().seat(kept, Seats(seven, seven, seven, start, seven, [16], [table], [seven]))
+    Rows().append(kept, seven, seven, seven)
+
+
 def adapters(ranks: int, dtype: torch.dtype) -> None:
     """Change queries and values of a fused product, the embedding, and the head, whose logits are wide."""
     b = [empty(outputs, ranks, dtype=dtype) for outputs in (4096, 1024)]
@@ -158,6 +168,7 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
         "pages side by side": lambda: gather(
             *(empty(*shape, dtype=torch.int32) for shape in ((9, 99), (10,), (9,), (891,)))
         ),
+        "rows": rows,
     },
     "lora": {
         "bfloat16, rank 16": lambda: adapters(16, torch.bfloat16),

@@ -13,7 +13,7 @@ from infd.runner.staging import Pinned
 from tests.runner.apart import APART, Away, Device
 from tests.runner.test_staging import assembled, results
 
-TRITON = {"attention", "norm", "rope", "activation", "draw"}
+TRITON = {"attention", "norm", "rope", "activation", "rows", "draw"}
 
 
 @pytest.fixture
