@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -405,6 +407,24 @@ def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):
         assert graphs.made == plain + made
         assert first[0] == first[1]
         assert served.go_on(4, 4) == eager.go_on(4, 4)
+
+
+def test_a_runner_that_nobody_holds_is_gone_at_once_with_all_that_it_captured(serve, monkeypatch):
+    """The one that is tried first would take memory from the one that serves."""
+    monkeypatch.setattr(Lora, "lasting", SlotTables.lasting)
+    served = serve(Recordings())
+    served.start(4, slots=(1,), loads=[served.adapter(1, 1)])
+    served.go_on(4, 2)
+    while served.idle():
+        pass
+    gone = weakref.ref(served.loaded.runner)
+    gc.collect()
+    gc.disable()
+    try:
+        del served
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("apart", "level"), [(False, 2), (True, 1), (True, 2)])
