@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from infd.kernels.ops import KeyValuePages
 
 HEADS = (64, 128, 256)  # sizes of a head that all of its kernels take
+WIDE = (128, 256)  # those that they are known to read in 8-bit floats; its sources doubt smaller ones
 LOADED = 16  # bytes
 THREADS = 1024  # of a block, in which the heads of a token are written
 
@@ -34,6 +35,8 @@ def asks(q: Tensor, pages: KeyValuePages, scale: float, softcap: float | None) -
     if size not in HEADS:
         return f"heads of {size}"
     kept = pages.k.dtype
+    if kept is FLOAT8 and size not in WIDE:
+        return f"heads of {size} in 8-bit floats"
     if kept is not FLOAT8 and (kept is not q.dtype or pages.scales is not None):
         return f"a cache of {name(kept)} beside {name(q.dtype)}"
     return Asked(heads, pages.k.shape[1], size, scale, softcap, q.dtype, kept)

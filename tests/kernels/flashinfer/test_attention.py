@@ -118,7 +118,7 @@ def test_a_cache_of_8_bit_floats_is_read_by_the_scales_of_its_heads(lengths, sin
 
     package = Package()
     limits = {"window": window, "softcap": softcap, "padding": 2}
-    case = Case(lengths, head=64, shared=4, page_tokens=16, held=FLOAT8, **limits)
+    case = Case(lengths, head=128, shared=4, page_tokens=16, held=FLOAT8, **limits)
     assert case.error(Float8PagedAttention(package, Plain())) < 1e-5
     assert package.called(f"{DECODER if lengths is DECODING else PROMPTS}.run") == 1
     assert not package.called("xqa") + package.called("append_paged_kv_cache")
@@ -175,16 +175,18 @@ class Triton:
     [
         (MIX, {"head": 80}, ["write", "run"]),
         (MIX, {"head": 64, "held": torch.float16}, ["write", "run"]),
+        (MIX, {"head": 64, "held": FLOAT8}, ["write", "run"]),
+        (MIX, {"head": 128, "held": FLOAT8}, ["write"]),
         (MIX, {"head": 64, "sinks": True}, ["run"]),
         (DECODING, {"head": 64, "sinks": True}, ["run"]),  # its pages of 4 tokens want a plan
         (DECODING, {"head": 64, "sinks": True, "page_tokens": 16}, []),
     ],
 )
 def test_what_flashinfer_does_not_take_goes_to_triton(make, lengths, case, came):
-    from infd.kernels.flashinfer.attention import PagedAttention
+    from infd.kernels.flashinfer.attention import Float8PagedAttention, PagedAttention
 
     triton = Triton()
-    attention = PagedAttention(Package(), triton)
+    attention = (Float8PagedAttention if case.get("held") is FLOAT8 else PagedAttention)(Package(), triton)
     Case(lengths, **case).compute(attention)
     assert triton.came == came
     assert bool(attention.refused) == bool(came)

@@ -37,21 +37,23 @@ class Steps:
         sinks: bool = False,
         dtype: torch.dtype = torch.float32,
         held: torch.dtype | None = None,
+        head: int = HEAD,
         device: str = "cpu",
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.page, self.window, self.softcap, self.dtype, self.held = 16, window, softcap, dtype, held
+        self.head = head
         self._start, self._slots = zeros(SIZE, dtype=torch.int32), zeros(SIZE, dtype=torch.int64)
         self._table = zeros(SIZE, WIDTH, dtype=torch.int32)
-        self._new = zeros(2, SIZE, KV_HEADS, HEAD)
-        self._q = zeros(SIZE, KV_HEADS * SHARED, HEAD)
+        self._new = zeros(2, SIZE, KV_HEADS, head)
+        self._q = zeros(SIZE, KV_HEADS * SHARED, head)
         self._sinks = torch.randn(KV_HEADS * SHARED) if sinks else None
         self._sunk = None if self._sinks is None else self._sinks.to(device)
         scales = None if held is None else zeros(2, KV_HEADS, dtype=torch.float32)
         self._layers = [
-            KeyValuePages(*zeros(2, PAGES, KV_HEADS, self.page, HEAD, dtype=held or dtype), scales) for _ in range(2)
+            KeyValuePages(*zeros(2, PAGES, KV_HEADS, self.page, head, dtype=held or dtype), scales) for _ in range(2)
         ]
         self._out = [torch.zeros_like(self._q) for _ in range(2)]
         batch = AttentionBatch(
@@ -72,7 +74,7 @@ class Steps:
         """Put a step of sequences in place."""
         case = Case(
             [(start, 1) for start in starts],
-            head=HEAD,
+            head=self.head,
             shared=SHARED,
             page_tokens=self.page,
             window=self.window,
@@ -105,7 +107,7 @@ class Steps:
         self._plan.begin()
         for layer, out in zip(self._layers, self._out, strict=True):
             self._plan.write(*self._new, layer)
-            scale = 1.2 * HEAD**-0.5
+            scale = 1.2 * self.head**-0.5
             out.copy_(self._plan.run(self._q, layer, scale=scale, softcap=self.softcap, sinks=self._sunk))
 
     def error(self, case: Case) -> float:
@@ -163,7 +165,7 @@ def test_so_is_what_reads_8_bit_floats(window, softcap):
     from infd.kernels.flashinfer.attention import Float8PagedAttention
 
     package = Package()
-    steps = Steps(Float8PagedAttention(package, Plain()), window=window, softcap=softcap, held=FLOAT8)
+    steps = Steps(Float8PagedAttention(package, Plain()), window=window, softcap=softcap, held=FLOAT8, head=128)
     steps.fill(STEPS[0], 0)
     steps.work()
     replay = Recordings().capture(steps.work)
