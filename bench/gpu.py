@@ -41,7 +41,7 @@ from infd.errors import DeviceMissing
 from infd.kernels.flashinfer import modules
 from infd.kernels.select import CACHED, CANDIDATES, preferring, select
 from infd.models import registry
-from infd.runner.design import Design
+from infd.runner.design import Design, choose_device
 from infd.runner.loading import assemble
 from infd.runner.pulse import Pulse
 from infd.weights.load import ALIGNMENT
@@ -155,7 +155,7 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     with arguments.json.open("w") as file:
-        bench = Bench(torch.device(arguments.device), arguments.rounds, Figures(file))
+        bench = Bench(choose_device(arguments.device), arguments.rounds, Figures(file))
         with torch.inference_mode():
             modules.keep(None)
             ops = select(bench.device, torch.bfloat16, chosen_from(CANDIDATES, flashinfer=arguments.flashinfer))

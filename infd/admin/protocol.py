@@ -44,11 +44,13 @@ class Captured(Struct):
     """The decoding steps that a GPU replays, by how many sequences they are of.
 
     to_come  how many sizes are not captured yet
+    failed   those that could not be, until memory comes and goes
     """
 
     captured: list[int]
     with_adapters: list[int]
     to_come: int
+    failed: list[int] = []
 
 
 class Status(Struct):
