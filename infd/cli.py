@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from infd import __version__
-from infd.config import SETTINGS, Assignment, Environment, Loaded, calm_openmp, load
+from infd.config import SETTINGS, Assignment, Environment, Loaded, calm_threads, load
 from infd.errors import NotAnswered, StartError, UsageError
+from infd.memory import share_heap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -126,9 +127,10 @@ def start(loaded: Loaded) -> int:
     # Next to nothing of what modules make is garbage, and to look for it again and again takes a quarter of the start.
     # The daemon enables the collector when it is ready.
     gc.disable()
+    share_heap()
+    calm_threads(os.environ)
     from infd.daemon.serve import serve
 
-    calm_openmp(os.environ)
     return serve(loaded.config, _environment())
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.config import SETTINGS, Assignment, Config, DeviceConfig, Environment, HubAccess, Loaded, calm_openmp, load
+from infd.config import SETTINGS, Assignment, Config, DeviceConfig, Environment, HubAccess, Loaded, calm_threads, load
 from infd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -272,13 +272,13 @@ def test_the_hub_is_reached_as_its_own_variables_say(variables: dict[str, str], 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ({}, {"GOMP_SPINCOUNT": "1000"}),
-        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
-        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        ({}, {"GOMP_SPINCOUNT": "1000", "OPENBLAS_NUM_THREADS": "1"}),
+        ({"GOMP_SPINCOUNT": "7", "OPENBLAS_NUM_THREADS": "2"}, {"GOMP_SPINCOUNT": "7", "OPENBLAS_NUM_THREADS": "2"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active", "OPENBLAS_NUM_THREADS": "1"}),
     ],
 )
-def test_openmp_waits_calmly_unless_the_user_says_how(before: dict[str, str], after: dict[str, str]) -> None:
-    calm_openmp(before)
+def test_threads_wait_calmly_unless_the_user_says_how(before: dict[str, str], after: dict[str, str]) -> None:
+    calm_threads(before)
 
     assert before == after
 

@@ -4,7 +4,7 @@ tree.py declares them, settings.py lists them flat, loading.py gathers them,
 environment.py reads what else the world told this process.
 """
 
-from infd.config.environment import Environment, HubAccess, calm_openmp
+from infd.config.environment import Environment, HubAccess, calm_threads
 from infd.config.loading import Assignment, Loaded, load
 from infd.config.settings import SETTINGS, Setting
 from infd.config.tree import (
@@ -39,6 +39,6 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "Setting",
-    "calm_openmp",
+    "calm_threads",
     "load",
 ]

@@ -43,13 +43,15 @@ class HubAccess(Struct, frozen=True, kw_only=True):
         )
 
 
-def calm_openmp(environ: MutableMapping[str, str]) -> None:
-    """Keep torch's threads from spinning long at barriers, unless the user has said how they should wait.
+def calm_threads(environ: MutableMapping[str, str]) -> None:
+    """Keep torch's threads from spinning long at barriers, and numpy from having any, unless the user has said so.
 
     The event loop and whatever else runs here share their cores: with both of two cores busy, spinning at libgomp's
     default made a token take 4 times longer; in a quiet moment a short spin costs a tiny model about a tenth.
-    Must be called before torch is imported, for libgomp reads it only then.
+    Nobody here multiplies with numpy, but its OpenBLAS starts threads that spin when it is imported.
+    Must be called before torch is, for it is only then that this is read.
     """
+    environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "OMP_WAIT_POLICY" not in environ:
         environ.setdefault("GOMP_SPINCOUNT", "1000")
 

@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from infd.admin.server import AdminServer
@@ -62,6 +63,7 @@ class Daemon:
         self.config = config
         self.environment = environment
         self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._asked_by = ""
         self._fast = asyncio.Event()
         self._guard: threading.Timer | None = None
@@ -76,7 +78,8 @@ class Daemon:
         self.offload = Offload()
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
         self.loading = self._stage(f"loading {self.names[0]}")
-        self.executor = executor or parts.executor(config, environment, self.directory, self.loading)
+        self._reading = asyncio.Event()  # weights, for which nobody needs the interpreter
+        self.executor = executor or parts.executor(config, environment, self.directory, self._on_read)
         self.engine = Engine(config, self.executor, self.metrics, names=self.names)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
@@ -86,6 +89,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Serve until told to stop. Return the exit code. Raises StartError."""
+        self._loop = asyncio.get_running_loop()
         self._listen_to_signals()
         try:
             return await self._serve()
@@ -137,10 +141,10 @@ class Daemon:
         if not self.directory.done():
             self.directory.set_result(await self._fetch())
         async with asyncio.TaskGroup() as tasks:
-            # Tokenizer and template are read while the device thread imports torch.
             language = tasks.create_task(self._read_language(), name="language")
             with self.loading:
                 capacity = await self.engine.load()
+                self._reading.set()
                 for name, path in self.config.lora.modules.items():
                     await self._load_adapter(name, path)
         self._warn_of_insomnia()
@@ -151,10 +155,18 @@ class Daemon:
             tasks.create_task(self._announce(listening, capacity), name="announce")
 
     async def _read_language(self) -> parts.Language:
+        # Before, the device thread imports torch: two who want the interpreter would only get into each other's way.
+        await self._reading.wait()
         language = await self.offload(parts.Language.load, self.directory.result(), self.config.model)
-        # Weights are being read now, for which nobody needs the interpreter: a good moment for what takes 0.1 s of it.
         await self.offload(gc.collect)
         return language
+
+    def _on_read(self, done: int, total: int) -> None:
+        """Take note, on the device thread, of how far weights are read."""
+        if not done and self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._reading.set)
+        self.loading(done, total)
 
     def _warn_of_insomnia(self) -> None:
         if self.config.server.idle_sleep_s is not None and (reason := self.executor.sleepless):

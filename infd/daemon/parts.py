@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -18,14 +20,19 @@ from infd.untrusted import read
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from concurrent.futures import Future
-    from pathlib import Path
 
     from infd.config import Config, Environment, HubAccess, ModelConfig
     from infd.engine.executor import Executor
     from infd.hub.fetch import Hub
+    from infd.runner.host import Headstart
     from infd.runner.loading import Loaded
     from infd.runner.pulse import Pulse
     from infd.scheduler.layout import Capacity
+
+
+GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))  # of which one exists where a GPU may be used
+SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # that is kept of weights stored in 16 bits
+WORTHWHILE: Final = 2**26  # bytes; fewer come in no time
 
 
 class Language(Struct, frozen=True):
@@ -88,11 +95,29 @@ def executor(
     from infd.runner.local import LocalExecutor
 
     def build(config: Config, pulse: Pulse) -> Loaded:
+        found = located(config, environment, directory.result())
+        memory = headstart(found)
         from infd.runner.loading import build  # torch comes with it
 
-        return build(located(config, environment, directory.result()), pulse, progress)
+        return build(found, pulse, progress, memory)
 
     return LocalExecutor(config, build)
+
+
+def headstart(config: Config) -> Headstart | None:
+    """Begin to have memory for the weights, if they are large, and the host has plenty and will keep them."""
+    if config.device.kind == "cuda" or (config.device.kind == "auto" and any(map(Path.exists, GPUS))):
+        return None
+    from infd.runner.host import Headstart, available_bytes
+
+    stored = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
+    expected = int(stored * SHARES[config.model.quantization])
+    if not WORTHWHILE <= expected <= available_bytes() // 2:
+        return None
+    try:
+        return Headstart(expected)
+    except OSError:  # nothing is lost but time
+        return None
 
 
 def located(config: Config, environment: Environment, directory: Path) -> Config:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from infd.runner.budget import draw_up, on_host
 from infd.runner.cache import size_cache
 from infd.runner.design import candidates, choose_device, design
 from infd.runner.graphs import CudaGraphs
-from infd.runner.memory import CPU, Arena
+from infd.runner.memory import CPU, Anonymous, Arena
 from infd.runner.residence import Residence
 from infd.runner.vram import bank_of
 from infd.scheduler.layout import Capacity
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from infd.kernels.triton.compiled import Ledger
     from infd.runner.design import Design
     from infd.runner.graphs import Graphs
+    from infd.runner.host import Headstart
     from infd.runner.memory import Bank
     from infd.runner.pulse import Pulse
     from infd.runner.runner import Runner
@@ -69,10 +71,16 @@ class Loaded(Struct, frozen=True):
         return self.residence.memory.whole and self.runner.idle()
 
 
-def build(config: Config, pulse: Pulse, progress: Callable[[int, int], None] | None = None) -> Loaded:
+def build(
+    config: Config,
+    pulse: Pulse,
+    progress: Callable[[int, int], None] | None = None,
+    headstart: Headstart | None = None,
+) -> Loaded:
     """Load the checkpoint in directory config.model.path and make everything ready.
 
-    progress  called with (bytes of weights read, bytes to read)
+    progress   called with (bytes of weights read, bytes to read)
+    headstart  memory of the host's for the weights
 
     Raises StartError.
     """
@@ -83,7 +91,7 @@ def build(config: Config, pulse: Pulse, progress: Callable[[int, int], None] | N
     ledger = _keep_compiled(config.device, pulse) if device.type == "cuda" else None
     try:
         with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
-            loaded = _build(config, checkpoint, device, pulse, progress)
+            loaded = _build(config, checkpoint, device, pulse, progress, headstart)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise OutOfMemory(f"out of memory while loading {config.model.path} on {device}: {error}") from error
     loaded.facts.update(threads=threads, load_s=round(time.monotonic() - started, 3))
@@ -116,14 +124,20 @@ def _build(
     device: torch.device,
     pulse: Pulse,
     progress: Callable[[int, int], None] | None,
+    headstart: Headstart | None,
 ) -> Loaded:
     chosen = design(config, checkpoint, device, device, candidates(config))
     bank = bank_of(device)
-    required, free = required_bytes(chosen.model), bank.free()
+    required = required_bytes(chosen.model)
+    had = None if headstart is None else headstart.claim(0 if bank.apart else required)
+    free = bank.free() + (0 if headstart is None else headstart.held)
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
         raise OutOfMemory(f"{needed}, {free / 2**20:,.0f} MiB are free")
-    weights = bank.arena(required, "weights")
+    if had is None or bank.apart:
+        weights = bank.arena(required, "weights")
+    else:
+        weights = Arena(required, device, "weights", partial(Anonymous, mapping=had))
 
     def report(done: int, total: int) -> None:
         pulse.beat()
@@ -185,10 +199,16 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
     trial = stepsize.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
     stepsize.warm_up(runner, trial, device.type)
     runner.idle()  # captures the step of one sequence; the others can wait
+    shortest = stepsize.shortest_s(runner, trial)
     sizes = stepsize.Sizes(largest, largest)
     if config.scheduler.step_tokens is None:
-        sizes = stepsize.measure(runner, trial, config.scheduler.step_target_ms, device.type, rows=rows, most=largest)
+        target_ms = config.scheduler.step_target_ms
+        sizes = stepsize.measure(runner, trial, target_ms, device.type, shortest=shortest, rows=rows, most=largest)
         log.info("step_tokens: %d, and %d where streams wait for the step", *sizes)
+    score_cost = stepsize.score_cost(runner, trial, shortest) if layout.divisible else 1
+    if not bank.apart:
+        cache.release()  # what trial steps wrote there
+        cache.restore()
     return Loaded(
         runner=runner,
         capacity=Capacity(
@@ -199,7 +219,7 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
             mixed_tokens=sizes.mixed,
             max_model_len=max_len,
             vocab_size=model.vocab_size,
-            score_cost=stepsize.score_cost(runner, trial) if layout.divisible else 1,
+            score_cost=score_cost,
         ),
         depth=config.device.depth or DEPTH[device.type],
         residence=Residence(model, bank, weights, cache, assembly.workspaces, config.model.weights_root, pulse.beat),

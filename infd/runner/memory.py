@@ -7,8 +7,6 @@ it never occupies. A GPU's is in `vram.py`.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 from math import prod
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 
 from infd.errors import OutOfMemory
 from infd.memory import trim
+from infd.runner.host import LARGE_PAGE, MADV_COLLAPSE, Mapping, available_bytes
 from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-LARGE_PAGE = 2**21  # bytes
-MADV_COLLAPSE = 25  # since Linux 6.1; the mmap module has no name for it
-CGROUPS = Path("/sys/fs/cgroup")
 STATM = Path("/proc/self/statm")
 CPU: Final = torch.device("cpu")
 
@@ -103,13 +99,14 @@ class Arena:
 class Anonymous:
     """An anonymous mapping of this process."""
 
-    def __init__(self, size: int, device: torch.device = CPU) -> None:
-        self._map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.content = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._settled = 0
+    def __init__(self, size: int, device: torch.device = CPU, mapping: Mapping | None = None) -> None:
+        """mapping: of at least `size` bytes, else one of its own. Raises OSError, OverflowError."""
+        self._mapping = mapping or Mapping(size)
+        self.content = torch.frombuffer(self._mapping.map, dtype=torch.uint8)
+        self._settled = 0  # places of large pages that were looked at
 
     def release(self) -> None:
-        self._map.madvise(mmap.MADV_DONTNEED)
+        self._mapping.release()
         self._settled = 0
 
     def restore(self) -> None:
@@ -121,13 +118,11 @@ class Anonymous:
         A CPU reads weights half as fast again from large pages. But to have them from the first touch on delays the
         start by seconds where the system must make them first, so it is done later, and piece by piece.
         """
-        address = self.content.data_ptr()
-        first = -(-(address + self._settled) // LARGE_PAGE) * LARGE_PAGE
-        if first + LARGE_PAGE > address + used:
+        start = self._mapping.piece(self._settled)
+        if start is None or start + LARGE_PAGE > used:
             return False
-        self._settled = first + LARGE_PAGE - address
-        # The mmap module's own madvise would keep the interpreter to itself meanwhile.
-        return not ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(LARGE_PAGE), MADV_COLLAPSE)
+        self._settled += 1
+        return self._mapping.advise(start, MADV_COLLAPSE)
 
 
 class Allocated:
@@ -144,6 +139,13 @@ class Allocated:
 
     def settle(self, used: int) -> bool:
         return False
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros, of which on a CPU only those take memory that are touched."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return Arena(prod(shape) * dtype.itemsize, device, "zeros").take(shape, dtype)
 
 
 class Parked(Protocol):
@@ -221,30 +223,3 @@ class HostBank:
 
     def resident(self) -> dict[str, int]:
         return {}
-
-
-def available_bytes() -> int:
-    """Return how much of the host's memory could be taken now within the limits of this process's control groups."""
-    free = _numbers(Path("/proc/meminfo").read_text())["MemAvailable:"] * 1024
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    group = CGROUPS / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    limits = [_headroom(each) for each in (group, *group.parents) if each.is_relative_to(CGROUPS)]
-    return int(max(0, min(free, *limits)))
-
-
-def _headroom(group: Path) -> float:
-    """Return how far a control group is from its limit. Files that it caches count as free."""
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        if limit == "max":
-            return float("inf")
-        used = int((group / "memory.current").read_text())
-        held = _numbers((group / "memory.stat").read_text())
-    except FileNotFoundError:
-        return float("inf")  # the root, or another version of control groups
-    return int(limit) - used + held["inactive_file"] + held["active_file"]
-
-
-def _numbers(table: str) -> dict[str, int]:
-    """Read lines of `name number`."""
-    return {words[0]: int(words[1]) for words in map(str.split, table.splitlines())}

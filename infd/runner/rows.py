@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from infd.kernels.ops import Kept
 from infd.kernels.reference.rows import Rows as Reference
+from infd.runner.memory import zeros
 from infd.runner.staging import staging as usual
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Rows:
         self.device = device
         self.scratch = rows
         pages = max((-(-max_len // size) for size in page_tokens), default=0)
-        self.tokens = torch.zeros((rows + 1, max_len), dtype=torch.int32, device=device)
+        self.tokens = zeros((rows + 1, max_len), torch.int32, device)
         self.length = torch.ones(rows + 1, dtype=torch.int64, device=device)
         self.tables = torch.zeros((rows + 1, len(page_tokens), pages), dtype=torch.int32, device=device)
         self.kept = Kept(self.tokens, self.length, self.tables)

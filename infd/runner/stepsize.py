@@ -134,9 +134,17 @@ def warm_up(runner: Runner, trial: Trial, device: str) -> None:
         run(runner, plan)
 
 
-def measure(runner: Runner, trial: Trial, target_ms: float | None, device: str, *, rows: int, most: int) -> Sizes:
+def shortest_s(runner: Runner, trial: Trial) -> float:
+    """Return the seconds that a step of FEW tokens takes, which is hardly longer than one of a single token."""
+    return _time(runner, trial, min(FEW, trial.room))
+
+
+def measure(
+    runner: Runner, trial: Trial, target_ms: float | None, device: str, *, shortest: float, rows: int, most: int
+) -> Sizes:
     """Return how large steps are that take at most so long.
 
+    shortest   see `shortest_s`
     target_ms  None: TARGET_MS where no stream waits; beside streams CALM_MS, or twice as long as the shortest step, for
                which they would wait anyway
 
@@ -144,8 +152,7 @@ def measure(runner: Runner, trial: Trial, target_ms: float | None, device: str, 
     room for prompts.
     """
     least = max(LEAST, _power_of_two(4 * rows - 1))
-    tokens, taken = min(FEW, trial.room), {}
-    taken[tokens] = shortest = _time(runner, trial, tokens)
+    taken = {min(FEW, trial.room): shortest}
     tokens = min(LEAST, trial.room)
     taken[tokens] = _time(runner, trial, tokens)
     target_s = (target_ms or TARGET_MS[device]) / 1000
@@ -166,10 +173,9 @@ def _within(seconds: float, taken: dict[int, float]) -> int:
     return int(tokens * seconds / longest)
 
 
-def score_cost(runner: Runner, trial: Trial) -> int:
+def score_cost(runner: Runner, trial: Trial, shortest: float) -> int:
     """Return as how many tokens of a step one counts that is scored: its logits take time as well, and more sorting."""
-    tokens = min(FEW, trial.room)
-    return max(1, round(_time(runner, trial, tokens, LIKELIEST) / _time(runner, trial, tokens)))
+    return max(1, round(_time(runner, trial, min(FEW, trial.room), LIKELIEST) / shortest))
 
 
 def _time(runner: Runner, trial: Trial, tokens: int, scored: int | None = None) -> float:

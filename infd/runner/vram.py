@@ -19,7 +19,8 @@ import torch
 
 from infd.errors import InfdError, OutOfMemory
 from infd.runner.driver import find
-from infd.runner.memory import Anonymous, Arena, HostBank, available_bytes
+from infd.runner.host import available_bytes
+from infd.runner.memory import Anonymous, Arena, HostBank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

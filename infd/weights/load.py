@@ -101,7 +101,7 @@ def load(
 ) -> None:
     """Give every parameter its storage and its numbers.
 
-    progress  called with (bytes read, bytes to read), every few megabytes
+    progress  called with (bytes read, bytes to read), at 0 and every few megabytes
 
     Raises CheckpointError, before anything is taken from the arena, if checkpoint and model do not fit each other.
     """
@@ -132,6 +132,7 @@ def fill(places: Places, checkpoint: Checkpoint, progress: Callable[[int, int], 
         if progress is not None:
             progress(done, total)
 
+    report(0)
     reader = PlainReader(report)
     for stored in checkpoint.stored_order():
         if stored.name in places:

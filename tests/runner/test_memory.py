@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -5,10 +6,11 @@ import torch
 
 from infd.errors import OutOfMemory
 from infd.models.base import PageTensor
-from infd.runner import memory
+from infd.runner import host
 from infd.runner.budget import Room
 from infd.runner.cache import allocate, page_bytes, size_cache
-from infd.runner.memory import LARGE_PAGE, Arena, available_bytes
+from infd.runner.host import LARGE_PAGE, Headstart, available_bytes
+from infd.runner.memory import Anonymous, Arena, zeros
 from infd.scheduler.layout import CacheLayout, PageGroup
 
 CPU = torch.device("cpu")
@@ -105,13 +107,46 @@ def test_an_arena_occupies_nothing_until_it_is_written_and_nothing_after_release
     assert tensor[-1] == 7.0
 
 
+def test_memory_had_ahead_is_claimed_with_what_it_is_known_to_hold_and_the_rest_is_given_back():
+    size = 16 * LARGE_PAGE
+    before = resident()
+    ahead = Headstart(2 * size)
+    ahead.wait()
+    assert resident() - before > size
+    mapping = ahead.claim(size)
+    assert resident() - before < size + 2 * LARGE_PAGE
+
+    arena = Arena(size, CPU, "test", partial(Anonymous, mapping=mapping))
+    tensor = arena.take((size // 8,), torch.int64)
+    assert not tensor.any()
+    tensor.copy_(torch.arange(size // 8))
+    assert resident() - before < size + 2 * LARGE_PAGE
+    arena.release()
+    assert resident() - before < size / 8
+
+
+def test_memory_had_ahead_is_all_given_back_where_more_is_wanted_than_there_are_addresses_for():
+    before = resident()
+    ahead = Headstart(8 * LARGE_PAGE)
+    assert ahead.claim(16 * LARGE_PAGE) is None
+    assert resident() - before < LARGE_PAGE
+
+
+def test_zeros_take_no_memory_until_they_are_touched():
+    before = resident()
+    tensor = zeros((2**10, 2**14), torch.int32, CPU)
+    assert resident() - before < 2**20
+    assert tensor.shape == (2**10, 2**14)
+    assert not tensor[7].any()
+
+
 def test_available_memory_is_within_the_machine():
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     assert 0 < available_bytes() <= total
 
 
 def test_available_memory_is_within_every_control_group_and_cached_files_count_as_free(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(host, "CGROUPS", tmp_path)
     assert available_bytes() > 900  # no limits anywhere
 
     (tmp_path / "memory.max").write_text("1000\n")

@@ -127,12 +127,12 @@ def test_required_bytes_count_the_alignment():
     assert required_bytes(model) == ALIGNMENT + 2 * ALIGNMENT
 
 
-def test_progress_counts_up_to_the_bytes_that_are_read(tmp_path, monkeypatch):
+def test_progress_counts_from_nothing_up_to_the_bytes_that_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(plain, "CHUNK_BYTES", 16)
     seen: list[tuple[int, int]] = []
     model = Shelf(Slot((6,), Piece("w", (6,))), unread=frozenset({"spare"}))
     filled(model, write(tmp_path, {"w": torch.ones(6), "spare": torch.ones(9)}), lambda *at: seen.append(at))
-    assert seen == [(16, 24), (24, 24)]
+    assert seen == [(0, 24), (16, 24), (24, 24)]
 
 
 def test_well_known_tables_and_unread_names_may_be_left_over(tmp_path):

@@ -1,0 +1,123 @@
+"""The host's memory: how much of it is free, and ranges of addresses that it is behind.
+
+Importing this does not import torch: while that is imported, memory for the weights can be had already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from pathlib import Path
+from threading import Event, Thread
+from typing import Final
+
+LARGE_PAGE: Final = 2**21  # bytes
+MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; the mmap module has no name for it
+MADV_COLLAPSE: Final = 25  # since Linux 6.1; nor for this
+CGROUPS = Path("/sys/fs/cgroup")
+
+SLOW_S: Final = 0.002  # what a large page that is there takes ten times over; one that must be made first takes longer
+PATIENCE: Final = 4  # large pages that may take so long
+
+
+class Mapping:
+    """Anonymous memory of this process, which the system gives page by page: when it is touched, or asked to."""
+
+    def __init__(self, size: int) -> None:
+        """Raises OSError, OverflowError."""
+        self.map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.size = len(self.map)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+
+    def release(self, start: int = 0) -> None:
+        """Give back what is behind the addresses from the page on that begins at or behind `start`."""
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        if first < self.size:
+            self.map.madvise(mmap.MADV_DONTNEED, first)
+
+    def piece(self, number: int) -> int | None:
+        """Return where the place for a large page begins, counted from the first that lies in here whole."""
+        start = -self._address % LARGE_PAGE + number * LARGE_PAGE
+        return start if start + LARGE_PAGE <= self.size else None
+
+    def advise(self, start: int, advice: int) -> bool:
+        """Tell the system something about the place of a large page; return whether it does as it is told."""
+        # The mmap module's own madvise would keep the interpreter to itself meanwhile.
+        madvise = ctypes.CDLL(None).madvise
+        return not madvise(ctypes.c_void_p(self._address + start), ctypes.c_size_t(LARGE_PAGE), advice)
+
+
+class Headstart:
+    """Memory that is had from a thread of its own until somebody claims it.
+
+    In large pages, which a CPU reads half as fast again, as long as the system has them at hand: to make some it first
+    moves others about, for seconds.
+    """
+
+    def __init__(self, expected: int) -> None:
+        """Begin to have that many bytes; a quarter more can be claimed. Raises OSError, OverflowError."""
+        self.held = 0  # bytes by now
+        self._expected = expected
+        self._mapping = Mapping(expected + expected // 4)
+        self._claimed = Event()
+        self._thread = Thread(target=self._run, name="infd-memory", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until as much is there as was expected, or as the system has."""
+        self._thread.join()
+
+    def claim(self, size: int) -> Mapping | None:
+        """Return memory of at least `size` bytes, of which some is there; None if there are not as many addresses.
+
+        Whatever is there beyond that is given back. It can be claimed once.
+        """
+        self._claimed.set()
+        self._thread.join()
+        if size > self._mapping.size:
+            self._mapping.release()
+            return None
+        self._mapping.release(size)
+        return self._mapping
+
+    def _run(self) -> None:
+        mapping, number, slow = self._mapping, 0, 0
+        while (
+            not self._claimed.is_set() and self.held < self._expected and (start := mapping.piece(number)) is not None
+        ):
+            began = time.monotonic()
+            if slow < PATIENCE:
+                mapping.advise(start, mmap.MADV_HUGEPAGE)
+            if not mapping.advise(start, MADV_POPULATE_WRITE):
+                return  # the system cannot, or has no memory left
+            slow += time.monotonic() - began > SLOW_S
+            number += 1
+            self.held += LARGE_PAGE
+
+
+def available_bytes() -> int:
+    """Return how much of the host's memory could be taken now within the limits of this process's control groups."""
+    free = _numbers(Path("/proc/meminfo").read_text())["MemAvailable:"] * 1024
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    group = CGROUPS / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    limits = [_headroom(each) for each in (group, *group.parents) if each.is_relative_to(CGROUPS)]
+    return int(max(0, min(free, *limits)))
+
+
+def _headroom(group: Path) -> float:
+    """Return how far a control group is from its limit. Files that it caches count as free."""
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        if limit == "max":
+            return float("inf")
+        used = int((group / "memory.current").read_text())
+        held = _numbers((group / "memory.stat").read_text())
+    except FileNotFoundError:
+        return float("inf")  # the root, or another version of control groups
+    return int(limit) - used + held["inactive_file"] + held["active_file"]
+
+
+def _numbers(table: str) -> dict[str, int]:
+    """Read lines of `name number`."""
+    return {words[0]: int(words[1]) for words in map(str.split, table.splitlines())}
