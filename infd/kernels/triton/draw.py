@@ -2,10 +2,14 @@
 
 What top-k and top-p keep is everything down to some logit. That logit is found
 by halving: a float's bits, read as an integer, stand in the float's own order.
-A pass over the row says how many tokens, or how much of the mass, a guess would
-keep; as soon as a single token lies between what is too little and what is
-enough, the limit is known exactly. Tokens that are equally likely stay or go
-together.
+A look at the tokens says how many, or how much of the mass, a guess would keep;
+as soon as a single token lies between what is too little and what is enough, the
+limit is known exactly. Tokens that are equally likely stay or go together.
+
+One pass over the row finds the likeliest tokens of each of its lanes, and from
+where on some are missing: of a usual vocabulary some two thousand are all there.
+Most limits lie among these, and are found without another pass. For those that do
+not, each guess takes one.
 
 Distances are those of a row's logits from its largest, divided by the
 temperature: 0 for the likeliest token, and more for others.
@@ -71,14 +75,94 @@ def _limit(logits, size, largest, temperature, farthest, enough_count, enough_ma
 
 
 @triton.jit
+def _keep_less(least, distance):
+    """Return the lesser of two, and the other one."""
+    return tl.minimum(least, distance), tl.maximum(least, distance)
+
+
+@triton.jit
+def _closest(logits, size, largest, temperature, limit, BLOCK: tl.constexpr):
+    """Return the four least distances of each lane, the least that is not among them, and the mass within the limit."""
+    a = tl.full([BLOCK], float("inf"), tl.float32)
+    b = a
+    c = a
+    d = a
+    missing = a
+    mass = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, size, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        distance = _distance(logits, token, token < size, largest, temperature)
+        within = (distance.to(tl.int32, bitcast=True) <= limit) & (token < size)
+        mass += tl.where(within, tl.exp(-distance), 0.0)
+        a, distance = _keep_less(a, distance)
+        b, distance = _keep_less(b, distance)
+        c, distance = _keep_less(c, distance)
+        d, distance = _keep_less(d, distance)
+        missing = tl.minimum(missing, distance)
+    return a, b, c, d, tl.min(missing, 0).to(tl.int32, bitcast=True), tl.sum(mass, 0)
+
+
+@triton.jit
+def _held(distance, limit):
+    """Return which of some distances are within the limit, and their mass."""
+    within = distance.to(tl.int32, bitcast=True) <= limit
+    return within.to(tl.int32), tl.where(within, tl.exp(-distance), 0.0)
+
+
+@triton.jit
+def _held_of(a, b, c, d, limit):
+    """Return how many of the distances at hand are within the limit, and their mass."""
+    count, mass = _held(a, limit)
+    more, heavier = _held(b, limit)
+    count += more
+    mass += heavier
+    more, heavier = _held(c, limit)
+    count += more
+    mass += heavier
+    more, heavier = _held(d, limit)
+    return tl.sum(count + more, 0), tl.sum(mass + heavier, 0)
+
+
+@triton.jit
+def _limit_of(a, b, c, d, farthest, enough_count, enough_mass):
+    """Return the same as `_limit` from the distances at hand, which are all that are within `farthest`."""
+    little = -1
+    enough = farthest
+    little_count = 0
+    enough_tokens, _ = _held_of(a, b, c, d, farthest)
+    while (enough - little > 1) & (enough_tokens - little_count > 1):
+        middle = little + (enough - little) // 2
+        count, mass = _held_of(a, b, c, d, middle)
+        if (count >= enough_count) & (mass >= enough_mass):
+            enough = middle
+            enough_tokens = count
+        else:
+            little = middle
+            little_count = count
+    return enough
+
+
+@triton.jit
 def reach(logits, size, largest, temperature, nearest, top_k, top_p, BLOCK: tl.constexpr):
     """Return the farthest distance, as bits, that the limits leave: `nearest` is that of min-p."""
+    a, b, c, d, missing, mass = _closest(logits, size, largest, temperature, nearest, BLOCK)
+    known = missing - 1  # all that are within this are at hand
+    count_known, mass_known = _held_of(a, b, c, d, known)
     limit = nearest
     if top_k > 0:
-        limit = tl.minimum(limit, _limit(logits, size, largest, temperature, INFINITY, top_k, 0.0, BLOCK))
+        if count_known >= top_k:
+            limit = tl.minimum(limit, _limit_of(a, b, c, d, known, top_k, 0.0))
+        elif missing < INFINITY:
+            limit = tl.minimum(limit, _limit(logits, size, largest, temperature, INFINITY, top_k, 0.0, BLOCK))
     if top_p < 1.0:
-        _, mass = _kept(logits, size, largest, temperature, limit, BLOCK)
-        limit = _limit(logits, size, largest, temperature, limit, 1, mass * top_p, BLOCK)
+        if limit <= known:
+            _, mass = _held_of(a, b, c, d, limit)
+        elif limit < nearest:
+            _, mass = _kept(logits, size, largest, temperature, limit, BLOCK)
+        if (limit <= known) | (mass_known >= mass * top_p):
+            limit = _limit_of(a, b, c, d, tl.minimum(limit, known), 1, mass * top_p)
+        else:
+            limit = _limit(logits, size, largest, temperature, limit, 1, mass * top_p, BLOCK)
     return limit
 
 

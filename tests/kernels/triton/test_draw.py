@@ -101,7 +101,8 @@ def test_where_no_row_is_limited_limits_are_not_looked_at(draw):
 
 @pytest.mark.parametrize("limits", list(LIMITS.values())[1:], ids=list(LIMITS)[1:])
 @pytest.mark.parametrize("scale", [0.01, 8.0])
-def test_what_is_kept_is_what_the_reference_keeps(device, limits, scale):
+@pytest.mark.parametrize("block", [4096, 256])  # of a lane, all that there is is at hand, or a fifth
+def test_what_is_kept_is_what_the_reference_keeps(device, limits, scale, block):
     from tests.kernels.triton.probes import show_reach
 
     logits = logits_of(4, scale=scale)
@@ -115,12 +116,31 @@ def test_what_is_kept_is_what_the_reference_keeps(device, limits, scale):
 
     bits = torch.empty(4, dtype=torch.int32, device=device)
     floats = torch.stack((drawing.temperature, drawing.top_p, drawing.min_p.log().abs()), 1)
-    show_reach[(4,)](logits.to(device), floats.to(device), drawing.top_k.to(device), bits, VOCAB, BLOCK=4096)
+    show_reach[(4,)](logits.to(device), floats.to(device), drawing.top_k.to(device), bits, VOCAB, BLOCK=block)
     within = -cooled <= bits.cpu().view(torch.float32)[:, None]
     expected = (cooled >= least[:, None]) & (cooled > -torch.inf)
     different = ((within & (cooled > -torch.inf)) != expected).sum(-1)
     # Where the mass comes to top_p within rounding, either answer is right.
     assert int(different.max()) <= (1 if limits.get("top_p", 0) > 0 else 0)
+
+
+@pytest.mark.parametrize("limits", [{"top_k": 12}, {"top_p": 0.6}, {"top_k": 30, "top_p": 0.4}])
+def test_likely_tokens_may_all_lie_in_one_lane(device, limits):
+    from tests.kernels.triton.probes import show_reach
+
+    block, vocab = 64, 1500
+    logits = logits_of(2, vocab, scale=0.1)
+    logits[:, 7::block][:, :20] += torch.linspace(3, 6, 20)
+    logits -= logits.amax(-1, keepdim=True)
+    drawing = drawing_of(logits, **limits)
+    cooled = temperature.apply(logits, torch.zeros(2), drawing.temperature)
+    kept = truncate(cooled, vocab, top_k=drawing.top_k, top_p=drawing.top_p, min_p=drawing.min_p)
+    bits = torch.empty(2, dtype=torch.int32, device=device)
+    floats = torch.stack((drawing.temperature, drawing.top_p, drawing.min_p.log().abs()), 1)
+    show_reach[(2,)](logits.to(device), floats.to(device), drawing.top_k.to(device), bits, vocab, BLOCK=block)
+    within = (-cooled <= bits.cpu().view(torch.float32)[:, None]).sum(-1)
+    expected = (kept.logits > -torch.inf).sum(-1)
+    assert int((within - expected).abs().max()) <= (1 if "top_p" in limits else 0)
 
 
 def test_tokens_that_are_masked_are_never_chosen(draw):
