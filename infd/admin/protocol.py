@@ -44,7 +44,7 @@ class Captured(Struct):
     """The decoding steps that a GPU replays, by how many sequences they are of.
 
     to_come  how many sizes are not captured yet
-    failed   those that could not be, until memory comes and goes
+    failed   those that could not be, and are tried again later
     """
 
     captured: list[int]
