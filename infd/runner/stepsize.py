@@ -30,6 +30,9 @@ WAYS = (  # to choose a token
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
     SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),
+    SamplingParams(
+        max_tokens=1, temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.1, allowed_token_ids=(0,)
+    ),
 )
 GROWTH = 4
 TRIALS = 5  # of each size, as long as they are short
