@@ -18,13 +18,14 @@ from infd.runner.graphs import sizes
 from infd.runner.stepsize import LEAST, LIKELIEST, Trial, run
 
 if TYPE_CHECKING:
-    from infd.config import DeviceConfig
+    from infd.config import Config
     from infd.runner.assembly import Assembly
+    from infd.runner.graphs import Graphs
     from infd.runner.memory import Arena, Bank
 
 MIB: Final = 2**20
 HOST_SHARE: Final = 0.6  # of what a host has free once the weights are loaded; the rest is for activations and others
-GRAPH_BYTES: Final = 8 * MIB  # of each captured size, beside what its step computes with; assumed, not measured yet
+GRAPH_BYTES: Final = 8 * MIB  # of each captured size, at least: a driver takes memory for several at once
 
 
 class Room(NamedTuple):
@@ -40,11 +41,15 @@ class Footprint(Struct, frozen=True):
     tokens    of the largest step that fits
     step      most that it takes, for a moment
     decoding  the same of a step in which every row decodes
+    lasting   what stays beside weights and cache when they are over
+    graph     what a captured step keeps, beside what it computes in
     """
 
     tokens: int
     step: int
     decoding: int
+    lasting: int
+    graph: int
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -52,7 +57,6 @@ class Budget(Struct, frozen=True, kw_only=True):
 
     others   held when infd came: by other processes, and by CUDA for this one
     share    of the rest that infd may take
-    lasting  held by now beside the weights: workspaces, kernels
     graphs   what captured steps are expected to keep
     """
 
@@ -60,7 +64,6 @@ class Budget(Struct, frozen=True, kw_only=True):
     others: int
     share: float
     weights: int
-    lasting: int
     footprint: Footprint
     graphs: int
 
@@ -69,7 +72,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         """Return what is left for the cache."""
         moment = max(self.footprint.step, self.footprint.decoding)
         mine = int((self.total - self.others) * self.share)
-        left = mine - self.weights - self.lasting - moment - self.graphs
+        left = mine - self.weights - self.footprint.lasting - moment - self.graphs
         return Room(max(0, left), f"what weights and steps leave of {self.share:.0%} of the GPU")
 
     def explain(self, cache: int) -> str:
@@ -77,7 +80,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         parts = [
             (self.others, "held before infd came, by others and by CUDA"),
             (self.weights, "weights"),
-            (self.lasting, "workspaces and kernels"),
+            (self.footprint.lasting, "rows, workspaces and kernels"),
             (max(self.footprint.step, self.footprint.decoding), f"steps, of {self.footprint.tokens:,} tokens at most"),
             (self.graphs, "captured steps, as expected"),
             (cache, "cache"),
@@ -93,48 +96,54 @@ def on_host(bank: Bank) -> Room:
     return Room(int(HOST_SHARE * free), f"{HOST_SHARE:.0%} of {free / MIB:,.0f} MiB free")
 
 
-def draw_up(assembly: Assembly, weights: Arena, settings: DeviceConfig, most: int) -> Budget:
+def draw_up(assembly: Assembly, weights: Arena, config: Config, most: int, graphs: Graphs | None) -> Budget:
     """Try the largest step on a GPU, and return what is for what.
 
-    most  tokens of the largest step; where that does not fit, a half of it is tried, and so on
+    most    tokens of the largest step; where that does not fit, a half of it is tried, and so on
+    graphs  captures the smallest step, to see what that keeps
 
     Raises OutOfMemory where no step fits.
     """
     bank, rows = assembly.bank, assembly.rows
     tokens = most
-    while (found := _footprint(assembly, tokens)) is None:
+    while (found := _footprint(assembly, weights, tokens, graphs)) is None:
         if tokens <= LEAST:
             free = f"{bank.free() / MIB:,.0f} MiB are free"
             raise OutOfMemory(f"no memory for a step of {tokens} tokens beside the weights; {free}")
         tokens //= 2
     bank.trim()
+    captured = len(sizes(rows)) * (2 if config.lora.modules or config.lora.root else 1)
     return Budget(
         total=bank.free() + bank.held(),
         others=bank.others,
-        share=settings.memory_utilization,
+        share=config.device.memory_utilization,
         weights=weights.size,
-        lasting=max(0, bank.held() - bank.others - weights.size),
         footprint=found,
-        graphs=found.decoding + len(sizes(rows)) * GRAPH_BYTES if settings.graphs else 0,
+        graphs=found.decoding + captured * max(found.graph, GRAPH_BYTES) if config.device.graphs else 0,
     )
 
 
-def _footprint(assembly: Assembly, tokens: int) -> Footprint | None:
+def _footprint(assembly: Assembly, weights: Arena, tokens: int, graphs: Graphs | None) -> Footprint | None:
     """Run a step of so many tokens, or of as many as there are rows for; return None where it does not fit."""
-    layout, rows, longest = assembly.layout, assembly.rows, assembly.design.max_len
+    bank, layout, rows, longest = assembly.bank, assembly.layout, assembly.rows, assembly.design.max_len
     length = min(longest - 1, tokens)
     prompts = -(-tokens // length) * sum(-(-length // group.page_tokens) for group in layout.groups)
     pages = max(prompts, rows * len(layout.groups))
     cache = None
     try:
-        runner, cache = assembly.runner(pages, longest, purpose="the cache of a first step")
+        runner, cache = assembly.runner(pages, longest, purpose="the cache of a first step", graphs=graphs)
         long = Trial(layout, pages=pages, rows=rows, max_model_len=longest)
         wide = Trial(layout, pages=pages, rows=rows, max_model_len=2)  # a token, and the one that it chooses
         scored = LIKELIEST if layout.divisible else None  # their logits take memory too
         plan = long.plan(min(tokens, long.room), scored)
         run(runner, plan)  # sets up what stays
-        step = assembly.bank.peak(partial(run, runner, plan))
-        return Footprint(tokens, step, assembly.bank.peak(partial(run, runner, wide.plan(rows))))
+        step = bank.peak(partial(run, runner, plan))
+        decoding = bank.peak(partial(run, runner, wide.plan(rows)))
+        graph = bank.kept(runner.idle)
+        bank.trim()
+        # While the runner is there: the one that serves has rows of its own, as many and no longer ones.
+        lasting = bank.held() - bank.others - weights.size - cache.size
+        return Footprint(tokens, step, decoding, max(0, lasting), graph)
     except Exception as error:
         if not lacks_memory(error):
             raise

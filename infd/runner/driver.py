@@ -11,7 +11,12 @@ import torch
 
 from infd.errors import DeviceLost, OutOfMemory
 
+REFUSALS: Final = ("CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_PERMITTED", "CUDA_ERROR_OPERATING_SYSTEM")
 ABSENT: Final = "cuda-bindings cannot be imported ({}); torch's CUDA builds bring it"
+
+
+class Refused(DeviceLost):
+    """The driver does not do this on this host. Where infd can do without, nothing is lost."""
 
 
 class Driver:
@@ -27,12 +32,14 @@ class Driver:
         self.ordinal = ordinal
 
     def __call__(self, call: str, *args: Any) -> Any:
-        """Return what the call gives, or None. Raises OutOfMemory, and DeviceLost for every other error."""
+        """Return what the call gives, or None. Raises OutOfMemory, Refused, and DeviceLost for every other error."""
         status, *given = getattr(self.names, call)(*args)
         if status == self.names.CUresult.CUDA_SUCCESS:
             return given[0] if len(given) == 1 else tuple(given) or None
         if status == self.names.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise OutOfMemory(f"{call}: {status.name}")
+        if status.name in REFUSALS:
+            raise Refused(f"{call}: {status.name}")
         raise DeviceLost(f"{call}: {status.name}; what the GPU holds is uncertain, so restart infd if that persists")
 
 

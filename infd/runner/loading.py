@@ -126,8 +126,8 @@ def _build(
     progress: Callable[[int, int], None] | None,
     headstart: Headstart | None,
 ) -> Loaded:
+    bank = bank_of(device)  # first: what the design puts on the device is infd's, not others'
     chosen = design(config, checkpoint, device, device, candidates(config))
-    bank = bank_of(device)
     required = required_bytes(chosen.model)
     had = None if headstart is None else headstart.claim(0 if bank.apart else required)
     free = bank.free() + (0 if headstart is None else headstart.held)
@@ -170,7 +170,8 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
     assembly = Assembly(config, chosen, bank, pulse)
     layout, tensors, rows = assembly.layout, assembly.tensors, assembly.rows
     largest = config.scheduler.step_tokens or stepsize.MOST[device.type]
-    budget = draw_up(assembly, weights, config.device, largest) if bank.apart else None
+    graphs = graphs_of(device, config.device)
+    budget = draw_up(assembly, weights, config, largest, graphs) if bank.apart else None
     if budget is not None and budget.footprint.tokens < largest:
         largest = budget.footprint.tokens
         log.warning("steps of more than %d tokens do not fit into the GPU's memory", largest)
@@ -190,7 +191,7 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
         log.warning("max_model_len lowered from %d to %d: %s", max_len, size.max_model_len, reason)
         max_len = size.max_model_len
     try:
-        runner, cache = assembly.runner(size.pages, max_len, graphs=graphs_of(device, config.device))
+        runner, cache = assembly.runner(size.pages, max_len, graphs=graphs)
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}; lower cache.bytes (--kv-cache-bytes)") from error
     if budget is not None:
@@ -205,7 +206,7 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
         target_ms = config.scheduler.step_target_ms
         sizes = stepsize.measure(runner, trial, target_ms, device.type, shortest=shortest, rows=rows, most=largest)
         log.info("step_tokens: %d, and %d where streams wait for the step", *sizes)
-    score_cost = stepsize.score_cost(runner, trial, shortest) if layout.divisible else 1
+    score_cost = stepsize.score_cost(runner, trial, shortest, device.type) if layout.divisible else 1
     if not bank.apart:
         cache.release()  # what trial steps wrote there
         cache.restore()

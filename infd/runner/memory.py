@@ -188,6 +188,9 @@ class Bank(Protocol):
     def peak(self, work: Callable[[], object]) -> int:
         """Do it, and return the bytes that it took at most beside what was held before; 0 where it is not apart."""
 
+    def kept(self, work: Callable[[], object]) -> int:
+        """Do it, and return the bytes held since then that tensors have no part in; 0 where it is not apart."""
+
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
         """Return a place in the host's memory for what an arena holds. Raises OutOfMemory where that has no room."""
 
@@ -215,6 +218,10 @@ class HostBank:
         trim()
 
     def peak(self, work: Callable[[], object]) -> int:
+        work()
+        return 0
+
+    def kept(self, work: Callable[[], object]) -> int:
         work()
         return 0
 

@@ -42,6 +42,7 @@ TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 CALM_MS = 50.0  # what a step may take that streams wait for,
 PACE = 2.0  # or this many times the shortest one, where that is more
 EVEN = 8  # mixed steps are a multiple of: products take rows in groups
+SCORED = {"cpu": FEW, "cuda": 1024}  # where few tokens take as long as it takes to launch their kernels, many tell more
 LIKELIEST = 20  # tokens asked for where scoring is measured
 
 
@@ -176,9 +177,14 @@ def _within(seconds: float, taken: dict[int, float]) -> int:
     return int(tokens * seconds / longest)
 
 
-def score_cost(runner: Runner, trial: Trial, shortest: float) -> int:
-    """Return as how many tokens of a step one counts that is scored: its logits take time as well, and more sorting."""
-    return max(1, round(_time(runner, trial, min(FEW, trial.room), LIKELIEST) / shortest))
+def score_cost(runner: Runner, trial: Trial, shortest: float, device: str) -> int:
+    """Return as how many tokens of a step one counts that is scored: its logits take time as well, and more sorting.
+
+    shortest  see `shortest_s`
+    """
+    tokens = min(SCORED[device], trial.room)
+    unscored = shortest if tokens <= FEW else _time(runner, trial, tokens)
+    return max(1, round(_time(runner, trial, tokens, LIKELIEST) / unscored))
 
 
 def _time(runner: Runner, trial: Trial, tokens: int, scored: int | None = None) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from infd.errors import InfdError, OutOfMemory
-from infd.runner.driver import find
+from infd.runner.driver import Refused, find
 from infd.runner.host import available_bytes
 from infd.runner.memory import Anonymous, Arena, HostBank
 
@@ -174,7 +174,7 @@ class Reserved:
 
 
 class Pinned:
-    """What an arena held, in host memory that the GPU reads at its own speed."""
+    """What an arena held, in host memory that the GPU reads at its own speed, if this host lets memory be pinned."""
 
     def __init__(self, content: Tensor, driver: Driver, beat: Callable[[], None]) -> None:
         self._driver = driver
@@ -183,14 +183,26 @@ class Pinned:
         self._host = Anonymous(self._size)
         self._here = self._host.content.data_ptr()
         self._registered: list[int] = []
+        self._refused = False
 
     def fetch(self) -> None:
         self._driver("cuCtxSynchronize")
         for offset, length in self._pieces():
-            self._driver("cuMemHostRegister", self._here + offset, length, 0)
-            self._registered.append(offset)
+            self._register(offset, length)
             self._driver("cuMemcpyDtoH", self._here + offset, self._there + offset, length)
             self._beat()
+
+    def _register(self, offset: int, length: int) -> None:
+        """Pin a piece. Limits on locked memory, or a container, may forbid it: the copies only take longer then."""
+        if self._refused:
+            return
+        try:
+            self._driver("cuMemHostRegister", self._here + offset, length, 0)
+        except Refused as error:
+            self._refused = True
+            log.warning("what is moved to the host is not pinned there, and so takes longer: %s", error)
+        else:
+            self._registered.append(offset)
 
     def put_back(self) -> None:
         for offset, length in self._pieces():
@@ -242,6 +254,9 @@ class GpuBank:
     def peak(self, work: Callable[[], object]) -> int:
         return _peak(self._device, work)
 
+    def kept(self, work: Callable[[], object]) -> int:
+        return _kept(self, self._device, work)
+
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
         needed, room = arena.used, int(HOST_SHARE * available_bytes())
         if needed > room:
@@ -281,6 +296,9 @@ class TorchBank:
     def peak(self, work: Callable[[], object]) -> int:
         return _peak(self._device, work)
 
+    def kept(self, work: Callable[[], object]) -> int:
+        return _kept(self, self._device, work)
+
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
         raise OutOfMemory(self.sleepless)
 
@@ -296,6 +314,16 @@ def _peak(device: torch.device, work: Callable[[], object]) -> int:
     work()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_reserved(device) - before
+
+
+def _kept(bank: Bank, device: torch.device, work: Callable[[], object]) -> int:
+    def beside() -> int:
+        torch.cuda.synchronize(device)
+        return bank.held() - torch.cuda.memory_reserved(device)
+
+    before = beside()
+    work()
+    return max(0, beside() - before)
 
 
 def _resident(device: torch.device, held: int) -> dict[str, int]:

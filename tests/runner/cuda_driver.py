@@ -37,6 +37,7 @@ class Result(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NOT_SUPPORTED = 801
     CUDA_ERROR_UNKNOWN = 999
 
 
@@ -74,9 +75,10 @@ class Piece:
 class FakeDriver:
     """Books of one device.
 
-    fails    asked before every call, by its name; what it returns other than None is the call's error
-    calls    how often each was called
-    running  whether the device may still be at work
+    fails     asked before every call, by its name; what it returns other than None is the call's error
+    calls     how often each was called
+    running   whether the device may still be at work
+    pageable  whether it is meant to copy from and to host memory that is not pinned, which is slow
     """
 
     def __init__(self, *, capacity: int = 2**30, names: Any = NAMES) -> None:
@@ -89,6 +91,7 @@ class FakeDriver:
         self.registered: dict[int, int] = {}
         self.calls: Counter[str] = Counter()
         self.running = False
+        self.pageable = False
         self._handles = 0
         self._calls: dict[str, Callable[..., Any]] = {
             "cuMemGetAllocationGranularity": self._granularity,
@@ -259,7 +262,8 @@ class FakeDriver:
 
     def _pinned(self, ptr: int, size: int) -> None:
         ends = {at: at + length for at, length in self.registered.items()}
-        self.require(any(at <= ptr and ptr + size <= end for at, end in ends.items()), "host memory is not pinned")
+        pinned = any(at <= ptr and ptr + size <= end for at, end in ends.items())
+        self.require(pinned != self.pageable, "host memory is not pinned, or need not be copied as slowly as this")
 
 
 def _address(store: mmap.mmap) -> int:
@@ -278,12 +282,16 @@ def over(addresses: Addresses, device: torch.device) -> Tensor:
 
 
 class Bank(GpuBank):
-    """A GPU's memory over these books, whose tensors a CPU can compute with. What steps take of it is made up."""
+    """A GPU's memory over these books, whose tensors a CPU can compute with. What steps take of it is made up.
+
+    keeps  what a captured step keeps, in bytes
+    """
 
     def __init__(self, driver: FakeDriver, grains: int = 0) -> None:
         """grains: that a step takes for each of its tokens"""
         super().__init__(torch.device("cpu"), Driver(driver, 0), over)
         self.tried: list[int] = []
+        self.keeps = 0
         self._grains = grains
 
     def peak(self, work: Callable[[], object]) -> int:
@@ -292,3 +300,7 @@ class Bank(GpuBank):
         work()
         self.tried.append(plan.tokens)
         return self._grains * GRAIN * plan.tokens
+
+    def kept(self, work: Callable[[], object]) -> int:
+        work()
+        return self.keeps

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from msgspec.structs import replace
 
-from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
+from infd.config import CacheConfig, Config, DeviceConfig, LoraConfig, SchedulerConfig
 from infd.errors import OutOfMemory
+from infd.runner import assembly
 from infd.runner.budget import GRAPH_BYTES, MIB, Budget, Footprint
 from infd.runner.graphs import sizes
 from infd.runner.pulse import Pulse
+from infd.runner.rows import Rows
 from tests.runner.cuda_driver import GRAIN, Bank, FakeDriver
 from tests.runner.driving import load
 from tests.runner.fake_model import FakeModel
@@ -34,15 +36,24 @@ def start(
     share: float = 0.5,
     wanted: int | None = None,
     graphs: bool = False,
+    keeps: int = 0,
+    adapters: str = "",
 ) -> tuple[Loaded, Bank]:
-    """fits: tokens of the largest step for which the device has memory"""
+    """Start on a device.
+
+    fits      tokens of the largest step for which it has memory
+    keeps     bytes that a captured step keeps
+    adapters  the directory that they may be loaded from
+    """
 
     def full(batch: Batch) -> None:
         if len(batch.tokens) > fits:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     bank = Bank(driver, grains=2)
+    bank.keeps = keeps
     settings = Config(
+        lora=LoraConfig(root=adapters),
         device=DeviceConfig(kind="cpu", threads=1, memory_utilization=share, graphs=graphs),
         scheduler=SchedulerConfig(max_num_seqs=40, step_tokens=step_tokens),
         cache=CacheConfig(bytes=wanted, page_tokens=4),
@@ -51,9 +62,7 @@ def start(
 
 
 def test_the_cache_gets_what_all_else_leaves_of_the_share():
-    budget = Budget(
-        total=1000, others=100, share=0.9, weights=300, lasting=20, footprint=Footprint(64, 50, 30), graphs=40
-    )
+    budget = Budget(total=1000, others=100, share=0.9, weights=300, footprint=Footprint(64, 50, 30, 20, 3), graphs=40)
     assert budget.room.bytes == 810 - 300 - 20 - 50 - 40
     assert replace(budget, weights=900).room.bytes == 0
 
@@ -64,8 +73,7 @@ def test_the_budget_is_told_in_lines_that_add_up():
         others=100 * MIB,
         share=0.9,
         weights=300 * MIB,
-        lasting=20 * MIB,
-        footprint=Footprint(64, 50 * MIB, 30 * MIB),
+        footprint=Footprint(64, 50 * MIB, 30 * MIB, 20 * MIB, 3 * MIB),
         graphs=40 * MIB,
     )
     first, total, *lines = budget.explain(budget.room.bytes).splitlines()
@@ -101,6 +109,41 @@ def test_captured_steps_are_left_room():
     assert loaded.facts["cache_bytes"] >= useful
     with pytest.raises(OutOfMemory, match="the cache has room for 0 pages"):
         start(FakeDriver(capacity=graphs), graphs=True, share=1.0)
+
+
+@pytest.mark.parametrize(("keeps", "adapters", "each"), [(9 * MIB, "", 9), (MIB, "", 8), (MIB, "/adapters", 16)])
+def test_they_are_left_what_the_first_of_them_kept_and_twice_as_much_where_there_may_be_adapters(keeps, adapters, each):
+    graphs = len(sizes(40)) * each * MIB + 2 * 2 * GRAIN * 40  # what they compute in, and what the largest step takes
+    spare = 2**17
+    loaded, _ = start(
+        FakeDriver(capacity=graphs + spare), graphs=True, share=1.0, keeps=keeps, adapters=adapters, step_tokens=4
+    )
+    assert spare - 4 * GRAIN < loaded.facts["cache_bytes"] <= spare
+
+
+def test_rows_are_counted_and_those_of_the_first_runner_are_gone_before_there_are_others(monkeypatch):
+    driver, held = FakeDriver(capacity=TOTAL), []
+
+    class Held(Rows):
+        """Rows whose memory is in the books."""
+
+        def __init__(self, **fields: Any) -> None:
+            super().__init__(**fields)
+            held.append(driver.used)
+            self.memory = Bank(driver).arena(50 * GRAIN, "rows").take((50 * GRAIN,), torch.uint8)
+
+    monkeypatch.setattr(assembly, "Rows", Held)
+    gc.disable()
+    try:
+        loaded, _ = start(driver)
+    finally:
+        gc.enable()
+    cache = loaded.facts["cache_bytes"]
+    room = TOTAL // 2 - 2 * GRAIN * 64 - 50 * GRAIN
+    assert room - 3 * GRAIN < cache <= room
+    _, before = held
+    assert before - cache < GRAIN
+    assert driver.used - before == 50 * GRAIN
 
 
 def test_what_others_hold_is_not_shared():

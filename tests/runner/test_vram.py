@@ -12,7 +12,7 @@ import torch
 
 from infd.errors import DeviceLost, OutOfMemory
 from infd.runner import vram
-from infd.runner.driver import Driver
+from infd.runner.driver import REFUSALS, Driver
 from infd.runner.vram import TorchBank, bank_of
 from tests.runner.cuda_driver import GRAIN, NAMES, Bank, BooksError, FakeDriver
 
@@ -196,6 +196,25 @@ def test_whichever_call_fails_parking_changes_nothing():
         assert bool((tensor == 7).all())
 
 
+def test_on_a_host_that_pins_nothing_weights_are_moved_all_the_same(caplog):
+    driver = FakeDriver()
+    arena = Bank(driver).arena(10 * GRAIN, "weights")
+    tensor = arena.take((10 * GRAIN,), torch.uint8)
+    tensor.copy_(torch.arange(10 * GRAIN) % 251)
+    expected = tensor.clone()
+    driver.pageable = True
+    driver.fails = lambda call: "CUDA_ERROR_NOT_SUPPORTED" if call == "cuMemHostRegister" else None
+    parked = Bank(driver).park(arena, no_beat)
+    parked.fetch()
+    arena.release()
+    arena.restore()
+    parked.put_back()
+    assert tensor.equal(expected)
+    parked.drop()
+    assert (driver.calls["cuMemHostRegister"], driver.calls["cuMemHostUnregister"]) == (1, 0)
+    assert caplog.text.count("not pinned") == 1
+
+
 def test_what_could_not_be_unpinned_is_known_and_is_unpinned_later():
     driver = FakeDriver()
     room = Bank(driver)
@@ -324,3 +343,4 @@ def test_the_calls_are_those_of_the_real_package():
     wanted = real.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
     inspect.signature(real.cuDeviceGetAttribute).bind(wanted, 0)
     inspect.signature(real.cuDeviceGet).bind(0)
+    assert all(name in real.CUresult.__members__ for name in REFUSALS)
