@@ -11,9 +11,10 @@ import torch
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.request import SamplingParams
 from infd.runner.loading import build
+from infd.runner.local import LocalExecutor
 from infd.runner.pulse import Pulse
 from infd.scheduler.plan import StepPlan
-from tests.runner.driving import join, span
+from tests.runner.driving import generate, join, request, span
 from tests.waiting import unsynchronised
 
 ASKED = [
@@ -74,3 +75,32 @@ def test_torch_may_warn_of_the_mode_in_which_waiting_raises_and_no_later_test_me
     with unsynchronised():
         assert modes == ["error"]
     assert modes == ["error", "default"]
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def test_two_steps_in_flight_give_the_tokens_that_one_does(tiny, kind):
+    if kind == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    answers = []
+    for depth in (1, 2):
+        runs = LocalExecutor(
+            Config(
+                model=ModelConfig(path=str(tiny("qwen3")), dtype="float32"),
+                device=DeviceConfig(kind=kind, threads=1, depth=depth),
+                scheduler=SchedulerConfig(max_num_seqs=8, step_tokens=128),
+                cache=CacheConfig(bytes=2**21, page_tokens=4),
+            )
+        )
+        capacity = await runs.load()
+        requests = [
+            request(
+                [(7 * row + 3 * i) % 190 + 3 for i in range(3 + row)], SamplingParams(max_tokens=24, **asked, seed=row)
+            )
+            for row, asked in enumerate(ASKED[:3])
+        ]
+        try:
+            answers.append(await generate(runs, capacity, requests, depth=depth))
+        finally:
+            await runs.close()
+    assert [len(tokens) for tokens in answers[0]] == [24] * 3
+    assert answers[0] == answers[1]
