@@ -71,11 +71,16 @@ def _build(spec: Any, note: Callable[[str, bool, float], object]) -> Unloaded:
         try:
             spec.build(need_lock=True)
         except (RuntimeError, OSError) as error:
-            said = [line for line in str(error).splitlines() if line.strip() and not line.startswith("ninja: ")]
-            told = "; ".join(line.strip()[:LONGEST] for line in said[-2:])
-            raise DeviceMissing(f"flashinfer's module {spec.name} cannot be compiled: {told}") from error
+            raise DeviceMissing(f"flashinfer's module {spec.name} cannot be compiled: {_cause(str(error))}") from error
     note(spec.name, found, time.monotonic() - started)
     return Unloaded()
+
+
+def _cause(said: str) -> str:
+    """Return what compilers and linker complain of first, or, where they do not, the end of all that was said."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("ninja: ")]
+    errors = [line for line in lines if "error:" in line or "cannot find" in line]
+    return "; ".join(line[:LONGEST] for line in (errors[:2] or lines[-2:]))
 
 
 class Unloaded:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from infd.errors import DeviceMissing
+from infd.kernels.flashinfer import modules
 from tests.kernels.flashinfer.documented import INSTALLED
 
 ROOT = Path(__file__).parents[3]
@@ -48,3 +50,45 @@ def test_the_first_steps_ask_for_every_module_that_others_do(tiny, tmp_path, var
     assert not unforeseen
     assert all(Path(place).is_relative_to(tmp_path / "kept") for place in places.values())
     assert {next(kind for kind in expected if name.startswith(kind)) for name in places} == expected
+
+
+class Spec:
+    """Stands for a module that cannot be compiled."""
+
+    name, is_compiled, is_aot = "norm", False, False
+
+    def __init__(self, said: str) -> None:
+        self._said = said
+
+    def build(self, *, need_lock: bool) -> None:
+        raise RuntimeError(self._said)
+
+
+HEADERS = """Ninja build failed. Ninja output:
+[1/3] nvcc -c norm.cu
+utils.h:25:10: fatal error: cublasLt.h: No such file or directory
+   25 | #include <cublasLt.h>
+      |          ^~~~~~~~~~~~
+compilation terminated.
+ninja: build stopped: subcommand failed."""
+LIBRARIES = """[3/3] c++ -shared
+/usr/bin/ld: cannot find -lcudart: No such file or directory
+/usr/bin/ld: cannot find -lcuda: No such file or directory
+collect2: error: ld returned 1 exit status"""
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (HEADERS, "utils.h:25:10: fatal error: cublasLt.h: No such file or directory"),
+        (
+            LIBRARIES,
+            "; ".join(f"/usr/bin/ld: cannot find -l{name}: No such file or directory" for name in ("cudart", "cuda")),
+        ),
+        ("one\ntwo\nthree\nninja: build stopped.", "two; three"),
+    ],
+)
+def test_what_a_module_cannot_be_compiled_for_is_told(said, told):
+    with pytest.raises(DeviceMissing) as missing:
+        modules._build(Spec(said), lambda *_: None)
+    assert str(missing.value) == f"flashinfer's module norm cannot be compiled: {told}"
