@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gpu_machine import PAGE, Bench, Shape
 
-from infd.kernels.ops import AttentionBatch, Drawing, KeyValuePages
+from infd.kernels.ops import AttentionBatch, Drawing, History, KeyValuePages
 from infd.kernels.reference import attention as reference_attention
 from infd.kernels.reference import dense
+from infd.kernels.reference.drawing import draw
 from infd.kernels.select import CANDIDATES, Facts, insisting, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from infd.kernels.ops import Attention, Ops
+    from infd.kernels.ops import Attention, Draw, Ops
+
+IMPOSSIBLE = -1e30  # so little stands for no chance where results are compared
 
 
 def kernels(
@@ -28,13 +31,13 @@ def kernels(
     """
     shape, device = Shape.of(config), bench.device
 
-    def draw(*sizes: int) -> torch.Tensor:
+    def drawn(*sizes: int) -> torch.Tensor:
         return torch.randn(sizes, device=device).bfloat16()
 
     norm, gate = "add_rms_norm", "silu_mul"
     for tokens in (*batches, context):
-        x, residual, weight = draw(tokens, shape.hidden), draw(tokens, shape.hidden), draw(shape.hidden)
-        gates = draw(tokens, 2 * shape.inner)
+        x, residual, weight = drawn(tokens, shape.hidden), drawn(tokens, shape.hidden), drawn(shape.hidden)
+        gates = drawn(tokens, 2 * shape.inner)
         for family, plain, name, given, moved in (
             ("norm", dense.Norm(), norm, (x, residual, weight, 1e-6), 4 * x.nbytes),
             ("activation", dense.Activation(), gate, (gates,), 1.5 * gates.nbytes),
@@ -47,6 +50,7 @@ def kernels(
                 bench.figures.kernel(f"{kernel} {name} of {tokens} tokens", taken, bench.machine.floor(moved), off)
         entries(bench, ops, shape, tokens, only)
     for batch in batches:
+        shaping(bench, ops, shape, batch, context)
         sampling(bench, ops, shape, batch)
     mixes = [[(context - 1, 1)] * batch for batch in batches]
     mixes += [[(0, context)], [(context - 1, 1)] * batches[-1] + [(0, context)]]
@@ -148,6 +152,35 @@ def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans:
     )
 
 
+def shaping(bench: Bench, ops: Ops, shape: Shape, rows: int, context: int) -> None:
+    """Time what changes logits before one is chosen: penalties over all that is known, and the mask of a grammar."""
+    device = bench.device
+    logits = 4 * torch.randn(rows, shape.vocab, device=device)
+    ids, numbers = torch.arange(rows, device=device), torch.full((rows,), 1.1, device=device)
+    known = torch.randint(shape.vocab, (rows, context), dtype=torch.int32, device=device)
+    prompt = torch.full((rows,), context // 2, dtype=torch.int32, device=device)
+    history = History(known, ids, prompt, torch.full_like(ids, context), context)
+    bits = torch.randint(-(2**31), 2**31, (rows, -(-shape.vocab // 32)), dtype=torch.int32, device=device)
+
+    def penalize(family: Draw, logits: torch.Tensor) -> None:
+        family.penalize_repetition(logits, ids, history, numbers)
+        family.penalize_answer(logits, ids, history, numbers, numbers)
+
+    def forbid(family: Draw, logits: torch.Tensor) -> None:
+        family.forbid(logits, ids, bits)
+
+    for name, shape_them, moved in (
+        ("penalties", penalize, 4 * known.nbytes),  # tokens are read twice, logits read and written
+        ("a mask", forbid, bits.nbytes + logits.nbytes),
+    ):
+        given, expected = logits.clone(), logits.clone()
+        shape_them(ops.draw, given)
+        shape_them(draw.Draw(), expected)
+        off = _off(given.clamp(min=IMPOSSIBLE), expected.clamp(min=IMPOSSIBLE))
+        taken = bench.timed(partial(shape_them, ops.draw, given))
+        bench.figures.kernel(f"{name} of {rows} rows", taken, bench.machine.floor(moved), off)
+
+
 def sampling(bench: Bench, ops: Ops, shape: Shape, rows: int) -> None:
     logits = 4 * torch.randn(rows, shape.vocab, device=bench.device)
     numbers = torch.ones(rows, device=bench.device)
@@ -163,8 +196,10 @@ def sampling(bench: Bench, ops: Ops, shape: Shape, rows: int) -> None:
         min_p=0 * numbers,
     )
     for name, truncated in (("whole", False), ("top-k and top-p", True)):
-        taken = bench.timed(lambda truncated=truncated: ops.draw(logits, drawing, truncated=truncated))
-        bench.figures.kernel(f"a token of {rows} rows, {name}", taken, bench.machine.floor(logits.nbytes))
+        work = partial(ops.draw, logits, drawing, truncated=truncated)
+        others = int((work() != draw.Draw()(logits, drawing, truncated=truncated)).sum())
+        floor = bench.machine.floor(logits.nbytes)
+        bench.figures.kernel(f"a token of {rows} rows, {name}", bench.timed(work), floor, f"{others} are others")
 
 
 def _fresh(given: tuple[Any, ...]) -> list[Any]:

@@ -20,7 +20,7 @@ def test_the_gpu_benchmark_can_be_tried_without_one(
     monkeypatch.setattr(sys, "argv", command)
     main()
     lines = capsys.readouterr().out.splitlines()
-    prompts, decoding, busy, narrow, served, kernels = 2, 4, 4, 2, 6, 17
+    prompts, decoding, busy, narrow, served, kernels = 2, 4, 4, 2, 6, 21
     assert sum("tok/s" in line for line in lines) == prompts + decoding + busy + narrow + served
     found = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert set(found[0]) == {"machine", "torch", "ops"}
@@ -36,7 +36,7 @@ def test_what_is_measured_may_be_chosen_and_what_was_found_is_kept_where_the_res
 
     written = tmp_path / "gpu.jsonl"
     command = f"gpu.py --device cpu --models tiny --batches 1 --context 32 --rounds 1 --parts kernels --json {written}"
-    monkeypatch.setattr(gpu_kernels, "sampling", lost)
+    monkeypatch.setattr(gpu_kernels, "shaping", lost)
     for chosen, found in (("", ["add_rms_norm", "silu_mul", "entry"] * 2), ("--only triton", [])):
         monkeypatch.setattr(sys, "argv", [*command.split(), *chosen.split()])
         with pytest.raises(RuntimeError, match="taken away"):
