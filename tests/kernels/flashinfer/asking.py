@@ -1,4 +1,4 @@
-"""Say which of FlashInfer's modules a model's first steps ask for, and which ones any others do.
+"""Say which of FlashInfer's modules a model's first steps ask for, and which ones, and Triton's kernels, any others do.
 
 A program of its own, since what FlashInfer has built it keeps: `python -m tests.kernels.flashinfer.asking CHECKPOINT
 DIRECTORY CACHED` prints two lines of JSON, where the first steps' modules would lie and those that only other steps ask
@@ -35,13 +35,13 @@ def main(checkpoint: str, directory: str, cached: Any) -> None:
     config = settings(checkpoint, cached)
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype="bfloat16"))
     asked: list[str] = []
-    with noted(), modules.building(HOPPER, lambda name, found, seconds: asked.append(name)):
+    with noted() as kernels, modules.building(HOPPER, lambda name, found, seconds: asked.append(name)):
         warming.issue(config, flashinfer=True)
-        first = set(asked)
+        first, compiled = set(asked), set(kernels)
         print(json.dumps({name: places[name] for name in sorted(first)}))
         warming.first_steps = others
         warming.issue(config, flashinfer=True)
-    print(json.dumps(sorted(set(asked) - first)))
+    print(json.dumps(sorted((set(asked) - first) | (kernels - compiled))))
 
 
 if __name__ == "__main__":
