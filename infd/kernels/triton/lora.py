@@ -46,6 +46,7 @@ EXPANDED = 32  # ranks that `expand` takes at once, at most
 HEADING, PART = 3, 6  # numbers that `Weights.table` has for an A, and for each part
 KINDS = MappingProxyType({torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32})
 KEPT = 4096  # tables of weights: those of a few dozen mixtures of adapters
+STEPS = 64  # tables of rows: one for each choice of a step's adapters that change the same product
 
 
 @triton.jit
@@ -223,7 +224,7 @@ class Lora:
     """The lora family."""
 
     def __init__(self) -> None:
-        self._tiles: tuple[tuple[int, ...], Tiles] | None = None  # of the step that was last asked for
+        self._tiles: OrderedDict[tuple[int, ...], Tiles] = OrderedDict()
         self._weights: OrderedDict[tuple[int, ...], Weights] = OrderedDict()
 
     def add(self, y: Tensor, x: Tensor, groups: Groups, upload: Upload | None = None) -> None:
@@ -236,10 +237,15 @@ class Lora:
         return Lasting(size, device)
 
     def _step(self, groups: Groups, upload: Upload | None = None) -> Tiles:
+        """Return the tiles of these rows: addresses and sizes alone, so they hold for whatever lies there later."""
         key = tuple(number for rows, _ in groups for number in (rows.data_ptr(), len(rows)))
-        if self._tiles is None or self._tiles[0] != key:
-            self._tiles = key, _cut([rows for rows, _ in groups], upload)
-        return self._tiles[1]
+        found = self._tiles.get(key)
+        if found is None:
+            found = self._tiles[key] = _cut([rows for rows, _ in groups], upload)
+            if len(self._tiles) > STEPS:
+                self._tiles.popitem(last=False)
+        self._tiles.move_to_end(key)
+        return found
 
     def _product(self, groups: Groups, upload: Upload | None = None, *, table: bool = False) -> Weights:
         """Return the table of these weights. It says nothing but addresses and sizes, and these are its key."""

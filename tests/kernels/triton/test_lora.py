@@ -112,6 +112,21 @@ def test_addresses_are_sent_once_while_they_stay_the_same(lora, device):
     assert lora._product(groups) is first
 
 
+def test_products_that_other_adapters_change_do_not_take_turns_in_being_sent(lora, device):
+    x, y = torch.ones(TOKENS, INPUTS, device=device), torch.zeros(TOKENS, OUTPUTS, device=device)
+    some = moved([(rows, adapter([3, 0, 0])) for rows in ROWS[:2]], device)
+    sent = []
+
+    def upload(array):
+        sent.append(array)
+        return torch.from_numpy(array).to(device)
+
+    for _ in range(3):
+        lora.add(y, x, some, upload)
+        lora.add(y, x, some[:1], upload)
+    assert len(sent) == 4
+
+
 def test_no_more_tables_are_kept_than_are_worth_it(lora, device, monkeypatch):
     from infd.kernels.triton import lora as module
 
