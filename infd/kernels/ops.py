@@ -9,7 +9,7 @@ tested against it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from msgspec import Struct
@@ -130,17 +130,23 @@ class Attention(Protocol):
         """Prepare for many steps of one size; None where what is prepared depends on the step."""
 
 
+LEAST_ROWS: Final = 4  # below as many, torch's matrix products take another path
+
+
 class Form(Protocol):
     """How one weight matrix [out, in] is kept, and what is computed of it.
 
     shape, dtype  of `kept`, the one tensor that holds it. Only the form knows what its numbers mean;
                   what is never placed may hold anything.
+    least_rows    a row of a product may differ in its last bits where there are fewer; see LEAST_ROWS
     """
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def least_rows(self) -> int: ...
 
     def rows(self, kept: Tensor, first: int, count: int) -> Tensor | None:
         """Return the part of `kept` that holds these rows as a checkpoint does, [count, in], or None."""

@@ -31,7 +31,7 @@ def _unwatched() -> None:
 
 
 class Batch(Struct, kw_only=True):
-    """One forward pass: T tokens, packed span after span, padded to at least 4.
+    """One forward pass: T tokens, packed span after span, padded to the model's least_rows.
 
     The runner builds it (`runner/batch.py`); it is declared here because the
     models decide what it holds.
@@ -58,9 +58,13 @@ class PageTensor(Struct, frozen=True):
 
 
 class Model(Protocol):
-    """One architecture. Its parameters have no storage until weights are loaded."""
+    """One architecture. Its parameters have no storage until weights are loaded.
+
+    least_rows  in fewer tokens, or rows of logits, numbers may differ in their last bits from what they are in more
+    """
 
     vocab_size: int
+    least_rows: int
 
     @property
     def parameters(self) -> Sequence[Parameter]:

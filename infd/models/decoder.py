@@ -117,6 +117,7 @@ class Decoder:
             scale=logit_scale,
             softcap=logit_softcap,
         )
+        self.least_rows = blueprint.least_rows()
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
         return CacheLayout(page_groups(self._windows, page_tokens))

@@ -114,6 +114,10 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     parameters: list[Parameter] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
 
+    def least_rows(self) -> int:
+        """Return how many rows every product needs, so that none depends on their number to its last bit."""
+        return max(matrix.form.least_rows for matrix in self.parameters if isinstance(matrix, Matrix))
+
     def declare(self, rows: Mapping[str, int], columns: tuple[int, ...] = ()) -> Parameter:
         """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors, named with their rows."""
         parameter = Parameter((sum(rows.values()), *columns), self.dtype, _stack(rows, columns))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.kernels.ops import AttentionBatch
+from infd.kernels.ops import LEAST_ROWS, AttentionBatch
 from infd.models.base import Batch
 
 if TYPE_CHECKING:
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import CacheLayout
     from infd.scheduler.plan import Span
 
-PADDED = 4  # below four rows a matrix product takes another path and differs in the last bits from a larger one
-
 
 class Gathered(Struct):
     """A forward pass, and where in it stands what is wanted of it.
 
-    last     [max(N, 4)] int64: each sampling span's last token in the step; repeated up to four
+    last     [N or more] int64: each sampling span's last token in the step; one repeated, where products need more rows
     rows     [N] int64: their rows
     ends     [N] int64: the position of the token to sample, after all that is known
     scoring  [M] int64: the tokens whose successors are scored, span after span
@@ -59,14 +57,21 @@ def gather(
     cache: Sequence[KeyValuePages],
     attention: Attention,
     adapters: DeviceSlots,
+    least_rows: int,
 ) -> Gathered:
-    """Build the batch of `spans`, at least one, in their order."""
+    """Build the batch of `spans`, at least one, in their order.
+
+    least_rows  of the model; what adapters add is torch's, perhaps, and needs LEAST_ROWS
+    """
     count = len(spans)
     counts = [span.count for span in spans]
     starts = [span.start for span in spans]
     offsets = [0, *np.cumsum(counts).tolist()]
     tokens = offsets[-1]
-    padding = max(0, PADDED - tokens)
+    row_ids = [*(span.row for span in spans), rows.scratch]
+    slots = rows.slots[row_ids]
+    needed = max(least_rows, LEAST_ROWS) if slots.any() else least_rows
+    padding = max(0, needed - tokens)
     ends = [start + n for start, n in zip(starts, counts, strict=True)]
     assert max(ends) <= rows.max_len
 
@@ -76,9 +81,8 @@ def gather(
     within[tokens:] = 0
     last = [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.samples]
     sampling = len(last)
-    last += last[:1] * (PADDED - sampling)
+    last += last[:1] * (needed - sampling)
     scoring = [token for i, span in enumerate(spans) for token in range(offsets[i], offsets[i] + span.scores)]
-    row_ids = [*(span.row for span in spans), rows.scratch]
     sent = rows.upload(np.concatenate([row_ids, [*starts, 0], span_of, within, last, scoring]).astype(np.int64))
     row, bound, span_index, offset, last_index, scoring_index = torch.split(
         sent, [count + 1, count + 1, tokens + padding, tokens + padding, len(last), len(scoring)]
@@ -107,7 +111,7 @@ def gather(
             )
         )
     wanted = last_index[:sampling]
-    adapted = adapters.adapted(rows.slots[row_ids][span_of])
+    adapted = adapters.adapted(slots[span_of])
     return Gathered(
         batch=Batch(
             tokens=rows.tokens[token_row, position].to(torch.int64),

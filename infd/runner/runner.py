@@ -115,7 +115,9 @@ class Runner:
             self._pulse.beat()
             return Forwarded(plan, range(len(plan.spans)), *issued)
         forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
-        gathered = gather(plan.spans, self._rows, self._layout, self._cache, self._attention, self._adapters)
+        gathered = gather(
+            plan.spans, self._rows, self._layout, self._cache, self._attention, self._adapters, self._model.least_rows
+        )
         gathered.batch.beat = self._pulse.beat
         hidden = self._model.forward(gathered.batch)
         if forwarded.sampling:

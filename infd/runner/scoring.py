@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from infd.kernels.ops import LEAST_ROWS
 from infd.request import TokenLogprobs
-from infd.runner.batch import PADDED
 from infd.runner.sampling import scores
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def score(
     finite, rank, parts = [], [], []
     for number, (block, target) in enumerate(zip(torch.split(hidden, BLOCK), torch.split(targets, BLOCK), strict=True)):
         count = len(block)
-        padding = block[:1].expand(max(0, PADDED - count), -1)
+        needed = model.least_rows if adapters is None else LEAST_ROWS
+        padding = block[:1].expand(max(0, needed - count), -1)
         adapted = None if adapters is None else adapters.at(number * BLOCK + np.arange(count))
         logits = model.logits(torch.cat((block, padding)), adapted)[:count]
         finite.append(logits.amax(-1).isfinite())

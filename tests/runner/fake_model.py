@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infd.kernels.ops import LEAST_ROWS
 from infd.models.base import Batch, PageTensor
 from infd.scheduler.layout import CacheLayout, PageGroup
 
@@ -75,6 +76,7 @@ class FakeModel:
     """
 
     vocab_size = VOCAB
+    least_rows = LEAST_ROWS
     parameters: Sequence[object] = ()
     unread: frozenset[str] = frozenset()
     targets: Sequence[Target] = ()

@@ -38,7 +38,7 @@ def build(told):
     spans = [
         span(row, start, count, samples=samples, scores=scores) for row, _, _, start, count, samples, scores in told
     ]
-    return gather(spans, rows, LAYOUT, [], HistoryAttention(), DeviceSlots(Lora(), CPU))
+    return gather(spans, rows, LAYOUT, [], HistoryAttention(), DeviceSlots(Lora(), CPU), 4)
 
 
 @settings(deadline=None, max_examples=60)
@@ -94,12 +94,22 @@ def test_a_small_step_is_padded_to_four_rows_that_write_to_the_scratch_page(told
     assert not len(gathered.last) or len(gathered.last) >= 4
 
 
+def test_a_model_whose_products_do_not_depend_on_the_number_of_rows_gets_no_padding():
+    rows = make_rows(page_tokens=(4,))
+    rows.stage([join(0, [7, 8, 9], [[1, 2]])], [])
+    layout = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
+
+    gathered = gather([span(0, 2, 1)], rows, layout, [], HistoryAttention(), DeviceSlots(Lora(), CPU), 1)
+    assert gathered.batch.tokens.tolist() == [9]
+    assert gathered.last.tolist() == [0]
+
+
 def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
     rows = make_rows(page_tokens=(4,))
     rows.stage([join(0, [7, 8, 9], [[1, 2]])], [])
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
-    gathered = gather([span(0, 5, 1)], rows, layout, [], HistoryAttention(), DeviceSlots(Lora(), CPU))
+    gathered = gather([span(0, 5, 1)], rows, layout, [], HistoryAttention(), DeviceSlots(Lora(), CPU), 4)
     assert gathered.batch.attention[0].batch.starts == [5]  # the bound
     assert gathered.batch.attention[0].batch.start.tolist() == [2]  # the truth
     assert gathered.batch.tokens[0] == 9
@@ -109,6 +119,6 @@ def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
 def test_a_model_without_a_cache_has_batches_too():
     rows = make_rows(page_tokens=())
     rows.stage([join(0, [7, 8, 9], [])], [])
-    batch = gather([span(0, 0, 3)], rows, CacheLayout(()), [], HistoryAttention(), DeviceSlots(Lora(), CPU)).batch
+    batch = gather([span(0, 0, 3)], rows, CacheLayout(()), [], HistoryAttention(), DeviceSlots(Lora(), CPU), 4).batch
     assert batch.tokens[:3].tolist() == [7, 8, 9]
     assert torch.equal(batch.positions[:3], torch.arange(3))

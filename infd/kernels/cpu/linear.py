@@ -61,6 +61,7 @@ class Panels:
         self._outputs, self._inputs, self._activations = outputs, inputs, activations
         self.shape = (-(-outputs // PANEL), *panel)
         self.dtype = dtype
+        self.least_rows = 1
 
     def rows(self, kept: Tensor, first: int, count: int) -> None:
         """Return None: no row lies as checkpoints have it."""

@@ -23,6 +23,7 @@ class Plain(Struct, frozen=True):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    least_rows: int = ops.LEAST_ROWS
 
     def rows(self, kept: Tensor, first: int, count: int) -> Tensor:
         return kept.narrow(0, first, count)

@@ -13,6 +13,7 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
+from infd.kernels.ops import LEAST_ROWS
 from infd.kernels.reference import int8
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Rows(Struct, frozen=True):
     inputs: int
     activations: torch.dtype
     dtype: torch.dtype = torch.uint8
+    least_rows: int = LEAST_ROWS
 
     @property
     def shape(self) -> tuple[int, ...]:

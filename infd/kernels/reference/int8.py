@@ -13,6 +13,8 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
+from infd.kernels.ops import LEAST_ROWS
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -55,6 +57,7 @@ class Rows(Struct, frozen=True):
     inputs: int
     activations: torch.dtype
     dtype: torch.dtype = torch.int8
+    least_rows: int = LEAST_ROWS
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from infd.errors import CheckpointError
+from infd.kernels.ops import LEAST_ROWS
 from infd.models.base import PageTensor
 from infd.models.layers.attention import page_groups
 from infd.models.transformers import attention
@@ -43,6 +44,7 @@ class TransformersModel:
         _compute_tables(self._head, blueprint.device)
         self.unread = declare(self._head, blueprint)
         self.parameters = blueprint.parameters
+        self.least_rows = LEAST_ROWS
         self.targets = blueprint.targets  # none: its products are not infd's
         self.cache_scales: dict[int, Parameter] = {}  # none: what a checkpoint calls them is not known
         _stand_in(self._head, self._decoder)
