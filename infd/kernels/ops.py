@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.recipe import LayerRecipe
+    from infd.kernels.recipe import LayerRecipe, NormRecipe
 
     Array = npt.NDArray[Any]
     Upload = Callable[[Array], Tensor]  # copies to the device what the host gathered
@@ -179,6 +179,13 @@ class Norm(Protocol):
         """Return (rms_norm(x + residual), x + residual). Both x and residual may be used up."""
 
 
+class HeadNorm(Protocol):
+    """What heads [T, H, D] pass through: each by itself if the weight has D numbers, else all of a token's as one."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def recipe(self) -> NormRecipe: ...
+
+
 class Rope(Protocol):
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
@@ -201,8 +208,12 @@ class Rope(Protocol):
         pages: KeyValuePages,
         *,
         interleaved: bool = False,
+        q_norm: HeadNorm | None = None,
+        k_norm: HeadNorm | None = None,
     ) -> Tensor:
-        """Rotate q and k, put k and v into the cache, and return q: what a layer does before it attends."""
+        """Norm and rotate q and k, put k and v into the cache, and return q: what a layer does before it attends."""
+        q = q if q_norm is None else q_norm(q)
+        k = k if k_norm is None else k_norm(k)
         q, k = self(q, k, positions, table, interleaved=interleaved)
         plan.write(k, v, pages)
         return q

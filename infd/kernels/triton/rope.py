@@ -1,4 +1,4 @@
-"""Rotary positions on a GPU: queries and keys in one launch, and where wanted the write to the cache with it."""
+"""Rotary positions on a GPU: queries and keys in one launch, with their norms and the write to the cache if wanted."""
 
 from __future__ import annotations
 
@@ -13,31 +13,44 @@ from infd.kernels.triton.pages import held, limit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionPlan, KeyValuePages
+    from infd.kernels.ops import AttentionPlan, HeadNorm, KeyValuePages
+    from infd.kernels.recipe import NormRecipe
 
 TILE = 1024  # numbers that a program turns, about
+
+
+@triton.jit
+def _normed(value, factor, weight, number, inside, offset, KIND: tl.constexpr):
+    """Return some numbers of heads, normed, and rounded as they would be between two kernels."""
+    weight = tl.load(weight + number, mask=inside, other=0.0).to(tl.float32) + offset
+    return (value * factor * weight[None, :]).to(KIND).to(tl.float32)
 
 
 @triton.jit
 def _turn(
     source,
     target,
+    weight,
     head,
     cos,
     sin,
     source_head,
     target_head,
     scale,
+    eps,
+    offset,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    NORMED: tl.constexpr,
     LIMIT: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Turn some heads [n] of one token by the angles of its pairs."""
+    """Turn some heads [n] of one token by the angles of its pairs, normed before where NORMED."""
     kind: tl.constexpr = target.dtype.element_ty
+    given: tl.constexpr = source.dtype.element_ty
     pair = tl.arange(0, BLOCK_PAIRS)
     inside = (head < HEADS)[:, None] & (pair < PAIRS)[None, :]
     first = 2 * pair if INTERLEAVED else pair
@@ -46,15 +59,25 @@ def _turn(
     target += (head * target_head)[:, None]
     left = tl.load(source + first[None, :], mask=inside, other=0.0).to(tl.float32)
     right = tl.load(source + first[None, :] + apart, mask=inside, other=0.0).to(tl.float32)
+    rest = 2 * PAIRS + tl.arange(0, BLOCK_REST)
+    if HEAD > 2 * PAIRS:
+        beyond = (head < HEADS)[:, None] & (rest < HEAD)[None, :]
+        value = tl.load(source + rest[None, :], mask=beyond, other=0.0).to(tl.float32)
+    if NORMED:
+        squares = tl.sum(left * left, 1) + tl.sum(right * right, 1)
+        if HEAD > 2 * PAIRS:
+            squares += tl.sum(value * value, 1)
+        factor = tl.rsqrt(squares / HEAD + eps)[:, None]
+        left = _normed(left, factor, weight, first, pair < PAIRS, offset, given)
+        right = _normed(right, factor, weight, first + apart, pair < PAIRS, offset, given)
+        if HEAD > 2 * PAIRS:
+            value = _normed(value, factor, weight, rest, rest < HEAD, offset, given)
     turned = left * cos[None, :] - right * sin[None, :]
     tl.store(target + first[None, :], held(turned, scale, kind, LIMIT), mask=inside)
     turned = right * cos[None, :] + left * sin[None, :]
     tl.store(target + first[None, :] + apart, held(turned, scale, kind, LIMIT), mask=inside)
     if HEAD > 2 * PAIRS:
-        rest = 2 * PAIRS + tl.arange(0, BLOCK_REST)
-        inside = (head < HEADS)[:, None] & (rest < HEAD)[None, :]
-        value = tl.load(source + rest[None, :], mask=inside, other=0.0)
-        tl.store(target + rest[None, :], held(value, scale, kind, LIMIT), mask=inside)
+        tl.store(target + rest[None, :], held(value, scale, kind, LIMIT), mask=beyond)
 
 
 @triton.jit
@@ -73,10 +96,14 @@ def rotate(
     q_out,
     k_out,
     v_out,
+    q_weight,
+    k_weight,
     scales,
     slots,
     positions,
     table,
+    eps,
+    offset,
     q_token,
     q_head,
     k_token,
@@ -88,6 +115,7 @@ def rotate(
     HEAD: tl.constexpr,
     PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    NORMED: tl.constexpr,
     PAGE: tl.constexpr,
     LIMIT: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -112,13 +140,13 @@ def rotate(
         place = (slot // PAGE * (KV_HEADS * PAGE) + slot % PAGE) * HEAD
         apart = PAGE * HEAD
     if block < blocks:
-        _turn(q + token * q_token, q_out + token * (HEADS * HEAD), head, cos, sin, q_head, HEAD, 1.0,
-              HEADS, HEAD, PAIRS, INTERLEAVED, 0.0, BLOCK_PAIRS, BLOCK_REST)  # fmt: skip
+        _turn(q + token * q_token, q_out + token * (HEADS * HEAD), q_weight, head, cos, sin, q_head, HEAD, 1.0, eps,
+              offset, HEADS, HEAD, PAIRS, INTERLEAVED, NORMED, 0.0, BLOCK_PAIRS, BLOCK_REST)  # fmt: skip
     elif block < blocks + kv_blocks:
         head -= blocks * BLOCK_HEADS
         scale = _scale_of(scales, head, KV_HEADS, LIMIT)
-        _turn(k + token * k_token, k_out + place, head, cos, sin, k_head, apart, scale,
-              KV_HEADS, HEAD, PAIRS, INTERLEAVED, LIMIT, BLOCK_PAIRS, BLOCK_REST)  # fmt: skip
+        _turn(k + token * k_token, k_out + place, k_weight, head, cos, sin, k_head, apart, scale, eps,
+              offset, KV_HEADS, HEAD, PAIRS, INTERLEAVED, NORMED, LIMIT, BLOCK_PAIRS, BLOCK_REST)  # fmt: skip
     elif PAGE > 0:
         head -= (blocks + kv_blocks) * BLOCK_HEADS
         width = tl.arange(0, BLOCK_HEAD)
@@ -150,9 +178,25 @@ class Rope:
         pages: KeyValuePages,
         *,
         interleaved: bool = False,
+        q_norm: HeadNorm | None = None,
+        k_norm: HeadNorm | None = None,
     ) -> Tensor:
+        norms = _alike(q_norm, k_norm, q.shape[2])
+        if norms is None:
+            q = q if q_norm is None else q_norm(q)
+            k = k if k_norm is None else k_norm(k)
         k, v = _side_by_side(k), _side_by_side(v)
-        return _launch(q, k, positions, table, interleaved, k_out=pages.k, v=v, pages=pages, slots=plan.slots)
+        slots = plan.slots
+        return _launch(q, k, positions, table, interleaved, k_out=pages.k, v=v, pages=pages, slots=slots, norms=norms)
+
+
+def _alike(q_norm: HeadNorm | None, k_norm: HeadNorm | None, size: int) -> tuple[NormRecipe, NormRecipe] | None:
+    """Return two norms that take each head by itself, and but for their weights alike; None where they are not such."""
+    if q_norm is None or k_norm is None:
+        return None
+    one, other = q_norm.recipe(), k_norm.recipe()
+    whole = one.weight.numel() == other.weight.numel() == size
+    return (one, other) if whole and (one.eps, one.offset) == (other.eps, other.offset) else None
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -171,8 +215,10 @@ def _launch(
     v: Tensor | None = None,
     pages: KeyValuePages | None = None,
     slots: Tensor | None = None,
+    norms: tuple[NormRecipe, NormRecipe] | None = None,
 ) -> Tensor:
     """Return q, turned. Without v, pages and slots, k_out [T, K, D] takes k; with them, k and v go to the cache."""
+    q_recipe, k_recipe = norms or (None, None)
     q = _side_by_side(q)
     tokens, heads, size = q.shape
     kv_heads, pairs = k.shape[1], table.shape[2]
@@ -187,10 +233,14 @@ def _launch(
         q_out,
         k_out,
         k_out if pages is None else pages.v,
+        table if q_recipe is None else q_recipe.weight,
+        table if k_recipe is None else k_recipe.weight,
         table if pages is None or pages.scales is None else pages.scales,
         positions if slots is None else slots,
         positions,
         table,
+        0.0 if q_recipe is None else q_recipe.eps,
+        0.0 if q_recipe is None else q_recipe.offset,
         q.stride(0),
         q.stride(1),
         k.stride(0),
@@ -202,6 +252,7 @@ def _launch(
         HEAD=size,
         PAIRS=pairs,
         INTERLEAVED=interleaved,
+        NORMED=norms is not None,
         PAGE=0 if pages is None else pages.k.shape[2],
         LIMIT=0.0 if pages is None else limit(pages),
         BLOCK_HEADS=block,

@@ -87,12 +87,19 @@ class Attention:
         """Return [T, hidden] of x [T, hidden], having put the keys and values of x into the cache."""
         heads = self._qkv(x, batch.adapters).view(x.shape[0], -1, self._head_size)
         q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
-        if self._q_norm is not None:
-            q = self._q_norm(q)
-        if self._k_norm is not None:
-            k = self._k_norm(k)
         plan, pages = batch.attention[self._group], batch.cache[self._layer]
-        q = self._rotate.enter(q, k, v, batch.positions, self._rope, plan, pages, interleaved=self._interleaved)
+        q = self._rotate.enter(
+            q,
+            k,
+            v,
+            batch.positions,
+            self._rope,
+            plan,
+            pages,
+            interleaved=self._interleaved,
+            q_norm=self._q_norm,
+            k_norm=self._k_norm,
+        )
         return self._output(plan.run(q, pages, scale=self._scale, softcap=self._softcap).flatten(1), batch.adapters)
 
 

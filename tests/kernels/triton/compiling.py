@@ -12,12 +12,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 
 from infd.kernels.ops import Drawing, History, Kept, KeyValuePages, LowRank, LowRankPart, Seats
+from infd.kernels.recipe import NormRecipe
 from infd.kernels.triton.activation import Activation
 from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.compiled import compiling
@@ -33,7 +35,8 @@ from tests.kernels.paging import PagedSpan, attention_batch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TARGETS = ("sm_90a", "gfx942")
+TARGETS = ("sm_80", "sm_89", "sm_90a", "gfx942")
+NARROW = TARGETS[1:]  # which have 8-bit floats
 META = torch.device("meta")
 
 
@@ -92,6 +95,16 @@ def rotations(pairs: int, *, interleaved: bool) -> None:
     q, k, _ = empty(7, 48, 128).split((32, 8, 8), 1)
     positions = empty(7, dtype=torch.int64)
     Rope()(q, k, positions, empty(9999, 2, pairs, dtype=torch.float32), interleaved=interleaved)
+
+
+def entering(head: int, pairs: int) -> None:
+    """Norm and turn heads on their way into the cache."""
+    batch = attention_batch([PagedSpan(0, 7, [1])], page_tokens=16, device=META)
+    pages = KeyValuePages(*(empty(300, 8, 16, head) for _ in range(2)))
+    q, k, v = empty(7, 48, head).split((32, 8, 8), 1)
+    norm = SimpleNamespace(recipe=lambda: NormRecipe(empty(head), 1e-6, 0.0))
+    positions, angles = empty(7, dtype=torch.int64), empty(9999, 2, pairs, dtype=torch.float32)
+    Rope().enter(q, k, v, positions, angles, PagedAttention(264).prepare(batch), pages, q_norm=norm, k_norm=norm)
 
 
 def gates() -> None:
@@ -164,6 +177,8 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
         "norms, float32": lambda: norms(torch.float32),
         "whole heads turn": lambda: rotations(64, interleaved=False),
         "half a head turns": lambda: rotations(32, interleaved=True),
+        "whole heads are normed and turn": lambda: entering(128, 64),
+        "heads are normed and half of each turns": lambda: entering(128, 32),
         "gates": gates,
         "pages side by side": lambda: gather(
             *(empty(*shape, dtype=torch.int32) for shape in ((9, 99), (10,), (9,), (891,)))
@@ -220,7 +235,7 @@ def used(files: dict[str, str]) -> dict[str, int]:
 def main(family: str) -> None:
     assert os.environ.get("TRITON_INTERPRET") is None
     for case, work in FAMILIES[family].items():
-        for target in TARGETS:
+        for target in NARROW if family == "narrow cache" else TARGETS:
             for kernel in asked(work, target):
                 print(json.dumps({"case": case, "target": target, **kernel}))
 

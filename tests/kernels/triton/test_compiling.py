@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
-SHARED = {"sm_90a": 227 * 1024, "gfx942": 64 * 1024}  # bytes that a block may have
+SHARED = {
+    "sm_80": 163 * 1024,
+    "sm_89": 99 * 1024,
+    "sm_90a": 227 * 1024,
+    "gfx942": 64 * 1024,
+}  # bytes that a block may have
 # A loop that spills waits for memory. AMD's GPUs are only held to working: one of their loops spills 19 registers.
-SPILLED = {"sm_90a": 0, "gfx942": 32}
+# On the oldest of NVIDIA's the norm of float32 keeps two numbers on the stack.
+SPILLED = {"sm_80": 8, "sm_89": 0, "sm_90a": 0, "gfx942": 32}
+NARROW = SHARED.keys() - {"sm_80"}  # GPUs that have 8-bit floats
 ROOT = Path(__file__).parents[3]
 
 
@@ -37,7 +44,7 @@ def compiled(family: str) -> list[dict]:
 @pytest.mark.parametrize("family", ["attention", "narrow cache", "dense", "draw", "lora"])
 def test_kernels_compile_for_gpus_and_fit(family):
     kernels = compiled(family)
-    assert {kernel["target"] for kernel in kernels} == set(SHARED)
+    assert {kernel["target"] for kernel in kernels} == set(NARROW if family == "narrow cache" else SHARED)
     too_large = [
         kernel
         for kernel in kernels

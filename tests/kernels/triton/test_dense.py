@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from infd.kernels.ops import KeyValuePages
+from infd.kernels.recipe import NormRecipe
 from infd.kernels.reference import dense
 from infd.kernels.reference.attention import PagedAttention
 from tests.kernels.attention_case import bits
@@ -125,6 +126,58 @@ def test_keys_enter_the_cache_as_they_are_turned_and_values_as_they_are(
         # A number between two may be rounded to either, where the sums before differ in their last bits.
         assert (one.cpu().float() - other.float()).abs().le(other.float().abs() / 8).all()
         assert bits(one).cpu().eq(bits(other)).float().mean() > 0.98
+
+
+class HeadNorm:
+    """Implements `ops.HeadNorm`; over all heads of a token as one, where its weight is that long."""
+
+    def __init__(self, norm, weight, eps, offset):
+        self._norm, self._recipe = norm, NormRecipe(weight, eps, offset)
+
+    def __call__(self, x):
+        weight, eps, offset = self._recipe.weight, self._recipe.eps, self._recipe.offset
+        return self._norm.rms_norm(x if weight.numel() == x.shape[2] else x.flatten(1), weight, eps, offset).view(
+            x.shape
+        )
+
+    def recipe(self):
+        return self._recipe
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head", "pairs", "interleaved"), [(16, 8, False), (11, 3, True)])
+@pytest.mark.parametrize("asked", ["each head", "all heads", "unlike", "keys alone"])
+def test_heads_are_normed_before_they_turn(rope, norm, device, unsynchronised, dtype, head, pairs, interleaved, asked):
+    heads, kv_heads = 4, 2
+    angles = 3 * draw(9, pairs)
+    table = torch.stack((angles.cos(), angles.sin()), 1)
+    positions, slots = torch.tensor([8, 0, 3]), torch.tensor([14, 3, 0])
+    fused = draw(3, heads + 2 * kv_heads, head).to(dtype)
+    batch = attention_batch([PagedSpan(0, 3, [0])], page_tokens=5)
+    sizes = (heads * head, kv_heads * head) if asked == "all heads" else (head, head)
+    weights = [draw(size, seed=size).to(dtype) for size in sizes]
+
+    def norms(family, where):
+        one, other = (each.to(where) for each in weights)
+        first = HeadNorm(family, one, 1e-5, 1.0)
+        second = HeadNorm(family, other, 1e-2 if asked == "unlike" else 1e-5, 1.0)
+        return {"q_norm": None if asked == "keys alone" else first, "k_norm": second}
+
+    def pages(where):
+        return KeyValuePages(*(torch.zeros(3, kv_heads, 5, head, dtype=dtype, device=where) for _ in range(2)))
+
+    cpu, split = torch.device("cpu"), (heads, kv_heads, kv_heads)
+    expected, given = pages(cpu), pages(device)
+    plain = PagedAttention().prepare(replace(batch, slots=slots))
+    parts = fused.split(split, 1)
+    named = {"interleaved": interleaved}
+    q = dense.Rope().enter(*parts, positions, table, plain, expected, **named, **norms(dense.Norm(), cpu))
+    plan = SimpleNamespace(slots=slots.to(device))
+    moved = (*fused.to(device).split(split, 1), positions.to(device), table.to(device))
+    asking = norms(norm, device)
+    with unsynchronised():
+        turned = rope.enter(*moved, plan, given, **named, **asking)
+    same([turned, *given[:2]], [q, *expected[:2]], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
