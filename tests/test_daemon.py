@@ -401,3 +401,29 @@ def test_a_process_knows_its_age() -> None:
     first = process_age_s()
 
     assert 0 < first <= process_age_s()
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantization", "mib", "expected_mib"),
+    [("cpu", "none", 128, 128), ("cpu", "int8", 256, 128), ("cpu", "none", 8, None), ("cuda", "none", 128, None)],
+)
+def test_memory_is_had_ahead_only_for_weights_that_are_large_and_stay_with_the_host(
+    tmp_path: Path, kind: str, quantization: str, mib: int, expected_mib: int | None
+) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(mib * 2**20)
+    settings = Config(model=ModelConfig(path=str(tmp_path), quantization=quantization), device=DeviceConfig(kind=kind))
+    ahead = parts.headstart(settings)
+    if ahead is None:
+        assert expected_mib is None
+        return
+    ahead.wait()
+    held = ahead.held
+    ahead.claim(0)
+    assert expected_mib is not None
+    assert 0 <= held - expected_mib * 2**20 < 2**21
+
+
+def test_a_file_of_weights_that_cannot_be_looked_at_is_left_to_those_who_load_it(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "nowhere")
+    assert parts.headstart(Config(model=ModelConfig(path=str(tmp_path)), device=DeviceConfig(kind="cpu"))) is None

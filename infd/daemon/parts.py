@@ -110,13 +110,11 @@ def headstart(config: Config) -> Headstart | None:
         return None
     from infd.runner.host import Headstart, available_bytes
 
-    stored = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
-    expected = int(stored * SHARES[config.model.quantization])
-    if not WORTHWHILE <= expected <= available_bytes() // 2:
-        return None
     try:
-        return Headstart(expected)
-    except OSError:  # nothing is lost but time
+        stored = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
+        expected = int(stored * SHARES[config.model.quantization])
+        return Headstart(expected) if WORTHWHILE <= expected <= available_bytes() // 2 else None
+    except OSError:  # of a file: loading will say so; of memory: nothing is lost but time
         return None
 
 

@@ -77,8 +77,10 @@ class Headstart:
         self._thread.join()
         if size > self._mapping.size:
             self._mapping.release()
+            self.held = 0
             return None
         self._mapping.release(size)
+        self.held = min(self.held, size)
         return self._mapping
 
     def _run(self) -> None:

@@ -114,6 +114,7 @@ def test_memory_had_ahead_is_claimed_with_what_it_is_known_to_hold_and_the_rest_
     ahead.wait()
     assert resident() - before > size
     mapping = ahead.claim(size)
+    assert ahead.held == size  # what was given back counts as free
     assert resident() - before < size + 2 * LARGE_PAGE
 
     arena = Arena(size, CPU, "test", partial(Anonymous, mapping=mapping))
@@ -129,6 +130,7 @@ def test_memory_had_ahead_is_all_given_back_where_more_is_wanted_than_there_are_
     before = resident()
     ahead = Headstart(8 * LARGE_PAGE)
     assert ahead.claim(16 * LARGE_PAGE) is None
+    assert not ahead.held
     assert resident() - before < LARGE_PAGE
 
 
