@@ -234,6 +234,7 @@ class Stacked(Protocol):
         """Take the embeddings x [T, hidden], which are used up; return what models/decoder.py Block does.
 
         That is, after the last layer: what is still to be added to the residual stream, and the stream.
+        Both [W, hidden] of the tokens that are wanted, where the batch says so.
         """
 
 
@@ -248,6 +249,17 @@ class LayersBatch(Protocol):
     def cache(self) -> Sequence[KeyValuePages]: ...
     @property
     def beat(self) -> Callable[[], None]: ...
+    @property
+    def wanted(self) -> WantedLayers | None: ...
+
+
+class WantedLayers(Protocol):
+    """models/base.py Wanted."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def batch(self) -> LayersBatch: ...
 
 
 class Stack(Protocol):

@@ -43,6 +43,21 @@ class Batch(Struct, kw_only=True):
     cache: Sequence[KeyValuePages]  # by layer
     beat: Callable[[], None] = _unwatched  # to be called between layers: it counts, and raises where work must end
     adapters: Adapted | None = None
+    wanted: Wanted | None = None  # the tokens whose hidden states are wanted; all, where it is None
+
+
+class Wanted(Struct):
+    """Some tokens of a pass, W of them, as the pass that the last layer goes on with.
+
+    That layer puts the keys and values of all tokens into the cache. Whatever else it computes is read by nobody but
+    the head.
+
+    tokens  [W] int64: which, ascending; the last one repeated where products need more rows
+    batch   of these, each a span of its own
+    """
+
+    tokens: Tensor
+    batch: Batch
 
 
 class PageTensor(Struct, frozen=True):
@@ -94,7 +109,7 @@ class Model(Protocol):
         """
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the hidden states [T, hidden] after the last norm."""
+        """Return the hidden states after the last norm: [W, hidden] where some are wanted, and else [T, hidden]."""
 
     def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
         """Return float32 logits [N, vocab] of hidden [N, hidden]; `adapters` are those of these rows."""

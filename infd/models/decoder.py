@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from infd.kernels.ops import FLOAT8
 from infd.kernels.recipe import LayerRecipe
@@ -55,9 +56,15 @@ class Block(Struct, frozen=True, kw_only=True):
         )
 
     def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Take what is still to be added to the stream, and the stream; return the same after this layer."""
+        """Take what is still to be added to the stream, and the stream; return the same after this layer.
+
+        Where some tokens are wanted, the same of these alone: so no layer but the last is told of them.
+        """
         x, residual = self.input_norm.add(x, residual)
-        x, residual = self.post_norm.add(self.attention(x, batch), residual)
+        x = self.attention(x, batch)
+        if batch.wanted is not None:
+            residual, batch = residual[batch.wanted.tokens], batch.wanted.batch
+        x, residual = self.post_norm.add(x, residual)
         return self.mlp(x, batch), residual
 
 
@@ -132,9 +139,10 @@ class Decoder:
         if self._stacked is not None and batch.adapters is None:
             return self._norm.add(*self._stacked(x, batch))[0]
         residual: Tensor | None = None
+        among = batch if batch.wanted is None else replace(batch, wanted=None)
         for block in self._blocks:
             batch.beat()
-            x, residual = block(x, residual, batch)
+            x, residual = block(x, residual, batch if block is self._blocks[-1] else among)
         return self._norm.add(x, residual)[0]
 
     @cached_property

@@ -14,7 +14,7 @@ import torch
 from msgspec import Struct
 
 from infd.kernels.ops import LEAST_ROWS, AttentionBatch
-from infd.models.base import Batch
+from infd.models.base import Batch, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class Gathered(Struct):
     """A forward pass, and where in it stands what is wanted of it.
 
-    last     [N or more] int64: each sampling span's last token in the step; one repeated, where products need more rows
+    last     [N or more] int64: each sampling span's last token in the step; the last repeated where products need more
+             rows. They are what the batch wants, where it does not want all
     rows     [N] int64: their rows
     ends     [N] int64: the position of the token to sample, after all that is known
     scoring  [M] int64: the tokens whose successors are scored, span after span
@@ -48,6 +49,64 @@ class Gathered(Struct):
     targets: Tensor
     choosing_adapters: AdaptedRows | None = None
     scoring_adapters: AdaptedRows | None = None
+
+    def choosing(self, hidden: Tensor) -> Tensor:
+        """Return the hidden states of `last`, of those that the model has returned."""
+        return hidden[self.last] if self.batch.wanted is None else hidden
+
+
+class Placed(Struct):
+    """Spans, and the tokens of them: of each its row and its position.
+
+    starts, counts, offsets  as in AttentionBatch
+    row, start               [S] int64
+    token_row, position      [T] int64, padding included
+    """
+
+    starts: list[int]
+    counts: list[int]
+    offsets: list[int]
+    row: Tensor
+    start: Tensor
+    token_row: Tensor
+    position: Tensor
+
+    def batch(
+        self,
+        rows: Rows,
+        layout: CacheLayout,
+        cache: Sequence[KeyValuePages],
+        attention: Attention,
+        adapters: AdaptedRows | None,
+    ) -> Batch:
+        """Return the pass over these tokens."""
+        end = max(map(sum, zip(self.starts, self.counts, strict=True)))
+        plans: list[AttentionPlan] = []
+        for number, group in enumerate(layout.groups):
+            size = group.page_tokens
+            page = rows.tables[self.token_row, number, self.position // size]
+            plans.append(
+                attention.prepare(
+                    AttentionBatch(
+                        page_tokens=size,
+                        window=group.window,
+                        starts=self.starts,
+                        counts=self.counts,
+                        offsets=self.offsets,
+                        start=self.start.to(torch.int32),
+                        table=rows.tables[:, number, : -(-end // size)].index_select(0, self.row),
+                        slots=page.to(torch.int64) * size + self.position % size,
+                        upload=rows.staging.up,
+                    )
+                )
+            )
+        return Batch(
+            tokens=rows.tokens[self.token_row, self.position].to(torch.int64),
+            positions=self.position,
+            attention=plans,
+            cache=cache,
+            adapters=adapters,
+        )
 
 
 def gather(
@@ -81,7 +140,8 @@ def gather(
     within[tokens:] = 0
     last = [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.samples]
     sampling = len(last)
-    last += last[:1] * (needed - sampling)
+    last = last or [tokens - 1]
+    last += last[-1:] * (needed - len(last))
     scoring = [token for i, span in enumerate(spans) for token in range(offsets[i], offsets[i] + span.scores)]
     sent = rows.upload(np.concatenate([row_ids, [*starts, 0], span_of, within, last, scoring]).astype(np.int64))
     row, bound, span_index, offset, last_index, scoring_index = torch.split(
@@ -91,40 +151,23 @@ def gather(
     start = torch.minimum(bound, rows.length[row] - 1)  # a span never begins behind the last token that is known
     position = start[span_index] + offset
     token_row = row[span_index]
-    plans: list[AttentionPlan] = []
-    for number, group in enumerate(layout.groups):
-        size = group.page_tokens
-        page = rows.tables[token_row, number, position // size]
-        plans.append(
-            attention.prepare(
-                AttentionBatch(
-                    page_tokens=size,
-                    window=group.window,
-                    starts=starts,
-                    counts=counts,
-                    offsets=offsets,
-                    start=start[:count].to(torch.int32),
-                    table=rows.tables[:, number, : -(-max(ends) // size)].index_select(0, row[:count]),
-                    slots=page.to(torch.int64) * size + position % size,
-                    upload=rows.staging.up,
-                )
-            )
-        )
-    wanted = last_index[:sampling]
     adapted = adapters.adapted(slots[span_of])
+    choosing_adapters = None if adapted is None else adapted.at(np.array(last))
+    placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
+    batch = placed.batch(rows, layout, cache, attention, adapted)
+    last_row, last_position = token_row[last_index], position[last_index]
+    if len(last) < tokens + padding and not scoring:
+        bounds = (np.array(starts)[span_of[last]] + within[last]).tolist()
+        ones, upto = [1] * len(last), list(range(len(last) + 1))
+        each = Placed(bounds, ones, upto, last_row, last_position, last_row, last_position)
+        batch.wanted = Wanted(last_index, each.batch(rows, layout, cache, attention, choosing_adapters))
     return Gathered(
-        batch=Batch(
-            tokens=rows.tokens[token_row, position].to(torch.int64),
-            positions=position,
-            attention=plans,
-            cache=cache,
-            adapters=adapted,
-        ),
+        batch=batch,
         last=last_index,
-        rows=token_row[wanted],
-        ends=position[wanted] + 1,
+        rows=last_row[:sampling],
+        ends=last_position[:sampling] + 1,
         scoring=scoring_index,
         targets=rows.tokens[token_row[scoring_index], position[scoring_index] + 1].to(torch.int64),
-        choosing_adapters=None if adapted is None or not last else adapted.at(np.array(last)),
+        choosing_adapters=choosing_adapters,
         scoring_adapters=None if adapted is None or not scoring else adapted.at(np.array(scoring)),
     )

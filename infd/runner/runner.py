@@ -122,7 +122,7 @@ class Runner:
         hidden = self._model.forward(gathered.batch)
         if forwarded.sampling:
             wanting = [plan.spans[i] for i in forwarded.sampling]
-            forwarded.logits = self._model.logits(hidden[gathered.last], gathered.choosing_adapters)[: len(wanting)]
+            forwarded.logits = self._model.logits(gathered.choosing(hidden), gathered.choosing_adapters)[: len(wanting)]
             forwarded.asking = Asking(
                 gathered.rows,
                 gathered.ends,

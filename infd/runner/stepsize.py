@@ -40,7 +40,7 @@ ENOUGH_S = 0.05
 FEW = 16  # tokens of a step that is hardly longer than the shortest
 TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 CALM_MS = 50.0  # what a step may take that streams wait for,
-PACE = 2.0  # or this many times the shortest one, where that is more
+PACE = 1.75  # or this many times the shortest one, where that is more
 EVEN = 8  # mixed steps are a multiple of: products take rows in groups
 SCORED = {"cpu": FEW, "cuda": 1024}  # where few tokens take as long as it takes to launch their kernels, many tell more
 LIKELIEST = 20  # tokens asked for where scoring is measured
@@ -149,7 +149,7 @@ def measure(
     """Return how large steps are that take at most so long.
 
     shortest   see `shortest_s`
-    target_ms  None: TARGET_MS where no stream waits; beside streams CALM_MS, or twice as long as the shortest step, for
+    target_ms  None: TARGET_MS where no stream waits; beside streams CALM_MS, or PACE times the shortest step, for
                which they would wait anyway
 
     The first size is a power of two, at most `most`, and never so small that `rows` decoding sequences would leave no

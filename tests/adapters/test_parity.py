@@ -163,6 +163,9 @@ def test_in_one_batch_each_sequence_has_its_own_adapter_or_none(
         if not slot:
             alone = driver.step((driver.start(text(seed)), LENGTH))[0]
             assert off(logits[seed], alone) < CLOSE
+    again = [(driver.start(text(seed), slot), LENGTH) for seed, slot in enumerate(slots)]
+    for seed, last in enumerate(driver.step(*again, last=True)):
+        assert off(last, logits[seed][-1:]) < CLOSE
 
 
 def test_a_row_without_an_adapter_is_bit_for_bit_what_it_is_where_nobody_has_one(

@@ -12,7 +12,7 @@ import torch
 from infd.kernels.ops import KeyValuePages
 from infd.kernels.select import select
 from infd.models import registry
-from infd.models.base import Batch
+from infd.models.base import Batch, Wanted
 from infd.runner.cache import scaled
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load
@@ -119,17 +119,36 @@ class Driver:
         """Return how many pages a sequence holds in a group."""
         return sum(page != 0 for page in told.tables[group])
 
-    def step(self, *spans: tuple[Told, int]) -> list[Tensor]:
-        """Compute the next `count` tokens of each sequence; return the logits of each span's tokens."""
+    def step(self, *spans: tuple[Told, int], last: bool = False) -> list[Tensor]:
+        """Compute the next `count` tokens of each sequence; return the logits of each span's tokens.
+
+        last  of each span's last token, wanting no other
+        """
         for told, count in spans:
             self._provide(told, count)
-        tokens = [at for told, count in spans for at in told.tokens[told.computed : told.computed + count]]
-        positions = [at for told, count in spans for at in range(told.computed, told.computed + count)]
+        counts = [count for _, count in spans]
+        batch = asked = self._batch([(told, told.computed, count) for told, count in spans])
+        if last:
+            asked = self._batch([(told, told.computed + count - 1, 1) for told, count in spans])
+            ends = (np.cumsum(counts) - 1).tolist()
+            ends += ends[-1:] * (len(asked.tokens) - len(ends))
+            batch.wanted = Wanted(torch.tensor(ends, device=self.device), asked)
+            counts = [1] * len(spans)
+        with torch.inference_mode():
+            logits = self.model.logits(self.model.forward(batch), asked.adapters)
+        for told, count in spans:
+            told.computed += count
+        return list(logits[: sum(counts)].cpu().split(counts))
+
+    def _batch(self, spans: Sequence[tuple[Told, int, int]]) -> Batch:
+        """Return the pass over `count` tokens of each sequence from `start`."""
+        tokens = [at for told, start, count in spans for at in told.tokens[start : start + count]]
+        positions = [at for _, start, count in spans for at in range(start, start + count)]
         padding = max(0, 4 - len(tokens))
         plans = [
             self.ops.attention.prepare(
                 attention_batch(
-                    [PagedSpan(told.computed, count, told.tables[index]) for told, count in spans],
+                    [PagedSpan(start, count, told.tables[index]) for told, start, count in spans],
                     page_tokens=self.page_tokens,
                     window=group.window,
                     padding=padding,
@@ -138,21 +157,15 @@ class Driver:
             )
             for index, group in enumerate(self.layout.groups)
         ]
-        slots = np.array([told.slot for told, count in spans for _ in range(count)] + [0] * padding)
-        adapted = None if self.adapters is None else self.adapters.adapted(slots)
-        batch = Batch(
+        slots = np.array([told.slot for told, _, count in spans for _ in range(count)] + [0] * padding)
+        return Batch(
             tokens=torch.tensor(tokens + [0] * padding, device=self.device),
             positions=torch.tensor(positions + [0] * padding, device=self.device),
             attention=plans,
             cache=self._cache,
             beat=self.beat,
-            adapters=adapted,
+            adapters=None if self.adapters is None else self.adapters.adapted(slots),
         )
-        with torch.inference_mode():
-            logits = self.model.logits(self.model.forward(batch), adapted)
-        for told, count in spans:
-            told.computed += count
-        return list(logits[: len(tokens)].cpu().split([count for _, count in spans]))
 
     def _provide(self, told: Told, count: int) -> None:
         """Grant the pages that the next tokens need, and take back, spoilt, those that nothing can see any more."""

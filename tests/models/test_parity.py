@@ -106,6 +106,21 @@ def test_strangers_in_the_batch_change_nothing(pair):
         assert off(torch.cat(parts), pair.expect(tokens)) < CLOSE, f"sequence {name}"
 
 
+def test_what_is_wanted_alone_is_what_it_is_among_all(pair):
+    driver = pair.driver()
+    texts = [text(1), text(2, 30), text(3, 12)]
+    first, second, third = (driver.start(each) for each in texts)
+    got = {
+        (0, 20): driver.step((first, 20), last=True)[0],
+        **dict(zip([(0, 40), (2, 5)], driver.step((first, 20), (third, 5), last=True), strict=True)),
+        **dict(
+            zip([(0, 41), (1, 30), (2, 12)], driver.step((first, 1), (second, 30), (third, 7), last=True), strict=True)
+        ),
+    }
+    for (which, known), logits in got.items():
+        assert off(logits, pair.expect(texts[which])[known - 1 : known]) < CLOSE
+
+
 def test_greedy_choices_are_clear_almost_everywhere(pair):
     logits = torch.cat([pair.expect(text(seed, 64)) for seed in range(8)])
     assert (margins(logits) > CLEAR).float().mean() >= 0.99

@@ -18,11 +18,12 @@ from tests.tiny import VARIANTS
 
 def compute(directory, ops):
     driver = Driver(load_model(directory, ops=ops, dtype=torch.bfloat16), ops=ops, seed=3)
-    told, other = driver.start(text(1)), driver.start(text(2))
+    told, other, third, fourth = (driver.start(text(seed)) for seed in (1, 2, 3, 4))
     logits = driver.step((told, 20))
     logits += driver.step((told, 1), (other, 30))
     logits += driver.step((other, 1), (told, 1))
-    logits += driver.step((told, 19))
+    logits += driver.step((told, 9))
+    logits += driver.step((told, 10), (third, 9), (fourth, 1), last=True)
     return torch.cat(logits)
 
 

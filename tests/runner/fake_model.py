@@ -103,10 +103,12 @@ class FakeModel:
         by_layer = {layer: i for i, group in enumerate(self.cache_layout(1).groups) for layer in group.layers}
         hidden = batch.positions.float()
         for layer in range(2):
-            plan = batch.attention[by_layer[layer]]
             kv = (batch.tokens.float() + layer)[:, None, None]
-            plan.write(kv, kv, batch.cache[layer])
-            hidden = hidden + plan.run(torch.zeros_like(kv), batch.cache[layer], scale=1.0)[:, 0, 0]
+            batch.attention[by_layer[layer]].write(kv, kv, batch.cache[layer])
+            if layer == 1 and batch.wanted is not None:
+                hidden, batch = hidden[batch.wanted.tokens], batch.wanted.batch
+            q = torch.zeros(len(batch.positions), 1, 1)
+            hidden = hidden + batch.attention[by_layer[layer]].run(q, batch.cache[layer], scale=1.0)[:, 0, 0]
         return hidden[:, None]
 
     def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:

@@ -70,6 +70,28 @@ def test_a_batch_is_what_the_spans_say_token_by_token(told):
     assert list(zip(gathered.rows.tolist(), gathered.ends.tolist(), strict=True)) == sampling
     assert positions_of(gathered)[: len(sampling)] == [end - 1 for _, end in sampling]
 
+    wanted = [
+        (row, tables, end - 1)
+        for row, _, tables, start, count, samples, _ in told
+        if samples
+        for end in [start + count]
+    ]
+    if batch.wanted is None:
+        assert any(scores for *_, scores in told) or total <= max(4, len(wanted))
+    else:
+        assert batch.wanted.tokens is gathered.last
+        assert gathered.last.tolist() == sorted(gathered.last.tolist())
+        alone = batch.wanted.batch
+        assert alone.tokens.equal(batch.tokens[gathered.last])
+        assert alone.positions.equal(batch.positions[gathered.last])
+        for i, size in enumerate(SIZES):
+            attention = alone.attention[i].batch
+            assert attention.counts == [1] * len(gathered.last)
+            assert attention.offsets == list(range(len(gathered.last) + 1))
+            assert attention.starts == attention.start.tolist() == alone.positions.tolist()
+            for row, (_, tables, position) in zip(attention.table.tolist(), wanted, strict=False):
+                assert row[: position // size + 1] == tables[i][: position // size + 1]
+
     scored = [(known, p) for _, known, _, start, _, _, scores in told for p in range(start, start + scores)]
     assert batch.positions[gathered.scoring].tolist() == [p for _, p in scored]
     assert batch.tokens[gathered.scoring].tolist() == [known[p] for known, p in scored]

@@ -65,13 +65,18 @@ class Layer(ctypes.Structure):
 
 
 class StackStep(ctypes.Structure):
-    _fields_ = (
-        ("tokens", INT),
-        ("hidden", INT),
-        ("positions", POINTER),
-        ("groups", ctypes.POINTER(ctypes.POINTER(Step))),
-        ("slots", ctypes.POINTER(POINTER)),
-    )
+    pass
+
+
+StackStep._fields_ = (
+    ("tokens", INT),
+    ("hidden", INT),
+    ("positions", POINTER),
+    ("groups", ctypes.POINTER(ctypes.POINTER(Step))),
+    ("slots", ctypes.POINTER(POINTER)),
+    ("wanted", ctypes.POINTER(StackStep)),
+    ("wanted_tokens", POINTER),
+)
 
 
 class NoAddress(Exception):
@@ -82,7 +87,7 @@ class Stack:
     """The stack family."""
 
     def __init__(self, library: Library | None = None) -> None:
-        self._compute = (library or Library()).kernel("stack", POINTER, INT, POINTER, POINTER, POINTER, INT)
+        self._compute = (library or Library()).kernel("stack", POINTER, INT, POINTER, POINTER, POINTER, INT, INT)
 
     def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
         try:
@@ -103,25 +108,19 @@ class Stacked:
     def __call__(self, x: Tensor, batch: LayersBatch) -> tuple[Tensor, Tensor]:
         if batch.cache is not self._cache:
             self._point_to(batch.cache)
-        plans = []
-        for plan in batch.attention:
-            assert isinstance(plan, Plan)  # attention is native wherever the stack is
-            plans.append(plan)
-        step = StackStep(
-            tokens=x.shape[0],
-            hidden=x.shape[1],
-            positions=batch.positions.data_ptr(),
-            groups=(ctypes.POINTER(Step) * len(plans))(*(ctypes.pointer(plan.step) for plan in plans)),
-            slots=(POINTER * len(plans))(*(plan.slots.data_ptr() for plan in plans)),
-        )
+        step = _step(batch, x.shape[1])
+        if (wanted := batch.wanted) is not None:
+            step.wanted = ctypes.pointer(_step(wanted.batch, x.shape[1]))
+            step.wanted_tokens = wanted.tokens.data_ptr()
         x = x.contiguous()
         stream = torch.empty_like(x)
         for first in range(0, len(self._layers), SLICE):
             batch.beat()
             count = min(SLICE, len(self._layers) - first)
             layers = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer)
-            self._compute(layers, count, ctypes.addressof(step), x.data_ptr(), stream.data_ptr(), first == 0)
-        return x, stream
+            ends = first + count == len(self._layers)
+            self._compute(layers, count, ctypes.addressof(step), x.data_ptr(), stream.data_ptr(), first == 0, ends)
+        return (x, stream) if wanted is None else (x[: len(wanted.tokens)], stream[: len(wanted.tokens)])
 
     def _point_to(self, cache: Sequence[KeyValuePages]) -> None:
         for layer, recipe in zip(self._layers, self._recipes, strict=True):
@@ -129,6 +128,20 @@ class Stacked:
             layer.k, layer.v = pages.k.data_ptr(), pages.v.data_ptr()
             layer.quantized = pages.k.dtype is torch.int8
         self._cache = cache
+
+
+def _step(batch: LayersBatch, hidden: int) -> StackStep:
+    plans = []
+    for plan in batch.attention:
+        assert isinstance(plan, Plan)  # attention is native wherever the stack is
+        plans.append(plan)
+    return StackStep(
+        tokens=batch.positions.shape[0],
+        hidden=hidden,
+        positions=batch.positions.data_ptr(),
+        groups=(ctypes.POINTER(Step) * len(plans))(*(ctypes.pointer(plan.step) for plan in plans)),
+        slots=(POINTER * len(plans))(*(plan.slots.data_ptr() for plan in plans)),
+    )
 
 
 def _layer(recipe: LayerRecipe) -> Layer:

@@ -84,7 +84,10 @@ class Attention:
         )
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        """Return [T, hidden] of x [T, hidden], having put the keys and values of x into the cache."""
+        """Return [T, hidden] of x [T, hidden], having put the keys and values of x into the cache.
+
+        Of the tokens that are wanted, [W, hidden], where the batch says so.
+        """
         heads = self._qkv(x, batch.adapters).view(x.shape[0], -1, self._head_size)
         q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
         plan, pages = batch.attention[self._group], batch.cache[self._layer]
@@ -100,6 +103,9 @@ class Attention:
             q_norm=self._q_norm,
             k_norm=self._k_norm,
         )
+        if batch.wanted is not None:
+            q, batch = q[batch.wanted.tokens], batch.wanted.batch
+            plan = batch.attention[self._group]
         return self._output(plan.run(q, pages, scale=self._scale, softcap=self._softcap).flatten(1), batch.adapters)
 
 

@@ -74,7 +74,7 @@ class TransformersModel:
             input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False, infd_step=step
         )
         hidden: Tensor = out.last_hidden_state[0]
-        return hidden
+        return hidden if batch.wanted is None else hidden[batch.wanted.tokens]
 
     def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]

@@ -305,7 +305,8 @@ void weigh_columns(Units weights, const Rows<Number>& block, const Ahead<Number>
 
 template <class Number, class Form, int R>
 void weigh_rows(Units weights, const Rows<Number>& block, const Ahead<Number>& ahead, int64_t size, Matrix<float> sums) {
-  constexpr int MOST = WIDTH == 16 ? 4 : 2;
+  // The fewer passes, the more evenly fetching is spread over the first one.
+  constexpr int MOST = WIDTH == 16 ? (R <= 2 ? 8 : 4) : 2;
   int64_t d = 0;
   for (; d + MOST * WIDTH <= size; d += MOST * WIDTH)
     weigh_columns<Number, Form, R, MOST>(weights, block, ahead, d, size, sums);

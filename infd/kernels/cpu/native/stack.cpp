@@ -113,10 +113,23 @@ void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
   }
 }
 
-void compute(const StackLayer& layer, const StackStep& step, const Workspace& space, bf16* x, bf16* stream, bool starts) {
-  const bf16* input = enter(layer.input_norm, x, stream, starts, space.normed, step);
-  multiply(layer.qkv, input, space.qkv, step.tokens);
-  (layer.quantized ? place_heads<int8_t> : place_heads<bf16>)(layer, step, space.qkv);
+// Move the rows that are wanted to the front. They ascend, so that none is overwritten before it has been moved; one that
+// is repeated is, but with itself.
+void keep(bf16* rows, int64_t stride, int64_t size, const StackStep& step) {
+  for (int64_t t = 0; t < step.wanted->tokens; t++)
+    memmove(rows + t * stride, rows + step.wanted_tokens[t] * stride, size * sizeof(bf16));
+}
+
+void compute(const StackLayer& layer, const StackStep& all, const Workspace& space, bf16* x, bf16* stream, bool starts,
+             bool ends) {
+  const StackStep& step = ends && all.wanted != nullptr ? *all.wanted : all;
+  const bf16* input = enter(layer.input_norm, x, stream, starts, space.normed, all);
+  multiply(layer.qkv, input, space.qkv, all.tokens);
+  (layer.quantized ? place_heads<int8_t> : place_heads<bf16>)(layer, all, space.qkv);
+  if (&step != &all) {
+    keep(space.qkv, layer.qkv.outputs, layer.heads * layer.size, all);
+    keep(stream, all.hidden, all.hidden, all);
+  }
   const AttentionLayer attention{1,         layer.quantized,   layer.heads, layer.kv_heads, layer.size,     space.qkv,
                                  layer.qkv.outputs, layer.k, layer.v,     space.attended, layer.scale, layer.softcap};
   INFD_HERE(attention)(step.groups[layer.group], &attention);
@@ -134,14 +147,15 @@ void compute(const StackLayer& layer, const StackStep& step, const Workspace& sp
 }  // namespace
 
 // Compute `count` layers. x [tokens, hidden] is what is still to be added to the stream, before and after them. The first
-// layer starts the stream if `starts`.
+// layer starts the stream if `starts`. The last one leaves the tokens that are wanted in front, if some are and `ends`.
 INFD_KERNEL(stack)
-(const StackLayer* layers, int64_t count, const StackStep* step, void* x, void* stream, int64_t starts) {
+(const StackLayer* layers, int64_t count, const StackStep* step, void* x, void* stream, int64_t starts, int64_t ends) {
   static thread_local Scratch scratch;
   Carver sizes(nullptr);
   Workspace(sizes, layers, count, *step);
   Carver carver(scratch.at_least(sizes.used));
   const Workspace space(carver, layers, count, *step);
   for (int64_t i = 0; i < count; i++)
-    compute(layers[i], *step, space, static_cast<bf16*>(x), static_cast<bf16*>(stream), starts && i == 0);
+    compute(layers[i], *step, space, static_cast<bf16*>(x), static_cast<bf16*>(stream), starts && i == 0,
+            ends && i == count - 1);
 }

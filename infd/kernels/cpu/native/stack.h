@@ -48,4 +48,6 @@ struct StackStep {
   const int64_t* positions;             // [tokens]
   const AttentionStep* const* groups;   // by page group
   const int64_t* const* slots;          // by page group, [tokens]
+  const StackStep* wanted;              // what the last layer goes on with, or null; models/base.py Wanted says more
+  const int64_t* wanted_tokens;         // [wanted->tokens], ascending, the last one perhaps repeated
 };
