@@ -209,7 +209,7 @@ def test_step_tokens_are_measured_within_bounds_and_the_trial_leaves_no_trace():
 
 
 # Shortest steps that take 60 ms, and 2 ms for each token beyond 16.
-def test_a_step_that_streams_wait_for_takes_twice_as_long_as_the_shortest(monkeypatch):
+def test_a_step_that_streams_wait_for_takes_little_longer_than_the_shortest(monkeypatch):
     run = stepsize.run
 
     def seconds(runner, plan):
@@ -218,7 +218,7 @@ def test_a_step_that_streams_wait_for_takes_twice_as_long_as_the_shortest(monkey
 
     monkeypatch.setattr(stepsize, "run", seconds)
     sizes = {}
-    for target_ms in (None, 100.0):
+    for target_ms in (None, 90.0):
         settings = Config(
             device=DeviceConfig(kind="cpu", threads=1),
             scheduler=SchedulerConfig(max_num_seqs=8, step_target_ms=target_ms),
@@ -226,8 +226,8 @@ def test_a_step_that_streams_wait_for_takes_twice_as_long_as_the_shortest(monkey
         )
         held = load(FakeModel(), settings, Pulse(), max_len=200).capacity
         sizes[target_ms] = held.step_tokens, held.mixed_tokens
-    # 156 ms are taken by 64 tokens, 120 by 46, 100 by 36.
-    assert sizes == {None: (64, 40), 100.0: (64, 32)}
+    # 156 ms are taken by 64 tokens, 105 by 38, 90 by 31.
+    assert sizes == {None: (64, 32), 90.0: (64, 24)}
 
 
 def test_what_a_scored_token_costs_is_found_by_scoring_some(monkeypatch):
