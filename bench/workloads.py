@@ -76,4 +76,15 @@ WORKLOADS = (
         shared=1000 / 1032,
         warmup=1,
     ),
+    Workload(
+        name="burst-32",
+        figures=("ttft",),
+        requests=32,
+        concurrency=32,
+        input_tokens=1032,
+        output_tokens=1,
+        prompts="shared-prefix",
+        shared=1000 / 1032,
+        warmup=1,
+    ),
 )

@@ -64,6 +64,8 @@ INFD_KERNEL(multiply_bf16_bf16)
  const bf16* bias, void* out, int64_t out_stride, int64_t wide) {
   const Product<Pairs> product = {{x, x_stride}, rows, weights, outputs, pairs_of(inputs), inputs % 2 != 0, bias, out,
                                   out_stride, wide != 0};
-#pragma omp parallel if (worth_sharing(rows, outputs, inputs))
-  compute_own_part(product);
+  const bool shared = worth_sharing(rows, outputs, inputs);
+  Division<Pairs> division(product, shared);
+#pragma omp parallel if (shared)
+  division.compute_share();
 }

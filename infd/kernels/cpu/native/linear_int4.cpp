@@ -126,7 +126,9 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
   const int64_t groups = groups_of(inputs);
   Inputs* own = reinterpret_cast<Inputs*>(scratch.at_least(rows * groups * sizeof(Inputs)));
   const Product<Nibbles> product = {{own, groups}, rows, weights, outputs, groups, false, bias, out, out_stride, wide != 0};
-#pragma omp parallel if (worth_sharing(rows, outputs, inputs))
+  const bool shared = worth_sharing(rows, outputs, inputs);
+  Division<Nibbles> division(product, shared);
+#pragma omp parallel if (shared)
   {
 #pragma omp for
     for (int64_t i = 0; i < rows; i++)
@@ -134,7 +136,7 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
         const int64_t left = inputs - group * GROUP;
         own[i * groups + group].fill(x + i * x_stride + group * GROUP, left < GROUP ? left : GROUP);
       }
-    compute_own_part(product);
+    division.compute_share();
   }
 }
 

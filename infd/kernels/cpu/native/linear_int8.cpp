@@ -92,14 +92,16 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
   carve(scratch.at_least(carve(nullptr, bytes, scales)), bytes, scales);
   const Product<Quads> product = {{bytes, stride, scales}, rows, weights,    outputs,  quads_of(inputs), false, bias,
                                   out,                     out_stride, wide != 0};
-#pragma omp parallel if (worth_sharing(rows, outputs, inputs))
+  const bool shared = worth_sharing(rows, outputs, inputs);
+  Division<Quads> division(product, shared);
+#pragma omp parallel if (shared)
   {
 #pragma omp for
     for (int64_t i = 0; i < rows; i++) {
       scales[i] = scale_of(x + i * x_stride, inputs);
       quantize(x + i * x_stride, inputs, scales[i], bytes + i * stride, Quads::FLIP);
     }
-    compute_own_part(product);
+    division.compute_share();
   }
 }
 

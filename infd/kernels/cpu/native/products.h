@@ -216,20 +216,44 @@ bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs) {
   return weights > 1 << 20 || rows * weights > 1 << 23;
 }
 
-// Compute a thread's part of a product; every thread of the team calls this.
+// A product's tasks, in a run for each thread, so that each reads one stream. Who has come to the end of its own goes on
+// with those of others, which something else may keep from computing.
 template <class Kind>
-void compute_own_part(const Product<Kind>& product) {
-  const int64_t threads = omp_get_num_threads(), own = omp_get_thread_num();
-  const int64_t panels = panels_of(product.outputs), rows = product.rows;
-  // Where panels are too few for the threads, rows are divided as well.
-  int64_t parts = (rows + MOST_TOGETHER - 1) / MOST_TOGETHER;
-  while (panels * parts < 4 * threads && rows / (parts + 1) >= 4 * MOST_ROWS) parts++;
-  const int64_t last = panels * parts * (own + 1) / threads;
-  for (int64_t task = panels * parts * own / threads; task < last; task++) {
-    const int64_t panel = task / parts, part = task % parts;
-    const int64_t from = rows * part / parts;
-    compute(product, panel, from, rows * (part + 1) / parts - from, part + 1 == parts && task + 1 < last);
+struct Division {
+  static constexpr int64_t MOST_RUNS = 128;
+  struct alignas(64) Run {
+    int64_t next, end;
+  };
+
+  const Product<Kind>& product;
+  int64_t parts, runs;
+  Run run[MOST_RUNS];
+
+  Division(const Product<Kind>& product, bool shared) : product(product) {
+    const int64_t threads = shared ? omp_get_max_threads() : 1;
+    const int64_t panels = panels_of(product.outputs), rows = product.rows;
+    // Where panels are too few for the threads, rows are divided as well.
+    parts = (rows + MOST_TOGETHER - 1) / MOST_TOGETHER;
+    while (panels * parts < 4 * threads && rows / (parts + 1) >= 4 * MOST_ROWS) parts++;
+    runs = threads < MOST_RUNS ? threads : MOST_RUNS;
+    for (int64_t i = 0; i < runs; i++) run[i] = {panels * parts * i / runs, panels * parts * (i + 1) / runs};
   }
-}
+
+  // Every thread of the team calls this.
+  void compute_share() {
+    const int64_t own = omp_get_thread_num();
+    for (int64_t i = own; i < own + runs; i++) {
+      Run& from = run[i % runs];
+      int64_t task;
+      while ((task = __atomic_fetch_add(&from.next, 1, __ATOMIC_RELAXED)) < from.end) compute_task(task, task + 1 < from.end);
+    }
+  }
+
+  void compute_task(int64_t task, bool more) const {
+    const int64_t panel = task / parts, part = task % parts;
+    const int64_t from = product.rows * part / parts;
+    compute(product, panel, from, product.rows * (part + 1) / parts - from, more && part + 1 == parts);
+  }
+};
 
 }  // namespace
