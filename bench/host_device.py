@@ -97,6 +97,8 @@ class Lora:
 class Model:
     vocab_size = VOCABULARY
 
+    narrows = False
+
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._head = torch.randn(VOCABULARY, 4)

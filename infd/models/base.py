@@ -47,17 +47,15 @@ class Batch(Struct, kw_only=True):
 
 
 class Wanted(Struct):
-    """Some tokens of a pass, W of them, as the pass that the last layer goes on with.
+    """Some tokens of a pass, W of them, that the last layer goes on with.
 
     That layer puts the keys and values of all tokens into the cache. Whatever else it computes is read by nobody but
     the head.
-
-    tokens  [W] int64: which, ascending; the last one repeated where products need more rows
-    batch   of these, each a span of its own
     """
 
-    tokens: Tensor
-    batch: Batch
+    tokens: Tensor  # [W] int64: which, ascending; the last one repeated where products need more rows
+    attention: AttentionPlan  # of the last layer's page group, with each of them a span of its own
+    adapters: Adapted | None = None
 
 
 class PageTensor(Struct, frozen=True):
@@ -76,10 +74,12 @@ class Model(Protocol):
     """One architecture. Its parameters have no storage until weights are loaded.
 
     least_rows  in fewer tokens, or rows of logits, numbers may differ in their last bits from what they are in more
+    narrows     whether the last layer can go on with some tokens alone; if not, batches say of none that it is wanted
     """
 
     vocab_size: int
     least_rows: int
+    narrows: bool
 
     @property
     def parameters(self) -> Sequence[Parameter]:

@@ -42,9 +42,9 @@ class Block(Struct, frozen=True, kw_only=True):
     """One layer: attention, then the feed-forward part, each behind a norm and added to the residual stream."""
 
     input_norm: RMSNorm | NoNorm
-    attention: Branch[AttentionRecipe]
+    attention: Branch[AttentionRecipe, Batch]
     post_norm: RMSNorm | NoNorm
-    mlp: Branch[GatedRecipe]
+    mlp: Branch[GatedRecipe, Adapted | None]
 
     def recipe(self) -> LayerRecipe | None:
         """Return what the layer computes, told as data, or None where there are no words for it."""
@@ -61,15 +61,17 @@ class Block(Struct, frozen=True, kw_only=True):
         Where some tokens are wanted, the same of these alone: so no layer but the last is told of them.
         """
         x, residual = self.input_norm.add(x, residual)
-        x = self.attention(x, batch)
-        if batch.wanted is not None:
-            residual, batch = residual[batch.wanted.tokens], batch.wanted.batch
+        x, adapters = self.attention(x, batch), batch.adapters
+        if (wanted := batch.wanted) is not None:
+            residual, adapters = residual[wanted.tokens], wanted.adapters
         x, residual = self.post_norm.add(x, residual)
-        return self.mlp(x, batch), residual
+        return self.mlp(x, adapters), residual
 
 
 class Decoder:
     """Embedding, blocks, last norm, head. Implements `base.Model`."""
+
+    narrows = True
 
     def __init__(
         self,
@@ -139,10 +141,13 @@ class Decoder:
         if self._stacked is not None and batch.adapters is None:
             return self._norm.add(*self._stacked(x, batch))[0]
         residual: Tensor | None = None
-        among = batch if batch.wanted is None else replace(batch, wanted=None)
-        for block in self._blocks:
+        *before, last = self._blocks
+        whole = batch if batch.wanted is None else replace(batch, wanted=None)
+        for block in before:
             batch.beat()
-            x, residual = block(x, residual, batch if block is self._blocks[-1] else among)
+            x, residual = block(x, residual, whole)
+        batch.beat()
+        x, residual = last(x, residual, batch)
         return self._norm.add(x, residual)[0]
 
     @cached_property

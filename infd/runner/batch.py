@@ -7,6 +7,7 @@ issued while the one before it is still being computed.
 
 from __future__ import annotations
 
+from operator import add
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.ops import Attention, AttentionPlan, KeyValuePages
+    from infd.models.base import Model
     from infd.runner.adapters import AdaptedRows, DeviceSlots
     from infd.runner.rows import Rows
     from infd.scheduler.layout import CacheLayout
@@ -31,18 +33,18 @@ if TYPE_CHECKING:
 class Gathered(Struct):
     """A forward pass, and where in it stands what is wanted of it.
 
-    last     [N or more] int64: each sampling span's last token in the step; the last repeated where products need more
-             rows. They are what the batch wants, where it does not want all
+    wanted   [N or more] int64: each sampling span's last token in the step; the last repeated where products need more
+             rows. Where no span samples, the last token of all
     rows     [N] int64: their rows
     ends     [N] int64: the position of the token to sample, after all that is known
     scoring  [M] int64: the tokens whose successors are scored, span after span
     targets  [M] int64: these successors
 
-    choosing_adapters, scoring_adapters  what the tokens `last` and `scoring` want of adapters
+    choosing_adapters, scoring_adapters  what the tokens `wanted` and `scoring` want of adapters
     """
 
     batch: Batch
-    last: Tensor
+    wanted: Tensor
     rows: Tensor
     ends: Tensor
     scoring: Tensor
@@ -51,12 +53,12 @@ class Gathered(Struct):
     scoring_adapters: AdaptedRows | None = None
 
     def choosing(self, hidden: Tensor) -> Tensor:
-        """Return the hidden states of `last`, of those that the model has returned."""
-        return hidden[self.last] if self.batch.wanted is None else hidden
+        """Return the hidden states of `wanted`, of those that the model has returned."""
+        return hidden[self.wanted] if self.batch.wanted is None else hidden
 
 
 class Placed(Struct):
-    """Spans, and the tokens of them: of each its row and its position.
+    """Spans, and the row and the position of each of their tokens.
 
     starts, counts, offsets  as in AttentionBatch
     row, start               [S] int64
@@ -71,41 +73,23 @@ class Placed(Struct):
     token_row: Tensor
     position: Tensor
 
-    def batch(
-        self,
-        rows: Rows,
-        layout: CacheLayout,
-        cache: Sequence[KeyValuePages],
-        attention: Attention,
-        adapters: AdaptedRows | None,
-    ) -> Batch:
-        """Return the pass over these tokens."""
-        end = max(map(sum, zip(self.starts, self.counts, strict=True)))
-        plans: list[AttentionPlan] = []
-        for number, group in enumerate(layout.groups):
-            size = group.page_tokens
-            page = rows.tables[self.token_row, number, self.position // size]
-            plans.append(
-                attention.prepare(
-                    AttentionBatch(
-                        page_tokens=size,
-                        window=group.window,
-                        starts=self.starts,
-                        counts=self.counts,
-                        offsets=self.offsets,
-                        start=self.start.to(torch.int32),
-                        table=rows.tables[:, number, : -(-end // size)].index_select(0, self.row),
-                        slots=page.to(torch.int64) * size + self.position % size,
-                        upload=rows.staging.up,
-                    )
-                )
+    def plan(self, number: int, rows: Rows, layout: CacheLayout, attention: Attention) -> AttentionPlan:
+        """Return what attention prepares for a page group."""
+        group, end = layout.groups[number], max(map(add, self.starts, self.counts))
+        size = group.page_tokens
+        page = rows.tables[self.token_row, number, self.position // size]
+        return attention.prepare(
+            AttentionBatch(
+                page_tokens=size,
+                window=group.window,
+                starts=self.starts,
+                counts=self.counts,
+                offsets=self.offsets,
+                start=self.start.to(torch.int32),
+                table=rows.tables[:, number, : -(-end // size)].index_select(0, self.row),
+                slots=page.to(torch.int64) * size + self.position % size,
+                upload=rows.staging.up,
             )
-        return Batch(
-            tokens=rows.tokens[self.token_row, self.position].to(torch.int64),
-            positions=self.position,
-            attention=plans,
-            cache=cache,
-            adapters=adapters,
         )
 
 
@@ -116,12 +100,9 @@ def gather(
     cache: Sequence[KeyValuePages],
     attention: Attention,
     adapters: DeviceSlots,
-    least_rows: int,
+    model: Model,
 ) -> Gathered:
-    """Build the batch of `spans`, at least one, in their order.
-
-    least_rows  of the model; what adapters add is torch's, perhaps, and needs LEAST_ROWS
-    """
+    """Build the batch of `spans`, at least one, in their order."""
     count = len(spans)
     counts = [span.count for span in spans]
     starts = [span.start for span in spans]
@@ -129,7 +110,8 @@ def gather(
     tokens = offsets[-1]
     row_ids = [*(span.row for span in spans), rows.scratch]
     slots = rows.slots[row_ids]
-    needed = max(least_rows, LEAST_ROWS) if slots.any() else least_rows
+    # What adapters add is torch's, perhaps.
+    needed = max(model.least_rows, LEAST_ROWS) if slots.any() else model.least_rows
     padding = max(0, needed - tokens)
     ends = [start + n for start, n in zip(starts, counts, strict=True)]
     assert max(ends) <= rows.max_len
@@ -138,34 +120,40 @@ def gather(
     span_of = np.repeat(np.arange(count + 1), [*counts, padding])
     within = np.arange(tokens + padding) - np.repeat([*offsets[:-1], tokens], [*counts, padding])
     within[tokens:] = 0
-    last = [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.samples]
-    sampling = len(last)
-    last = last or [tokens - 1]
-    last += last[-1:] * (needed - len(last))
+    sampling = [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.samples]
+    wanted = sampling or [tokens - 1]
+    wanted = wanted + wanted[-1:] * (needed - len(wanted))
     scoring = [token for i, span in enumerate(spans) for token in range(offsets[i], offsets[i] + span.scores)]
-    sent = rows.upload(np.concatenate([row_ids, [*starts, 0], span_of, within, last, scoring]).astype(np.int64))
-    row, bound, span_index, offset, last_index, scoring_index = torch.split(
-        sent, [count + 1, count + 1, tokens + padding, tokens + padding, len(last), len(scoring)]
+    sent = rows.upload(np.concatenate([row_ids, [*starts, 0], span_of, within, wanted, scoring]).astype(np.int64))
+    row, bound, span_index, offset, wanted_index, scoring_index = torch.split(
+        sent, [count + 1, count + 1, tokens + padding, tokens + padding, len(wanted), len(scoring)]
     )
 
     start = torch.minimum(bound, rows.length[row] - 1)  # a span never begins behind the last token that is known
     position = start[span_index] + offset
     token_row = row[span_index]
     adapted = adapters.adapted(slots[span_of])
-    choosing_adapters = None if adapted is None else adapted.at(np.array(last))
+    choosing_adapters = None if adapted is None else adapted.at(np.array(wanted))
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
-    batch = placed.batch(rows, layout, cache, attention, adapted)
-    last_row, last_position = token_row[last_index], position[last_index]
-    if len(last) < tokens + padding and not scoring:
-        bounds = (np.array(starts)[span_of[last]] + within[last]).tolist()
-        ones, upto = [1] * len(last), list(range(len(last) + 1))
-        each = Placed(bounds, ones, upto, last_row, last_position, last_row, last_position)
-        batch.wanted = Wanted(last_index, each.batch(rows, layout, cache, attention, choosing_adapters))
+    batch = Batch(
+        tokens=rows.tokens[token_row, position].to(torch.int64),
+        positions=position,
+        attention=[placed.plan(number, rows, layout, attention) for number in range(len(layout.groups))],
+        cache=cache,
+        adapters=adapted,
+    )
+    wanted_row, wanted_position = token_row[wanted_index], position[wanted_index]
+    if model.narrows and layout.groups and not scoring and len(wanted) < tokens + padding:
+        bounds = (np.array(starts)[span_of[wanted]] + within[wanted]).tolist()
+        ones, upto = [1] * len(wanted), list(range(len(wanted) + 1))
+        alone = Placed(bounds, ones, upto, wanted_row, wanted_position, wanted_row, wanted_position)
+        last = max(range(len(layout.groups)), key=lambda number: max(layout.groups[number].layers))
+        batch.wanted = Wanted(wanted_index, alone.plan(last, rows, layout, attention), choosing_adapters)
     return Gathered(
         batch=batch,
-        last=last_index,
-        rows=last_row[:sampling],
-        ends=last_position[:sampling] + 1,
+        wanted=wanted_index,
+        rows=wanted_row[: len(sampling)],
+        ends=wanted_position[: len(sampling)] + 1,
         scoring=scoring_index,
         targets=rows.tokens[token_row[scoring_index], position[scoring_index] + 1].to(torch.int64),
         choosing_adapters=choosing_adapters,

@@ -201,10 +201,12 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
     stepsize.warm_up(runner, trial, device.type)
     runner.idle()  # captures the step of one sequence; the others can wait
     shortest = stepsize.shortest_s(runner, trial)
-    sizes = stepsize.Sizes(largest, largest)
-    if config.scheduler.step_tokens is None:
+    sizes, told = stepsize.Sizes(largest, largest), config.scheduler.step_tokens
+    if told is None or told > stepsize.LEAST:
         target_ms = config.scheduler.step_target_ms
         sizes = stepsize.measure(runner, trial, target_ms, device.type, shortest=shortest, rows=rows, most=largest)
+        if told is not None:
+            sizes = stepsize.Sizes(largest, min(largest, sizes.mixed))
         log.info("step_tokens: %d, and %d where streams wait for the step", *sizes)
     score_cost = stepsize.score_cost(runner, trial, shortest, device.type) if layout.divisible else 1
     if not bank.apart:

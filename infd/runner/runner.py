@@ -116,7 +116,7 @@ class Runner:
             return Forwarded(plan, range(len(plan.spans)), *issued)
         forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
         gathered = gather(
-            plan.spans, self._rows, self._layout, self._cache, self._attention, self._adapters, self._model.least_rows
+            plan.spans, self._rows, self._layout, self._cache, self._attention, self._adapters, self._model
         )
         gathered.batch.beat = self._pulse.beat
         hidden = self._model.forward(gathered.batch)

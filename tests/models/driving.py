@@ -86,6 +86,7 @@ class Driver:
         self.model = model
         self.beat = beat
         self.adapters = adapters
+        self._least_rows = model.least_rows if adapters is None else 4
         self.device = device
         self.ops = ops or select(device, torch.float32)
         self.page_tokens = page_tokens
@@ -127,24 +128,30 @@ class Driver:
         for told, count in spans:
             self._provide(told, count)
         counts = [count for _, count in spans]
-        batch = asked = self._batch([(told, told.computed, count) for told, count in spans])
-        if last:
-            asked = self._batch([(told, told.computed + count - 1, 1) for told, count in spans])
-            ends = (np.cumsum(counts) - 1).tolist()
-            ends += ends[-1:] * (len(asked.tokens) - len(ends))
-            batch.wanted = Wanted(torch.tensor(ends, device=self.device), asked)
-            counts = [1] * len(spans)
+        batch = self._batch([(told, told.computed, count) for told, count in spans])
+        adapters = batch.adapters
+        if last and self.model.narrows:
+            batch.wanted = self._last([(told, told.computed + count - 1, 1) for told, count in spans], counts)
+            adapters, counts = batch.wanted.adapters, [1] * len(spans)
         with torch.inference_mode():
-            logits = self.model.logits(self.model.forward(batch), asked.adapters)
+            logits = self.model.logits(self.model.forward(batch), adapters)
         for told, count in spans:
             told.computed += count
         return list(logits[: sum(counts)].cpu().split(counts))
+
+    def _last(self, spans: Sequence[tuple[Told, int, int]], counts: list[int]) -> Wanted:
+        """Want the last token of each span, which is given as one of its own; `counts` are the spans' tokens."""
+        alone = self._batch(spans)
+        tokens = (np.cumsum(counts) - 1).tolist()
+        tokens += tokens[-1:] * (len(alone.tokens) - len(tokens))
+        group = max(range(len(self.layout.groups)), key=lambda i: max(self.layout.groups[i].layers))
+        return Wanted(torch.tensor(tokens, device=self.device), alone.attention[group], alone.adapters)
 
     def _batch(self, spans: Sequence[tuple[Told, int, int]]) -> Batch:
         """Return the pass over `count` tokens of each sequence from `start`."""
         tokens = [at for told, start, count in spans for at in told.tokens[start : start + count]]
         positions = [at for _, start, count in spans for at in range(start, start + count)]
-        padding = max(0, 4 - len(tokens))
+        padding = max(0, self._least_rows - len(tokens))
         plans = [
             self.ops.attention.prepare(
                 attention_batch(

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from infd.kernels.cpu import attention, linear, tokens
+from infd.kernels.cpu import attention, linear, stack, tokens
 from infd.kernels.cpu.stack import Stack, Stacked
 from infd.kernels.reference import dense
 from infd.kernels.select import select
@@ -31,8 +31,10 @@ def one_by_one(ops):
     return msgspec.structs.replace(ops, stack=dense.Stack())
 
 
+@pytest.mark.parametrize("layers", [1, 2, stack.SLICE])
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
-def test_a_stack_gives_what_its_layers_give(built, tiny, variant):
+def test_a_stack_gives_what_its_layers_give(built, tiny, variant, layers, monkeypatch):
+    monkeypatch.setattr(stack, "SLICE", layers)
     ops = select(CPU, torch.bfloat16)
     assert load_model(tiny(variant), ops=ops, dtype=torch.bfloat16)._stacked is not None
     assert compute(tiny(variant), ops).equal(compute(tiny(variant), one_by_one(ops)))
@@ -98,10 +100,18 @@ class Careless(Stacked):
         return super().__call__(x, batch)
 
 
-def test_a_broken_stack_is_noticed(built, tiny):
+class Mistaken(Stacked):
+    def __call__(self, x, batch):
+        if batch.wanted is not None:
+            batch.wanted.tokens.sub_(1)
+        return super().__call__(x, batch)
+
+
+@pytest.mark.parametrize("stacked", [Careless, Mistaken])
+def test_a_broken_stack_is_noticed(built, tiny, stacked):
     class Broken(Stack):
         def build(self, layers):
-            return Careless(self._compute, layers)
+            return stacked(self._compute, layers)
 
     ops = select(CPU, torch.bfloat16)
     broken = msgspec.structs.replace(ops, stack=Broken())

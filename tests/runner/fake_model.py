@@ -77,6 +77,7 @@ class FakeModel:
 
     vocab_size = VOCAB
     least_rows = LEAST_ROWS
+    narrows = True
     parameters: Sequence[object] = ()
     unread: frozenset[str] = frozenset()
     targets: Sequence[Target] = ()
@@ -104,11 +105,11 @@ class FakeModel:
         hidden = batch.positions.float()
         for layer in range(2):
             kv = (batch.tokens.float() + layer)[:, None, None]
-            batch.attention[by_layer[layer]].write(kv, kv, batch.cache[layer])
+            plan = batch.attention[by_layer[layer]]
+            plan.write(kv, kv, batch.cache[layer])
             if layer == 1 and batch.wanted is not None:
-                hidden, batch = hidden[batch.wanted.tokens], batch.wanted.batch
-            q = torch.zeros(len(batch.positions), 1, 1)
-            hidden = hidden + batch.attention[by_layer[layer]].run(q, batch.cache[layer], scale=1.0)[:, 0, 0]
+                hidden, plan = hidden[batch.wanted.tokens], batch.wanted.attention
+            hidden = hidden + plan.run(torch.zeros(len(hidden), 1, 1), batch.cache[layer], scale=1.0)[:, 0, 0]
         return hidden[:, None]
 
     def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:

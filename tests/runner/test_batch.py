@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +10,9 @@ from infd.runner.batch import gather
 from infd.scheduler.layout import CacheLayout, PageGroup
 from tests.runner.driving import CPU, join, make_rows, span
 from tests.runner.fake_model import HistoryAttention
+
+MODEL = SimpleNamespace(least_rows=4, narrows=True)
+NATIVE = SimpleNamespace(least_rows=1, narrows=True)
 
 SIZES = (4, 2)
 LAYOUT = CacheLayout(
@@ -38,7 +43,7 @@ def build(told):
     spans = [
         span(row, start, count, samples=samples, scores=scores) for row, _, _, start, count, samples, scores in told
     ]
-    return gather(spans, rows, LAYOUT, [], HistoryAttention(), DeviceSlots(Lora(), CPU), 4)
+    return gather(spans, rows, LAYOUT, [], HistoryAttention(), DeviceSlots(Lora(), CPU), MODEL)
 
 
 @settings(deadline=None, max_examples=60)
@@ -70,28 +75,6 @@ def test_a_batch_is_what_the_spans_say_token_by_token(told):
     assert list(zip(gathered.rows.tolist(), gathered.ends.tolist(), strict=True)) == sampling
     assert positions_of(gathered)[: len(sampling)] == [end - 1 for _, end in sampling]
 
-    wanted = [
-        (row, tables, end - 1)
-        for row, _, tables, start, count, samples, _ in told
-        if samples
-        for end in [start + count]
-    ]
-    if batch.wanted is None:
-        assert any(scores for *_, scores in told) or total <= max(4, len(wanted))
-    else:
-        assert batch.wanted.tokens is gathered.last
-        assert gathered.last.tolist() == sorted(gathered.last.tolist())
-        alone = batch.wanted.batch
-        assert alone.tokens.equal(batch.tokens[gathered.last])
-        assert alone.positions.equal(batch.positions[gathered.last])
-        for i, size in enumerate(SIZES):
-            attention = alone.attention[i].batch
-            assert attention.counts == [1] * len(gathered.last)
-            assert attention.offsets == list(range(len(gathered.last) + 1))
-            assert attention.starts == attention.start.tolist() == alone.positions.tolist()
-            for row, (_, tables, position) in zip(attention.table.tolist(), wanted, strict=False):
-                assert row[: position // size + 1] == tables[i][: position // size + 1]
-
     scored = [(known, p) for _, known, _, start, _, _, scores in told for p in range(start, start + scores)]
     assert batch.positions[gathered.scoring].tolist() == [p for _, p in scored]
     assert batch.tokens[gathered.scoring].tolist() == [known[p] for known, p in scored]
@@ -99,7 +82,50 @@ def test_a_batch_is_what_the_spans_say_token_by_token(told):
 
 
 def positions_of(gathered):
-    return gathered.batch.positions[gathered.last].tolist()
+    return gathered.batch.positions[gathered.wanted].tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(sequences())
+def test_the_last_layer_goes_on_with_one_token_of_each_span_that_samples(told):
+    gathered = build(told)
+    every = [(tables, start + count - 1, samples) for _, _, tables, start, count, samples, _ in told]
+    ends = [(tables, end) for tables, end, samples in every if samples] or [every[-1][:2]]
+    ends += ends[-1:] * (4 - len(ends))
+    assert positions_of(gathered) == [end for _, end in ends]
+
+    wanted = gathered.batch.wanted
+    total = sum(count for *_, count, _, _ in told)
+    if any(scores for *_, scores in told) or len(ends) == max(4, total):
+        assert wanted is None
+        return
+    assert wanted.tokens is gathered.wanted
+    attention = wanted.attention.batch
+    assert (attention.window, attention.page_tokens) == (5, 2)  # of the last layer's group
+    assert attention.counts == [1] * len(ends)
+    assert attention.offsets == list(range(len(ends) + 1))
+    assert attention.starts == attention.start.tolist() == [end for _, end in ends]
+    for row, (tables, end) in zip(attention.table.tolist(), ends, strict=True):
+        assert row[: end // 2 + 1] == tables[1][: end // 2 + 1]
+
+
+def test_what_is_wanted_too_begins_where_the_device_says():
+    rows = make_rows(page_tokens=SIZES)
+    rows.stage([join(0, [7, 8, 9], [[1, 2], [3, 4, 5]]), join(1, [5, 6], [[6], [7]])], [])
+    spans = [span(0, 5, 1), span(1, 0, 2)]
+    gathered = gather(spans, rows, LAYOUT, [], HistoryAttention(), DeviceSlots(Lora(), CPU), NATIVE)
+    attention = gathered.batch.wanted.attention.batch
+    assert attention.starts == [5, 1]
+    assert attention.start.tolist() == [2, 1]
+
+
+def test_a_model_that_cannot_go_on_with_some_tokens_is_not_told_of_any():
+    rows = make_rows(page_tokens=SIZES)
+    rows.stage([join(0, [7, 8, 9], [[1, 2], [3, 4]])], [])
+    model = SimpleNamespace(least_rows=1, narrows=False)
+    gathered = gather([span(0, 0, 3)], rows, LAYOUT, [], HistoryAttention(), DeviceSlots(Lora(), CPU), model)
+    assert gathered.batch.wanted is None
+    assert gathered.wanted.tolist() == [2]
 
 
 @settings(deadline=None, max_examples=60)
@@ -113,7 +139,7 @@ def test_a_small_step_is_padded_to_four_rows_that_write_to_the_scratch_page(told
         slots = batch.attention[i].batch.slots
         assert len(slots) == max(4, total)
         assert (slots[total:] < size).all()
-    assert not len(gathered.last) or len(gathered.last) >= 4
+    assert len(gathered.wanted) >= 4
 
 
 def test_a_model_whose_products_do_not_depend_on_the_number_of_rows_gets_no_padding():
@@ -121,9 +147,9 @@ def test_a_model_whose_products_do_not_depend_on_the_number_of_rows_gets_no_padd
     rows.stage([join(0, [7, 8, 9], [[1, 2]])], [])
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
-    gathered = gather([span(0, 2, 1)], rows, layout, [], HistoryAttention(), DeviceSlots(Lora(), CPU), 1)
+    gathered = gather([span(0, 2, 1)], rows, layout, [], HistoryAttention(), DeviceSlots(Lora(), CPU), NATIVE)
     assert gathered.batch.tokens.tolist() == [9]
-    assert gathered.last.tolist() == [0]
+    assert gathered.wanted.tolist() == [0]
 
 
 def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
@@ -131,7 +157,7 @@ def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
     rows.stage([join(0, [7, 8, 9], [[1, 2]])], [])
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
-    gathered = gather([span(0, 5, 1)], rows, layout, [], HistoryAttention(), DeviceSlots(Lora(), CPU), 4)
+    gathered = gather([span(0, 5, 1)], rows, layout, [], HistoryAttention(), DeviceSlots(Lora(), CPU), MODEL)
     assert gathered.batch.attention[0].batch.starts == [5]  # the bound
     assert gathered.batch.attention[0].batch.start.tolist() == [2]  # the truth
     assert gathered.batch.tokens[0] == 9
@@ -141,6 +167,8 @@ def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
 def test_a_model_without_a_cache_has_batches_too():
     rows = make_rows(page_tokens=())
     rows.stage([join(0, [7, 8, 9], [])], [])
-    batch = gather([span(0, 0, 3)], rows, CacheLayout(()), [], HistoryAttention(), DeviceSlots(Lora(), CPU), 4).batch
+    batch = gather(
+        [span(0, 0, 3)], rows, CacheLayout(()), [], HistoryAttention(), DeviceSlots(Lora(), CPU), MODEL
+    ).batch
     assert batch.tokens[:3].tolist() == [7, 8, 9]
     assert torch.equal(batch.positions[:3], torch.arange(3))

@@ -209,7 +209,7 @@ def test_step_tokens_are_measured_within_bounds_and_the_trial_leaves_no_trace():
 
 
 # Shortest steps that take 60 ms, and 2 ms for each token beyond 16.
-def test_a_step_that_streams_wait_for_takes_little_longer_than_the_shortest(monkeypatch):
+def test_a_step_that_streams_wait_for_takes_1_75_times_as_long_as_the_shortest(monkeypatch):
     run = stepsize.run
 
     def seconds(runner, plan):
@@ -218,16 +218,21 @@ def test_a_step_that_streams_wait_for_takes_little_longer_than_the_shortest(monk
 
     monkeypatch.setattr(stepsize, "run", seconds)
     sizes = {}
-    for target_ms in (None, 90.0):
+    for target_ms, step_tokens in ((None, None), (90.0, None), (None, 512), (None, 24)):
         settings = Config(
             device=DeviceConfig(kind="cpu", threads=1),
-            scheduler=SchedulerConfig(max_num_seqs=8, step_target_ms=target_ms),
+            scheduler=SchedulerConfig(max_num_seqs=8, step_target_ms=target_ms, step_tokens=step_tokens),
             cache=CacheConfig(bytes=2**20, page_tokens=4),
         )
         held = load(FakeModel(), settings, Pulse(), max_len=200).capacity
-        sizes[target_ms] = held.step_tokens, held.mixed_tokens
+        sizes[target_ms, step_tokens] = held.step_tokens, held.mixed_tokens
     # 156 ms are taken by 64 tokens, 105 by 38, 90 by 31.
-    assert sizes == {None: (64, 32), 90.0: (64, 24)}
+    assert sizes == {
+        (None, None): (64, 32),
+        (90.0, None): (64, 24),
+        (None, 512): (512, 32),
+        (None, 24): (24, 24),
+    }
 
 
 def test_what_a_scored_token_costs_is_found_by_scoring_some(monkeypatch):

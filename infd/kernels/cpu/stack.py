@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import KeyValuePages, LayersBatch
+    from infd.kernels.ops import AttentionPlan, KeyValuePages, LayersBatch
     from infd.kernels.recipe import Last, LayerRecipe, ProductRecipe
 
 SLICE = 4  # layers of one call: between calls the device thread can be stopped, and is seen to be alive
@@ -65,18 +65,16 @@ class Layer(ctypes.Structure):
 
 
 class StackStep(ctypes.Structure):
-    pass
-
-
-StackStep._fields_ = (
-    ("tokens", INT),
-    ("hidden", INT),
-    ("positions", POINTER),
-    ("groups", ctypes.POINTER(ctypes.POINTER(Step))),
-    ("slots", ctypes.POINTER(POINTER)),
-    ("wanted", ctypes.POINTER(StackStep)),
-    ("wanted_tokens", POINTER),
-)
+    _fields_ = (
+        ("tokens", INT),
+        ("hidden", INT),
+        ("positions", POINTER),
+        ("groups", ctypes.POINTER(ctypes.POINTER(Step))),
+        ("slots", ctypes.POINTER(POINTER)),
+        ("wanted", INT),
+        ("wanted_tokens", POINTER),
+        ("wanted_attention", ctypes.POINTER(Step)),
+    )
 
 
 class NoAddress(Exception):
@@ -108,10 +106,19 @@ class Stacked:
     def __call__(self, x: Tensor, batch: LayersBatch) -> tuple[Tensor, Tensor]:
         if batch.cache is not self._cache:
             self._point_to(batch.cache)
-        step = _step(batch, x.shape[1])
+        plans = [_native(plan) for plan in batch.attention]
+        step = StackStep(
+            tokens=x.shape[0],
+            hidden=x.shape[1],
+            positions=batch.positions.data_ptr(),
+            groups=(ctypes.POINTER(Step) * len(plans))(*(ctypes.pointer(plan.step) for plan in plans)),
+            slots=(POINTER * len(plans))(*(plan.slots.data_ptr() for plan in plans)),
+        )
+        rest = slice(None)
         if (wanted := batch.wanted) is not None:
-            step.wanted = ctypes.pointer(_step(wanted.batch, x.shape[1]))
-            step.wanted_tokens = wanted.tokens.data_ptr()
+            step.wanted, step.wanted_tokens = len(wanted.tokens), wanted.tokens.data_ptr()
+            step.wanted_attention = ctypes.pointer(_native(wanted.attention).step)
+            rest = slice(step.wanted)
         x = x.contiguous()
         stream = torch.empty_like(x)
         for first in range(0, len(self._layers), SLICE):
@@ -120,7 +127,7 @@ class Stacked:
             layers = ctypes.addressof(self._layers) + first * ctypes.sizeof(Layer)
             ends = first + count == len(self._layers)
             self._compute(layers, count, ctypes.addressof(step), x.data_ptr(), stream.data_ptr(), first == 0, ends)
-        return (x, stream) if wanted is None else (x[: len(wanted.tokens)], stream[: len(wanted.tokens)])
+        return x[rest], stream[rest]
 
     def _point_to(self, cache: Sequence[KeyValuePages]) -> None:
         for layer, recipe in zip(self._layers, self._recipes, strict=True):
@@ -130,18 +137,9 @@ class Stacked:
         self._cache = cache
 
 
-def _step(batch: LayersBatch, hidden: int) -> StackStep:
-    plans = []
-    for plan in batch.attention:
-        assert isinstance(plan, Plan)  # attention is native wherever the stack is
-        plans.append(plan)
-    return StackStep(
-        tokens=batch.positions.shape[0],
-        hidden=hidden,
-        positions=batch.positions.data_ptr(),
-        groups=(ctypes.POINTER(Step) * len(plans))(*(ctypes.pointer(plan.step) for plan in plans)),
-        slots=(POINTER * len(plans))(*(plan.slots.data_ptr() for plan in plans)),
-    )
+def _native(plan: AttentionPlan) -> Plan:
+    assert isinstance(plan, Plan)  # attention is native wherever the stack is
+    return plan
 
 
 def _layer(recipe: LayerRecipe) -> Layer:

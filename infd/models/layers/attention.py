@@ -90,7 +90,7 @@ class Attention:
         """
         heads = self._qkv(x, batch.adapters).view(x.shape[0], -1, self._head_size)
         q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
-        plan, pages = batch.attention[self._group], batch.cache[self._layer]
+        plan, pages, adapters = batch.attention[self._group], batch.cache[self._layer], batch.adapters
         q = self._rotate.enter(
             q,
             k,
@@ -103,10 +103,9 @@ class Attention:
             q_norm=self._q_norm,
             k_norm=self._k_norm,
         )
-        if batch.wanted is not None:
-            q, batch = q[batch.wanted.tokens], batch.wanted.batch
-            plan = batch.attention[self._group]
-        return self._output(plan.run(q, pages, scale=self._scale, softcap=self._softcap).flatten(1), batch.adapters)
+        if (wanted := batch.wanted) is not None:
+            q, plan, adapters = q[wanted.tokens], wanted.attention, wanted.adapters
+        return self._output(plan.run(q, pages, scale=self._scale, softcap=self._softcap).flatten(1), adapters)
 
 
 def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGroup, ...]:

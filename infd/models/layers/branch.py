@@ -10,15 +10,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.recipe import AttentionRecipe, GatedRecipe, NormRecipe
-    from infd.models.base import Batch
+    from infd.models.base import Adapted, Batch
 
 R_co = TypeVar("R_co", bound="AttentionRecipe | GatedRecipe", covariant=True)
+Read_contra = TypeVar("Read_contra", bound="Batch | Adapted | None", contravariant=True)
 
 
-class Branch(Protocol[R_co]):
-    """Attention or the feed-forward part."""
+class Branch(Protocol[R_co, Read_contra]):
+    """Attention, which reads a batch, or the feed-forward part, which reads what adapters there are."""
 
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor: ...
+    def __call__(self, x: Tensor, read: Read_contra, /) -> Tensor: ...
 
     def recipe(self) -> R_co | None:
         """Return what it computes, told as data, or None where there are no words for it."""
@@ -30,15 +31,15 @@ class Last(Protocol):
     def recipe(self) -> NormRecipe | float: ...
 
 
-class Then(Generic[R_co]):
+class Then(Generic[R_co, Read_contra]):
     """A branch with one more step at its end, such as a norm."""
 
-    def __init__(self, branch: Branch[R_co], last: Last) -> None:
-        self._branch: Branch[R_co] = branch
+    def __init__(self, branch: Branch[R_co, Read_contra], last: Last) -> None:
+        self._branch: Branch[R_co, Read_contra] = branch
         self._last = last
 
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        return self._last(self._branch(x, batch))
+    def __call__(self, x: Tensor, read: Read_contra, /) -> Tensor:
+        return self._last(self._branch(x, read))
 
     def recipe(self) -> R_co | None:
         told = self._branch.recipe()

@@ -10,7 +10,7 @@ from infd.models.layers.linear import Linear
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.models.base import Batch
+    from infd.models.base import Adapted
     from infd.models.parameter import Blueprint
     from infd.models.sizes import Sizes
 
@@ -32,5 +32,5 @@ class GatedMLP:
     def recipe(self) -> GatedRecipe:
         return GatedRecipe(gate_up=self._gate_up.recipe(), activation=self._activated, down=self._down.recipe())
 
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        return self._down(self._activation(self._gate_up(x, batch.adapters)), batch.adapters)
+    def __call__(self, x: Tensor, adapters: Adapted | None) -> Tensor:
+        return self._down(self._activation(self._gate_up(x, adapters)), adapters)

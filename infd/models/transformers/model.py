@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 class TransformersModel:
     """Implements `base.Model`."""
 
+    narrows = False  # how a layer goes on is transformers' affair
+
     def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
         """Build what config.json describes, and survey it. Raises CheckpointError where it cannot be served."""
         self._head = _build(*admit(config), blueprint.dtype)
@@ -74,7 +76,7 @@ class TransformersModel:
             input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False, infd_step=step
         )
         hidden: Tensor = out.last_hidden_state[0]
-        return hidden if batch.wanted is None else hidden[batch.wanted.tokens]
+        return hidden
 
     def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]

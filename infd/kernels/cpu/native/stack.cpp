@@ -115,24 +115,26 @@ void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
 
 // Move the rows that are wanted to the front. They ascend, so that none is overwritten before it has been moved; one that
 // is repeated is, but with itself.
-void keep(bf16* rows, int64_t stride, int64_t size, const StackStep& step) {
-  for (int64_t t = 0; t < step.wanted->tokens; t++)
+void keep_wanted(bf16* rows, int64_t stride, int64_t size, const StackStep& step) {
+  for (int64_t t = 0; t < step.wanted; t++)
     memmove(rows + t * stride, rows + step.wanted_tokens[t] * stride, size * sizeof(bf16));
 }
 
 void compute(const StackLayer& layer, const StackStep& all, const Workspace& space, bf16* x, bf16* stream, bool starts,
              bool ends) {
-  const StackStep& step = ends && all.wanted != nullptr ? *all.wanted : all;
   const bf16* input = enter(layer.input_norm, x, stream, starts, space.normed, all);
   multiply(layer.qkv, input, space.qkv, all.tokens);
   (layer.quantized ? place_heads<int8_t> : place_heads<bf16>)(layer, all, space.qkv);
-  if (&step != &all) {
-    keep(space.qkv, layer.qkv.outputs, layer.heads * layer.size, all);
-    keep(stream, all.hidden, all.hidden, all);
+  StackStep step = all;
+  const AttentionStep* attended = all.groups[layer.group];
+  if (ends && all.wanted > 0) {
+    keep_wanted(space.qkv, layer.qkv.outputs, layer.heads * layer.size, all);
+    keep_wanted(stream, all.hidden, all.hidden, all);
+    step.tokens = all.wanted, attended = all.wanted_attention;
   }
   const AttentionLayer attention{1,         layer.quantized,   layer.heads, layer.kv_heads, layer.size,     space.qkv,
                                  layer.qkv.outputs, layer.k, layer.v,     space.attended, layer.scale, layer.softcap};
-  INFD_HERE(attention)(step.groups[layer.group], &attention);
+  INFD_HERE(attention)(attended, &attention);
   multiply(layer.output, space.attended, x, step.tokens);
   finish(layer.attention_last, x, step);
 

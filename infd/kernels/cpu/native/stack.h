@@ -48,6 +48,7 @@ struct StackStep {
   const int64_t* positions;             // [tokens]
   const AttentionStep* const* groups;   // by page group
   const int64_t* const* slots;          // by page group, [tokens]
-  const StackStep* wanted;              // what the last layer goes on with, or null; models/base.py Wanted says more
-  const int64_t* wanted_tokens;         // [wanted->tokens], ascending, the last one perhaps repeated
+  int64_t wanted;                       // how many tokens the last layer goes on with; 0: all. models/base.py says more
+  const int64_t* wanted_tokens;         // [wanted], ascending, the last one perhaps repeated
+  const AttentionStep* wanted_attention;  // of the last layer's page group
 };
