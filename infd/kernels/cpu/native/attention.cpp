@@ -368,7 +368,7 @@ void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scor
   seen.total += sum(total);
 }
 
-constexpr int64_t ENOUGH = 1 << 20;  // products of queries and keys that are worth waking other threads for
+constexpr int64_t ENOUGH = 1 << 17;  // products of queries and keys that are worth waking other threads for
 
 // Some queries of a span, and the keys that this piece of work attends them to.
 struct Piece {
