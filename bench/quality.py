@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer
 
 from infd.kernels.ops import AttentionBatch, KeyValuePages
-from infd.kernels.select import CACHED, CANDIDATES, QUANTIZED, quantized, select
+from infd.kernels.select import CACHED, CANDIDATES, quantized, select
 from infd.models import registry
 from infd.models.base import Batch
 from infd.runner.cache import scaled
@@ -46,16 +46,15 @@ class Form(NamedTuple):
 
 
 REFERENCES = {family: candidates[-1:] for family, candidates in CANDIDATES.items()}
-INT4 = QUANTIZED["int4"]["linear"]
 FORMS = (
     Form("bfloat16", torch.bfloat16, CANDIDATES),
     Form("bfloat16, cache int8", torch.bfloat16, {**CANDIDATES, **CACHED["int8"]}),
     Form("bfloat16, cache fp8", torch.bfloat16, {**CANDIDATES, **CACHED["fp8"]}),
-    Form("int8, vocabulary bfloat16", torch.bfloat16, quantized("int8", vocabulary=False)),
-    Form("int8", torch.bfloat16, quantized("int8", vocabulary=True)),
-    Form("int4, vocabulary bfloat16", torch.bfloat16, quantized("int4", vocabulary=False)),
-    Form("int4, vocabulary int8", torch.bfloat16, quantized("int4", vocabulary=True)),
-    Form("int4, vocabulary int4", torch.bfloat16, {**quantized("int4", vocabulary=True), "vocabulary": INT4}),
+    Form("int8, vocabulary bfloat16", torch.bfloat16, quantized("int8", "none")),
+    Form("int8", torch.bfloat16, quantized("int8")),
+    Form("int4, vocabulary bfloat16", torch.bfloat16, quantized("int4", "none")),
+    Form("int4, vocabulary int8", torch.bfloat16, quantized("int4")),
+    Form("int4, vocabulary int4", torch.bfloat16, quantized("int4", "int4")),
 )
 
 

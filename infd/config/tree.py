@@ -65,8 +65,12 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "none"
     quantize_vocabulary: Annotated[
-        bool, about("whether that includes the embedding and the head: at int8, also where the others are int4")
-    ] = True
+        Literal["auto", "none", "int8", "int4"],
+        about(
+            "what the embedding and the head are made; auto: as other weights, but int8 where those are int4",
+            flag="--quantize-vocabulary",
+        ),
+    ] = "auto"
     weights_root: Annotated[
         str,
         about(

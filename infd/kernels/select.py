@@ -151,20 +151,21 @@ _INT4 = (
     Candidate(name="reference int4", place="infd.kernels.reference.int4:Matrices", refuses=_not_on_a_cpu),
 )
 
-# The forms of weights that are quantized while they are loaded. Four bits in the vocabulary would cost as much again as
-# a third of what they cost in the layers (bench/LOG.md), where eight cost nothing that can be told.
-QUANTIZED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
-    {
-        "int8": {"linear": _INT8, "vocabulary": _INT8},
-        "int4": {"linear": _INT4, "vocabulary": _INT8},
-    }
-)
+# The forms of weights that are quantized while they are loaded.
+QUANTIZED: Mapping[str, Sequence[Candidate]] = MappingProxyType({"int8": _INT8, "int4": _INT4})
 
 
-def quantized(how: str, *, vocabulary: bool) -> Mapping[str, Sequence[Candidate]]:
-    """Return the candidates for weights quantized to `how`, a key of QUANTIZED; the vocabulary's too, or all others."""
-    families = QUANTIZED[how] if vocabulary else {"linear": QUANTIZED[how]["linear"]}
-    return {**CANDIDATES, **families}
+def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Candidate]]:
+    """Return the candidates for weights that are quantized while they are loaded.
+
+    linear      what layers' matrices become: "none" or a key of QUANTIZED
+    vocabulary  likewise the embedding and the head; "auto": as layers, but int8 where those are int4. Four bits here
+                cost a third of what they cost in all layers, eight nothing that can be told (bench/LOG.md).
+    """
+    if vocabulary == "auto":
+        vocabulary = "int8" if linear == "int4" else linear
+    families = {"linear": linear, "vocabulary": vocabulary}
+    return {**CANDIDATES, **{family: QUANTIZED[how] for family, how in families.items() if how != "none"}}
 
 
 # What attention keeps in the cache, other than numbers as they are.

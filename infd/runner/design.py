@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from infd.errors import CheckpointError, ConfigError, DeviceMissing
-from infd.kernels.select import CACHED, CANDIDATES, preferring, quantized, select
+from infd.kernels.select import CACHED, QUANTIZED, preferring, quantized, select
 from infd.models import registry
 from infd.models.config import architecture, context_length, stored_dtype
 from infd.models.parameter import Matrix
@@ -64,18 +64,18 @@ def design(
         )
     except CheckpointError as error:  # it knows what config.json says, not where that lies
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    if config.model.quantization != "none" and not any(isinstance(weight, Matrix) for weight in model.parameters):
+    asked = [name for name in ("quantization", "quantize_vocabulary") if getattr(config.model, name) in QUANTIZED]
+    if asked and not any(isinstance(weight, Matrix) for weight in model.parameters):
         raise ConfigError(
-            f"model.quantization: {architecture(checkpoint.config)} is computed by transformers' code, whose weights"
-            " stay as they are; leave --quantization out"
+            f"model.{asked[0]}: {architecture(checkpoint.config)} is computed by transformers' code, whose weights"
+            f" stay as they are; leave --{asked[0].replace('_', '-')} out"
         )
     return Design(model, ops, dtype, device, max_len)
 
 
 def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
     """Return what kernels are chosen from."""
-    how, vocabulary = config.model.quantization, config.model.quantize_vocabulary
-    weights = CANDIDATES if how == "none" else quantized(how, vocabulary=vocabulary)
+    weights = quantized(config.model.quantization, config.model.quantize_vocabulary)
     chosen = {**weights, **CACHED.get(config.cache.dtype, {})}
     return preferring("flashinfer", chosen) if config.device.flashinfer else chosen
 

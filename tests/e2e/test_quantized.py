@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 INFDCTL = "from infd.admin.ctl import main; main()"
 SMALLER = {
     "int8": ["--quantization", "int8"],
+    "int4": ["--quantization", "int4", "--quantize-vocabulary", "int4"],
     "int4, cache int8": ["--quantization", "int4", "--kv-cache-dtype", "int8"],
     "int8, cache fp8": ["--quantization", "int8", "--kv-cache-dtype", "fp8"],
 }

@@ -67,12 +67,22 @@ def test_where_all_refuse_the_error_gives_every_reason():
         select(CPU, torch.float32, candidates)
 
 
-@pytest.mark.parametrize("how", QUANTIZED)
-@pytest.mark.parametrize("vocabulary", [True, False])
+@pytest.mark.parametrize("how", ["none", *QUANTIZED])
+@pytest.mark.parametrize("vocabulary", ["none", *QUANTIZED])
 def test_quantized_weights_are_a_choice_of_their_families(how, vocabulary):
-    rows = select(CPU, torch.bfloat16, quantized(how, vocabulary=vocabulary)).describe()
-    chosen = {row["family"]: row["chosen"].rpartition(" ")[2] for row in rows if " int" in row["chosen"]}
-    assert chosen == {"linear": how, "vocabulary": "int8"} if vocabulary else {"linear": how}
+    assert forms(how, vocabulary) == {"linear": how, "vocabulary": vocabulary}
+
+
+@pytest.mark.parametrize(("how", "vocabulary"), [("none", "none"), ("int8", "int8"), ("int4", "int8")])
+def test_a_vocabulary_has_eight_bits_where_nobody_says_how_many(how, vocabulary):
+    assert forms(how, "auto") == {"linear": how, "vocabulary": vocabulary}
+
+
+def forms(how, vocabulary):
+    """Return what the families that hold weights make of them."""
+    rows = select(CPU, torch.bfloat16, quantized(how, vocabulary)).describe()
+    chosen = {row["family"]: row["chosen"] for row in rows if row["family"] in ("linear", "vocabulary")}
+    return {family: name.partition(" ")[2] or "none" for family, name in chosen.items()}
 
 
 def test_where_no_form_quantizes_the_reasons_are_told(monkeypatch):
@@ -80,7 +90,7 @@ def test_where_no_form_quantizes_the_reasons_are_told(monkeypatch):
     with pytest.raises(
         DeviceMissing, match=r"no linear kernel runs on cuda .* native int8: runs on a CPU, not on cuda"
     ):
-        select(torch.device("cuda"), torch.bfloat16, quantized("int8", vocabulary=True))
+        select(torch.device("cuda"), torch.bfloat16, quantized("int8"))
 
 
 def test_a_cache_of_int8_is_a_choice_of_attention():

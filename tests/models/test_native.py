@@ -66,8 +66,8 @@ def test_a_model_is_as_near_to_float32_as_bfloat16_can_be(built, tiny, variant):
         assert found < min(MEAN_OFF, BESIDE_REFERENCE * reference), name
 
 
-def native_quantized(how, *, vocabulary):
-    ops = select(CPU, torch.bfloat16, quantized(how, vocabulary=vocabulary))
+def native_quantized(how, vocabulary="auto"):
+    ops = select(CPU, torch.bfloat16, quantized(how, vocabulary))
     assert {row.family: row.chosen for row in ops.selection}["linear"] == f"native {how}"
     return ops
 
@@ -75,26 +75,25 @@ def native_quantized(how, *, vocabulary):
 @pytest.mark.parametrize("variant", EACH)
 def test_a_model_in_int8_stays_near_float32(built, tiny, variant):
     expected = exact(tiny(variant))
-    for vocabulary in (False, True):
-        ops = native_quantized("int8", vocabulary=vocabulary)
+    for vocabulary in ("none", "int8"):
+        ops = native_quantized("int8", vocabulary)
         found = off(compute(tiny(variant), ops, torch.bfloat16, CUTS["in chunks"]), expected)
         assert found < QUANTIZED_OFF, f"vocabulary: {vocabulary}"
 
 
-def exact_int4(directory, *, vocabulary):
+def exact_int4(directory, vocabulary="auto"):
     """Return the logits of the same weights in float32: four bits change what such models say."""
-    candidates = quantized("int4", vocabulary=vocabulary)
+    candidates = quantized("int4", vocabulary)
     ops = select(CPU, torch.float32, {family: those[-1:] for family, those in candidates.items()})
     return compute(directory, ops, torch.float32, (LENGTH,))
 
 
 @pytest.mark.parametrize("variant", EACH)
 def test_a_model_in_int4_stays_near_the_same_weights_in_float32(built, tiny, variant):
-    for vocabulary in (False, True):
-        ops = native_quantized("int4", vocabulary=vocabulary)
+    for vocabulary in ("none", "int8", "int4"):
+        ops = native_quantized("int4", vocabulary)
         found = off(
-            compute(tiny(variant), ops, torch.bfloat16, CUTS["in chunks"]),
-            exact_int4(tiny(variant), vocabulary=vocabulary),
+            compute(tiny(variant), ops, torch.bfloat16, CUTS["in chunks"]), exact_int4(tiny(variant), vocabulary)
         )
         assert found < QUANTIZED_OFF, f"vocabulary: {vocabulary}"
 
@@ -220,7 +219,7 @@ def test_a_broken_kernel_is_noticed(built, tiny, variant, spoil):
     ],
 )
 def test_a_broken_quantized_kernel_is_noticed(built, tiny, how, matrices, spoil):
-    ops = native_quantized(how, vocabulary=True)
+    ops = native_quantized(how)
     ops = msgspec.structs.replace(ops, linear=Broken(matrices(), spoil), stack=Stack())
-    expected = exact(tiny("llama")) if how == "int8" else exact_int4(tiny("llama"), vocabulary=True)
+    expected = exact(tiny("llama")) if how == "int8" else exact_int4(tiny("llama"))
     assert off(compute(tiny("llama"), ops, torch.bfloat16, (LENGTH,)), expected) > QUANTIZED_OFF
