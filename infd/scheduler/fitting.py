@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 CALM_STEPS: Final = 64  # that must fit before larger ones are tried again
+CROWD: Final = 8  # who wait for their first token are few up to here
 
 
 class StepSize:
@@ -19,12 +20,15 @@ class StepSize:
         self._mixed = mixed or largest
         self._calm = 0  # steps that have fitted since one did not
 
-    def beside(self, streams: int) -> int:
+    def beside(self, streams: int, waiting: int) -> int:
         """Return how many tokens of prompts a step may hold in which so many streams go on, if there is room.
 
-        They may fill up the step to `mixed`, and where that leaves them little, make it half as long again.
+        waiting  who wait for their first token, and could have it
+
+        They may fill up the step to `mixed`, and where that leaves them little, make it half as long again. A crowd may
+        have all of it: a stream waits for one step, they for all of them, and larger ones cost less a token.
         """
-        if not streams:
+        if not streams or waiting > CROWD:
             return self.tokens
         return max(self._mixed - streams, (self._mixed + streams) // 2)
 

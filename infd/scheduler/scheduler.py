@@ -101,6 +101,7 @@ class Scheduler:
         What steps in flight still compute for it is dropped, and computed again when it goes on.
         """
         if seq.finish is None and seq not in self._held:
+            seq.dropped = self._number - 1
             self._take_out(seq)
             self._held.add(seq)
 
@@ -118,7 +119,8 @@ class Scheduler:
         plan = StepPlan(self._number, [], [], [], [])
         decoding, others = by_need(self.running)
         left = self._fill(plan, decoding, self._size.tokens, only)
-        left = self._fill(plan, others, min(left, self._size.beside(len(plan.spans))), only)
+        crowd = len(others) + min(len(self.waiting), len(self._rows))
+        left = self._fill(plan, others, min(left, self._size.beside(len(plan.spans), crowd)), only)
         if self.waiting and left:
             self._admit(plan, left, only)
         if not plan.spans:
@@ -127,7 +129,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
-        """Take in what a step produced, in the order planned. Sequences removed or held meanwhile are passed over."""
+        """Take in what a step produced, in the order planned. Sequences removed or held since then are passed over."""
         self._size.fitted()
         outcomes: list[Outcome] = []
         at = 0
@@ -139,7 +141,7 @@ class Scheduler:
             if span.samples:
                 seq.in_flight -= 1
             outcome, failure = None, result.failed.get(i)
-            if seq.finish is not None or seq in self._held:
+            if seq.finish is not None or plan.number <= seq.dropped:
                 if failure is not None:
                     self.cache.withdraw(seq)
                 continue

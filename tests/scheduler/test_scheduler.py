@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infd.request import Adapter, FinishReason
+from infd.scheduler.fitting import CROWD
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.scheduler.plan import StepResult
 from infd.scheduler.prefix import longest_hit, page_keys
@@ -49,6 +50,26 @@ def test_many_streams_leave_a_prompt_half_as_much_as_they_take():
 
     plan = granted(driver.issue())
     assert plan == dict.fromkeys(decoding, 1) | {waiting: 10}
+
+
+def test_a_crowd_of_prompts_may_fill_a_step_beside_streams():
+    driver = Driver(capacity(step_tokens=32, mixed_tokens=8, rows=16, pages=256))
+    decoding = driver.add(sequence(3, max_tokens=20))
+    driver.step()
+    waiting = [driver.add(sequence([number] * 16, max_tokens=1)) for number in range(CROWD + 1)]
+
+    assert granted(driver.issue()) == {decoding: 1, waiting[0]: 16, waiting[1]: 15}
+    driver.complete()
+    assert granted(driver.issue()) == {decoding: 1, waiting[1]: 1, waiting[2]: 6}, "no crowd any more"
+
+
+def test_who_has_no_row_to_begin_in_makes_no_crowd():
+    driver = Driver(capacity(step_tokens=32, mixed_tokens=8, rows=2, pages=256))
+    decoding = driver.add(sequence(3, max_tokens=20))
+    driver.step()
+    waiting = [driver.add(sequence([number] * 16, max_tokens=1)) for number in range(CROWD + 1)]
+
+    assert granted(driver.issue()) == {decoding: 1, waiting[0]: 7}
 
 
 def test_streams_that_fill_a_step_leave_a_prompt_nothing():
@@ -672,6 +693,18 @@ def test_what_steps_in_flight_compute_for_a_held_sequence_is_dropped_and_compute
     driver.finish()
     driver.check_answers()
     assert held.finish is FinishReason.LENGTH
+
+
+def test_what_was_in_flight_when_a_sequence_was_held_is_dropped_though_it_goes_on_before_the_end():
+    driver = Driver(capacity(rows=1), depth=3)
+    held = driver.add(sequence(1, max_tokens=4))
+    driver.step()
+    driver.scheduler.hold(held)
+    driver.complete()
+    driver.scheduler.resume(held)
+    driver.finish()
+
+    driver.check_answers()
 
 
 def test_a_slot_is_filled_once_and_serves_all_who_want_its_adapter():
