@@ -41,6 +41,7 @@ def capacity(
     max_model_len: int = 64,
     score_cost: int = 1,
     mixed_tokens: int | None = None,
+    crowded_tokens: int | None = None,
 ) -> Capacity:
     return Capacity(
         layout=layout,
@@ -51,6 +52,7 @@ def capacity(
         vocab_size=VOCAB,
         score_cost=score_cost,
         mixed_tokens=mixed_tokens,
+        crowded_tokens=crowded_tokens,
     )
 
 

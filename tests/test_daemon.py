@@ -347,14 +347,15 @@ def test_a_greeting_says_what_was_made_smaller(
 ) -> None:
     caplog.set_level(logging.INFO, "infd")
     plain = readiness("tiny", "http://127.0.0.1:8000")
-    small = msgspec.structs.replace(plain, quantization="int4", cache_dtype="int8")
-    for ready, line in ((plain, "cpu, float32"), (small, "cpu, float32, weights int4, cache int8")):
+    small = msgspec.structs.replace(plain, quantization="int4", vocabulary="int8", cache_dtype="int8")
+    for ready, line in ((plain, "cpu, float32"), (small, "cpu, float32, weights int4, vocabulary int8, cache int8")):
         greet(ready, banner=True)
         (device,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("device"))
         assert device.removeprefix("device").strip() == line
         greet(ready, banner=False)
     told = caplog.records[-1]
-    assert (told.dtype, told.weights, told.cache) == ("float32", "int4", "int8")  # type: ignore[attr-defined]
+    assert (told.dtype, told.weights) == ("float32", "int4")  # type: ignore[attr-defined]
+    assert (told.vocabulary, told.cache) == ("int8", "int8")  # type: ignore[attr-defined]
     assert not hasattr(caplog.records[0], "weights")
 
 

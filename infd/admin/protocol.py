@@ -69,6 +69,7 @@ class Status(Struct):
     max_model_len, step_tokens, rows    limits in force; 0 until the model is loaded
     device, dtype    where and in which type the model is computed; empty until it is loaded
     quantization     what weights were made while they were loaded
+    vocabulary       what the embedding and the head are, if something else than other weights
     cache_dtype      the type of cached keys and values
     graphs           which decoding steps are captured; None where none are ever
     """
@@ -101,6 +102,7 @@ class Status(Struct):
     device: str = ""
     dtype: str = ""
     quantization: str = "none"
+    vocabulary: str = ""
     cache_dtype: str = ""
     resident: dict[str, int] = {}
     graphs: Captured | None = None

@@ -201,8 +201,8 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     step_target_ms: Annotated[
         Positive | None,
         about(
-            "what a step may take (default: with prompts alone 150 on a CPU, 50 on a GPU; where streams wait for it"
-            " 50, or 1.75 times as long as the shortest step if that is more)"
+            "what a step may take (default: 150 on a CPU, 50 on a GPU; where streams wait for it, and at most 8"
+            " prompts, 50, or 1.75 times as long as the shortest step if that is more)"
         ),
     ] = None
     max_num_seqs: Annotated[Count, about("sequences that run at once", flag="--max-num-seqs")] = 64

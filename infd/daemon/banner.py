@@ -27,6 +27,7 @@ class Readiness(Struct, frozen=True):
     key        whether clients need one
     embedded   whether the model is the one that ships with infd
     quantization, cache_dtype    what weights were made, and the cache; "none" or empty: of type `dtype`
+    vocabulary   and the embedding and the head, if something else than other weights
     """
 
     model: str
@@ -39,13 +40,15 @@ class Readiness(Struct, frozen=True):
     key: bool
     embedded: bool
     quantization: str = "none"
+    vocabulary: str = ""
     cache_dtype: str = ""
 
     @property
     def smaller(self) -> dict[str, str]:
-        """What is not of the type `dtype`."""
-        told = {"weights": self.quantization, "cache": self.cache_dtype}
-        return {what: kind for what, kind in told.items() if kind not in ("none", "", self.dtype)}
+        """What is of another type than what is computed, or than other weights."""
+        cache = "" if self.cache_dtype == self.dtype else self.cache_dtype
+        told = {"weights": self.quantization, "vocabulary": self.vocabulary, "cache": cache}
+        return {what: kind for what, kind in told.items() if kind not in ("none", "")}
 
 
 def greet(ready: Readiness, *, banner: bool) -> None:

@@ -229,6 +229,7 @@ class Daemon:
             key=len(self.keys) > 0,
             embedded=self.config.model.path == given.EMBEDDED,
             quantization=str(facts.get("quantization", "none")),
+            vocabulary=str(facts.get("vocabulary", "")),
             cache_dtype=str(facts.get("cache_dtype", "")),
         )
         if listening.inherited:  # until now clients waited where they wait between two of us

@@ -88,7 +88,8 @@ class Executor(Protocol):
     def describe(self) -> dict[str, Any]:
         """Return what operators ask for: device, dtype, weights_bytes, cache_bytes, threads, load_s.
 
-        dtype is that of activations; quantization says what weights were made, cache_dtype what is cached.
+        dtype is that of activations; quantization says what weights were made, vocabulary what the embedding and the
+        head are, if something else, cache_dtype what is cached.
         Key "ops" holds the kernel selection, one {family, chosen, refused: {name: reason}} each. On a GPU
         "kernels" says how many were compiled and how many found, "graphs" which sizes of decoding steps are captured.
         "resident" says, while memory is given back, what stayed on the device, in bytes by what it is.

@@ -162,10 +162,15 @@ def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Ca
     vocabulary  likewise the embedding and the head; "auto": as layers, but int8 where those are int4. Four bits here
                 cost a third of what they cost in all layers, eight nothing that can be told (bench/LOG.md).
     """
-    if vocabulary == "auto":
-        vocabulary = "int8" if linear == "int4" else linear
-    families = {"linear": linear, "vocabulary": vocabulary}
+    families = {"linear": linear, "vocabulary": vocabulary_of(linear, vocabulary)}
     return {**CANDIDATES, **{family: QUANTIZED[how] for family, how in families.items() if how != "none"}}
+
+
+def vocabulary_of(linear: str, vocabulary: str) -> str:
+    """Return what the embedding and the head become, "none" or a key of QUANTIZED; arguments as of `quantized`."""
+    if vocabulary != "auto":
+        return vocabulary
+    return "int8" if linear == "int4" else linear
 
 
 # What attention keeps in the cache, other than numbers as they are.

@@ -19,6 +19,7 @@ from infd.adapters.reading import AdapterReader
 from infd.errors import CheckpointError, ConfigError, OutOfMemory, RequestFailed
 from infd.kernels.flashinfer import modules
 from infd.kernels.ops import FLOAT8
+from infd.kernels.select import vocabulary_of
 from infd.kernels.triton.presence import installed
 from infd.models.config import architecture
 from infd.runner import stepsize
@@ -145,19 +146,25 @@ def _build(
             progress(done, total)
 
     load(chosen.model, checkpoint, weights, report)
-    kept = _name_of(chosen.dtype) if config.model.quantization == "none" else config.model.quantization
-    log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, kept, _name_of(chosen.dtype))
+    dtype = _name_of(chosen.dtype)
+    how, vocabulary = config.model.quantization, ""
+    of_vocabulary = vocabulary_of(how, config.model.quantize_vocabulary)
+    if of_vocabulary != how:
+        vocabulary = dtype if of_vocabulary == "none" else of_vocabulary
+    kept = f"{dtype if how == 'none' else how}{vocabulary and f', vocabulary {vocabulary}'}"
+    log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, kept, dtype)
     try:
         loaded = assemble(config, chosen, bank, weights, pulse)
     except RequestFailed as error:  # of the trial steps, which ask for nothing unusual
         raise CheckpointError(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
-            f" model.dtype (--dtype) than {_name_of(chosen.dtype)}"
+            f" model.dtype (--dtype) than {dtype}"
         ) from error
     loaded.residence.remember(checkpoint)
     loaded.facts.update(
-        dtype=_name_of(chosen.dtype),
-        quantization=config.model.quantization,
+        dtype=dtype,
+        quantization=how,
+        vocabulary=vocabulary,
         arch=architecture(checkpoint.config),
         ops=chosen.ops.describe(),
     )
@@ -201,13 +208,13 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
     stepsize.warm_up(runner, trial, device.type)
     runner.idle()  # captures the step of one sequence; the others can wait
     shortest = stepsize.shortest_s(runner, trial)
-    sizes, told = stepsize.Sizes(largest, largest), config.scheduler.step_tokens
+    sizes, told = stepsize.Sizes(largest, largest, largest), config.scheduler.step_tokens
     if told is None or told > stepsize.LEAST:
         target_ms = config.scheduler.step_target_ms
         sizes = stepsize.measure(runner, trial, target_ms, device.type, shortest=shortest, rows=rows, most=largest)
         if told is not None:
-            sizes = stepsize.Sizes(largest, min(largest, sizes.mixed))
-        log.info("step_tokens: %d, and %d where streams wait for the step", *sizes)
+            sizes = stepsize.Sizes(largest, min(largest, sizes.mixed), min(largest, sizes.crowded))
+        log.info("step_tokens: %d, %d where streams wait for the step, %d where many prompts do so, too", *sizes)
     score_cost = stepsize.score_cost(runner, trial, shortest, device.type) if layout.divisible else 1
     if not bank.apart:
         cache.release()  # what trial steps wrote there
@@ -220,6 +227,7 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
             rows=rows,
             step_tokens=sizes.alone,
             mixed_tokens=sizes.mixed,
+            crowded_tokens=sizes.crowded,
             max_model_len=max_len,
             vocab_size=model.vocab_size,
             score_cost=score_cost,

@@ -47,10 +47,11 @@ LIKELIEST = 20  # tokens asked for where scoring is measured
 
 
 class Sizes(NamedTuple):
-    """Tokens of a step of prompts alone, and of one that streams wait for."""
+    """Tokens of a step of prompts alone, of one that streams wait for, and of one that many prompts wait for, too."""
 
     alone: int
     mixed: int
+    crowded: int
 
 
 class Trial:
@@ -164,8 +165,9 @@ def measure(
         tokens *= GROWTH
         taken[tokens] = _time(runner, trial, tokens)
     mixed_s = target_ms / 1000 if target_ms else max(CALM_MS / 1000, PACE * shortest)
+    mixed, crowded = (max(FEW, _within(seconds, taken) // EVEN * EVEN) for seconds in (mixed_s, max(mixed_s, target_s)))
     alone = max(least, min(_power_of_two(most), _power_of_two(_within(target_s, taken))))
-    return Sizes(alone, min(alone, max(FEW, _within(mixed_s, taken) // EVEN * EVEN)))
+    return Sizes(alone, min(alone, mixed), min(alone, crowded))
 
 
 def _within(seconds: float, taken: dict[int, float]) -> int:

@@ -5,32 +5,35 @@ from __future__ import annotations
 from typing import Final
 
 CALM_STEPS: Final = 64  # that must fit before larger ones are tried again
-CROWD: Final = 8  # who wait for their first token are few up to here
+CROWD: Final = 8  # requests that wait for their first token: up to here they are few
 
 
 class StepSize:
     """At most `largest` tokens; half of a step that did not fit, and twice as many again after a calm while.
 
-    mixed  as many already take as long as a stream should wait for a step
+    mixed    as many already take as long as a stream should wait for a step
+    crowded  the same where more than CROWD requests wait for their first token
     """
 
-    def __init__(self, largest: int, mixed: int | None = None) -> None:
+    def __init__(self, largest: int, mixed: int | None = None, crowded: int | None = None) -> None:
         self.tokens = largest
         self._largest = largest
         self._mixed = mixed or largest
+        self._crowded = crowded or self._mixed
         self._calm = 0  # steps that have fitted since one did not
 
-    def beside(self, streams: int, waiting: int) -> int:
+    def beside(self, streams: int, prompts: int) -> int:
         """Return how many tokens of prompts a step may hold in which so many streams go on, if there is room.
 
-        waiting  who wait for their first token, and could have it
+        prompts  requests that wait for their first token, and could be computed
 
-        They may fill up the step to `mixed`, and where that leaves them little, make it half as long again. A crowd may
-        have all of it: a stream waits for one step, they for all of them, and larger ones cost less a token.
+        They may fill up the step, and where that leaves them little, make it half as long again. A stream waits for one
+        step, a crowd of prompts for all that are to come, and larger ones cost less a token.
         """
-        if not streams or waiting > CROWD:
+        if not streams:
             return self.tokens
-        return max(self._mixed - streams, (self._mixed + streams) // 2)
+        size = self._crowded if prompts > CROWD else self._mixed
+        return max(size - streams, (size + streams) // 2)
 
     def shrink(self, tokens: int) -> None:
         """A step that counted as so many tokens, two at least, did not fit."""

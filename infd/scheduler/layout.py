@@ -78,13 +78,14 @@ class CacheLayout(Struct, frozen=True):
 class Capacity(Struct, frozen=True, kw_only=True):
     """What the executor can hold, known once the model is loaded.
 
-    pages          page ids 1..pages may be granted; id 0 is scratch: padding writes there, nothing read from it counts
-    rows           sequences at once
-    step_tokens    most tokens in one step
-    mixed_tokens   as many already take as long as a stream should wait for a step; None: as step_tokens
-    score_cost     as how many of these a token counts whose successor is scored: its logits are made too
-    max_model_len  longest sequence, prompt and answer together
-    vocab_size     token ids are 0..vocab_size - 1
+    pages           page ids 1..pages may be granted; id 0 is scratch: padding writes there, nothing read from it counts
+    rows            sequences at once
+    step_tokens     most tokens in one step
+    mixed_tokens    as many already take as long as a stream should wait for a step; None: as step_tokens
+    crowded_tokens  the same where many prompts wait beside the streams; None: as mixed_tokens
+    score_cost      as how many of these a token counts whose successor is scored: its logits are made too
+    max_model_len   longest sequence, prompt and answer together
+    vocab_size      token ids are 0..vocab_size - 1
     """
 
     layout: CacheLayout
@@ -95,3 +96,4 @@ class Capacity(Struct, frozen=True, kw_only=True):
     vocab_size: int
     score_cost: int = 1
     mixed_tokens: int | None = None
+    crowded_tokens: int | None = None

@@ -72,7 +72,8 @@ class Scheduler:
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # and found
         self._policy = Policy(priority_patience)
-        self._size = StepSize(capacity.step_tokens, capacity.mixed_tokens if capacity.layout.divisible else None)
+        mixed = (capacity.mixed_tokens, capacity.crowded_tokens) if capacity.layout.divisible else (None, None)
+        self._size = StepSize(capacity.step_tokens, *mixed)
         self._rows = list(range(capacity.rows - 1, -1, -1))
         self._number = 0
         self._held: set[Sequence] = set()
@@ -101,7 +102,7 @@ class Scheduler:
         What steps in flight still compute for it is dropped, and computed again when it goes on.
         """
         if seq.finish is None and seq not in self._held:
-            seq.dropped = self._number - 1
+            seq.dropped_through = self._number - 1
             self._take_out(seq)
             self._held.add(seq)
 
@@ -118,9 +119,9 @@ class Scheduler:
         """Fill the next step, of these sequences `only` if given; return None if nothing can be computed now."""
         plan = StepPlan(self._number, [], [], [], [])
         decoding, others = by_need(self.running)
+        prompts = self._prompts(others)
         left = self._fill(plan, decoding, self._size.tokens, only)
-        crowd = len(others) + min(len(self.waiting), len(self._rows))
-        left = self._fill(plan, others, min(left, self._size.beside(len(plan.spans), crowd)), only)
+        left = self._fill(plan, others, min(left, self._size.beside(len(plan.spans), prompts)), only)
         if self.waiting and left:
             self._admit(plan, left, only)
         if not plan.spans:
@@ -141,7 +142,7 @@ class Scheduler:
             if span.samples:
                 seq.in_flight -= 1
             outcome, failure = None, result.failed.get(i)
-            if seq.finish is not None or plan.number <= seq.dropped:
+            if seq.finish is not None or plan.number <= seq.dropped_through:
                 if failure is not None:
                     self.cache.withdraw(seq)
                 continue
@@ -208,7 +209,7 @@ class Scheduler:
         assert sorted(self._rows + rows) == list(range(self.capacity.rows)), "a row is lost or held twice"
         self.adapters.verify(seq.adapter for seq in self.running)
         assert all(seq.row is None and not seq.computed for seq in (*self.waiting, *self._held))
-        assert all(seq.finish is None for seq in everybody)
+        assert all(seq.finish is None and seq.in_flight >= 0 for seq in everybody)
         for queue in (self.waiting, self.running):
             assert queue == sorted(queue, key=by_order), "a queue is out of order"
 
@@ -246,6 +247,11 @@ class Scheduler:
             if only is None or seq in only:
                 left -= self._grant(plan, seq, left)
         return left
+
+    def _prompts(self, others: Many[Sequence]) -> int:
+        """Return how many requests wait for their first token, beside those that no row is free for."""
+        near = (*others, *self.waiting[: len(self._rows)])
+        return len({id(seq.request) for seq in near if not seq.generated})
 
     def _admit(self, plan: StepPlan, left: int, only: Container[Sequence] | None) -> None:
         """Let waiting sequences run, in order, while there is room for the first of them.

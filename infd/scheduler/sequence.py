@@ -23,7 +23,7 @@ class Sequence:
         "choice",
         "computed",
         "covered",
-        "dropped",
+        "dropped_through",
         "failure",
         "finish",
         "in_flight",
@@ -65,7 +65,7 @@ class Sequence:
         self.computed = 0
         self.in_flight = 0  # samples not yet committed
         self.step = -1  # number of the last plan it stood in
-        self.dropped = -1  # results of plans up to this one are dropped: it was held meanwhile
+        self.dropped_through = -1  # number of the last plan whose result is dropped: it has been held since
         self.row: int | None = None
         self.tables: list[list[int]] = []  # page ids per group; 0 where dropped behind a window
         self.covered = 0  # tokens that the tables have room for

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 INFDCTL = "from infd.admin.ctl import main; main()"
 SMALLER = {
-    "int8": ["--quantization", "int8"],
-    "int4": ["--quantization", "int4", "--quantize-vocabulary", "int4"],
-    "int4, cache int8": ["--quantization", "int4", "--kv-cache-dtype", "int8"],
-    "int8, cache fp8": ["--quantization", "int8", "--kv-cache-dtype", "fp8"],
+    "weights int8": ["--quantization", "int8"],
+    "weights int4": ["--quantization", "int4", "--quantize-vocabulary", "int4"],
+    "weights int4, vocabulary int8, cache int8": ["--quantization", "int4", "--kv-cache-dtype", "int8"],
+    "weights int8, cache fp8": ["--quantization", "int8", "--kv-cache-dtype", "fp8"],
+    "vocabulary int8": ["--quantize-vocabulary", "int8"],
 }
 
 
@@ -40,7 +41,7 @@ def infdctl(daemon: Daemon, *arguments: str) -> str:
 
 
 def test_it_still_knows_what_it_is_and_says_how_it_is_kept(daemon: Daemon, request: pytest.FixtureRequest):
-    quantization, _, cache = request.node.callspec.params["daemon"].partition(", cache ")
+    smaller = request.node.callspec.params["daemon"]
     host, port = daemon.address
     with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as client:
         asked: Any = {"messages": [{"role": "user", "content": "What is infd?"}], "temperature": 0, "max_tokens": 60}
@@ -50,9 +51,13 @@ def test_it_still_knows_what_it_is_and_says_how_it_is_kept(daemon: Daemon, reque
     assert answers[1] == answers[0]
 
     now = json.loads(infdctl(daemon, "status", "--json"))
-    assert (now["quantization"], now["cache_dtype"]) == (quantization, cache or now["dtype"])
-    assert f"weights {quantization}{f', cache {cache}' if cache else ''}\n" in infdctl(daemon, "status")
+    kinds = dict(part.split() for part in smaller.split(", "))
+    assert now["quantization"] == kinds.get("weights", "none")
+    assert now["vocabulary"] == kinds.get("vocabulary", "")
+    assert now["cache_dtype"] == kinds.get("cache", now["dtype"])
+    assert f" {now['dtype']}, {smaller}\n" in infdctl(daemon, "status")
     ready = daemon.log("ready")
-    assert (ready["weights"], ready.get("cache", "")) == (quantization, cache)
-    assert f" MiB of {quantization}, computed in {now['dtype']}" in daemon.log_text()
-    assert f" MiB of {cache or now['dtype']} (" in daemon.log_text()
+    assert {what: ready[what] for what in ("weights", "vocabulary", "cache") if what in ready} == kinds
+    kept = ", vocabulary ".join(kind for what, kind in {"weights": now["dtype"], **kinds}.items() if what != "cache")
+    assert f" MiB of {kept}, computed in {now['dtype']}" in daemon.log_text()
+    assert f" MiB of {now['cache_dtype']} (" in daemon.log_text()

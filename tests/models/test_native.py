@@ -68,7 +68,7 @@ def test_a_model_is_as_near_to_float32_as_bfloat16_can_be(built, tiny, variant):
 
 def native_quantized(how, vocabulary="auto"):
     ops = select(CPU, torch.bfloat16, quantized(how, vocabulary))
-    assert {row.family: row.chosen for row in ops.selection}["linear"] == f"native {how}"
+    assert {row.family: row.chosen for row in ops.selection}["linear"] == f"native {how}".removesuffix(" none")
     return ops
 
 
@@ -81,9 +81,9 @@ def test_a_model_in_int8_stays_near_float32(built, tiny, variant):
         assert found < QUANTIZED_OFF, f"vocabulary: {vocabulary}"
 
 
-def exact_int4(directory, vocabulary="auto"):
+def exact_int4(directory, vocabulary="auto", how="int4"):
     """Return the logits of the same weights in float32: four bits change what such models say."""
-    candidates = quantized("int4", vocabulary)
+    candidates = quantized(how, vocabulary)
     ops = select(CPU, torch.float32, {family: those[-1:] for family, those in candidates.items()})
     return compute(directory, ops, torch.float32, (LENGTH,))
 
@@ -96,6 +96,14 @@ def test_a_model_in_int4_stays_near_the_same_weights_in_float32(built, tiny, var
             compute(tiny(variant), ops, torch.bfloat16, CUTS["in chunks"]), exact_int4(tiny(variant), vocabulary)
         )
         assert found < QUANTIZED_OFF, f"vocabulary: {vocabulary}"
+
+
+@pytest.mark.parametrize("variant", EACH)
+@pytest.mark.parametrize("vocabulary", ["int8", "int4"])
+def test_a_vocabulary_alone_stays_near_the_same_weights_in_float32(built, tiny, variant, vocabulary):
+    ops = native_quantized("none", vocabulary)
+    found = compute(tiny(variant), ops, torch.bfloat16, CUTS["in chunks"])
+    assert off(found, exact_int4(tiny(variant), vocabulary, "none")) < QUANTIZED_OFF
 
 
 @pytest.mark.parametrize("variant", EACH)

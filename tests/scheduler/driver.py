@@ -162,6 +162,7 @@ class Driver:
             self.step()
         assert not self.scheduler.waiting + self.scheduler.running, "work is left but nothing moves"
         assert self.scheduler.cache.pool.referenced == 0
+        assert not any(seq.in_flight for seq in self.everybody)
 
     def check_answers(self) -> None:
         """Every sequence that ended by itself generated exactly what the fake model says."""

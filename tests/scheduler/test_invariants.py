@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from infd.request import Adapter, FinishReason
+from infd.scheduler.fitting import CROWD
 from infd.scheduler.layout import CacheLayout, PageGroup
 from tests.fakes import FULL, capacity, continuation
 from tests.scheduler.driver import Driver, sequence
@@ -27,10 +28,11 @@ class Histories(RuleBasedStateMachine):
     @initialize(
         layout=st.sampled_from(sorted(LAYOUTS)),
         depth=st.integers(1, 3),
-        rows=st.integers(1, 5),
+        rows=st.integers(1, 5) | st.integers(CROWD + 2, CROWD + 4),
         spare=st.integers(0, 12),
         step_tokens=st.integers(2, 12),
         mixed_tokens=st.none() | st.integers(1, 12),
+        crowded_tokens=st.none() | st.integers(1, 12),
         caching=st.booleans(),
         score_cost=st.integers(1, 4),
         slots=st.integers(1, 3),
@@ -44,6 +46,7 @@ class Histories(RuleBasedStateMachine):
         spare: int,
         step_tokens: int,
         mixed_tokens: int | None,
+        crowded_tokens: int | None,
         caching: bool,
         score_cost: int,
         slots: int,
@@ -59,6 +62,7 @@ class Histories(RuleBasedStateMachine):
             step_tokens=longest if self.encoder else max(step_tokens, rows),
             max_model_len=longest,
             mixed_tokens=mixed_tokens,
+            crowded_tokens=crowded_tokens,
             score_cost=1 if self.encoder else score_cost,
         )
         self.driver = Driver(limits, depth=depth, patience=3, caching=caching, slots=slots, per_step=per_step)

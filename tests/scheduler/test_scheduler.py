@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from infd.request import Adapter, FinishReason
+from infd.request import Adapter, FinishReason, Request, SamplingParams
 from infd.scheduler.fitting import CROWD
 from infd.scheduler.layout import CacheLayout, PageGroup
 from infd.scheduler.plan import StepResult
 from infd.scheduler.prefix import longest_hit, page_keys
+from infd.scheduler.sequence import Sequence
 from tests.fakes import capacity, continuation
 from tests.scheduler.driver import Driver, granted, sequence
-
-if TYPE_CHECKING:
-    from infd.scheduler.sequence import Sequence
 
 WINDOW = CacheLayout((PageGroup(layers=(0,), page_tokens=4, window=8),))
 MIXED = CacheLayout(
@@ -52,24 +48,34 @@ def test_many_streams_leave_a_prompt_half_as_much_as_they_take():
     assert plan == dict.fromkeys(decoding, 1) | {waiting: 10}
 
 
-def test_a_crowd_of_prompts_may_fill_a_step_beside_streams():
-    driver = Driver(capacity(step_tokens=32, mixed_tokens=8, rows=16, pages=256))
+def test_a_crowd_of_prompts_is_computed_in_larger_chunks_beside_streams():
+    driver = Driver(capacity(step_tokens=32, mixed_tokens=8, crowded_tokens=20, rows=16, pages=256))
     decoding = driver.add(sequence(3, max_tokens=20))
     driver.step()
     waiting = [driver.add(sequence([number] * 16, max_tokens=1)) for number in range(CROWD + 1)]
 
-    assert granted(driver.issue()) == {decoding: 1, waiting[0]: 16, waiting[1]: 15}
+    assert granted(driver.issue()) == {decoding: 1, waiting[0]: 16, waiting[1]: 3}
     driver.complete()
-    assert granted(driver.issue()) == {decoding: 1, waiting[1]: 1, waiting[2]: 6}, "no crowd any more"
+    assert granted(driver.issue()) == {decoding: 1, waiting[1]: 7}, "no crowd any more"
+
+
+def no_crowd(*, rows: int, pages: int, prompts: list[Sequence]) -> None:
+    driver = Driver(capacity(step_tokens=32, mixed_tokens=8, crowded_tokens=20, rows=rows, pages=pages))
+    decoding = driver.add(sequence(3, max_tokens=20))
+    driver.step()
+    for seq in prompts:
+        driver.add(seq)
+
+    assert granted(driver.issue()) == {decoding: 1, prompts[0]: 7}
 
 
 def test_who_has_no_row_to_begin_in_makes_no_crowd():
-    driver = Driver(capacity(step_tokens=32, mixed_tokens=8, rows=2, pages=256))
-    decoding = driver.add(sequence(3, max_tokens=20))
-    driver.step()
-    waiting = [driver.add(sequence([number] * 16, max_tokens=1)) for number in range(CROWD + 1)]
+    no_crowd(rows=2, pages=256, prompts=[sequence([number] * 16) for number in range(CROWD + 1)])
 
-    assert granted(driver.issue()) == {decoding: 1, waiting[0]: 7}
+
+def test_many_choices_of_one_request_make_no_crowd():
+    request = Request(id="r", prompt=(7,) * 16, sampling=SamplingParams(max_tokens=4))
+    no_crowd(rows=16, pages=256, prompts=[Sequence(request, choice) for choice in range(CROWD + 1)])
 
 
 def test_streams_that_fill_a_step_leave_a_prompt_nothing():

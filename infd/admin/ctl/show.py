@@ -60,8 +60,9 @@ def status(now: protocol.Status) -> None:
 
 def _numbers(now: protocol.Status) -> str:
     weights = "" if now.quantization == "none" else f", weights {now.quantization}"
+    vocabulary = now.vocabulary and f", vocabulary {now.vocabulary}"
     cache = "" if now.cache_dtype in ("", now.dtype) else f", cache {now.cache_dtype}"
-    return f"{now.dtype}{weights}{cache}"
+    return f"{now.dtype}{weights}{vocabulary}{cache}"
 
 
 def _sizes(sizes: dict[str, int]) -> str:
