@@ -57,6 +57,7 @@ class Layer(ctypes.Structure):
         ("out", POINTER),
         ("scale", FLOAT),
         ("softcap", FLOAT),
+        ("awake", INT),
     )
 
 

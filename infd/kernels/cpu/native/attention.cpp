@@ -14,6 +14,7 @@
 
 #include "row.h"
 #include "scratch.h"
+#include "sharing.h"
 #include "vector.h"
 
 namespace {
@@ -368,8 +369,6 @@ void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scor
   seen.total += sum(total);
 }
 
-constexpr int64_t ENOUGH = 1 << 17;  // products of queries and keys that are worth waking other threads for
-
 // Some queries of a span, and the keys that this piece of work attends them to.
 struct Piece {
   int32_t span, first_query, queries;
@@ -574,7 +573,7 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
   const int64_t used = step.offsets[step.spans], row = layer.heads * size;
   memset(static_cast<Number*>(layer.out) + used * row, 0, (step.tokens - used) * row * sizeof(Number));
   const int64_t tasks = count * heads;
-#pragma omp parallel if (tasks > 1 && products > ENOUGH)
+#pragma omp parallel if (tasks > 1 && worth_sharing(products, layer.awake))
   {
     // Tasks that follow each other are done by one thread, so that it knows what to fetch; not so many that others wait.
     const int64_t fair = tasks / (8 * omp_get_num_threads()), together = fair < 1 ? 1 : fair < heads ? fair : heads;

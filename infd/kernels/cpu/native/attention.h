@@ -29,4 +29,5 @@ struct AttentionLayer {
   void* out;  // [T, H, D]; zeros for padding
   float scale;
   float softcap;  // 0: none
+  int64_t awake;  // whether other threads have just computed something
 };

@@ -24,6 +24,7 @@
 #pragma once
 
 #include "panels.h"
+#include "sharing.h"
 #include "vector.h"
 
 namespace {
@@ -207,13 +208,6 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
       if (ends) p.finish(own, row + from, rows, panel * PANEL, header);
     }
   }
-}
-
-// Whether other threads are to be woken for a product. That takes some microseconds, tens of them where they have gone to
-// sleep, and milliseconds where others want the cores; one thread computes alone what takes it less than about 70.
-bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs) {
-  const int64_t weights = outputs * inputs;
-  return weights > 1 << 20 || rows * weights > 1 << 23;
 }
 
 // A product's tasks, in a run for each thread, so that each reads one stream. Who has come to the end of its own goes on

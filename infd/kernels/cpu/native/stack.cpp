@@ -7,6 +7,7 @@
 
 #include "row.h"
 #include "scratch.h"
+#include "sharing.h"
 #include "tokens.h"
 
 INFD_KERNEL(attention)(const AttentionStep* step, const AttentionLayer* layer);
@@ -132,8 +133,10 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace& spa
     keep_wanted(stream, all.hidden, all.hidden, all);
     step.tokens = all.wanted, attended = all.wanted_attention;
   }
+  const bool awake = worth_sharing(all.tokens, layer.qkv.outputs, layer.qkv.inputs);
   const AttentionLayer attention{1,         layer.quantized,   layer.heads, layer.kv_heads, layer.size,     space.qkv,
-                                 layer.qkv.outputs, layer.k, layer.v,     space.attended, layer.scale, layer.softcap};
+                                 layer.qkv.outputs, layer.k, layer.v,     space.attended, layer.scale, layer.softcap,
+                                 awake};
   INFD_HERE(attention)(attended, &attention);
   multiply(layer.output, space.attended, x, step.tokens);
   finish(layer.attention_last, x, step);

@@ -1,0 +1,22 @@
+// When other threads are to be woken. That takes some microseconds, tens of them where they have gone to sleep, and
+// milliseconds where others want the cores; one thread computes alone what takes it less than about 70.
+
+#pragma once
+
+#include <stdint.h>
+
+namespace {
+
+constexpr int64_t ENOUGH_WEIGHTS = 1 << 20;
+constexpr int64_t ENOUGH_PRODUCTS = 1 << 23;
+
+// For a product with a matrix of weights.
+inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs) {
+  const int64_t weights = outputs * inputs;
+  return weights > ENOUGH_WEIGHTS || rows * weights > ENOUGH_PRODUCTS;
+}
+
+// For attention, which reads a key for so many products: less is enough where a product has just woken them.
+inline bool worth_sharing(int64_t products, bool awake) { return products > (awake ? 1 << 17 : 1 << 20); }
+
+}  // namespace
