@@ -3,7 +3,7 @@
 // Rows are computed in groups, a panel of outputs at a time: a group's sums stay in registers while its panel passes
 // by. A panel is read from memory once and from the cache after that; where there are several groups, each pass fetches
 // a part of the next panel, so that memory and arithmetic keep each other company. A single group is one plain stream,
-// which the CPU foresees better than we do.
+// which the CPU foresees better than we do; so is the first of two where few rows are left for the second.
 //
 // Each number is one chain of sums along the inputs, in their order. Neither the number of rows nor that of threads,
 // nor what stands in other rows, changes a bit of it.
@@ -44,6 +44,10 @@ constexpr int64_t CACHE_LINE = 16;       // words
 constexpr int64_t MOST_WORDS = 1 << 16;  // of a panel in one go: 256 KiB, which stay in the second cache beside the rows
 constexpr int64_t TWO_WORDS = 1 << 14;   // for two groups: the second follows while what the first has read is still near
 constexpr int64_t MOST_TOGETHER = 240;   // rows whose sums are kept from one stretch of inputs to the next
+
+// Rows of a second group that take little time beside what the first reads. int4 is held up by arithmetic instead.
+template <class Kind>
+constexpr int64_t FEW_MORE = Kind::STEP == PANEL ? MOST_ROWS / 3 : 0;
 
 template <class Kind>
 constexpr int64_t STEPS_OF_A_LOOK = LOOK > Kind::STEP ? LOOK / Kind::STEP : 1;
@@ -190,7 +194,11 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
   const int64_t most = (groups == 2 ? TWO_WORDS : MOST_WORDS) / Kind::STEP;
   const int64_t stretches = (p.steps + most - 1) / most;
   const int64_t look = STEPS_OF_A_LOOK<Kind> * Kind::STEP / CACHE_LINE;
-  const int64_t lines = groups == 1 ? 0 : (look + groups - 1) / groups;
+  const bool plain = count <= MOST_ROWS + FEW_MORE<Kind>;
+  const int64_t lines = plain ? 0 : (look + groups - 1) / groups;
+  const auto bound = [&](int64_t group) {
+    return !plain ? count * group / groups : group < groups ? group * MOST_ROWS : count;
+  };
   const uint32_t *header = p.panel(panel), *words = header + Kind::HEADER;
   alignas(64) float sums[MOST_TOGETHER * PANEL];
 
@@ -200,7 +208,7 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
     const Stretch part = {words + first * Kind::STEP, last - first - half, half, stretch ? nullptr : header};
     const char* next = reinterpret_cast<const char*>(words + last * Kind::STEP);  // the next stretch, or the next panel
     for (int64_t group = 0; group < groups; group++) {
-      const int64_t from = count * group / groups, rows = count * (group + 1) / groups - from;
+      const int64_t from = bound(group), rows = bound(group + 1) - from;
       float* own = sums + (stretches > 1 ? from * PANEL : 0);
       const int64_t share = (last - first) * Kind::STEP * sizeof(uint32_t) / groups / 64 * 64;
       const Ahead ahead = {next + group * share, more || !ends ? lines : 0};
