@@ -66,9 +66,10 @@ def design(
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
     asked = [name for name in ("quantization", "quantize_vocabulary") if getattr(config.model, name) in QUANTIZED]
     if asked and not any(isinstance(weight, Matrix) for weight in model.parameters):
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
         raise ConfigError(
             f"model.{asked[0]}: {architecture(checkpoint.config)} is computed by transformers' code, whose weights"
-            f" stay as they are; leave --{asked[0].replace('_', '-')} out"
+            f" stay as they are; leave {flags} out"
         )
     return Design(model, ops, dtype, device, max_len)
 

@@ -146,13 +146,13 @@ def _build(
             progress(done, total)
 
     load(chosen.model, checkpoint, weights, report)
-    dtype = _name_of(chosen.dtype)
-    how, vocabulary = config.model.quantization, ""
+    dtype, how = _name_of(chosen.dtype), config.model.quantization
+    made = {"none": dtype}  # what a form is called: by what its numbers are
+    kept = made.get(how, how)
     of_vocabulary = vocabulary_of(how, config.model.quantize_vocabulary)
-    if of_vocabulary != how:
-        vocabulary = dtype if of_vocabulary == "none" else of_vocabulary
-    kept = f"{dtype if how == 'none' else how}{vocabulary and f', vocabulary {vocabulary}'}"
-    log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, kept, dtype)
+    vocabulary = "" if of_vocabulary == how else made.get(of_vocabulary, of_vocabulary)
+    told = f"{kept}, vocabulary {vocabulary}" if vocabulary else kept
+    log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, told, dtype)
     try:
         loaded = assemble(config, chosen, bank, weights, pulse)
     except RequestFailed as error:  # of the trial steps, which ask for nothing unusual

@@ -81,7 +81,7 @@ def test_a_model_in_int8_stays_near_float32(built, tiny, variant):
         assert found < QUANTIZED_OFF, f"vocabulary: {vocabulary}"
 
 
-def exact_int4(directory, vocabulary="auto", how="int4"):
+def exact_quantized(directory, how, vocabulary="auto"):
     """Return the logits of the same weights in float32: four bits change what such models say."""
     candidates = quantized(how, vocabulary)
     ops = select(CPU, torch.float32, {family: those[-1:] for family, those in candidates.items()})
@@ -93,7 +93,8 @@ def test_a_model_in_int4_stays_near_the_same_weights_in_float32(built, tiny, var
     for vocabulary in ("none", "int8", "int4"):
         ops = native_quantized("int4", vocabulary)
         found = off(
-            compute(tiny(variant), ops, torch.bfloat16, CUTS["in chunks"]), exact_int4(tiny(variant), vocabulary)
+            compute(tiny(variant), ops, torch.bfloat16, CUTS["in chunks"]),
+            exact_quantized(tiny(variant), "int4", vocabulary),
         )
         assert found < QUANTIZED_OFF, f"vocabulary: {vocabulary}"
 
@@ -103,7 +104,7 @@ def test_a_model_in_int4_stays_near_the_same_weights_in_float32(built, tiny, var
 def test_a_vocabulary_alone_stays_near_the_same_weights_in_float32(built, tiny, variant, vocabulary):
     ops = native_quantized("none", vocabulary)
     found = compute(tiny(variant), ops, torch.bfloat16, CUTS["in chunks"])
-    assert off(found, exact_int4(tiny(variant), vocabulary, "none")) < QUANTIZED_OFF
+    assert off(found, exact_quantized(tiny(variant), "none", vocabulary)) < QUANTIZED_OFF
 
 
 @pytest.mark.parametrize("variant", EACH)
@@ -229,5 +230,5 @@ def test_a_broken_kernel_is_noticed(built, tiny, variant, spoil):
 def test_a_broken_quantized_kernel_is_noticed(built, tiny, how, matrices, spoil):
     ops = native_quantized(how)
     ops = msgspec.structs.replace(ops, linear=Broken(matrices(), spoil), stack=Stack())
-    expected = exact(tiny("llama")) if how == "int8" else exact_int4(tiny("llama"))
+    expected = exact(tiny("llama")) if how == "int8" else exact_quantized(tiny("llama"), how)
     assert off(compute(tiny("llama"), ops, torch.bfloat16, (LENGTH,)), expected) > QUANTIZED_OFF

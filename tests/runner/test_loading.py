@@ -85,14 +85,19 @@ def test_a_context_beyond_the_models_own_is_refused(tiny):
         build(settings(tiny("qwen3"), max_model_len=513), Pulse())
 
 
-@pytest.mark.parametrize("option", ["quantization", "quantize_vocabulary"])
-def test_a_model_whose_weights_cannot_be_quantized_is_refused(tmp_path, option):
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        (["quantization"], "--quantization"),
+        (["quantize_vocabulary"], "--quantize-vocabulary"),
+        (["quantization", "quantize_vocabulary"], "--quantization and --quantize-vocabulary"),
+    ],
+)
+def test_a_model_whose_weights_cannot_be_quantized_is_refused(tmp_path, options, flags):
     make_foreign("gpt-neox", tmp_path)
-    flag = option.replace("_", "-")
-    with pytest.raises(
-        ConfigError, match=rf"model.{option}: GPTNeoXForCausalLM is computed by transformers' code.*leave --{flag} out"
-    ):
-        build(settings(tmp_path, **{option: "int8"}), Pulse())
+    reason = "GPTNeoXForCausalLM is computed by transformers' code"
+    with pytest.raises(ConfigError, match=rf"model\.{options[0]}: {reason}.*leave {flags} out"):
+        build(settings(tmp_path, **dict.fromkeys(options, "int8")), Pulse())
 
 
 def test_a_cache_of_int8_holds_more_tokens_in_the_same_bytes(built, tiny, caplog):

@@ -59,8 +59,8 @@ def test_a_crowd_of_prompts_is_computed_in_larger_chunks_beside_streams():
     assert granted(driver.issue()) == {decoding: 1, waiting[1]: 7}, "no crowd any more"
 
 
-def no_crowd(*, rows: int, pages: int, prompts: list[Sequence]) -> None:
-    driver = Driver(capacity(step_tokens=32, mixed_tokens=8, crowded_tokens=20, rows=rows, pages=pages))
+def no_crowd(prompts: list[Sequence], *, rows: int) -> None:
+    driver = Driver(capacity(step_tokens=32, mixed_tokens=8, crowded_tokens=20, rows=rows, pages=256))
     decoding = driver.add(sequence(3, max_tokens=20))
     driver.step()
     for seq in prompts:
@@ -70,12 +70,12 @@ def no_crowd(*, rows: int, pages: int, prompts: list[Sequence]) -> None:
 
 
 def test_who_has_no_row_to_begin_in_makes_no_crowd():
-    no_crowd(rows=2, pages=256, prompts=[sequence([number] * 16) for number in range(CROWD + 1)])
+    no_crowd([sequence([number] * 16) for number in range(CROWD + 1)], rows=2)
 
 
 def test_many_choices_of_one_request_make_no_crowd():
     request = Request(id="r", prompt=(7,) * 16, sampling=SamplingParams(max_tokens=4))
-    no_crowd(rows=16, pages=256, prompts=[Sequence(request, choice) for choice in range(CROWD + 1)])
+    no_crowd([Sequence(request, choice) for choice in range(CROWD + 1)], rows=16)
 
 
 def test_streams_that_fill_a_step_leave_a_prompt_nothing():

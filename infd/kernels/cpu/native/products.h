@@ -197,7 +197,8 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
   const bool plain = count <= MOST_ROWS + FEW_MORE<Kind>;
   const int64_t lines = plain ? 0 : (look + groups - 1) / groups;
   const auto bound = [&](int64_t group) {
-    return !plain ? count * group / groups : group < groups ? group * MOST_ROWS : count;
+    if (!plain) return count * group / groups;
+    return group < groups ? group * MOST_ROWS : count;
   };
   const uint32_t *header = p.panel(panel), *words = header + Kind::HEADER;
   alignas(64) float sums[MOST_TOGETHER * PANEL];

@@ -7,13 +7,10 @@
 
 namespace {
 
-constexpr int64_t ENOUGH_WEIGHTS = 1 << 20;
-constexpr int64_t ENOUGH_PRODUCTS = 1 << 23;
-
 // For a product with a matrix of weights.
 inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs) {
   const int64_t weights = outputs * inputs;
-  return weights > ENOUGH_WEIGHTS || rows * weights > ENOUGH_PRODUCTS;
+  return weights > 1 << 20 || rows * weights > 1 << 23;
 }
 
 // For attention, which reads a key for so many products: less is enough where a product has just woken them.
