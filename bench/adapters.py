@@ -13,11 +13,10 @@ from infd import embedded
 from infd.adapters.reading import HostWeights
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.kernels.ops import LowRank, LowRankPart
-from infd.request import Adapter, Request, SamplingParams
+from infd.request import Adapter, SamplingParams
 from infd.runner.loading import build
 from infd.runner.pulse import Pulse
 from infd.scheduler.plan import Join, Load, Span, StepPlan
-from infd.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +57,6 @@ def main(model: str, dtype: str, rows: int, rank: int, steps: int) -> None:
     )
     loaded = build(config, Pulse())
     runner, targets = loaded.runner, loaded.reader._targets
-    request = Request(id="bench", prompt=(1,), sampling=SAMPLING)
     number = getattr(torch, dtype)
 
     def step(plan: StepPlan) -> float:
@@ -72,14 +70,12 @@ def main(model: str, dtype: str, rows: int, rank: int, steps: int) -> None:
             Join(row, [1] * PROMPT, PROMPT, SAMPLING, frozenset(), [[2 * row + 1, 2 * row + 2]], 0, slots[row])
             for row in range(rows)
         ]
-        spans = [Span(Sequence(request), row, 0, PROMPT, samples=False) for row in range(rows)]
+        spans = [Span(row, 0, PROMPT, samples=False) for row in range(rows)]
         step(StepPlan(0, joins, [], spans))
 
     def decode() -> float:
         # The same position over and over: a row forgets nothing, and no step is longer than another.
-        return step(
-            StepPlan(0, [], [], [Span(Sequence(request), row, PROMPT - 1, 1, samples=False) for row in range(rows)])
-        )
+        return step(StepPlan(0, [], [], [Span(row, PROMPT - 1, 1, samples=False) for row in range(rows)]))
 
     def measure(cases: dict[str, list[int]], rounds: int) -> dict[str, list[float]]:
         took: dict[str, list[float]] = {name: [] for name in cases}

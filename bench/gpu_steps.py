@@ -13,10 +13,9 @@ from gpu_machine import PAGE, Bench, Traffic
 from gpu_served import Asked
 
 from infd.kernels.ops import LowRank, LowRankPart
-from infd.request import Adapter, Request, SamplingParams
+from infd.request import Adapter, SamplingParams
 from infd.runner.graphs import PATIENCE
 from infd.scheduler.plan import Join, Load, Span, StepPlan
-from infd.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -165,8 +164,7 @@ def _join(row: int, tokens: int, page: int, held: int = 0, sampling: SamplingPar
 
 
 def _span(row: int, start: int, count: int) -> Span:
-    asked = Request(id="bench", prompt=(7,), sampling=SamplingParams(max_tokens=9))
-    return Span(Sequence(asked), row, start, count, samples=True)
+    return Span(row, start, count, samples=True)
 
 
 def run(bench: Bench, runner: Runner, plans: Iterator[StepPlan]) -> float:

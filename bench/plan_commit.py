@@ -36,18 +36,18 @@ def _once(sequences: int, steps: int) -> float:
         scheduler.add(Sequence(Request(id=str(number), prompt=prompt, sampling=SamplingParams(max_tokens=tokens))))
     first = scheduler.plan()
     assert first is not None
-    scheduler.commit(first, _result(first))
+    scheduler.commit(first, _result(first.plan))
 
     spent = []
     for _ in range(steps):
         begun = time.perf_counter()
-        plan = scheduler.plan()
+        step = scheduler.plan()
         planned = time.perf_counter()
-        assert plan is not None
-        assert len(plan.spans) == sequences
-        result = _result(plan)
+        assert step is not None
+        assert len(step.sequences) == sequences
+        result = _result(step.plan)
         resumed = time.perf_counter()
-        scheduler.commit(plan, result)
+        scheduler.commit(step, result)
         spent.append(planned - begun + time.perf_counter() - resumed)
     return 1e6 * statistics.fmean(spent) / sequences
 

@@ -119,7 +119,9 @@ class FakeDevice:
         self.tokens: list[list[int]] = [[] for _ in range(capacity.rows)]
         self.tables: list[list[dict[int, int]]] = [[{} for _ in groups] for _ in range(capacity.rows)]
         self.seeds = [0] * capacity.rows
+        self.logprobs: list[int | None] = [None] * capacity.rows
         self.most = [0] * capacity.rows
+        self.prompts = [0] * capacity.rows
         self.slot_of = [0] * capacity.rows
         self.slots: dict[int, Adapter] = {}
         self.steps = 0
@@ -161,7 +163,7 @@ class FakeDevice:
                 token = self.speak(span, self._read(span, end))
                 history.append(token)
                 tokens.append(token)
-                if (asked := span.seq.request.sampling.logprobs) is not None:
+                if (asked := self.logprobs[span.row]) is not None:
                     ids = tuple((token + i) % VOCAB for i in range(asked))
                     chosen = likeliness(token)
                     logprobs[number] = [TokenLogprobs(chosen, ids, tuple(chosen - i for i in range(asked)))]
@@ -186,7 +188,9 @@ class FakeDevice:
         self.tokens[join.row] = list(join.tokens)
         self.tables[join.row] = [{i: page for i, page in enumerate(table) if page} for table in join.tables]
         self.seeds[join.row] = join.seed
+        self.logprobs[join.row] = join.sampling.logprobs
         self.most[join.row] = join.sampling.prompt_logprobs or 0
+        self.prompts[join.row] = join.prompt_tokens
 
     def _write(self, span: Span) -> None:
         for group, table in zip(self.capacity.layout.groups, self.tables[span.row], strict=True):
@@ -208,6 +212,18 @@ class FakeDevice:
                 [self.memory[table[p // group.page_tokens]][p % group.page_tokens] for p in range(first, end)]
             )
         return histories
+
+
+class Seated:
+    """The tokens with which each row's sequence joined, for faults that strike one of them."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, list[int]] = {}
+
+    def of(self, plan: StepPlan) -> list[list[int]]:
+        """Return the tokens of each span's sequence. Takes plans in order."""
+        self._tokens |= {join.row: join.tokens for join in plan.joins}
+        return [self._tokens[span.row] for span in plan.spans]
 
 
 class FakeWeights(Struct, frozen=True, eq=False, weakref=True):

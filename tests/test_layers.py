@@ -32,7 +32,6 @@ TABLE: dict[str, set[str]] = {
         "adapters",
         "scheduler.plan",
         "scheduler.layout",
-        "scheduler.sequence",
     },
     "models": {"kernels", "scheduler.layout"},
     "adapters": {"weights", "kernels.ops"},

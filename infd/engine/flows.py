@@ -80,7 +80,7 @@ class Flows:
 
     def planned(self, issued: Issued) -> None:
         """A step was issued: who joins with it waits no longer."""
-        for seq in issued.plan.admitted:
+        for seq in issued.step.admitted:
             flow = self._alive[seq]
             if flow.started is None:
                 flow.started = issued.at

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from infd.engine.executor import Executor
-    from infd.scheduler.plan import StepPlan, StepResult
-    from infd.scheduler.scheduler import Scheduler
+    from infd.scheduler.plan import StepResult
+    from infd.scheduler.scheduler import Scheduled, Scheduler
     from infd.telemetry.events import Events
 
 log = logging.getLogger("infd.engine")
@@ -32,7 +32,7 @@ log = logging.getLogger("infd.engine")
 class Issued(Struct):
     """A step in flight."""
 
-    plan: StepPlan
+    step: Scheduled
     result: asyncio.Future[StepResult]
     at: float  # monotonic seconds
 
@@ -114,7 +114,7 @@ class StepLoop:
         """Commit a step, or undo it. Raises DeviceLost."""
         error = issued.result.exception()
         if error is None:
-            outcomes = self._scheduler.commit(issued.plan, issued.result.result())
+            outcomes = self._scheduler.commit(issued.step, issued.result.result())
         elif isinstance(error, DeviceLost):
             raise error
         else:
@@ -131,31 +131,31 @@ class StepLoop:
             suspects = self._suspects.on_trial
             if suspects is not None and self._in_flight:
                 return
-            plan = self._scheduler.plan(suspects)
-            if plan is None and suspects is not None:
+            step = self._scheduler.plan(suspects)
+            if step is None and suspects is not None:
                 self._suspects.dismiss()  # they wait for somebody outside their group
                 continue
-            if plan is None:
+            if step is None:
                 return
-            result = self._executor.forward(plan).sample()
+            result = self._executor.forward(step.plan).sample()
             result.add_done_callback(lambda _: self._news.set())
-            issued = Issued(plan, result, self._clock())
+            issued = Issued(step, result, self._clock())
             self._in_flight.append(issued)
             self._on_plan(issued)
 
     async def _recover(self, failed: Issued, error: BaseException) -> list[Outcome]:
         """Undo the failed step and those behind it; fail the sequence that is to blame once it is known."""
-        number, sequences = failed.plan.number, len(failed.plan.spans)
+        number, sequences = failed.step.plan.number, len(failed.step.sequences)
         log.error("step %d of %d sequences failed", number, sequences, exc_info=error)
         self._events.tell("step", "failed", number=number, sequences=sequences, error=repr(error))
         behind = list(self._in_flight)
         await asyncio.gather(*(issued.result for issued in behind), return_exceptions=True)
         self._in_flight.clear()
-        self._scheduler.rollback([failed.plan, *(issued.plan for issued in behind)])
+        self._scheduler.rollback([failed.step, *(issued.step for issued in behind)])
         self._scheduler.verify()
-        if isinstance(error, StepTooLarge) and self._scheduler.shrink(failed.plan):
+        if isinstance(error, StepTooLarge) and self._scheduler.shrink(failed.step):
             return []
-        culprit = self._suspects.accuse(failed.plan)
+        culprit = self._suspects.accuse(failed.step)
         if culprit is None:
             return []
         self._scheduler.remove(culprit, FinishReason.ERROR, error)

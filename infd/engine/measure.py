@@ -27,7 +27,7 @@ class Measure:
         """A step is over."""
         metrics = self._metrics
         metrics.step.observe(now - issued.at)
-        metrics.iteration_tokens.observe(issued.plan.tokens)
+        metrics.iteration_tokens.observe(issued.step.plan.tokens)
         metrics.preemptions, metrics.steps_undone = scheduler.preemptions, scheduler.undone
         metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
 

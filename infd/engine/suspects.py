@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from infd.scheduler.plan import StepPlan
+    from infd.scheduler.scheduler import Scheduled
     from infd.scheduler.sequence import Sequence
 
 
@@ -31,9 +31,10 @@ class Suspects:
             self._groups.pop()
         return None
 
-    def accuse(self, plan: StepPlan) -> Sequence | None:
+    def accuse(self, step: Scheduled) -> Sequence | None:
         """Take in a failed step. Return the culprit if it was alone; it is then no longer suspected."""
-        group = {span.seq: span.start + span.count for span in plan.spans if span.seq.finish is None}
+        spans = zip(step.sequences, step.plan.spans, strict=True)
+        group = {seq: span.start + span.count for seq, span in spans if seq.finish is None}
         if self._groups:
             self._groups[-1] = {seq: goal for seq, goal in self._groups[-1].items() if seq not in group}
         if len(group) == 1:

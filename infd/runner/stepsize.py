@@ -12,9 +12,8 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from infd.request import Request, SamplingParams
+from infd.request import SamplingParams
 from infd.scheduler.plan import Join, Span, StepPlan
-from infd.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +85,7 @@ class Trial:
             join, page = self._join(row, count, sampling, page)
             plan.joins.append(join)
             scores = 0 if scored is None else count - 1
-            plan.spans.append(_span(join, 0, count, samples=True, scores=scores))
+            plan.spans.append(Span(row, 0, count, samples=True, scores=scores))
             tokens -= count
         return plan
 
@@ -101,7 +100,7 @@ class Trial:
         join, _ = self._join(0, tokens, sampling, 1)
         bounds = [0, tokens - 1 - tokens // 3, tokens - 1, tokens]
         return [
-            StepPlan(-1, [] if start else [join], [], [_span(join, start, end - start, samples=end == tokens)])
+            StepPlan(-1, [] if start else [join], [], [Span(join.row, start, end - start, samples=end == tokens)])
             for start, end in pairwise(bounds)
         ]
 
@@ -207,11 +206,6 @@ def run(runner: Runner, plan: StepPlan) -> float:
     for error in result.failed.values():
         raise error
     return time.perf_counter() - started
-
-
-def _span(join: Join, start: int, count: int, *, samples: bool, scores: int = 0) -> Span:
-    request = Request(id="trial", prompt=(0,), sampling=join.sampling)
-    return Span(Sequence(request), join.row, start, count, samples=samples, scores=scores)
 
 
 def _power_of_two(number: int) -> int:

@@ -1,8 +1,8 @@
-"""What one step computes, and what came of it: the words between scheduler and runner.
+"""What one step computes, and its result: the messages between scheduler and executor.
 
-A plan is a snapshot. The device thread reads it while the scheduler goes on, so
-it holds no object that the scheduler changes later, except `Span.seq`, which
-only the scheduler looks into.
+Plain values only. A plan is a snapshot: a device thread, or another process,
+reads it while the scheduler plans the next one. It names rows; which sequence
+holds a row is known to the scheduler alone (`Scheduled`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from infd.request import Adapter, SamplingParams, TokenLogprobs
-    from infd.scheduler.sequence import Sequence
 
 
 class Join(Struct):
@@ -51,13 +50,12 @@ class Load(Struct, frozen=True):
 
 
 class Span(Struct, gc=False):
-    """Compute `count` tokens of `seq` from `start`: for their cache, and for what is said besides.
+    """Compute `count` tokens of a row's sequence from `start`: their cache entries, and the readouts named here.
 
     samples  whether the token after the last one is to be sampled
     scores   of how many tokens, from the first on, the log-probability of the prompt token that follows is wanted
     """
 
-    seq: Sequence
     row: int
     start: int
     count: int
@@ -77,11 +75,6 @@ class StepPlan(Struct):
     @property
     def tokens(self) -> int:
         return sum(span.count for span in self.spans)
-
-    @property
-    def admitted(self) -> list[Sequence]:
-        """The sequences that join with this step: their spans are its last ones, in the order of the joins."""
-        return [span.seq for span in self.spans[len(self.spans) - len(self.joins) :]]
 
 
 class StepResult(Struct):

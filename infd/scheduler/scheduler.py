@@ -45,6 +45,21 @@ class Outcome(Struct, gc=False):
     prompt_logprobs: Many[TokenLogprobs] = ()
 
 
+class Scheduled(Struct):
+    """A planned step.
+
+    sequences  the sequence of each of the plan's spans
+    """
+
+    plan: StepPlan
+    sequences: list[Sequence]
+
+    @property
+    def admitted(self) -> list[Sequence]:
+        """Return the sequences that join with this step: theirs are its last spans, in the order of the joins."""
+        return self.sequences[len(self.sequences) - len(self.plan.joins) :]
+
+
 class Scheduler:
     """Sequences, and the pages and rows they share.
 
@@ -115,30 +130,30 @@ class Scheduler:
             self._held.remove(seq)
             insort(self.waiting, seq, key=by_order)
 
-    def plan(self, only: Container[Sequence] | None = None) -> StepPlan | None:
+    def plan(self, only: Container[Sequence] | None = None) -> Scheduled | None:
         """Fill the next step, of these sequences `only` if given; return None if nothing can be computed now."""
-        plan = StepPlan(self._number, [], [], [], [])
+        step = Scheduled(StepPlan(self._number, [], [], [], []), [])
         decoding, others = by_need(self.running)
         prompts = self._prompts(others)
-        left = self._fill(plan, decoding, self._size.tokens, only)
-        left = self._fill(plan, others, min(left, self._size.beside(len(plan.spans), prompts)), only)
+        left = self._fill(step, decoding, self._size.tokens, only)
+        left = self._fill(step, others, min(left, self._size.beside(len(step.sequences), prompts)), only)
         if self.waiting and left:
-            self._admit(plan, left, only)
-        if not plan.spans:
+            self._admit(step, left, only)
+        if not step.sequences:
             return None
         self._number += 1
-        return plan
+        return step
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[Outcome]:
+    def commit(self, step: Scheduled, result: StepResult) -> list[Outcome]:
         """Take in what a step produced, in the order planned. Sequences removed or held since then are passed over."""
+        plan = step.plan
         self._size.fitted()
         outcomes: list[Outcome] = []
         at = 0
-        for i, span in enumerate(plan.spans):
+        for i, (seq, span) in enumerate(zip(step.sequences, plan.spans, strict=True)):
             accepted = result.accepted[i]
             tokens = result.tokens[at : at + accepted]
             at += accepted
-            seq = span.seq
             if span.samples:
                 seq.in_flight -= 1
             outcome, failure = None, result.failed.get(i)
@@ -148,7 +163,7 @@ class Scheduler:
                 continue
             try:
                 if failure is None:
-                    outcome = self._take_in(plan.number, span, tokens, i, result)
+                    outcome = self._take_in(plan.number, seq, span, tokens, i, result)
             except Exception as error:  # fault point "commit": whatever it is, it is this sequence's
                 failure = error
             if failure is not None:
@@ -160,23 +175,23 @@ class Scheduler:
         self.cache.settle(plan.number)
         return outcomes
 
-    def rollback(self, plans: Iterable[StepPlan]) -> None:
+    def rollback(self, steps: Iterable[Scheduled]) -> None:
         """Undo steps that failed: all those in flight, in any order.
 
         Their sequences go back to the queue, in their old places, with the
         tokens known so far; pages that these steps were to fill leave the index.
         """
-        plans = list(plans)
-        self.undone += len(plans)
-        for plan in plans:
-            self.cache.spoil(plan.number)
-            for span in plan.spans:
+        steps = list(steps)
+        self.undone += len(steps)
+        for step in steps:
+            self.cache.spoil(step.plan.number)
+            for seq, span in zip(step.sequences, step.plan.spans, strict=True):
                 if span.samples:
-                    span.seq.in_flight -= 1
-                if span.seq.row is not None:
-                    self._send_back(span.seq)
-        for plan in plans:  # only now: a later step's sequences may use what an earlier one was to load
-            self.adapters.undo(plan.loads)
+                    seq.in_flight -= 1
+                if seq.row is not None:
+                    self._send_back(seq)
+        for step in steps:  # only now: a later step's sequences may use what an earlier one was to load
+            self.adapters.undo(step.plan.loads)
 
     def forget_prefixes(self, root: Callable[[Sequence], bytes], *, preempting: bool) -> int:
         """Empty the prefix cache, and give every sequence the root of its prefixes anew; return the pages forgotten.
@@ -194,8 +209,9 @@ class Scheduler:
                 seq.indexed = seq.limit
         return self.cache.forget()
 
-    def shrink(self, plan: StepPlan) -> bool:
+    def shrink(self, step: Scheduled) -> bool:
         """Plan steps of half the size of this one from now on, for a while; False if it cannot be halved."""
+        plan = step.plan
         if plan.tokens < 2 or not self.capacity.layout.divisible:
             return False
         self._size.shrink(sum(span.count * (self.capacity.score_cost if span.scores else 1) for span in plan.spans))
@@ -215,8 +231,9 @@ class Scheduler:
 
     # One sequence, one step
 
-    def _grant(self, plan: StepPlan, seq: Sequence, left: int) -> int:
-        """Add a span that takes at most `left` of the plan; return how much it took, 0 if it cannot go on now."""
+    def _grant(self, step: Scheduled, seq: Sequence, left: int) -> int:
+        """Add a span that takes at most `left` of the step; return how much it took, 0 if it cannot go on now."""
+        plan = step.plan
         planned = len(seq.tokens) + seq.in_flight
         count = (planned if planned < seq.limit else seq.limit - 1) - seq.computed
         if not count or seq.row is None:
@@ -232,20 +249,21 @@ class Scheduler:
         if samples:
             seq.in_flight += 1
         scores = max(0, min(end, seq.prompt_tokens - 1) - seq.computed) if seq.scoring else 0
-        plan.spans.append(Span(seq, seq.row, seq.computed, count, samples, scores))
+        plan.spans.append(Span(seq.row, seq.computed, count, samples, scores))
+        step.sequences.append(seq)
         seq.computed = end
         seq.step = plan.number
         if end - seq.indexed >= self.cache.page_tokens:
             self.cache.offer(seq, plan.number)
         return min(count * seq.weight, left)
 
-    def _fill(self, plan: StepPlan, sequences: list[Sequence], left: int, only: Container[Sequence] | None) -> int:
+    def _fill(self, step: Scheduled, sequences: list[Sequence], left: int, only: Container[Sequence] | None) -> int:
         """Let sequences draw from the tokens left of a step, in this order; return how many are left then."""
         for seq in sequences:
             if not left:
                 break
             if only is None or seq in only:
-                left -= self._grant(plan, seq, left)
+                left -= self._grant(step, seq, left)
         return left
 
     def _prompts(self, others: Many[Sequence]) -> int:
@@ -253,7 +271,7 @@ class Scheduler:
         near = (*others, *self.waiting[: len(self._rows)])
         return len({id(seq.request) for seq in near if not seq.generated})
 
-    def _admit(self, plan: StepPlan, left: int, only: Container[Sequence] | None) -> None:
+    def _admit(self, step: Scheduled, left: int, only: Container[Sequence] | None) -> None:
         """Let waiting sequences run, in order, while there is room for the first of them.
 
         While one waits because as many adapters run as may, some of those behind it that need no other go ahead.
@@ -289,11 +307,11 @@ class Scheduler:
                     self._refused = seq, self.cache.pool.available
                 return
             self._seat(seq, position, hit)
-            slot = self.adapters.take(seq.adapter, plan.loads)
-            granted = self._grant(plan, seq, left)
+            slot = self.adapters.take(seq.adapter, step.plan.loads)
+            granted = self._grant(step, seq, left)
             assert granted, "an admitted sequence has room for its first span"
             left -= granted
-            plan.joins.append(self._join(seq, slot))
+            step.plan.joins.append(self._join(seq, slot))
 
     def _seat(self, seq: Sequence, position: int, hit: int) -> None:
         """Move a waiting sequence to a row, holding the pages that were found for it."""
@@ -333,9 +351,10 @@ class Scheduler:
             plan.grants += [Grant(seq.row, group, index, page) for group, index, page in granted]
         return True
 
-    def _take_in(self, step: int, span: Span, tokens: list[int], number: int, result: StepResult) -> Outcome | None:
+    def _take_in(
+        self, step: int, seq: Sequence, span: Span, tokens: list[int], number: int, result: StepResult
+    ) -> Outcome | None:
         """Take in what `step` brought to its span of this number; None if that is no news to anybody."""
-        seq = span.seq
         if span.scores and seq.scoring:
             seq.score(span.start, result.prompt_logprobs[number])
         if tokens:

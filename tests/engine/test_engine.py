@@ -26,9 +26,11 @@ from infd.errors import (
 from infd.request import FinishReason
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import ask, collect, request, serving
-from tests.fakes import FakeExecutor, FakeStep, capacity, continuation, prompt_likelihoods
+from tests.fakes import FakeExecutor, FakeStep, Seated, capacity, continuation, prompt_likelihoods
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infd.scheduler.plan import StepPlan
 
 POISON = 499
@@ -197,7 +199,7 @@ async def test_wrong_accounts_are_noticed_once_nobody_is_served(caplog):
 
 
 async def test_steps_behind_a_failed_one_are_waited_for_before_they_are_undone():
-    executor = FakeExecutor(depth=2, fault=poisoned)
+    executor = FakeExecutor(depth=2, fault=poisoned())
     async with serving(executor) as engine:
         rollback, seen = engine.serving.scheduler.rollback, []
 
@@ -285,15 +287,20 @@ async def test_draining_gives_up_when_the_time_runs_out():
         executor.gate.set()
 
 
-def poisoned(plan: StepPlan) -> None:
-    if any(POISON in span.seq.tokens for span in plan.spans):
-        raise RuntimeError("the device cannot compute this")
+def poisoned() -> Callable[[StepPlan], None]:
+    seated = Seated()
+
+    def fault(plan: StepPlan) -> None:
+        if any(POISON in tokens for tokens in seated.of(plan)):
+            raise RuntimeError("the device cannot compute this")
+
+    return fault
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 async def test_the_one_request_that_fails_a_step_is_found_and_fails_alone(depth: int):
     async with serving(
-        FakeExecutor(capacity(pages=256, rows=16, step_tokens=64), depth=depth, fault=poisoned)
+        FakeExecutor(capacity(pages=256, rows=16, step_tokens=64), depth=depth, fault=poisoned())
     ) as engine:
         prompts = [[i, POISON if i == 11 else 1] for i in range(16)]
         answers = await asyncio.gather(*(ask(engine, request(prompt)) for prompt in prompts))

@@ -11,7 +11,7 @@ from infd.engine.state import State
 from infd.errors import CheckpointError
 from infd.request import FinishReason
 from tests.engine.driving import ask, request, serving
-from tests.fakes import FakeExecutor
+from tests.fakes import FakeExecutor, Seated
 
 if TYPE_CHECKING:
     from infd.engine.engine import Engine
@@ -47,8 +47,10 @@ async def test_what_did_not_come_of_a_wish_is_told_with_the_reason():
 
 
 async def test_a_failed_step_is_told_and_who_is_to_blame():
+    seated = Seated()
+
     def fault(plan: StepPlan) -> None:
-        if any(POISON in span.seq.request.prompt for span in plan.spans):
+        if any(POISON in tokens for tokens in seated.of(plan)):
             raise RuntimeError("the kernel said no")
 
     async with serving(FakeExecutor(fault=fault)) as engine:

@@ -11,11 +11,12 @@ from infd.request import FinishReason, SamplingParams
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
 from tests.engine.driving import ask, serving
+from tests.fakes import Seated
 from tests.runner.driving import config, executor, request
 from tests.runner.fake_model import FakeModel, continuation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from infd.engine.engine import Engine
     from infd.request import Request
@@ -26,11 +27,11 @@ POISON = 97  # stands in one prompt, and in no answer
 PROMPTS = [[i, i + 1, POISON if i == 3 else 7, *range(i)] for i in range(1, 9)]
 NEW = 4
 # The points on the device: where each is, and whose tokens it works for. "copy" is the way of results to the host.
-POINTS: dict[str, tuple[type, str, Callable[[Any], list[Sequence[int]]]]] = {
-    "stage": (Rows, "stage", lambda joins: [join.tokens for join in joins]),
-    "forward": (Runner, "forward", lambda plan: [span.seq.request.prompt for span in plan.spans]),
-    "sample": (Runner, "sample", lambda forwarded: [span.seq.request.prompt for span in forwarded.plan.spans]),
-    "copy": (Runner, "read", lambda landing: [span.seq.request.prompt for span in landing.forwarded.plan.spans]),
+POINTS: dict[str, tuple[type, str, Callable[[Seated, Any], list[list[int]]]]] = {
+    "stage": (Rows, "stage", lambda _, joins: [join.tokens for join in joins]),
+    "forward": (Runner, "forward", lambda seated, plan: seated.of(plan)),
+    "sample": (Runner, "sample", lambda seated, forwarded: seated.of(forwarded.plan)),
+    "copy": (Runner, "read", lambda seated, landing: seated.of(landing.forwarded.plan)),
 }
 FAULTS = [RuntimeError("the kernel said no"), MemoryError("no room")]
 
@@ -57,13 +58,13 @@ async def answers(engine: Engine) -> list[Answer]:
     return [answer[0] for answer in await asyncio.gather(*(ask(engine, wanted(prompt)) for prompt in PROMPTS))]
 
 
-def inject(monkeypatch: pytest.MonkeyPatch, point: str, fault: Callable[[list[Sequence[int]]], None]) -> None:
+def inject(monkeypatch: pytest.MonkeyPatch, point: str, fault: Callable[[list[list[int]]], None]) -> None:
     """Have `fault` see whose work comes by a point; what it raises is raised there."""
     owner, name, tokens = POINTS[point]
-    sound = getattr(owner, name)
+    sound, seated = getattr(owner, name), Seated()
 
     def faulty(self: Any, work: Any, *rest: Any) -> Any:
-        fault(tokens(work))
+        fault(tokens(seated, work))
         return sound(self, work, *rest)
 
     monkeypatch.setattr(owner, name, faulty)
@@ -75,7 +76,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, point: str, fault: Callable[[list[Se
 async def test_a_request_at_which_the_device_fails_fails_alone(
     point: str, depth: int, error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
-    def poisoned(known: list[Sequence[int]]) -> None:
+    def poisoned(known: list[list[int]]) -> None:
         if any(POISON in tokens for tokens in known):
             raise error
 
@@ -92,7 +93,7 @@ async def test_a_fault_that_does_not_come_back_costs_nobody_anything(
 ):
     calls = 0
 
-    def seldom(known: list[Sequence[int]]) -> None:
+    def seldom(known: list[list[int]]) -> None:
         nonlocal calls
         if len(known) > 1:
             calls += 1
@@ -122,12 +123,12 @@ async def test_a_request_whose_results_cannot_be_committed_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    read = Runner.read
+    read, seated = Runner.read, Seated()
 
     def spoiled(self: Runner, landing: Any) -> StepResult:
         result = read(self, landing)
-        for number, span in enumerate(landing.forwarded.plan.spans):
-            if POISON in span.seq.request.prompt:
+        for number, tokens in enumerate(seated.of(landing.forwarded.plan)):
+            if POISON in tokens:
                 spoil(result, number)
         return result
 

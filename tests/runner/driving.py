@@ -16,7 +16,7 @@ from infd.runner.loading import assemble
 from infd.runner.local import LocalExecutor
 from infd.runner.memory import CPU, Arena, HostBank
 from infd.runner.rows import Rows
-from infd.scheduler.plan import Join, Span, StepPlan
+from infd.scheduler.plan import Join, Span
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
 from tests.runner.fake_model import FakeModel, HistoryAttention
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from infd.runner.memory import Bank
     from infd.runner.pulse import Pulse
     from infd.scheduler.layout import Capacity
+    from infd.scheduler.scheduler import Scheduled
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -67,7 +68,7 @@ def join(
 
 
 def span(row: int, start: int, count: int, *, samples: bool = True, scores: int = 0) -> Span:
-    return Span(Sequence(request([0])), row, start, count, samples, scores)
+    return Span(row, start, count, samples, scores)
 
 
 def make_rows(*, rows: int = 4, max_len: int = 32, page_tokens: tuple[int, ...] = (4,), vocab_size: int = 101) -> Rows:
@@ -82,12 +83,12 @@ async def generate(
     sequences = [Sequence(each) for each in requests]
     for seq in sequences:
         scheduler.add(seq)
-    in_flight: deque[tuple[StepPlan, object]] = deque()
+    in_flight: deque[tuple[Scheduled, object]] = deque()
     while True:
-        while len(in_flight) < depth and (plan := scheduler.plan()) is not None:
-            in_flight.append((plan, runs.forward(plan).sample()))
+        while len(in_flight) < depth and (step := scheduler.plan()) is not None:
+            in_flight.append((step, runs.forward(step.plan).sample()))
         if not in_flight:
             return [seq.tokens[seq.prompt_tokens :] for seq in sequences]
-        plan, result = in_flight.popleft()
-        scheduler.commit(plan, await result)  # type: ignore[misc]
+        step, result = in_flight.popleft()
+        scheduler.commit(step, await result)  # type: ignore[misc]
         scheduler.verify()

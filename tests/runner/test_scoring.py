@@ -174,12 +174,12 @@ async def test_scores_are_transformers_log_softmax_in_chunks_after_preemption_an
             scheduler.add(seq)
         scored: dict[Sequence, list[TokenLogprobs]] = {}
         while scheduler.running or scheduler.waiting:
-            plans = [plan for _ in range(depth) if (plan := scheduler.plan()) is not None]
-            results = [runs.forward(plan).sample() for plan in plans]
+            steps = [step for _ in range(depth) if (step := scheduler.plan()) is not None]
+            results = [runs.forward(step.plan).sample() for step in steps]
             if not scheduler.preemptions and 16 < sequences[0].computed < len(LONG):
                 scheduler._preempt(sequences[0])  # in the middle of its prompt, with a step in flight
-            for plan, result in zip(plans, results, strict=True):
-                for outcome in scheduler.commit(plan, await result):
+            for step, result in zip(steps, results, strict=True):
+                for outcome in scheduler.commit(step, await result):
                     if outcome.prompt_logprobs:
                         scored[outcome.seq] = outcome.prompt_logprobs
     finally:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from infd.request import Adapter, TokenLogprobs
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
+    from infd.scheduler.scheduler import Scheduled
 
 
 def sequence(
@@ -63,24 +64,29 @@ class Driver:
         self.device = FakeDevice(self.capacity)
         self.depth = depth
         self.epoch = 0  # of the prefix cache
-        self.in_flight: deque[StepPlan] = deque()
+        self.in_flight: deque[Scheduled] = deque()
         self.everybody: list[Sequence] = []
         self.scored: dict[Sequence, list[TokenLogprobs]] = {}
-        self.plans: list[StepPlan] = []
+        self.steps: list[Scheduled] = []  # all of them
+
+    @property
+    def plans(self) -> list[StepPlan]:
+        return [step.plan for step in self.steps]
 
     def add(self, seq: Sequence) -> Sequence:
         self.scheduler.add(seq)
         self.everybody.append(seq)
         return seq
 
-    def issue(self) -> StepPlan | None:
-        plan = self.scheduler.plan()
-        if plan is not None:
-            self.plans.append(plan)
-            self.in_flight.append(plan)
-            assert len({span.seq.adapter for span in plan.spans} - {None}) <= self.per_step
+    def issue(self) -> Scheduled | None:
+        step = self.scheduler.plan()
+        if step is not None:
+            self.steps.append(step)
+            self.in_flight.append(step)
+            assert [span.row for span in step.plan.spans] == [seq.row for seq in step.sequences]
+            assert len({seq.adapter for seq in step.sequences} - {None}) <= self.per_step
         self.check()
-        return plan
+        return step
 
     def complete(self, spoilt: int | None = None, failed: int | None = None) -> None:
         """The device runs the oldest step only now, so that what a dropped step was to write is missing.
@@ -88,16 +94,16 @@ class Driver:
         spoilt  the number of a span whose result cannot be taken in, if it brings a token
         failed  of one that fails alone
         """
-        plan = self.in_flight.popleft()
-        result = self.device.run(plan)
+        step = self.in_flight.popleft()
+        result = self.device.run(step.plan)
         culprits = []
         if spoilt is not None:
-            result.logprobs[spoilt % len(plan.spans)] = None  # type: ignore[assignment]
-            culprits.append(plan.spans[spoilt % len(plan.spans)].seq)
+            result.logprobs[spoilt % len(step.sequences)] = None  # type: ignore[assignment]
+            culprits.append(step.sequences[spoilt % len(step.sequences)])
         if failed is not None:
-            culprits.append(self._fail_one(plan, result, failed % len(plan.spans)))
+            culprits.append(self._fail_one(step, result, failed % len(step.sequences)))
         theirs = [page for seq in culprits for table in seq.tables for page in table] if failed is not None else []
-        for outcome in self.scheduler.commit(plan, result):
+        for outcome in self.scheduler.commit(step, result):
             if outcome.finish is FinishReason.ERROR:
                 assert outcome.seq in culprits
             if outcome.prompt_logprobs:
@@ -106,14 +112,13 @@ class Driver:
         assert not any(page in self.scheduler.cache.index for page in theirs), "what a failed sequence held is found"
         self.check()
 
-    def _fail_one(self, plan: StepPlan, result: StepResult, number: int) -> Sequence:
-        """Have one span fail alone. Return whose it was."""
-        span = plan.spans[number]
+    def _fail_one(self, step: Scheduled, result: StepResult, number: int) -> Sequence:
+        """Have one span fail alone. Return its sequence."""
         if result.accepted[number]:
             del result.tokens[sum(result.accepted[:number])]
             result.accepted[number] = 0
         result.failed[number] = RuntimeError("not finite")
-        return span.seq
+        return step.sequences[number]
 
     def fail(self) -> None:
         """All steps in flight fail."""
@@ -145,14 +150,14 @@ class Driver:
                 for position in range(first, seq.computed):
                     assert table[position // group.page_tokens], f"{seq} lost a page that its next token sees"
 
-    def step(self) -> StepPlan | None:
+    def step(self) -> Scheduled | None:
         """Keep `depth` steps in flight, then commit one."""
-        plan = None
-        while len(self.in_flight) < self.depth and (plan := self.issue()):
+        step = None
+        while len(self.in_flight) < self.depth and (step := self.issue()):
             pass
         if self.in_flight:
             self.complete()
-        return plan
+        return step
 
     def finish(self, limit: int = 10_000) -> None:
         """Step until nothing is left to do."""
@@ -187,9 +192,9 @@ class Driver:
             assert self.scored.get(seq, []) == want
 
 
-def granted(plan: StepPlan | None) -> dict[Sequence, int]:
-    assert plan is not None
-    return {span.seq: span.count for span in plan.spans}
+def granted(step: Scheduled | None) -> dict[Sequence, int]:
+    assert step is not None
+    return {seq: span.count for seq, span in zip(step.sequences, step.plan.spans, strict=True)}
 
 
 __all__ = ["FULL", "Driver", "granted", "sequence"]

@@ -132,10 +132,10 @@ def test_a_warm_prefix_is_not_computed_again_but_its_last_token_is():
     driver.add(sequence(16, max_tokens=1))
     driver.finish()
     again = driver.add(sequence(16, max_tokens=1))
-    plan = driver.issue()
+    step = driver.issue()
 
     assert again.prompt_cached == 12
-    assert granted(plan) == {again: 4}
+    assert granted(step) == {again: 4}
     assert (driver.scheduler.prefix_queries, driver.scheduler.prefix_hits) == (32, 12)
 
 
@@ -150,7 +150,10 @@ def test_generated_pages_are_found_by_the_next_turn_of_a_conversation():
 
 
 def spans_of(driver: Driver, seq: Sequence) -> list[tuple[int, int, bool, int]]:
-    return [(s.start, s.count, s.samples, s.scores) for plan in driver.plans for s in plan.spans if s.seq is seq]
+    spans = [
+        span for step in driver.steps for at, span in zip(step.sequences, step.plan.spans, strict=True) if at is seq
+    ]
+    return [(span.start, span.count, span.samples, span.scores) for span in spans]
 
 
 def test_a_prompt_to_be_scored_is_computed_whole_and_fills_the_cache_for_others():
@@ -342,9 +345,9 @@ def test_rows_and_pages_of_a_removed_sequence_serve_the_very_next_plan():
     second = driver.add(sequence([5] * 12))
     driver.issue()
     driver.scheduler.remove(first, FinishReason.ABORT)
-    plan = driver.issue()
+    step = driver.issue()
 
-    assert granted(plan) == {second: 12}
+    assert granted(step) == {second: 12}
     driver.finish()
     driver.check_answers()
 
@@ -378,11 +381,11 @@ def test_pages_that_a_failed_step_was_to_fill_are_never_found():
 def test_one_failed_sequence_does_not_stop_its_neighbour():
     driver = Driver()
     bad, good = driver.add(sequence([1] * 5)), driver.add(sequence([2] * 5))
-    plan = driver.scheduler.plan()
-    assert plan is not None
-    result = driver.device.run(plan)
+    step = driver.scheduler.plan()
+    assert step is not None
+    result = driver.device.run(step.plan)
     failure = RuntimeError("not finite")
-    driver.scheduler.commit(plan, StepResult([0, 1], result.tokens[1:], failed={0: failure}))
+    driver.scheduler.commit(step, StepResult([0, 1], result.tokens[1:], failed={0: failure}))
     driver.scheduler.verify()
     driver.finish()
 
@@ -396,13 +399,13 @@ def test_one_failed_sequence_does_not_stop_its_neighbour():
 def test_of_a_step_only_the_pages_of_those_that_failed_in_it_are_not_found():
     driver = Driver(depth=2)
     bad, good, gone = (driver.add(sequence([i] * 5, max_tokens=9, root=b"\0")) for i in range(1, 4))
-    plan = driver.issue()
-    assert plan is not None
+    step = driver.issue()
+    assert step is not None
     driver.issue()
     driver.scheduler.remove(gone, FinishReason.ABORT)
-    result = driver.device.run(driver.in_flight.popleft())
+    result = driver.device.run(driver.in_flight.popleft().plan)
     failure = RuntimeError("not finite")
-    driver.scheduler.commit(plan, StepResult([0, 1, 0], result.tokens[1:2], failed={0: failure, 2: failure}))
+    driver.scheduler.commit(step, StepResult([0, 1, 0], result.tokens[1:2], failed={0: failure, 2: failure}))
     driver.check()
     driver.finish()
 
@@ -414,10 +417,10 @@ def test_of_a_step_only_the_pages_of_those_that_failed_in_it_are_not_found():
 def test_pages_of_a_failed_sequence_that_a_step_in_flight_was_to_fill_are_not_found():
     driver = Driver(capacity(step_tokens=8), depth=2)
     bad = driver.add(sequence([1] * 20))
-    plans = [driver.issue(), driver.issue()]
+    steps = [driver.issue(), driver.issue()]
     driver.scheduler._preempt(bad)
-    assert plans[0] is not None
-    driver.scheduler.commit(plans[0], StepResult([0], [], failed={0: RuntimeError("not finite")}))
+    assert steps[0] is not None
+    driver.scheduler.commit(steps[0], StepResult([0], [], failed={0: RuntimeError("not finite")}))
     driver.check()
 
     assert len(driver.scheduler.cache.index) == 0
@@ -443,10 +446,10 @@ def test_a_preempted_sequence_runs_again_only_when_its_last_step_is_committed():
 def test_after_a_step_that_did_not_fit_steps_are_halved_and_grow_back():
     driver = Driver(capacity(step_tokens=16, pages=512, max_model_len=2000))
     driver.add(sequence([1] * 1500, max_tokens=1))
-    plan = driver.issue()
-    assert plan is not None
+    step = driver.issue()
+    assert step is not None
     driver.fail()
-    assert driver.scheduler.shrink(plan)
+    assert driver.scheduler.shrink(step)
     for _ in range(70):
         driver.step()
 
@@ -457,10 +460,10 @@ def test_after_a_step_that_did_not_fit_steps_are_halved_and_grow_back():
 def test_a_step_of_scored_tokens_that_did_not_fit_is_halved_as_it_was_counted():
     driver = Driver(capacity(step_tokens=16, score_cost=4))
     seq = driver.add(sequence(12, scored=0))
-    plan = driver.issue()
+    step = driver.issue()
     driver.fail()
-    assert granted(plan) == {seq: 4}
-    assert driver.scheduler.shrink(plan)
+    assert granted(step) == {seq: 4}
+    assert driver.scheduler.shrink(step)
 
     assert granted(driver.issue()) == {seq: 2}
     driver.finish()
@@ -474,11 +477,11 @@ def test_steps_are_halved_down_to_one_token_however_much_a_scored_one_counts_for
     driver.add(sequence(12, scored=0))
     sizes = []
     for _ in range(9):
-        plan = driver.issue()
-        assert plan is not None
-        sizes.append(plan.tokens)
+        step = driver.issue()
+        assert step is not None
+        sizes.append(step.plan.tokens)
         driver.fail()
-        if not driver.scheduler.shrink(plan):
+        if not driver.scheduler.shrink(step):
             break
 
     assert sizes == [2, 5, 4, 2, 1]
@@ -487,10 +490,10 @@ def test_steps_are_halved_down_to_one_token_however_much_a_scored_one_counts_for
 def test_a_step_of_one_token_cannot_be_halved():
     driver = Driver()
     driver.add(sequence(1))
-    plan = driver.issue()
-    assert plan is not None
+    step = driver.issue()
+    assert step is not None
 
-    assert not driver.scheduler.shrink(plan)
+    assert not driver.scheduler.shrink(step)
 
 
 def preempted_in_flight(pages: int) -> tuple[Driver, Sequence]:
@@ -609,10 +612,10 @@ def test_a_hit_in_a_windowed_group_is_found_in_few_looks(monkeypatch):
 def test_pages_of_a_sequence_that_failed_after_it_was_preempted_are_not_found():
     driver = Driver()
     bad = driver.add(sequence([1] * 9))
-    plan = driver.scheduler.plan()
-    assert plan is not None
+    step = driver.scheduler.plan()
+    assert step is not None
     driver.scheduler._preempt(bad)
-    driver.scheduler.commit(plan, StepResult([0], [], failed={0: RuntimeError("not finite")}))
+    driver.scheduler.commit(step, StepResult([0], [], failed={0: RuntimeError("not finite")}))
     driver.scheduler.verify()
 
     assert len(driver.scheduler.cache.index) == 0
@@ -719,11 +722,11 @@ def test_a_slot_is_filled_once_and_serves_all_who_want_its_adapter():
     first = driver.add(sequence(3, adapter=adapter))
     second = driver.add(sequence([1] * 3, adapter=adapter))
     other = driver.add(sequence([2] * 3))
-    plan = driver.issue()
+    step = driver.issue()
 
-    assert plan is not None
-    assert [(load.slot, load.adapter) for load in plan.loads] == [(1, adapter)]
-    assert [(join.row, join.slot) for join in plan.joins] == [(first.row, 1), (second.row, 1), (other.row, 0)]
+    assert step is not None
+    assert [(load.slot, load.adapter) for load in step.plan.loads] == [(1, adapter)]
+    assert [(join.row, join.slot) for join in step.plan.joins] == [(first.row, 1), (second.row, 1), (other.row, 0)]
     driver.complete()
     driver.finish()
     driver.check_answers()
@@ -799,10 +802,10 @@ def test_an_adapter_whose_load_failed_is_loaded_again():
     driver.add(sequence([1] * 3, adapter=adapter))
     driver.issue()
     driver.fail()
-    plan = driver.issue()
+    step = driver.issue()
 
-    assert plan is not None
-    assert [load.adapter for load in plan.loads] == [adapter]
+    assert step is not None
+    assert [load.adapter for load in step.plan.loads] == [adapter]
     driver.complete()
     driver.finish()
     driver.check_answers()
@@ -814,7 +817,7 @@ def test_an_adapter_whose_load_failed_may_have_had_another_step_s_sequences_by_t
     for token in (1, 2):
         driver.add(sequence([token] * 3, adapter=adapter))
         driver.issue()
-    assert [len(plan.loads) for plan in driver.in_flight] == [1, 0]
+    assert [len(step.plan.loads) for step in driver.in_flight] == [1, 0]
     driver.fail()
 
     driver.finish()
