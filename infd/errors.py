@@ -3,6 +3,7 @@
 InfdError
 ├── RequestError           a client can fix it, or try later; carries an HTTP status
 │   ├── InvalidRequest     400
+│   │   └── InvalidHttp    400 invalid_http; the connection is closed
 │   ├── PromptTooLong      400 context_length_exceeded
 │   ├── NothingAllowed     400, found out while generating
 │   ├── Unsupported        400, names the feature
@@ -19,6 +20,7 @@ InfdError
 │   ├── RequestTimeout     504
 │   ├── Aborted            503, an operator's doing
 │   ├── ServerStopped      503, with Retry-After
+│   ├── UnknownVersion     505, of HTTP; the connection is closed
 │   └── Internal           500, our bug; the message names the request id
 ├── AdapterExists          another stands under that name
 ├── AdapterTooLarge        there is no room for it beside the others
@@ -65,6 +67,7 @@ class RequestError(InfdError):
     code: str | None = None
     param: str | None = None
     retry_after_s: int | None = None
+    closes: ClassVar[bool] = False  # the connection: where the next request begins is not known
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -74,6 +77,12 @@ class RequestError(InfdError):
 
 class InvalidRequest(RequestError):
     """Malformed, of the wrong type, out of range, or contradictory."""
+
+
+class InvalidHttp(InvalidRequest):
+    """The bytes are not a request, or not one whose end is certain."""
+
+    code, closes = "invalid_http", True
 
 
 class PromptTooLong(RequestError):
@@ -185,6 +194,13 @@ class ServerStopped(RequestError):
 
     def __init__(self) -> None:
         super().__init__("the server stopped before this request was finished")
+
+
+class UnknownVersion(RequestError):
+    status, code, closes = 505, "http_version_not_supported", True
+
+    def __init__(self) -> None:
+        super().__init__("the versions of HTTP known here are 1.1 and 1.0")
 
 
 class Internal(RequestError):

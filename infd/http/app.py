@@ -40,8 +40,9 @@ def application(service: Service) -> web.Application:
     app = web.Application(
         middlewares=[
             middleware.record,
-            middleware.preflight,
             middleware.explain,
+            middleware.frame,
+            middleware.preflight,
             middleware.authorize,
             middleware.understand,
         ],

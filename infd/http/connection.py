@@ -1,12 +1,24 @@
-"""The limits of one connection, and what a client hears whose bytes are not HTTP."""
+"""The limits of one connection, what a client hears whose bytes are not HTTP, and how a connection is closed.
+
+A connection that we close is first closed for writing only: what the client still sends is read and dropped for
+LINGER_S, up to LINGER_BYTES. Bytes that arrive at a closed socket are answered with a reset, and a reset takes the
+answer from a client that has not read it yet.
+
+A client that closes its side between requests, or after whole ones, is gone. Within a request it is told that the
+request is not whole.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
+from aiohttp.http import HttpVersion11
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import _ErrInfo
 
-from infd.errors import InvalidRequest, Overloaded
+from infd.errors import InvalidHttp, InvalidRequest, Overloaded, UnknownVersion
 from infd.http import failure
 from infd.http.connections import address_of
 from infd.http.sse import HIGH_WATER
@@ -14,6 +26,7 @@ from infd.http.sse import HIGH_WATER
 if TYPE_CHECKING:
     import asyncio
 
+    from aiohttp.streams import StreamReader
     from aiohttp.web_server import Server
 
     from infd.config import ServerConfig
@@ -24,11 +37,14 @@ HEADER_BYTES: Final = 16 * 2**10
 HEADERS: Final = 100
 # A reader that does not take HIGH_WATER bytes in this time has stopped reading.
 STALL_S: Final = 30.0
+# Of a client that is told that its connection ends, or whose body nobody wants.
+LINGER_S: Final = 5.0
+LINGER_BYTES: Final = 8 * 2**20
 # Of the loop, in which a request that has arrived is read and begun: whoever seems late may have waited for us.
 TURNS: Final = 10
 
 LIMITS: Final[dict[str, Any]] = {
-    "lingering_time": 5.0,
+    "lingering_time": LINGER_S,
     "max_line_size": HEADER_BYTES,
     "max_field_size": HEADER_BYTES,
     "max_headers": HEADERS,
@@ -41,10 +57,16 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     """One client's connection."""
 
     __slots__ = (
+        "_answered",
+        "_arriving",
         "_connections",
+        "_ended",
         "_header_deadline",
         "_header_timeout_s",
+        "_linger_bytes",
+        "_linger_deadline",
         "_metrics",
+        "_refused",
         "_stall_deadline",
         "_stream",
         "address",
@@ -65,6 +87,12 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._header_timeout_s = config.header_timeout_s
         self._header_deadline: asyncio.Handle | None = None
         self._stall_deadline: asyncio.TimerHandle | None = None
+        self._linger_deadline: asyncio.TimerHandle | None = None
+        self._linger_bytes = LINGER_BYTES  # that may still be read and dropped
+        self._arriving: StreamReader | None = None  # the body of the newest request, where not whole yet
+        self._answered = False  # before that body was whole
+        self._refused = False  # whatever else arrives is no request
+        self._ended = False  # the client has closed its side
         self._stream: asyncio.Transport | None = None  # also while it closes, when `transport` is None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -83,10 +111,43 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.leave(self)
-        for deadline in (self._header_deadline, self._stall_deadline):
+        for deadline in (self._header_deadline, self._stall_deadline, self._linger_deadline):
             if deadline is not None:
                 deadline.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._drop_input(len(data))
+            return
+        super().data_received(data)
+        self._look_at_input()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open, for an answer to a request that is not whole."""
+        self._ended = True
+        if self._linger_deadline is not None:
+            return False
+        if self._refused or not self._within_a_request():
+            return self._refused
+        if self._answered and self._arriving is not None and not self._arriving.is_eof():
+            return False  # what is not whole is a body that nobody wanted
+        cut = InvalidHttp("the input ended before the request was whole")
+        if not self._refuse(cut):
+            self._messages.append((_ErrInfo(cut.status, cut, str(cut)), EMPTY_PAYLOAD))
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+        return True
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        self._answered = request.content is self._arriving
+        answer, gone = await super().finish_response(request, resp, start_time)
+        self._look_at_input()  # what followed a declined upgrade is read only now
+        if not gone and not answer.keep_alive:
+            self._linger()
+        return answer, gone
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -125,10 +186,63 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             raise exc  # nobody is left to answer, and there is nothing to log
         if status != InvalidRequest.status or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
-        response = failure.response(InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))
+        refusal = exc if isinstance(exc, InvalidHttp) else _explain(message or "")
+        failure.count(refusal, self._metrics)
+        response = failure.response(refusal)
         response.headers["Server"] = "infd"
-        response.force_close()
+        speak_our_version(request)
         return response
+
+    def _within_a_request(self) -> bool:
+        """Whether the parser waits for more of a head or a body. It is not used any more after that."""
+        assert self._parser is not None
+        try:
+            return self._parser.feed_eof() is not None
+        except HttpProcessingError:
+            return True
+
+    def _look_at_input(self) -> None:
+        """Notice a body that begins to arrive, and what breaks the input off."""
+        if not self._messages:
+            return
+        newest, body = self._messages[-1]
+        if isinstance(newest, _ErrInfo):
+            self._refuse(InvalidHttp("the body is not valid HTTP/1.1"))
+        else:
+            self._arriving, self._answered = None if body.is_eof() else body, False
+
+    def _refuse(self, error: InvalidHttp) -> bool:
+        """Read no more requests. Return whether the last one's body was still arriving: its reader raises the error."""
+        self._refused = True
+        body, self._arriving = self._arriving, None
+        if body is None or body.is_eof():
+            return False
+        body.set_exception(error)
+        return True
+
+    def _linger(self) -> None:
+        """Close for writing, and drop what the client still sends until it closes too."""
+        stream = self._stream
+        if stream is None or stream.is_closing():
+            return
+        self._refused = self._force_close = True  # aiohttp ends its task, and leaves the transport to us
+        self.busy()
+        self.silent()
+        if self._ended or self._linger_bytes < 0:
+            stream.close()
+            return
+        stream.write_eof()
+        self._resume_transport_reading()
+        self._linger_deadline = self._loop.call_later(LINGER_S, stream.close)
+
+    def _drop_input(self, size: int) -> None:
+        self._linger_bytes -= size
+        if self._linger_bytes >= 0 or self._stream is None:
+            return
+        if self._linger_deadline is not None:
+            self._stream.close()
+        else:
+            self._stream.pause_reading()  # the refusal is still to be sent
 
     def _headers_are_late(self, turns: int) -> None:
         """Close, after so many turns of the loop, unless the request has begun by then."""
@@ -140,6 +254,24 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     def _too_late(self, reason: str) -> None:
         self._metrics.dropped[reason] += 1
         self.drop()
+
+
+def leaves_too_much_unread(request: web.BaseRequest) -> bool:
+    """Whether a connection cannot be used again because of a body that nobody has read."""
+    body, size = request.content, request.content_length
+    return not body.is_eof() and (size is None or size > LINGER_BYTES or body.exception() is not None)
+
+
+def speak_our_version(request: web.BaseRequest) -> None:
+    """Have the status line name our version of HTTP, not the client's (RFC 9110, 6.2)."""
+    request._cache["version"] = request._version = HttpVersion11
+
+
+def _explain(complaint: str) -> InvalidHttp | UnknownVersion:
+    """Return what to answer to bytes of which the parser says this."""
+    if "Invalid HTTP version" in complaint or "Pause on PRI" in complaint:
+        return UnknownVersion()
+    return InvalidHttp("the request is not valid HTTP/1.1")
 
 
 def of(request: web.BaseRequest) -> Connection:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from infd.errors import Internal, NotReady, RequestError, Unauthorized
+from infd.errors import Internal, NotReady, RequestError, Unauthorized, UnknownVersion
 from infd.http.schema.error import ErrorBody, ErrorDetail
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def translate(error: Exception, exchange: Exchange) -> RequestError:
 
 def count(error: RequestError, metrics: Metrics) -> None:
     """Count a refusal by its reason. A fault of ours is none: it ends as an error."""
-    if error.status < Internal.status or error.status == NotReady.status:
+    if error.status < Internal.status or error.status in (NotReady.status, UnknownVersion.status):
         metrics.rejected[reason(error)] = metrics.rejected.get(reason(error), 0) + 1
 
 
@@ -51,6 +51,8 @@ def response(error: RequestError) -> web.Response:
         answer.headers["Retry-After"] = str(error.retry_after_s)
     if error.status == Unauthorized.status:
         answer.headers["WWW-Authenticate"] = "Bearer"
+    if error.closes:
+        answer.force_close()
     return answer
 
 

@@ -1,10 +1,11 @@
 """What happens around every request. Outermost first:
 
 1. record     gives the request its id, and writes its access line when it is over, however it ended
-2. preflight  answers browsers that ask whether a page may ask
-3. explain    turns what was raised into an error body, or the last event of a stream that has begun
-4. authorize  lets nothing through without a key but the paths named in OPEN, compared as the client sent them
-5. understand refuses what the headers ask of us beyond what we do, of whoever may ask at all
+2. explain    turns what was raised into an error body, or the last event of a stream that has begun
+3. frame      refuses versions and framing of HTTP that leave open where the next request begins
+4. preflight  answers browsers that ask whether a page may ask
+5. authorize  lets nothing through without a key but the paths named in OPEN, compared as the client sent them
+6. understand refuses what the headers ask of us beyond what we do, of whoever may ask at all
 
 `finish_headers` runs last, when a response is about to leave, streamed or not.
 """
@@ -17,9 +18,20 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
+from aiohttp.http import HttpVersion10, HttpVersion11
 
 from infd.engine.state import State
-from infd.errors import InvalidRequest, MethodNotAllowed, NotReady, Overloaded, RequestError, UnknownPath, brief
+from infd.errors import (
+    InvalidHttp,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotReady,
+    Overloaded,
+    RequestError,
+    UnknownPath,
+    UnknownVersion,
+    brief,
+)
 from infd.http import connection, expectations, failure
 from infd.http.service import EXCHANGE, SERVICE, Exchange
 from infd.http.sse import DONE, event
@@ -104,6 +116,19 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 @web.middleware
+async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what is not HTTP/1.1 or 1.0, and a body framed as its version does not know (RFC 9112, 6.1)."""
+    if request.version not in (HttpVersion10, HttpVersion11):
+        raise UnknownVersion
+    codings = request.headers.getall("Transfer-Encoding", ())
+    if codings and request.version == HttpVersion10:
+        raise InvalidHttp("HTTP/1.0 knows no Transfer-Encoding: send a Content-Length, or HTTP/1.1")
+    if codings and ", ".join(codings).lower() != "chunked":
+        raise InvalidHttp("a body comes as it is or chunked, in no other transfer coding")
+    return await handler(request)
+
+
+@web.middleware
 async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Find out whose key this is. Unknown paths need one too: what exists here is nobody's business."""
     service = request.app[SERVICE]
@@ -115,10 +140,8 @@ async def authorize(request: web.Request, handler: Handler) -> web.StreamRespons
 
 @web.middleware
 async def understand(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse other expectations, and bodies that would have to be unpacked before they are read."""
+    """Refuse other expectations."""
     expectations.check(request)
-    if ", ".join(request.headers.getall("Transfer-Encoding", ["chunked"])).lower() != "chunked":
-        raise InvalidRequest("a body comes as it is or chunked, in no other transfer coding", code="invalid_http")
     return await handler(request)
 
 
@@ -134,9 +157,12 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
     if response.status in _COME_BACK:
         response.headers.setdefault("Retry-After", "1")
     service.origins.mark(request, response)
-    if service.engine.lifecycle.state is State.DRAINING:
-        response.headers["Connection"] = "close"
+    endless = request.version == HttpVersion10 and response.content_length is None  # but for the connection's end
+    if endless or service.engine.lifecycle.state is State.DRAINING or connection.leaves_too_much_unread(request):
         response.force_close()
+    if not response.keep_alive:
+        response.headers["Connection"] = "close"
+    connection.speak_our_version(request)
 
 
 def _raw_path(request: web.Request) -> str:

@@ -162,7 +162,7 @@ async def test_a_body_that_never_arrives_is_not_waited_for_for_ever():
 async def test_what_is_not_http_is_told_so(endpoint: Endpoint, request_bytes: bytes):
     head, _, body = (await converse(endpoint, request_bytes)).partition(b"\r\n\r\n")
 
-    assert head.startswith(b"HTTP/1.0 400 ")
+    assert head.startswith(b"HTTP/1.1 400 ")
     assert json.loads(body)["error"]["code"] == "invalid_http"
     assert b"aiohttp" not in head
 
