@@ -10,7 +10,6 @@ import click
 import torch
 
 from infd import embedded
-from infd.adapters.reading import HostWeights
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.kernels.ops import LowRank, LowRankPart
 from infd.request import Adapter, SamplingParams
@@ -27,7 +26,7 @@ PROMPT = 16
 SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-def weights(targets: Iterable[Target], rank: int, dtype: torch.dtype) -> HostWeights:
+def weights(targets: Iterable[Target], rank: int, dtype: torch.dtype) -> dict[Target, LowRank]:
     """Return an adapter of every product, with random factors."""
     low = {}
     for target in targets:
@@ -38,7 +37,7 @@ def weights(targets: Iterable[Target], rank: int, dtype: torch.dtype) -> HostWei
             parts.append(LowRankPart(torch.randn(outputs, rank, dtype=dtype) * 0.01, number * rank, output))
             output += outputs
         low[target] = LowRank(torch.randn(rank * len(parts), target.inputs, dtype=dtype), parts)
-    return HostWeights("", rank, 0, (), low)
+    return low
 
 
 @click.command()
@@ -89,9 +88,11 @@ def main(model: str, dtype: str, rows: int, rank: int, steps: int) -> None:
     nobody = [0] * rows
     before = measure({"before": nobody, "before again": nobody}, steps // 10)
     slots = 4
-    fill = [Load(slot, Adapter("a", slot, weights(targets, rank, number))) for slot in range(1, slots + 1)]
+    fill = [Load(slot, Adapter("a", slot)) for slot in range(1, slots + 1)]
+    for load in fill:
+        runner.adapters.hold(load.adapter, weights(targets, rank, number))
     with runner.active():
-        runner._adapters.fill(fill, runner._rows.upload)
+        runner.adapters.fill(fill)
     cases = {
         "loaded, wanted by none": nobody,
         "wanted by one row": [1, *[0] * (rows - 1)],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from itertools import islice
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Some
 
     from infd.models.base import Model
+    from infd.models.parameter import Target
     from infd.runner.runner import Landing, Runner
 
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
@@ -67,9 +67,12 @@ def others(bench: Bench, runner: Runner, traffic: Traffic, model: Model, argumen
         floor = traffic.mixed(most - 1, context, beside)
         name = f"behind {context}, beside {beside} of a prompt"
         decode(bench, runner, [context] * (most - 1), count, name, floor, beside=beside)
-    loads = adapters(model)
-    if loads:
-        floor = traffic.decoding(most, context, sum(_bytes(load) for load in loads))
+    low = adapter(model)
+    if low:
+        loads = [Load(slot, Adapter(f"a{slot}", slot)) for slot in range(1, ADAPTERS + 1)]
+        for load in loads:
+            runner.adapters.hold(load.adapter, low)
+        floor = traffic.decoding(most, context, len(loads) * _bytes(low))
         name = f"behind {context}, with {len(loads)} adapters"
         decode(bench, runner, [context] * most, count, name, floor, loads=loads)
 
@@ -132,30 +135,22 @@ def decoding(
         yield StepPlan(step, [*joins, *following] if first else following, [], spans, list(loads) if first else [])
 
 
-def adapters(model: Model) -> list[Load]:
-    """Return adapters of every product between the embedding and the head."""
+def adapter(model: Model) -> dict[Target, LowRank]:
+    """Return an adapter of every product between the embedding and the head, of zeros."""
     targets = [target for target in model.targets if all(name.endswith("_proj") for name in target.modules)]
 
-    def low(modules: dict[str, int], inputs: int) -> LowRank:
+    def zeros(modules: dict[str, int], inputs: int) -> LowRank:
         parts, output = [], 0
         for number, outputs in enumerate(modules.values()):
             parts.append(LowRankPart(torch.zeros(outputs, RANK, dtype=torch.bfloat16), RANK * number, output))
             output += outputs
         return LowRank(torch.zeros(RANK * len(modules), inputs, dtype=torch.bfloat16), parts)
 
-    return [
-        Load(
-            slot,
-            Adapter(f"a{slot}", slot, SimpleNamespace(low={each: low(each.modules, each.inputs) for each in targets})),
-        )
-        for slot in range(1, ADAPTERS + 1)
-        if targets
-    ]
+    return {each: zeros(each.modules, each.inputs) for each in targets}
 
 
-def _bytes(load: Load) -> int:
-    low = load.adapter.weights.low.values()
-    return sum(each.a.nbytes + sum(part.b.nbytes for part in each.parts) for each in low)
+def _bytes(low: dict[Target, LowRank]) -> int:
+    return sum(each.a.nbytes + sum(part.b.nbytes for part in each.parts) for each in low.values())
 
 
 def _join(row: int, tokens: int, page: int, held: int = 0, sampling: SamplingParams = GREEDY, slot: int = 0) -> Join:

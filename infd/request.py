@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -54,20 +54,33 @@ class Request(Struct, frozen=True, kw_only=True):
     cache_salt: str = ""  # narrows the sharing further
 
 
-class Adapter(Struct, eq=False):
-    """A change to the model, as it was when it was read.
+class Adapter(Struct, frozen=True):
+    """A change to the model, as its files were when they were loaded. The executor holds its weights.
 
-    generation  another one each time that an adapter is loaded, under whatever name
-    weights     what the executor read; nobody else looks into it. None once nobody asks for the adapter any more,
-                because a finished step may be remembered for longer than gigabytes should be
+    generation  unique; each load of an adapter, under any name, is another generation
     """
 
     name: str
     generation: int
-    weights: Any
+    path: str = ""
 
     def __repr__(self) -> str:
         return f"<Adapter {self.name}/{self.generation}>"
+
+
+class AdapterFacts(Struct, frozen=True):
+    """An adapter that an executor has read.
+
+    base   the model that its config names
+    rank   the largest of its products
+    bytes  of host memory that it takes
+    stamp  differs once its files have changed
+    """
+
+    base: str
+    rank: int
+    bytes: int
+    stamp: tuple[tuple[int, ...], ...]
 
 
 class TokenLogprobs(Struct, frozen=True):

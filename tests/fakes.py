@@ -13,11 +13,9 @@ import zlib
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from infd.errors import AdapterTooLarge, CheckpointError
 from infd.memory import ALL, Held, Memory, Part
-from infd.request import TokenLogprobs
+from infd.request import AdapterFacts, TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult
 
@@ -123,6 +121,7 @@ class FakeDevice:
         self.most = [0] * capacity.rows
         self.prompts = [0] * capacity.rows
         self.slot_of = [0] * capacity.rows
+        self.adapters: set[Adapter] = set()  # in memory
         self.slots: dict[int, Adapter] = {}
         self.steps = 0
         self.asleep = False
@@ -135,7 +134,7 @@ class FakeDevice:
     def forward(self, plan: StepPlan) -> None:
         assert not self.asleep, "a step while memory is given back"
         for load in plan.loads:
-            assert load.adapter.weights is not None, "an adapter is loaded that was let go"
+            assert load.adapter in self.adapters, "an adapter is loaded that is not in memory"
             self.slots[load.slot] = load.adapter
         for join in plan.joins:
             self._seat(join)
@@ -180,7 +179,7 @@ class FakeDevice:
     def _computed(self, span: Span, position: int) -> int:
         slot = self.slot_of[span.row]
         adapter = self.slots[slot] if slot else None
-        assert adapter is None or adapter.weights is not None, "an adapter is computed that was let go"
+        assert adapter is None or adapter in self.adapters, "an adapter is computed that is not in memory"
         return remembered(self.tokens[span.row][position], adapter)
 
     def _seat(self, join: Join) -> None:
@@ -226,13 +225,6 @@ class Seated:
         return [self._tokens[span.row] for span in plan.spans]
 
 
-class FakeWeights(Struct, frozen=True, eq=False, weakref=True):
-    bytes: int
-    stamp: int
-    base: str = "fake"
-    rank: int = 8
-
-
 class FakeStep:
     def __init__(self, executor: FakeExecutor, plan: StepPlan) -> None:
         self.plan = plan
@@ -270,7 +262,7 @@ class FakeExecutor:
         self.closed = False
         self._capacity = capacity or globals()["capacity"](pages=256, rows=16, step_tokens=64, max_model_len=256)
         self.device = FakeDevice(self._capacity)
-        self._queue: list[FakeStep | tuple[Adapter, int | None]] = []  # steps, and what is forgotten between them
+        self._queue: list[FakeStep | Callable[[], None]] = []  # steps, and work between them
         self.files: dict[str, tuple[int, int]] = {}
         self.reading = asyncio.Event()
         self.reading.set()
@@ -311,11 +303,8 @@ class FakeExecutor:
             await asyncio.sleep(self.step_s)
             await self.gate.wait()
             step = self._queue.pop(0)
-            if isinstance(step, tuple):
-                adapter, slot = step
-                adapter.weights = None
-                if slot is not None:
-                    self.device.slots.pop(slot, None)
+            if not isinstance(step, FakeStep):
+                step()
                 continue
             try:
                 if self.fault is not None:
@@ -325,7 +314,7 @@ class FakeExecutor:
                 step.result.set_exception(error)
                 behind, self._queue = self._queue, []
                 for dropped in behind:
-                    if isinstance(dropped, tuple):
+                    if not isinstance(dropped, FakeStep):
                         self._queue.append(dropped)
                         continue
                     for _ in range(3):  # the news of each comes by itself, as from a thread
@@ -380,19 +369,28 @@ class FakeExecutor:
         self.held = Memory(weights=weights, cache=cache)
         self.device.asleep = not self.held.whole
 
-    async def read_adapter(self, path: str, root: str | None, room: int) -> FakeWeights:
+    async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
         """Read a made-up adapter: `files` has the bytes and the stamp of each path."""
         self.reads += 1
         await self.reading.wait()
-        if path not in self.files:
-            raise CheckpointError(f"{path}: No such file or directory")
-        weights = FakeWeights(*self.files[path])
-        if weights.bytes > room:
-            raise AdapterTooLarge(weights.bytes, room)
-        return weights
+        if adapter.path not in self.files:
+            raise CheckpointError(f"{adapter.path}: No such file or directory")
+        size, stamp = self.files[adapter.path]
+        if size > room:
+            raise AdapterTooLarge(size, room)
+        self._between(lambda: self.device.adapters.add(adapter))
+        return AdapterFacts("fake", 8, size, ((stamp,),))
 
     def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
-        self._queue.append((adapter, slot))
+        def forget() -> None:
+            self.device.adapters.discard(adapter)
+            if slot is not None:
+                self.device.slots.pop(slot, None)
+
+        self._between(forget)
+
+    def _between(self, work: Callable[[], None]) -> None:
+        self._queue.append(work)
         self._start()
 
     def describe(self) -> dict[str, Any]:

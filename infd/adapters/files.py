@@ -29,8 +29,8 @@ class AdapterFiles(Struct, frozen=True):
     config: Path
     tensors: Path
 
-    def stamp(self) -> tuple[object, ...]:
-        """Return what changes when a file does. Raises CheckpointError where one is gone."""
+    def stamp(self) -> tuple[tuple[int, ...], ...]:
+        """Return numbers that differ once a file has changed. Raises CheckpointError where one is gone."""
         try:
             found = [file.stat() for file in (self.config, self.tensors)]
         except OSError as error:

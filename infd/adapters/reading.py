@@ -16,6 +16,7 @@ from infd.adapters.fit import fit
 from infd.adapters.peft import PeftConfig
 from infd.errors import AdapterTooLarge, CheckpointError
 from infd.kernels.ops import LowRank, LowRankPart
+from infd.request import AdapterFacts
 from infd.weights.checkpoint import TensorFile
 from infd.weights.formats.plain import PlainReader
 from infd.weights.load import ALIGNMENT
@@ -30,18 +31,9 @@ if TYPE_CHECKING:
 
 
 class HostWeights(Struct, frozen=True, eq=False, weakref=True):
-    """An adapter in memory of the host.
+    """An adapter in memory of the host."""
 
-    base   the model it says it was made for
-    rank   the largest
-    bytes  that it occupies
-    stamp  of its files
-    """
-
-    base: str
-    rank: int
-    bytes: int
-    stamp: tuple[object, ...]
+    facts: AdapterFacts
     low: Mapping[Target, LowRank]
 
 
@@ -76,7 +68,11 @@ class AdapterReader:
             file.close()
 
     def _read(
-        self, config: PeftConfig, changes: Mapping[Target, Sequence[Change]], room: int, stamp: tuple[object, ...]
+        self,
+        config: PeftConfig,
+        changes: Mapping[Target, Sequence[Change]],
+        room: int,
+        stamp: tuple[tuple[int, ...], ...],
     ) -> HostWeights:
         shapes = [shape for each in changes.values() for change in each for shape in (change.a.shape, change.b.shape)]
         # Stacked factors are aligned once, so this is a bound.
@@ -86,7 +82,7 @@ class AdapterReader:
         arena, reader = self._arena(size), PlainReader(lambda _: None)
         low = {target: self._stack(target, each, arena, reader) for target, each in changes.items()}
         rank = max(change.rank for each in changes.values() for change in each)
-        return HostWeights(config.base_model_name_or_path or "", rank, size, stamp, low)
+        return HostWeights(AdapterFacts(config.base_model_name_or_path or "", rank, size, stamp), low)
 
     def _stack(self, target: Target, changes: Sequence[Change], arena: Arena, reader: PlainReader) -> LowRank:
         ranks = sum(change.rank for change in changes)

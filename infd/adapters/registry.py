@@ -22,6 +22,7 @@ from infd.request import Adapter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from infd.request import AdapterFacts
     from infd.telemetry.events import Events
 
 LONGEST_NAME = 128
@@ -29,27 +30,8 @@ LONGEST_NAME = 128
 _NAME = re.compile(r"[A-Za-z0-9][\w.:-]*(/(?!\.\.?(/|\Z))[\w.:-]+)*", re.ASCII)
 
 
-class Weights(Protocol):
-    """An adapter as an executor read it.
-
-    base   the model it says it was made for
-    rank   the largest of its products
-    bytes  of host memory that it takes
-    stamp  what changes when its files do
-    """
-
-    @property
-    def base(self) -> str: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def stamp(self) -> tuple[object, ...]: ...
-
-
 class Read(Protocol):
-    async def __call__(self, path: str, root: str | None, room: int) -> Weights:
+    async def __call__(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
         """Read an adapter that takes at most `room` bytes; see Executor.read_adapter."""
 
 
@@ -69,23 +51,23 @@ class AdapterRow(Struct, kw_only=True):
 class _Entry:
     """One generation of a name."""
 
-    def __init__(self, adapter: Adapter, weights: Weights, path: str, root: str | None) -> None:
-        self.name, self.generation = adapter.name, adapter.generation
-        self.path, self.root = path, root
-        self.base, self.rank, self.bytes, self.stamp = weights.base, weights.rank, weights.bytes, weights.stamp
-        self.adapter: Adapter | None = adapter
+    def __init__(self, adapter: Adapter, facts: AdapterFacts, root: str | None) -> None:
+        self.adapter = adapter
+        self.name, self.generation, self.path, self.root = adapter.name, adapter.generation, adapter.path, root
+        self.base, self.rank, self.bytes, self.stamp = facts.base, facts.rank, facts.bytes, facts.stamp
+        self.stored = False  # the executor no longer holds its weights
         self.pins = 0  # sequences that use it, and requests about to
         self.leaving = False
 
     def row(self) -> AdapterRow:
-        state = "leaving" if self.leaving else "stored" if self.adapter is None else "ready"
+        state = "leaving" if self.leaving else "stored" if self.stored else "ready"
         return AdapterRow(
             name=self.name,
             state=state,
             path=self.path,
             base=self.base,
             rank=self.rank,
-            bytes=0 if self.adapter is None else self.bytes,
+            bytes=0 if self.stored else self.bytes,
             generation=self.generation,
             requests=self.pins,
         )
@@ -172,10 +154,9 @@ class Adapters:
                 if current.path == path:
                     return False
                 raise AdapterExists(f"{name!r} stands for {current.path}; replace it with --in-place, or unload it")
-            weights = await self._make_room(path, root)
             self._generations += 1
-            adapter = Adapter(name, self._generations, weights)
-            entry = self._entries[name] = _Entry(adapter, weights, path, root)
+            adapter = Adapter(name, self._generations, path)
+            entry = self._entries[name] = _Entry(adapter, await self._make_room(adapter, root), root)
             self._by_adapter[adapter] = entry
             self._news.set()
             self._tell("loaded" if current is None else "replaced", entry, path=path, rank=entry.rank)
@@ -218,12 +199,12 @@ class Adapters:
 
         Raises ModelNotFound, AdapterUnavailable.
         """
-        adapter = self._entry(name).adapter
-        if adapter is None or self._passed >= self._patience:
+        entry = self._entry(name)
+        if entry.stored or self._passed >= self._patience:
             return await self._acquire_in_turn(name)
         self._passed += self._turn.locked()
-        self.keep(adapter)
-        return adapter
+        self.keep(entry.adapter)
+        return entry.adapter
 
     def keep(self, adapter: Adapter) -> None:
         """Keep an adapter that is kept already for one more user."""
@@ -259,7 +240,7 @@ class Adapters:
         """Read what `name` stands for unless it is in memory; None while those in use leave it no room."""
         async with self._reading:
             entry = self._entry(name)  # it may have been unloaded, replaced or read meanwhile
-            if entry.adapter is None:
+            if entry.stored:
                 try:
                     await self._read_again(entry)
                 except AdapterTooLarge as error:
@@ -267,31 +248,31 @@ class Adapters:
                         raise AdapterUnavailable(f"adapter {name!r} cannot be read now: {error}") from error
                     self._news.clear()
                     return None
-            assert entry.adapter is not None
             self.keep(entry.adapter)
             return entry.adapter
 
     async def _read_again(self, entry: _Entry) -> None:
         try:
-            weights = await self._make_room(entry.path, entry.root)
+            facts = await self._make_room(entry.adapter, entry.root)
         except CheckpointError as error:
             raise AdapterUnavailable(f"adapter {entry.name!r} cannot be read now: {error}") from error
-        if weights.stamp != entry.stamp:
+        if facts.stamp != entry.stamp:
+            self._forget(entry.adapter)
             raise AdapterUnavailable(
                 f"the files of adapter {entry.name!r} have changed since it was loaded;"
                 " an operator must load it again (infdctl load-lora --in-place)"
             )
         if entry.leaving:
+            self._forget(entry.adapter)
             raise ModelNotFound(entry.name, (*self._taken, *self._entries))
-        entry.adapter = Adapter(entry.name, entry.generation, weights)
-        entry.bytes = weights.bytes
+        entry.stored, entry.bytes = False, facts.bytes
         self._by_adapter[entry.adapter] = entry
         self._tell("read again", entry)
 
-    async def _make_room(self, path: str, root: str | None) -> Weights:
+    async def _make_room(self, adapter: Adapter, root: str | None) -> AdapterFacts:
         """Read an adapter, taking as many unused ones out of memory as it needs. The lock is held."""
         try:
-            return await self._read(path, root, self.host_bytes - self.bytes)
+            return await self._read(adapter, root, self.host_bytes - self.bytes)
         except AdapterTooLarge as error:
             idle = [entry for entry in self._by_adapter.values() if not entry.pins]
             if self.host_bytes - self.bytes + sum(entry.bytes for entry in idle) < error.size:
@@ -300,7 +281,7 @@ class Adapters:
                 if self.host_bytes - self.bytes >= error.size:
                     break
                 self._let_go(entry)
-            return await self._read(path, root, self.host_bytes - self.bytes)
+            return await self._read(adapter, root, self.host_bytes - self.bytes)
 
     def _retire(self, entry: _Entry) -> None:
         entry.leaving = True
@@ -315,10 +296,10 @@ class Adapters:
 
     def _let_go(self, entry: _Entry) -> None:
         """Take an entry's weights out of memory, if they are there and nobody uses them."""
-        if entry.adapter is not None and not entry.pins:
-            adapter, entry.adapter = entry.adapter, None
-            del self._by_adapter[adapter]
-            self._forget(adapter)
+        if not entry.stored and not entry.pins:
+            entry.stored = True
+            del self._by_adapter[entry.adapter]
+            self._forget(entry.adapter)
             self._news.set()
             self._tell("freed" if entry.leaving else "stored", entry)
 

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Collection
 
-    from infd.adapters.registry import Weights
     from infd.memory import Memory, Part
-    from infd.request import Adapter
+    from infd.request import Adapter, AdapterFacts
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 
@@ -73,17 +72,19 @@ class Executor(Protocol):
         Raises StartError; if reading fails midway, `memory.weights` is invalid.
         """
 
-    async def read_adapter(self, path: str, root: str | None, room: int) -> Weights:
-        """Read an adapter for the model that is loaded, and check that it fits, off the device and off the loop.
+    async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
+        """Read the adapter at `adapter.path`, off the device and off the loop; check that it fits the loaded model.
 
-        root  the directory that must hold it; None: it may lie anywhere
+        Its weights are held in the host's memory until `forget_adapter`; plans issued from now on may load them.
+
+        root  the directory that must contain it; None: any directory
         room  the bytes of memory that it may take
 
         Raises CheckpointError, AdapterTooLarge.
         """
 
     def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
-        """Let go of an adapter that no step from now on asks for, and of its slot, behind the steps issued so far."""
+        """Free an adapter that no later step names, and its slot, behind the steps issued so far."""
 
     def describe(self) -> dict[str, Any]:
         """Return what operators ask for: device, dtype, weights_bytes, cache_bytes, threads, load_s.

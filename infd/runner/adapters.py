@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import LastingLora, Lora, SlotWeights, Upload
     from infd.models.parameter import Target
+    from infd.request import Adapter
     from infd.runner.staging import Staging
     from infd.scheduler.plan import Load
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSlots:
-    """What each slot holds. Lives on the device thread.
+    """The adapters in the host's memory, and what each slot holds. Lives on the device thread.
 
     weights  what the slots add to each target, for steps that are captured
     """
@@ -46,6 +47,7 @@ class DeviceSlots:
         self.weights: dict[Target, SlotWeights] = {}
         self._device = device
         self._slots = range(1, slots + 1)
+        self._read: dict[Adapter, Changes] = {}
         self._held: dict[int, Changes] = {}
         self._changed = False
         self._generation = 0
@@ -54,12 +56,22 @@ class DeviceSlots:
     def __len__(self) -> int:
         return len(self._held)
 
+    def hold(self, adapter: Adapter, low: Mapping[Any, LowRank]) -> None:
+        """Keep an adapter that was read, for loads to name. low: its factors, by `models.parameter.Target`."""
+        self._read[adapter] = low
+
+    def forget(self, adapter: Adapter, slot: int | None) -> None:
+        """Free an adapter that no later step names, and the slot that holds it."""
+        self._read.pop(adapter, None)
+        if slot is not None:
+            self._held.pop(slot, None)
+
     def fill(self, loads: Iterable[Load]) -> None:
         """Take adapters in. Raises RequestFailed where one does not fit the device's memory."""
         for load in loads:
             self._changed = True
             self._held.pop(load.slot, None)  # first, so that two never need room at once
-            low: Changes = load.adapter.weights.low
+            low = self._read[load.adapter]
             try:
                 self._held[load.slot] = low if self._device.type == "cpu" else _copied(low, self.staging.up)
             except torch.OutOfMemoryError as error:
@@ -67,10 +79,6 @@ class DeviceSlots:
                     f"the device has no memory left for adapter {load.adapter.name!r};"
                     " lower lora.max_adapters or cache.bytes"
                 ) from error
-
-    def empty(self, slot: int) -> None:
-        """Let go of what a slot holds."""
-        self._held.pop(slot, None)
 
     def adapted(self, slots: Array) -> AdaptedRows | None:
         """Return what the rows of a pass want, given the slot of each; None where all want the model itself."""

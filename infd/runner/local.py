@@ -20,10 +20,9 @@ from infd.runner.pulse import Pulse, Stopped
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from infd.adapters.reading import HostWeights
     from infd.config import Config
     from infd.memory import Part
-    from infd.request import Adapter
+    from infd.request import Adapter, AdapterFacts
     from infd.runner.loading import Loaded
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
@@ -143,12 +142,15 @@ class LocalExecutor:
         self._whole = self.memory.whole
         return done.result()
 
-    async def read_adapter(self, path: str, root: str | None, room: int) -> HostWeights:
+    async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
         assert self._parts is not None
-        return await self._offload(self._parts.reader.read, path, root, room)
+        weights = await self._offload(self._parts.reader.read, adapter.path, root, room)
+        # Behind the errand that may still have to forget an earlier reading of it, ahead of every plan that names it.
+        self.between(lambda loaded: loaded.runner.adapters.hold(adapter, weights.low))
+        return weights.facts
 
     def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
-        self.between(lambda loaded: loaded.runner.forget_adapter(adapter, slot))
+        self.between(lambda loaded: loaded.runner.adapters.forget(adapter, slot))
 
     def describe(self) -> dict[str, Any]:
         if self._parts is None:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
-from msgspec import Struct
-
 from infd.adapters.files import locate
 from infd.adapters.peft import PeftConfig
 from infd.errors import AdapterTooLarge
 from infd.memory import ALL, Held, Memory, Part
-from infd.request import TokenLogprobs
+from infd.request import AdapterFacts, TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepResult
 from infd.weights import checkpoint
@@ -40,15 +38,6 @@ class Sizes(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def max_position_embeddings(self) -> int: ...
-
-
-class NullWeights(Struct, frozen=True):
-    """What is told of an adapter that is not read."""
-
-    base: str
-    rank: int
-    bytes: int
-    stamp: tuple[object, ...]
 
 
 class NullStep:
@@ -132,15 +121,15 @@ class NullExecutor:
         checkpoint.read_config(checkpoint.locate(path, root))
         self.memory = Memory(cache=self.memory.cache)
 
-    async def read_adapter(self, path: str, root: str | None, room: int) -> NullWeights:
-        files = locate(path, root)
+    async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
+        files = locate(adapter.path, root)
         config, size = PeftConfig.read(files.config), files.tensors.stat().st_size
         if size > room:
             raise AdapterTooLarge(size, room)
-        return NullWeights(config.base_model_name_or_path or "", config.r, size, files.stamp())
+        return AdapterFacts(config.base_model_name_or_path or "", config.r, size, files.stamp())
 
     def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
-        adapter.weights = None
+        """Nothing was held."""
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import Attention, Draw, KeyValuePages
     from infd.models.base import Model
-    from infd.request import Adapter
     from infd.runner.adapters import DeviceSlots
     from infd.runner.graphs import Graphs
     from infd.runner.pulse import Pulse
@@ -90,7 +89,7 @@ class Runner:
         self._staging = rows.staging
         self._layout = layout
         self._cache = cache
-        self._adapters = adapters
+        self.adapters = adapters
         self._pulse = pulse
         self._sampler = Sampler(rows, draw)
         self._decoding = None
@@ -109,14 +108,14 @@ class Runner:
     def forward(self, plan: StepPlan) -> Forwarded:
         """Issue the forward pass."""
         self._staging.begin()
-        self._adapters.fill(plan.loads)
+        self.adapters.fill(plan.loads)
         self._rows.stage(plan.joins, plan.grants)
         if self._decoding is not None and (issued := self._decoding.forward(plan.spans)) is not None:
             self._pulse.beat()
             return Forwarded(plan, range(len(plan.spans)), *issued)
         forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
         gathered = gather(
-            plan.spans, self._rows, self._layout, self._cache, self._attention, self._adapters, self._model
+            plan.spans, self._rows, self._layout, self._cache, self._attention, self.adapters, self._model
         )
         gathered.batch.beat = self._pulse.beat
         hidden = self._model.forward(gathered.batch)
@@ -206,12 +205,6 @@ class Runner:
     def facts(self) -> dict[str, Any]:
         """Return what operators may want to know of how steps are computed."""
         return {} if self._decoding is None else {"graphs": self._decoding.facts()}
-
-    def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
-        """Let go of an adapter that no step asks for any more, and of the slot that holds it."""
-        if slot is not None:
-            self._adapters.empty(slot)
-        adapter.weights = None
 
     def diagnose(self, error: Exception) -> Exception:
         """Return what a step's error means: itself, StepTooLarge, or DeviceLost if it has left the device unusable."""

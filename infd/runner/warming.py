@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -140,16 +139,19 @@ def issue(config: Config, *, flashinfer: bool = False) -> None:
             )
             slots = DeviceSlots(ops.lora, NOWHERE, config.lora.max_adapters, rows.staging)
             runner = Runner(model, ops.attention, ops.draw, rows, layout, cache, slots, Pulse(), graphs)
-            for plan in (*first_steps(trial, GPU.type), *adapted_steps(trial, model.targets, dtype)):
+            for plan in (*first_steps(trial, GPU.type), *adapted_steps(trial, slots, model.targets, dtype)):
                 runner.sample(runner.forward(plan))
 
 
-def adapted_steps(trial: Trial, targets: Sequence[Target], dtype: torch.dtype) -> Iterator[StepPlan]:
-    """Plan the smallest steps with adapters that change all they can."""
+def adapted_steps(
+    trial: Trial, slots: DeviceSlots, targets: Sequence[Target], dtype: torch.dtype
+) -> Iterator[StepPlan]:
+    """Plan the smallest steps with adapters that change all they can, and have `slots` hold them."""
     for rank in RANKS if targets else ():
-        plan = trial.plan(1)
+        adapter, plan = Adapter("warm", rank), trial.plan(1)
+        slots.hold(adapter, dict(_changes(targets, rank, dtype)))
         plan.joins[0].slot = 1
-        plan.loads = [Load(1, Adapter("warm", rank, SimpleNamespace(low=dict(_changes(targets, rank, dtype)))))]
+        plan.loads = [Load(1, adapter)]
         yield plan
 
 

@@ -68,7 +68,7 @@ def test_what_is_not_refused_is_read_with_its_scale(tmp_path: Path) -> None:
 
     (low,) = weights.low.values()
     assert (low.a.shape, low.parts[0].b.unique().tolist()) == ((2, 8), [2.0])
-    assert (weights.base, weights.rank) == ("org/b", 2)
+    assert (weights.facts.base, weights.facts.rank) == ("org/b", 2)
 
 
 @pytest.mark.parametrize(

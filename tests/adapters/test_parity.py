@@ -57,7 +57,9 @@ class Bench:
 
     def hold(self, slot: int, directory: Path) -> None:
         weights = self.reader.read(str(directory), None, 2**30)
-        self.slots.fill([Load(slot, Adapter("a", slot, weights))])
+        adapter = Adapter("a", slot)
+        self.slots.hold(adapter, weights.low)
+        self.slots.fill([Load(slot, adapter)])
 
     def driver(self) -> Driver:
         return Driver(self.model, ops=self.ops, seed=3, device=self.device, adapters=self.slots)

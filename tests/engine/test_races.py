@@ -373,7 +373,7 @@ class History:
         assert (engine.lifecycle.state, engine.executor.memory) == (State.READY, Memory())
         assert engine.serving.scheduler.adapters._slots == {}
         assert (engine.adapters.bytes, engine.adapters.rows()) == (0, [])
-        assert len((await self.behind_the_steps()).runner._adapters) == 0, "the device holds an adapter"
+        assert len((await self.behind_the_steps()).runner.adapters) == 0, "the device holds an adapter"
         assert len(engine.serving.scheduler._rows) == engine.serving.capacity.rows, "a row leaked"
 
 

@@ -30,7 +30,7 @@ def every() -> Iterator[bytes]:
         made = roots(model)
         for _epoch in range(3):
             for tenant, salt in product(texts, texts):
-                for adapter in (None, Adapter("a", 1, None), Adapter("a", 11, None), Adapter("a/1", 1, None)):
+                for adapter in (None, Adapter("a", 1), Adapter("a", 11), Adapter("a/1", 1)):
                     yield made.of(request(tenant, salt), adapter)
             made.renew()
 

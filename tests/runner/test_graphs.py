@@ -92,7 +92,9 @@ class Served:
             a = torch.randn(rank, target.inputs, generator=generator)
             outputs = next(iter(target.modules.values()))
             low[target] = LowRank(a, [LowRankPart(torch.randn(outputs, rank, generator=generator), 0, 0)])
-        return Load(slot, Adapter(f"a{seed}", seed, SimpleNamespace(low=low)))
+        adapter = Adapter(f"a{seed}", seed)
+        self.loaded.runner.adapters.hold(adapter, low)
+        return Load(slot, adapter)
 
     def idle(self) -> bool:
         with self.loaded.runner.active():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,7 +147,8 @@ def plans(runner: Runner) -> Iterator[StepPlan]:
         )
         for target in runner.targets
     }
-    adapter = Adapter("a", 1, SimpleNamespace(low=low))
+    adapter = Adapter("a", 1)
+    runner.adapters.hold(adapter, low)
     cut = [replace(each, count=3, samples=False) if each.row == 0 else each for each in spans]
     yield StepPlan(0, joins, [], cut, [Load(1, adapter)])
     yield StepPlan(1, [], [], [span(0, 3, 2), *(span(row, 5 + row, 1) for row in range(1, len(ASKED)))])

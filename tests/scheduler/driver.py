@@ -74,6 +74,8 @@ class Driver:
         return [step.plan for step in self.steps]
 
     def add(self, seq: Sequence) -> Sequence:
+        if seq.adapter is not None:
+            self.device.adapters.add(seq.adapter)
         self.scheduler.add(seq)
         self.everybody.append(seq)
         return seq

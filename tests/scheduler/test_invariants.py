@@ -66,7 +66,7 @@ class Histories(RuleBasedStateMachine):
             score_cost=1 if self.encoder else score_cost,
         )
         self.driver = Driver(limits, depth=depth, patience=3, caching=caching, slots=slots, per_step=per_step)
-        self.adapters = [Adapter("a", n, "weights") for n in range(1, 6)]
+        self.adapters = [Adapter("a", n) for n in range(1, 6)]
         self.ended: list[object] = []
 
     @rule(
@@ -147,8 +147,8 @@ class Histories(RuleBasedStateMachine):
             slot = self.driver.scheduler.adapters.drop(adapter)
             if slot is not None and not self.driver.in_flight:
                 del self.driver.device.slots[slot]
-                adapter.weights = None
-            self.adapters[which] = Adapter("a", adapter.generation + 5, "weights")
+                self.driver.device.adapters.discard(adapter)
+            self.adapters[which] = Adapter("a", adapter.generation + 5)
 
     @precondition(lambda self: len(self.driver.in_flight) < self.driver.depth)
     @rule()

@@ -685,7 +685,7 @@ def test_who_waits_while_the_cache_is_forgotten_looks_for_its_prefix_under_the_n
 
 
 def adapters(count: int) -> list[Adapter]:
-    return [Adapter("a", generation, "weights") for generation in range(1, count + 1)]
+    return [Adapter("a", generation) for generation in range(1, count + 1)]
 
 
 def test_what_steps_in_flight_compute_for_a_held_sequence_is_dropped_and_computed_again():

@@ -10,7 +10,6 @@ import json
 import random
 import sys
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from infd.models.parameter import Target
+    from infd.runner.adapters import DeviceSlots
     from infd.runner.stepsize import Trial
 
 ROWS = 40
@@ -82,22 +82,22 @@ CHANGED = [  # by adapters: which targets, from every so many; how many modules 
 ]
 
 
-def mixtures(trial: Trial, targets: Sequence[Target], dtype: torch.dtype) -> Iterator[StepPlan]:
+def mixtures(trial: Trial, slots: DeviceSlots, targets: Sequence[Target], dtype: torch.dtype) -> Iterator[StepPlan]:
     """Plan steps with one adapter after the other, and with several: prompts, and steps that only decode."""
-    adapters = [
-        Adapter(f"a{i}", i, SimpleNamespace(low=changes(targets, dtype, *each))) for i, each in enumerate(CHANGED)
-    ]
+    adapters = [Adapter(f"a{i}", i) for i in range(len(CHANGED))]
+    for adapter, each in zip(adapters, CHANGED, strict=True):
+        slots.hold(adapter, changes(targets, dtype, *each))
     chance = random.Random(2)
     groups = len(trial._groups)
     for number in range(40):
-        slots = chance.sample(range(1, 5), chance.choice([1, 1, 2, 4]))
-        loads = [Load(slot, chance.choice(adapters)) for slot in slots]
+        wanted = chance.sample(range(1, 5), chance.choice([1, 1, 2, 4]))
+        loads = [Load(slot, chance.choice(adapters)) for slot in wanted]
         rows, known = chance.choice([1, 2, 3, 5, 17, ROWS]), chance.choice([1, 3, 17, 40])
         count = chance.choice([1, known])
         joins = [join(row, [5] * known, [[1] * -(-known // PAGE)] * groups) for row in range(rows)]
         for each in joins:
-            each.slot = chance.choice([0, *slots])
-        joins[0].slot = slots[0]
+            each.slot = chance.choice([0, *wanted])
+        joins[0].slot = wanted[0]
         yield StepPlan(number, joins, [], [span(row, known - count, count) for row in range(rows)], loads)
 
 
