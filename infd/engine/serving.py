@@ -73,8 +73,10 @@ class Serving:
         streams = iter(choices.streams)
         for request in requests:
             root = self._roots.of(request, adapter)
+            first = None
             for choice in range(request.choices):
-                seq = Sequence(request, choice, prefix_root=root, adapter=adapter)
+                seq = Sequence(request, choice, prefix_root=root, adapter=adapter, first=first)
+                first = first or seq
                 # Siblings find the first one's prompt in the cache: it goes first, and leaves them no room before.
                 self.flows.begin(seq, next(streams), ticket, prompt_tokens=0 if choice else len(request.prompt))
         self.wake()

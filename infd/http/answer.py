@@ -138,9 +138,11 @@ class Answer:
 
     def _open(self, part: Part, scores: Sequence[TokenLogprobs]) -> None:
         """Let a choice begin with its prompt. The scores come to the first choice, which is never behind the others."""
-        prompt = part.index // self._choices_each
+        prompt, choice = divmod(part.index, self._choices_each)
         opening = self._openings[prompt]
-        known = self._scores.setdefault(prompt, scores)
+        if not choice:
+            self._scores[prompt] = scores
+        known = self._scores[prompt]
         if opening.scored:
             unknown = [None] * (len(opening.token_ids) - len(known))  # the first, or all of one aborted before
             part.prompt_logprobs = [*unknown, *known]

@@ -232,16 +232,20 @@ class Scheduler:
     # One sequence, one step
 
     def _grant(self, step: Scheduled, seq: Sequence, left: int) -> int:
-        """Add a span that takes at most `left` of the step; return how much it took, 0 if it cannot go on now."""
+        """Add a span that takes at most `left` of the step; return how much it took, 0 if it cannot go on now.
+
+        A span cut short takes all that is left, even what its weight leaves over: nobody is admitted before its end.
+        """
         plan = step.plan
         planned = len(seq.tokens) + seq.in_flight
         count = (planned if planned < seq.limit else seq.limit - 1) - seq.computed
         if not count or seq.row is None:
             return 0  # its last token is in flight, or it was preempted a moment ago
-        if count * seq.weight > left:
+        taken = count * seq.weight
+        if taken > left:
             if not self.capacity.layout.divisible:
                 return 0
-            count = max(1, left // seq.weight)
+            count, taken = max(1, left // seq.weight), left
         end = seq.computed + count
         if end > seq.covered and not self._cover(plan, seq, end):
             return 0
@@ -255,7 +259,7 @@ class Scheduler:
         seq.step = plan.number
         if end - seq.indexed >= self.cache.page_tokens:
             self.cache.offer(seq, plan.number)
-        return min(count * seq.weight, left)
+        return taken
 
     def _fill(self, step: Scheduled, sequences: list[Sequence], left: int, only: Container[Sequence] | None) -> int:
         """Let sequences draw from the tokens left of a step, in this order; return how many are left then."""
@@ -275,7 +279,8 @@ class Scheduler:
         """Let waiting sequences run, in order, while there is room for the first of them.
 
         While one waits because as many adapters run as may, some of those behind it that need no other go ahead.
-        While one waits for its last step, those behind it take what it will not need.
+        While one waits for its last step, those behind it take what it will not need. A choice waits until all scores
+        of its prompt, which the first choice computes, are planned: they are the first news of every choice.
         """
         position, first = 0, None
         promised_rows = promised_pages = 0
@@ -283,7 +288,7 @@ class Scheduler:
             seq = self.waiting[position]
             if (seq, self.cache.pool.available) == self._refused:
                 return  # nothing has changed since it was found not to fit
-            if only is not None and seq not in only:
+            if (only is not None and seq not in only) or (seq.first is not None and seq.first.owes_scores):
                 position += 1
                 continue
             if first is not None and not self._policy.may_pass(seq, first):

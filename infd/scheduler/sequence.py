@@ -26,6 +26,7 @@ class Sequence:
         "dropped_through",
         "failure",
         "finish",
+        "first",
         "in_flight",
         "indexed",
         "keys",
@@ -46,11 +47,19 @@ class Sequence:
     )
 
     def __init__(
-        self, request: Request, choice: int = 0, *, prefix_root: bytes = b"", adapter: Adapter | None = None
+        self,
+        request: Request,
+        choice: int = 0,
+        *,
+        prefix_root: bytes = b"",
+        adapter: Adapter | None = None,
+        first: Sequence | None = None,
     ) -> None:
+        """first: the first choice of the same prompt, where this is a later one."""
         self.request = request
         self.adapter = adapter
         self.choice = choice
+        self.first = first
         self.seed = request.sampling.seed + choice
         self.tokens = list(request.prompt)
         self.prompt_tokens = len(self.tokens)
@@ -83,6 +92,11 @@ class Sequence:
     def idle(self) -> bool:
         """Whether there is nothing to compute for it at all."""
         return self.limit == self.prompt_tokens and not self.scoring
+
+    @property
+    def owes_scores(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be planned."""
+        return self.scoring and self.finish is None and self.computed < self.prompt_tokens - 1
 
     @property
     def generated(self) -> int:

@@ -18,23 +18,27 @@ from infd.errors import CheckpointError, InfdError, RequestError
 from infd.memory import ALL, Held, Part
 from infd.request import FinishReason
 from infd.telemetry.metrics import Metrics
-from tests.engine.driving import collect, request
-from tests.fakes import FakeExecutor, capacity, continuation
+from tests.engine.driving import request
+from tests.fakes import FakeExecutor, capacity, continuation, prompt_likelihoods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from infd.engine.wish import Move
+    from infd.request import Request, TokenLogprobs
 
 MODES = st.sampled_from(["abort", "wait", "keep"])
 PATIENCE = 20_000  # turns of the loop; only a history that fails takes as many
 
 
 class Histories(RuleBasedStateMachine):
-    @initialize(depth=st.integers(1, 3), wakes=st.booleans(), pages=st.sampled_from([20, 64]))
-    def start(self, depth: int, wakes: bool, pages: int) -> None:
+    @initialize(
+        depth=st.integers(1, 3), wakes=st.booleans(), pages=st.sampled_from([20, 64]), score_cost=st.integers(1, 3)
+    )
+    def start(self, depth: int, wakes: bool, pages: int, score_cost: int) -> None:
         self.loop = asyncio.new_event_loop()
-        self.executor = FakeExecutor(capacity(pages=pages, rows=4, step_tokens=16), depth=depth)
+        room = capacity(pages=pages, rows=4, step_tokens=16, score_cost=score_cost)
+        self.executor = FakeExecutor(room, depth=depth)
         config = Config(server=ServerConfig(wake_on_request=wakes), scheduler=SchedulerConfig(max_waiting=12))
         self.engine = Engine(config, self.executor, Metrics())
         self.clients: list[asyncio.Task[Any]] = []
@@ -54,18 +58,34 @@ class Histories(RuleBasedStateMachine):
 
         self.run(several())
 
-    async def client(self, prompt: list[int], count: int) -> None:
-        """Ask, and look at what comes."""
+    async def client(self, asked: Request, turns: int) -> None:
+        """Ask, and look at what comes, at every so many turns of the loop."""
         engine = self.engine
-        async with engine.admit(1, 0) as ticket:
+        prompt, count = list(asked.prompt), asked.sampling.max_tokens
+        tokens: dict[int, list[int]] = {index: [] for index in range(asked.choices)}
+        finish: dict[int, FinishReason | None] = {}
+        scores: Sequence[TokenLogprobs] | None = None
+        async with engine.admit(asked.choices, 0) as ticket:
             assert engine.lifecycle.state is State.READY, "admitted at rest"
-            ((tokens, finish),) = (await collect(await ticket.submit(request(prompt, count)))).values()
-        want = continuation(prompt, count)
-        if finish is FinishReason.LENGTH:
-            assert tokens == want
-        else:
-            assert finish is FinishReason.ABORT or self.drained
-            assert tokens == want[: len(tokens)]
+            async for index, delta in await ticket.submit(asked):
+                if scores is None:
+                    assert index == 0, "a choice has news before the first one, which brings the prompt's scores"
+                    scores = delta.prompt_logprobs
+                assert finish.get(index) is None, "something came after the terminal event"
+                tokens[index] += delta.token_ids
+                finish[index] = delta.finish
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+        most = asked.sampling.prompt_logprobs
+        if any(tokens.values()):
+            assert list(scores or ()) == ([] if most is None else prompt_likelihoods(prompt, most))
+        for index, got in tokens.items():
+            want = continuation(prompt, count, seed=index)
+            if finish[index] is FinishReason.LENGTH:
+                assert got == want
+            else:
+                assert finish[index] is FinishReason.ABORT or self.drained
+                assert got == want[: len(got)]
 
     def wish(self, utter: Callable[[], Move]) -> None:
         async def within() -> None:
@@ -74,9 +94,16 @@ class Histories(RuleBasedStateMachine):
 
         self.run(within())
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20), count=st.integers(1, 30))
-    def arrive(self, prompt: list[int], count: int) -> None:
-        self.clients.append(self.loop.create_task(self.client(prompt, count)))
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
+        count=st.integers(1, 30),
+        choices=st.sampled_from([1, 1, 1, 2, 3]),
+        scored=st.none() | st.integers(0, 2),
+        turns=st.sampled_from([0, 0, 0, 5, 50]),
+    )
+    def arrive(self, prompt: list[int], count: int, choices: int, scored: int | None, turns: int) -> None:
+        asked = request(prompt, count, choices=choices, prompt_logprobs=scored)
+        self.clients.append(self.loop.create_task(self.client(asked, turns)))
 
     @rule(which=st.integers(0, 100))
     def leave(self, which: int) -> None:

@@ -12,7 +12,8 @@ from infd.http import send
 from infd.http.formats.base import readable
 from infd.http.prompt import forbidden
 from infd.offload import Offload
-from tests.fakes import continuation, likeliness, prompt_likelihoods
+from tests.fakes import FakeExecutor, capacity, continuation, likeliness, prompt_likelihoods
+from tests.http.endpoint import serving
 from tests.http.model import MODEL, chat_prompt, foretell, served, tokenizer
 from tests.text import vocabularies
 
@@ -61,6 +62,32 @@ async def test_a_prompt_in_the_cache_is_scored_all_the_same(endpoint: Endpoint):
     assert body["choices"][0]["prompt_logprobs"] == explained(LONG, 0)
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("count", [61, 65, 130])
+async def test_a_cached_prompt_is_scored_for_all_its_choices_whatever_a_score_costs(count: int):
+    prompt = [300 + i % 90 for i in range(count)]
+    room = capacity(pages=512, rows=16, step_tokens=64, max_model_len=256, score_cost=3)
+    async with serving(executor=FakeExecutor(room)) as endpoint:
+        await endpoint.complete(prompt=prompt, max_tokens=1)
+        body = await endpoint.complete(prompt=[prompt, PROMPT], prompt_logprobs=2, max_tokens=3, n=2)
+        echo = await endpoint.complete(prompt=prompt, echo=True, logprobs=1, max_tokens=3, n=1, best_of=3)
+        said = {"prompt": prompt, "seed": 0, "prompt_logprobs": 2, "max_tokens": 3, "n": 2}
+        events = await endpoint.events("/v1/completions", said)
+        # Chats that begin alike: the second finds the first's pages.
+        chat = [{"role": "user", "content": "a" * count}]
+        for _ in range(2):
+            _, whole = await endpoint.post(
+                "/v1/chat/completions", {"messages": chat, "prompt_logprobs": 1, "max_tokens": 2, "n": 3}
+            )
+
+    of = [prompt, prompt, PROMPT, PROMPT]
+    assert [choice["prompt_logprobs"] for choice in body["choices"]] == [explained(each, 2) for each in of]
+    told = [choice for event in events for choice in event["choices"] if "prompt_logprobs" in choice]
+    assert [choice["prompt_logprobs"] for choice in told] == [explained(prompt, 2)] * 2
+    (choice,) = echo["choices"]
+    assert choice["logprobs"]["token_logprobs"][:count] == [None, *(each.chosen for each in prompt_likelihoods(prompt))]
+    assert whole["prompt_logprobs"] == explained(chat_prompt("a" * count), 1)
 
 
 async def test_a_chat_tells_its_prompts_scores_once(endpoint: Endpoint):

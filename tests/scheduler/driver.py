@@ -27,6 +27,7 @@ def sequence(
     scored: int | None = None,
     end_ids: frozenset[int] = frozenset(),
     adapter: Adapter | None = None,
+    first: Sequence | None = None,
 ) -> Sequence:
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     request = Request(
@@ -36,7 +37,7 @@ def sequence(
         end_ids=end_ids,
         priority=priority,
     )
-    return Sequence(request, prefix_root=root + repr(adapter).encode(), adapter=adapter)
+    return Sequence(request, prefix_root=root + repr(adapter).encode(), adapter=adapter, first=first)
 
 
 class Driver:
@@ -108,6 +109,9 @@ class Driver:
         for outcome in self.scheduler.commit(step, result):
             if outcome.finish is FinishReason.ERROR:
                 assert outcome.seq in culprits
+            if (first := outcome.seq.first) is not None and first.request.sampling.prompt_logprobs is not None:
+                untold = first.finish is None and first.prompt_tokens > 1 and first not in self.scored
+                assert not untold, "a choice has news before the scores of its prompt are known"
             if outcome.prompt_logprobs:
                 assert outcome.seq not in self.scored, "a prompt was scored twice"
                 self.scored[outcome.seq] = outcome.prompt_logprobs

@@ -105,6 +105,7 @@ class Histories(RuleBasedStateMachine):
         stop: list[int] = []
         if stop_after is not None:
             stop = continuation(prompt, stop_after, seed=seed, layout=layout, adapter=chosen)[-1:]
+        first = None
         for choice in range(choices):
             seq = sequence(
                 prompt,
@@ -114,7 +115,9 @@ class Histories(RuleBasedStateMachine):
                 scored=None if choice else scored,
                 end_ids=frozenset(stop),
                 adapter=chosen,
+                first=first,
             )
+            first = first or seq
             self.driver.add(seq)
             if steps_apart and len(self.driver.in_flight) < self.driver.depth:
                 self.driver.issue()
@@ -127,9 +130,13 @@ class Histories(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 100))
     def hold(self, which: int) -> None:
+        """A reader has fallen behind with all choices of a prompt."""
         alive = [seq for seq in self.driver.everybody if seq.finish is None]
         if alive:
-            self.driver.scheduler.hold(alive[which % len(alive)])
+            held = alive[which % len(alive)]
+            for seq in alive:
+                if (seq.first or seq) is (held.first or held):
+                    self.driver.scheduler.hold(seq)
 
     @rule()
     def resume(self) -> None:

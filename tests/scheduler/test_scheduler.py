@@ -192,6 +192,33 @@ def test_a_token_that_counts_for_more_than_a_step_is_computed_all_the_same():
     driver.check_answers()
 
 
+def test_a_span_cut_short_takes_what_its_weight_leaves_of_a_step():
+    driver = Driver(capacity(step_tokens=16, score_cost=3))
+    driver.add(sequence(9, max_tokens=1))
+    driver.finish()
+    scored = driver.add(sequence(9, scored=0))
+    cached = driver.add(sequence(9))
+
+    assert granted(driver.step()) == {scored: 5}
+    assert granted(driver.step()) == {scored: 4, cached: 1}
+
+
+def test_a_choice_waits_for_the_scores_of_its_prompt_while_the_first_choice_lacks_pages():
+    driver = Driver(capacity(pages=262, step_tokens=64, max_model_len=600, score_cost=2))
+    prompt = [i % 7 for i in range(517)]
+    other = driver.add(sequence(prompt, max_tokens=60))
+    while not other.generated:
+        driver.step()
+    first = driver.add(sequence(prompt, max_tokens=1, scored=0))
+    second = driver.add(sequence(prompt, max_tokens=1, first=first))
+    while granted(driver.step()) != {other: 1}:
+        assert first.owes_scores
+
+    assert (second.row, second.generated) == (None, 0), "what it needs beside the cached pages is there"
+    driver.finish()
+    driver.check_answers()
+
+
 def test_a_scored_prompt_whose_answer_is_preempted_may_read_its_own_pages():
     driver = Driver(capacity(step_tokens=32))
     seq = driver.add(sequence(20, max_tokens=3, scored=0))
