@@ -107,6 +107,13 @@ class Rest:
         return self._settled if latest is None or latest.error is not None else latest.wish
 
     @property
+    def level(self) -> int:
+        """How deep it sleeps, 1 or 2, as asked for; 0 while it does not, or not yet."""
+        if self._engine.lifecycle.state is not State.SLEEPING:
+            return 0
+        return max(self._settled.level, self.wish.level)
+
+    @property
     def at_work(self) -> bool:
         """Whether memory is being changed."""
         return self._memory.locked()

@@ -82,6 +82,7 @@ def gauges(engine: Engine) -> Gauges:
         waiting=now.waiting,
         held=now.held,
         preparing=engine.door.reserved_choices,
+        sleep_level=engine.rest.level,
         pages=now.pages,
         pages_referenced=now.pages_referenced,
         pages_cached=now.pages_cached,

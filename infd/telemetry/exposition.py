@@ -159,8 +159,8 @@ class _Scrape:
             "Sequences that wait, by what for.",
             _by("reason", {"capacity": gauges.waiting - gauges.preparing, "deferred": gauges.preparing}, model),
         )
-        asleep = gauges.state == "sleeping"
-        sleep = {"awake": not asleep, "weights_offloaded": asleep, "discard_all": False}
+        level = gauges.sleep_level
+        sleep = {"awake": not level, "weights_offloaded": level == 1, "discard_all": level == 2}
         yield _gauge("vllm:engine_sleep_state", "1 for the state of the engine.", _by("sleep_state", sleep, model))
         cached = metrics.prompt_tokens_cached
         sources = {

@@ -81,6 +81,7 @@ class Gauges(Struct, kw_only=True):
     waiting: int = 0
     held: int = 0  # requests, of those that wait, until the engine goes on
     preparing: int = 0  # of the waiting, those whose prompt is not encoded yet
+    sleep_level: int = 0  # as asked for; 0: awake
     pages: int = 0
     pages_referenced: int = 0
     pages_cached: int = 0

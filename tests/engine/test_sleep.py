@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from infd.config import Config, ServerConfig
 from infd.engine.engine import Engine
 from infd.engine.state import State
+from infd.engine.status import gauges
 from infd.errors import (
     Busy,
     CannotSleep,
@@ -26,6 +28,7 @@ from infd.errors import (
 )
 from infd.memory import Held, Memory, Part
 from infd.request import FinishReason
+from infd.telemetry.exposition import expose
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import ask, collect, nothing_is_left, request, running, until_steps
 from tests.engine.test_rest import answer, turns
@@ -54,6 +57,29 @@ async def serving(*, depth: int = 1, clock: Clock | None = None, **server: Any) 
         await turns()
         yield engine
     nothing_is_left(engine)
+
+
+def sleep_state(engine: Engine) -> dict[str, float]:
+    """Return vLLM's engine_sleep_state, by its label."""
+    metrics = Metrics()
+    metrics.gauges = lambda: gauges(engine)
+    families = text_string_to_metric_families(expose(metrics).decode())
+    (family,) = (family for family in families if family.name == "vllm:engine_sleep_state")
+    return {sample.labels["sleep_state"]: sample.value for sample in family.samples}
+
+
+@pytest.mark.parametrize(("level", "state"), [(1, "weights_offloaded"), (2, "discard_all")])
+async def test_vllms_sleep_state_is_the_level_asked_for(level: int, state: str):
+    states = {"awake": 0, "weights_offloaded": 0, "discard_all": 0}
+    async with serving() as engine:
+        assert sleep_state(engine) == {**states, "awake": 1}
+        await engine.rest.sleep(level=level).result()
+        assert sleep_state(engine) == {**states, state: 1}
+        await engine.rest.wake(CACHE).result()
+        awake = level == 1  # on a CPU that sleep gave nothing else back
+        assert sleep_state(engine) == {**states, "awake" if awake else state: 1}
+        await engine.rest.wake().result()
+        assert sleep_state(engine) == {**states, "awake": 1}
 
 
 def fake(engine: Engine) -> FakeExecutor:
