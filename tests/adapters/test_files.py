@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.adapters.reading import HostWeights
     from infd.weights.load import Arena
 
 Q, QKV = "model.layers.0.self_attn.q_proj", "base_model.model.model.layers.0.self_attn"
@@ -54,6 +56,10 @@ def save(directory: Path, config: Mapping[str, Any] = CONFIG, tensors: Mapping[s
     (directory / "adapter_config.json").write_text(json.dumps(config))
     save_file(dict(tensors), directory / "adapter_model.safetensors")
     return directory
+
+
+def read(directory: Path, dtype: torch.dtype = torch.float32) -> HostWeights:
+    return AdapterReader(TARGETS, dtype, lambda size: Heap()).read(str(directory), None, 10**6)
 
 
 def refused(directory: Path, *, root: Path | None = None) -> str:
@@ -159,6 +165,32 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, changed: dict[str, Te
 
     assert said in answer
     assert "made for org/b" in answer
+
+
+EMBEDDED = {
+    "base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 20),
+    "base_model.model.model.embed_tokens.lora_embedding_B": torch.ones(8, 2),
+}
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", [*TENSORS, *EMBEDDED])
+def test_numbers_that_are_not_finite_are_refused_with_their_tensor(tmp_path: Path, name: str, number: float) -> None:
+    tensors = {each: tensor.clone() for each, tensor in (TENSORS | EMBEDDED).items()}
+    tensors[name][1, 1] = number
+    config = CONFIG | {"target_modules": ["q_proj", "embed_tokens"]}
+
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}: holds NaN or infinity"):
+        read(save(tmp_path / "a", config, tensors))
+
+
+def test_numbers_that_the_models_type_cannot_hold_are_refused(tmp_path: Path) -> None:
+    b = f"{QKV}.q_proj.lora_B.weight"
+    directory = save(tmp_path / "a", tensors=TENSORS | {b: torch.full((8, 2), 60_000.0)})  # times its scale of two
+
+    assert read(directory).facts.rank == 2
+    with pytest.raises(CheckpointError, match=rf"{re.escape(b)}: holds .* too large for float16"):
+        read(directory, torch.float16)
 
 
 def test_a_rank_beyond_what_is_computed_is_refused(tmp_path: Path) -> None:
