@@ -100,17 +100,17 @@ class Decoder:
         self.unread = frozenset({f"{head}.weight"}) if sizes.tied else frozenset()
         self._stack = blueprint.ops.stack
         self._kv_heads, self._row = sizes.kv_heads, blueprint.ops.attention.row(sizes.head, blueprint.dtype)
-        scaled = {
-            layer: names
-            for layer in range(sizes.layers)
-            if (names := cache_scales.stored_names(blueprint, f"{root}layers.{layer}.self_attn"))
-        }
         self.cache_scales: dict[int, Parameter] = {}
-        if self._row[1] is FLOAT8:
-            for layer, names in scaled.items():
+        unused: set[str] = set()
+        for layer in range(sizes.layers):
+            attention = f"{root}layers.{layer}.self_attn"
+            names = cache_scales.stored_names(blueprint, attention)
+            if names and self._row[1] is FLOAT8:
                 self.cache_scales[layer] = cache_scales.declare(blueprint, names, sizes.kv_heads)
-        else:
-            self.unread |= {name for names in scaled.values() for name in names}
+            else:
+                unused.update(names)
+            unused |= cache_scales.unused_names(blueprint, attention)
+        self.unread |= unused
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
 
         group_of = {layer: index for index, group in enumerate(page_groups(self._windows, 1)) for layer in group.layers}

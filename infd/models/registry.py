@@ -5,6 +5,7 @@ Classes are named, not imported: a server loads the one file that its model need
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ ARCHITECTURES = MappingProxyType(
         "Qwen3ForCausalLM": "infd.models.qwen3:Qwen3",
     }
 )
+_ATTENTION = re.compile(r"Attention$|\.\*self_attn\$?$")  # a class of modules, or their names
 OTHERS = "infd.models.transformers.model:TransformersModel"  # whatever else transformers has code for
 
 
@@ -48,8 +50,20 @@ def is_own(config: Mapping[str, Any]) -> bool:
 
 
 def _only_the_cache(how: Any) -> bool:
-    """Say whether a quantization_config leaves the weights alone, and only tells how a cache was calibrated."""
-    return isinstance(how, dict) and bool(how.get("kv_cache_scheme")) and not how.get("config_groups")
+    """Say whether a quantization_config leaves the weights alone, and only tells how attention was calibrated.
+
+    llm-compressor writes a group of attention modules, without weights, where it has calibrated queries too.
+    """
+    if not isinstance(how, dict) or not isinstance(groups := how.get("config_groups") or {}, dict):
+        return False
+    return bool(how.get("kv_cache_scheme") or groups) and all(map(_only_attention, groups.values()))
+
+
+def _only_attention(group: Any) -> bool:
+    targets = group.get("targets") if isinstance(group, dict) else None
+    return bool(
+        isinstance(targets, list) and targets and all(map(_ATTENTION.search, map(str, targets)))
+    ) and not group.get("weights")
 
 
 def build(

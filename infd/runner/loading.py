@@ -153,6 +153,14 @@ def _build(
     vocabulary = "" if of_vocabulary == how else made.get(of_vocabulary, of_vocabulary)
     told = f"{kept}, vocabulary {vocabulary}" if vocabulary else kept
     log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, told, dtype)
+    unused = [name for name in checkpoint.tensors if name.endswith("_scale") and name in chosen.model.unread]
+    if unused:
+        log.info(
+            "%d scales of the checkpoint, such as %s, are not used: queries are not quantized, and keys and values only"
+            " with --kv-cache-dtype fp8",
+            len(unused),
+            unused[0],
+        )
     try:
         loaded = assemble(config, chosen, bank, weights, pulse)
     except RequestFailed as error:  # of the trial steps, which ask for nothing unusual

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from types import MappingProxyType
 
 import msgspec
 import pytest
@@ -55,6 +56,10 @@ def test_a_gpu_that_is_not_there_is_missed_by_name():
         choose_device("cuda")
 
 
+TENSOR = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+HEADS = {**TENSOR, "strategy": "attn_head"}
+
+
 def settings(path, **model) -> Config:
     return Config(
         model=ModelConfig(path=str(path), dtype="float32", **model),
@@ -64,17 +69,20 @@ def settings(path, **model) -> Config:
     )
 
 
-def with_cache_scales(source, directory, scales):
-    """Return a copy of a checkpoint, calibrated as compressed-tensors does it for a cache alone: its first layer."""
+def with_cache_scales(source, directory, scales, *, groups=MappingProxyType({}), scheme=TENSOR):
+    """Return a copy of a checkpoint, calibrated as compressed-tensors does it for a cache alone: its first layer.
+
+    groups  of modules, as llm-compressor writes them where it has calibrated the whole of attention
+    """
     copy = shutil.copytree(source, directory / "model")
     held = load_file(copy / "model.safetensors")
-    held |= {f"model.layers.0.self_attn.{name}": scale.contiguous() for name, scale in scales.items()}
+    held |= {f"model.layers.0.self_attn.{name}": scale.clone() for name, scale in scales.items()}
     save_file(held, copy / "model.safetensors")
     described = json.loads((copy / "config.json").read_text())
     described["quantization_config"] = {
         "quant_method": "compressed-tensors",
-        "config_groups": {},
-        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
+        "config_groups": dict(groups),
+        "kv_cache_scheme": scheme,
     }
     (copy / "config.json").write_text(json.dumps(described))
     return copy
@@ -133,6 +141,46 @@ def test_a_cache_of_8_bit_floats_is_as_small_as_its_name_says_and_may_be_divided
     assert all(pages.scales is None for pages in wide.runner._cache)
     for loaded in (wide, narrow):
         loaded.residence.close()
+
+
+ONE, EACH = torch.tensor([0.5]), torch.full((2, 1, 1), 0.5)  # for all heads, for each
+PER_TENSOR = {"q_scale": ONE, "k_scale": ONE, "v_scale": ONE}
+PER_HEAD = {"q_scale": torch.full((4, 1, 1), 0.5), "k_scale": EACH, "v_scale": EACH}
+
+
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+@pytest.mark.parametrize("prefix", ["", "attn."])
+@pytest.mark.parametrize(("scales", "scheme"), [(PER_TENSOR, TENSOR), (PER_HEAD, HEADS)])
+def test_scales_of_queries_are_read_by_nobody_and_told_of_once(tiny, tmp_path, caplog, scales, scheme, prefix, cache):
+    caplog.set_level(logging.INFO, "infd")
+    group = {"targets": ["Qwen3Attention"], "weights": None, "input_activations": scheme, "output_activations": None}
+    scales = {prefix + name: scale for name, scale in scales.items()}
+    plain = settings(with_cache_scales(tiny("qwen3"), tmp_path, scales, groups={"attention": group}, scheme=scheme))
+
+    loaded = build(msgspec.structs.replace(plain, cache=msgspec.structs.replace(plain.cache, dtype=cache)), Pulse())
+
+    (told,) = (text for text in caplog.messages if "scales" in text)
+    unused = 1 if cache == "fp8" else 3
+    assert told.startswith(f"{unused} scales of the checkpoint, such as model.layers.0.self_attn.{prefix}")
+    held = loaded.runner._cache[0].scales
+    assert held is None if cache == "auto" else held.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    loaded.residence.close()
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        {"targets": ["Qwen3Attention"], "weights": TENSOR},
+        {"targets": ["Linear"], "weights": None, "input_activations": TENSOR},
+        {"targets": []},
+        {},
+        "all",
+    ],
+)
+def test_a_group_that_quantizes_more_than_attention_is_refused(tiny, tmp_path, group):
+    directory = with_cache_scales(tiny("qwen3"), tmp_path, PER_TENSOR, groups={"group_0": group})
+    with pytest.raises(CheckpointError, match="quantized checkpoints are not read yet"):
+        build(settings(directory), Pulse())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The numbers by which a cache of 8-bit floats is divided, where a checkpoint has been calibrated for one.
 
-One number for all heads of a layer, or one for each. Where the cache is of another type they are of no use, and unread.
+One number for all heads of a layer, or one for each. Where the cache is of another type they are of no use, and unread;
+so are those of queries and probabilities always, which no kernel here makes 8-bit floats by a checkpoint's numbers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,19 @@ if TYPE_CHECKING:
 # Keys', then values', behind the name of a layer's attention, as one tool or another has written them.
 SPELLINGS = (
     ("k_scale", "v_scale"),
+    ("attn.k_scale", "attn.v_scale"),
     ("k_proj.k_scale", "v_proj.v_scale"),
     ("k_proj.output_scale", "v_proj.output_scale"),
+)
+# Of what attention computes and does not cache, likewise.
+UNUSED = (
+    "q_scale",
+    "attn.q_scale",
+    "q_proj.q_scale",
+    "q_proj.output_scale",
+    "prob_scale",
+    "attn.prob_scale",
+    "prob_output_scale",
 )
 
 
@@ -42,6 +54,11 @@ def stored_names(blueprint: Blueprint, name: str) -> tuple[str, ...]:
     """Return what a checkpoint calls the scales of the attention called `name`; nothing where it has none."""
     pairs = (tuple(f"{name}.{each}" for each in pair) for pair in SPELLINGS)
     return next((pair for pair in pairs if all(each in blueprint.stored for each in pair)), ())
+
+
+def unused_names(blueprint: Blueprint, name: str) -> frozenset[str]:
+    """Return what a checkpoint calls the scales that the attention called `name` never needs."""
+    return frozenset(f"{name}.{each}" for each in UNUSED).intersection(blueprint.stored)
 
 
 def declare(blueprint: Blueprint, names: tuple[str, ...], kv_heads: int) -> CacheScales:
