@@ -42,12 +42,16 @@ InfdError
     ├── FetchFailed        74, a model that a hub does not hand over now; later it may
     ├── CheckpointError    78, names file, tensor, expected and found
     └── ConfigError        78
+
+A Fault is an error as plain values: it lasts in a step's result, and crosses to another process.
 """
 
 from __future__ import annotations
 
 import os
 from typing import ClassVar
+
+from msgspec import Struct
 
 
 def brief(text: str) -> str:
@@ -317,3 +321,40 @@ class CheckpointError(StartError):
 
 class ConfigError(StartError):
     exit_code = os.EX_CONFIG
+
+
+class Foreign(Exception):
+    """An exception of another process that is none of the above; its message is that one's type and words."""
+
+
+class Fault(Struct, frozen=True):
+    """An error as plain values.
+
+    code        class of an InfdError; empty for any other exception
+    attributes  numbers and texts that the error carries besides its message
+    """
+
+    code: str
+    message: str
+    attributes: dict[str, int | float | str | None] = {}
+
+    @classmethod
+    def of(cls, error: BaseException) -> Fault:
+        """Return an error's code, message, and attributes that are numbers or texts."""
+        if not isinstance(error, InfdError):
+            return cls("", f"{type(error).__name__}: {error}")
+        plain = {name: value for name, value in vars(error).items() if isinstance(value, int | float | str | None)}
+        return cls(type(error).__name__, str(error), plain)
+
+    def error(self) -> Exception:
+        """Return the error again, without its cause and traceback."""
+        kind = _kinds(InfdError).get(self.code)
+        if kind is None:
+            return Foreign(self.message)
+        error = kind.__new__(kind, self.message)
+        vars(error).update(self.attributes)
+        return error
+
+
+def _kinds(of: type[InfdError]) -> dict[str, type[InfdError]]:
+    return {of.__name__: of} | {name: kind for each in of.__subclasses__() for name, kind in _kinds(each).items()}

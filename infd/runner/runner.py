@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.errors import NothingAllowed, RequestFailed
+from infd.errors import Fault, NothingAllowed, RequestFailed
 from infd.request import TokenLogprobs
 from infd.runner.batch import gather
 from infd.runner.faults import diagnose
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-_NOT_FINITE: Final = "the model's logits are not finite"
+_NOT_FINITE: Final = Fault.of(RequestFailed("the model's logits are not finite"))
+_NOTHING_ALLOWED: Final = Fault.of(NothingAllowed())
 
 
 class Forwarded(Struct):
@@ -175,7 +176,7 @@ class Runner:
         if landing.scored is not None:
             for i, logprobs in landing.scored.read():
                 if logprobs is None:
-                    result.failed[i] = RequestFailed(_NOT_FINITE)
+                    result.failed[i] = _NOT_FINITE
                 else:
                     result.prompt_logprobs[i] = logprobs
         if sampled is None:
@@ -189,7 +190,7 @@ class Runner:
                 accepted[i] = 1
                 result.tokens.append(token)
             else:
-                result.failed[i] = NothingAllowed() if verdict == NOTHING_ALLOWED else RequestFailed(_NOT_FINITE)
+                result.failed[i] = _NOTHING_ALLOWED if verdict == NOTHING_ALLOWED else _NOT_FINITE
         if sampled.scores is not None:
             chosen, top, top_ids = (values.tolist() for values in sampled.scores)
             for n, (at, most) in enumerate(sampled.scored):

@@ -203,8 +203,8 @@ def run(runner: Runner, plan: StepPlan) -> float:
     """Compute a step and return the seconds it took. Its result must be sound, or the model is broken."""
     started = time.perf_counter()
     result = runner.read(runner.sample(runner.forward(plan)))
-    for error in result.failed.values():
-        raise error
+    for fault in result.failed.values():
+        raise fault.error()
     return time.perf_counter() - started
 
 

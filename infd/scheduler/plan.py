@@ -7,12 +7,10 @@ holds a row is known to the scheduler alone (`Scheduled`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from infd.request import Adapter, SamplingParams, TokenLogprobs
+from infd.errors import Fault
+from infd.request import Adapter, SamplingParams, TokenLogprobs
 
 
 class Join(Struct):
@@ -84,11 +82,11 @@ class StepResult(Struct):
     tokens           the yielded ids, span after span
     logprobs         by span index, one per yielded token, where asked
     prompt_logprobs  by span index, one per token that it scores
-    failed           by span index: the error of a sequence that failed alone (staging, non-finite logits, sampling)
+    failed           by span index: the fault of a sequence that failed alone (staging, non-finite logits, sampling)
     """
 
     accepted: list[int]
     tokens: list[int]
     logprobs: dict[int, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
-    failed: dict[int, Exception] = {}
+    failed: dict[int, Fault] = {}

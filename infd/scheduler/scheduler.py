@@ -156,7 +156,7 @@ class Scheduler:
             at += accepted
             if span.samples:
                 seq.in_flight -= 1
-            outcome, failure = None, result.failed.get(i)
+            outcome, failure = None, result.failed[i].error() if i in result.failed else None
             if seq.finish is not None or plan.number <= seq.dropped_through:
                 if failure is not None:
                     self.cache.withdraw(seq)

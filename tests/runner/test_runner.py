@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from infd.errors import NothingAllowed, RequestFailed
+from infd.errors import NothingAllowed
 from infd.request import SamplingParams
 from infd.runner.pulse import Pulse, Stopped
 from infd.scheduler.plan import Grant, StepPlan
@@ -85,13 +85,13 @@ def test_logits_that_are_not_finite_fail_their_own_span():
     result = run(runner, plan)
     assert result.accepted == [1, 0, 1]
     assert result.tokens == continuation([12], 1) + continuation([14], 1)
-    assert isinstance(result.failed[1], RequestFailed)
-    assert "finite" in str(result.failed[1])
+    assert result.failed[1].code == "RequestFailed"
+    assert "finite" in result.failed[1].message
 
 
 def test_a_request_that_leaves_no_token_hears_that_it_is_its_own_doing():
     result = run(make(), StepPlan(0, [join(0, [3, 4], [[1]])], [], [span(0, 0, 2)]), np.zeros((1, 4), dtype=np.int32))
-    assert isinstance(result.failed[0], NothingAllowed)
+    assert isinstance(result.failed[0].error(), NothingAllowed)
 
 
 def test_a_mask_has_a_row_for_every_span_that_samples():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
+from infd.errors import Fault, RequestFailed
 from infd.request import FinishReason, Request, SamplingParams
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
@@ -15,6 +18,10 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
     from infd.scheduler.scheduler import Scheduled
+
+
+T = TypeVar("T")
+NOT_FINITE = Fault.of(RequestFailed("not finite"))
 
 
 def sequence(
@@ -98,7 +105,7 @@ class Driver:
         failed  of one that fails alone
         """
         step = self.in_flight.popleft()
-        result = self.device.run(step.plan)
+        result = carried(self.device.run(carried(step.plan)))
         culprits = []
         if spoilt is not None:
             result.logprobs[spoilt % len(step.sequences)] = None  # type: ignore[assignment]
@@ -123,7 +130,7 @@ class Driver:
         if result.accepted[number]:
             del result.tokens[sum(result.accepted[:number])]
             result.accepted[number] = 0
-        result.failed[number] = RuntimeError("not finite")
+        result.failed[number] = NOT_FINITE
         return step.sequences[number]
 
     def fail(self) -> None:
@@ -198,9 +205,16 @@ class Driver:
             assert self.scored.get(seq, []) == want
 
 
+def carried(message: T) -> T:
+    """Return a plan or a result as another process would receive it."""
+    there = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
+    assert there == message
+    return there
+
+
 def granted(step: Scheduled | None) -> dict[Sequence, int]:
     assert step is not None
     return {seq: span.count for seq, span in zip(step.sequences, step.plan.spans, strict=True)}
 
 
-__all__ = ["FULL", "Driver", "granted", "sequence"]
+__all__ = ["FULL", "NOT_FINITE", "Driver", "granted", "sequence"]

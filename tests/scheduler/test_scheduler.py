@@ -7,7 +7,7 @@ from infd.scheduler.plan import StepResult
 from infd.scheduler.prefix import longest_hit, page_keys
 from infd.scheduler.sequence import Sequence
 from tests.fakes import capacity, continuation
-from tests.scheduler.driver import Driver, granted, sequence
+from tests.scheduler.driver import NOT_FINITE, Driver, granted, sequence
 
 WINDOW = CacheLayout((PageGroup(layers=(0,), page_tokens=4, window=8),))
 MIXED = CacheLayout(
@@ -411,12 +411,11 @@ def test_one_failed_sequence_does_not_stop_its_neighbour():
     step = driver.scheduler.plan()
     assert step is not None
     result = driver.device.run(step.plan)
-    failure = RuntimeError("not finite")
-    driver.scheduler.commit(step, StepResult([0, 1], result.tokens[1:], failed={0: failure}))
+    driver.scheduler.commit(step, StepResult([0, 1], result.tokens[1:], failed={0: NOT_FINITE}))
     driver.scheduler.verify()
     driver.finish()
 
-    assert (bad.finish, bad.failure) == (FinishReason.ERROR, failure)
+    assert (bad.finish, str(bad.failure)) == (FinishReason.ERROR, "not finite")
     assert len(good.tokens) == 9
     again = driver.add(sequence([1] * 5))
     driver.finish()
@@ -431,8 +430,7 @@ def test_of_a_step_only_the_pages_of_those_that_failed_in_it_are_not_found():
     driver.issue()
     driver.scheduler.remove(gone, FinishReason.ABORT)
     result = driver.device.run(driver.in_flight.popleft().plan)
-    failure = RuntimeError("not finite")
-    driver.scheduler.commit(step, StepResult([0, 1, 0], result.tokens[1:2], failed={0: failure, 2: failure}))
+    driver.scheduler.commit(step, StepResult([0, 1, 0], result.tokens[1:2], failed={0: NOT_FINITE, 2: NOT_FINITE}))
     driver.check()
     driver.finish()
 
@@ -447,7 +445,7 @@ def test_pages_of_a_failed_sequence_that_a_step_in_flight_was_to_fill_are_not_fo
     steps = [driver.issue(), driver.issue()]
     driver.scheduler._preempt(bad)
     assert steps[0] is not None
-    driver.scheduler.commit(steps[0], StepResult([0], [], failed={0: RuntimeError("not finite")}))
+    driver.scheduler.commit(steps[0], StepResult([0], [], failed={0: NOT_FINITE}))
     driver.check()
 
     assert len(driver.scheduler.cache.index) == 0
@@ -642,7 +640,7 @@ def test_pages_of_a_sequence_that_failed_after_it_was_preempted_are_not_found():
     step = driver.scheduler.plan()
     assert step is not None
     driver.scheduler._preempt(bad)
-    driver.scheduler.commit(step, StepResult([0], [], failed={0: RuntimeError("not finite")}))
+    driver.scheduler.commit(step, StepResult([0], [], failed={0: NOT_FINITE}))
     driver.scheduler.verify()
 
     assert len(driver.scheduler.cache.index) == 0
