@@ -43,14 +43,16 @@ class Version(Struct):
 class Captured(Struct):
     """The decoding steps that a GPU replays, by how many sequences they are of.
 
-    to_come  how many sizes are not captured yet
-    failed   those that could not be, and are tried again later
+    to_come    how many sizes are not captured yet
+    failed     those that could not be, and are tried again later
+    capture_s  what capturing them has taken so far
     """
 
     captured: list[int]
     with_adapters: list[int]
     to_come: int
     failed: list[int] = []
+    capture_s: float = 0.0
 
 
 class Status(Struct):

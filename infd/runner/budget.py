@@ -119,7 +119,8 @@ def draw_up(assembly: Assembly, weights: Arena, config: Config, most: int, graph
         share=config.device.memory_utilization,
         weights=weights.size,
         footprint=found,
-        graphs=found.decoding + captured * max(found.graph, GRAPH_BYTES) if config.device.graphs else 0,
+        # Captured steps compute in memory of their own, and torch keeps what they were tried in on their stream.
+        graphs=2 * found.decoding + captured * max(found.graph, GRAPH_BYTES) if config.device.graphs else 0,
     )
 
 

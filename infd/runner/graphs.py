@@ -6,9 +6,10 @@ graph. A size that is not captured yet is computed from the same tensors, kernel
 head is left outside, since logits are large and every size would keep its own; so is the sampler, since what it does
 differs with what the rows ask for.
 
-Size 1 is captured before the model serves, the others when nothing else is to do, the largest first: the memory it
-took serves all smaller ones. A size that is wanted often does not wait for that. One that could not be captured is
-computed kernel by kernel, and after many steps tried again, for memory may have become free by then.
+Size 1 is captured first, then the largest, for the memory it took serves all smaller ones, and so on downwards: as
+many as START_S allows before the model serves, the others when nothing else is to do. A size that is wanted often does
+not wait for that. One that could not be captured is computed kernel by kernel, and after many steps tried again, for
+memory may have become free by then.
 
 Steps with adapters have graphs of their own, and only where an adapter is held: they do more. What a slot holds may
 change under them; where it is of a larger rank than any before, they are captured anew.
@@ -17,6 +18,7 @@ change under them; where it is of a larger rank than any before, they are captur
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.runner")
 
+START_S = 2.0  # that captures may hold up the start
 PATIENCE = 8  # steps of a size that are computed kernel by kernel before capturing it holds one up
 RETRY = 4096  # the same where it failed; each further failure makes it GROWTH times as many
 GROWTH = 4
@@ -61,41 +64,75 @@ class Graphs(Protocol):
 
 
 class CudaGraphs:
-    """CUDA's. Other threads may go on using CUDA while this one captures."""
+    """CUDA's. Other threads may go on using CUDA while this one captures.
+
+    torch.cuda.graph would first wait for the device and empty torch's caches, every time: streams would wait for that,
+    and the next prompt for new memory. Caches are emptied only where memory is short.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
         self._made: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # that share the pool
+        # Of a capture that was invalidated, torch's allocator of pinned memory goes on asking its graph.
+        self._broken: list[torch.cuda.CUDAGraph] = []
+        self._nothing = torch.zeros(1, device=device)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        current = torch.cuda.current_stream()
+        try:
+            return self._capture(work)
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            let_go(error)
+        return self._capture(work)
+
+    def _capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             work()  # libraries set up on first use what cannot be captured
-        current.wait_stream(self._stream)
-        if not self._made:  # torch takes no pool again whose graphs are all gone
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                work()
-        except BaseException:
-            self._forsake()
-            raise
-        finally:
-            torch.cuda.set_stream(current)  # where a capture was invalidated, torch stays on the other one
+            current.wait_stream(self._stream)
+            if not self._made:  # torch takes no pool again whose graphs are all gone
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = self._record(work)
         self._made.add(graph)
         replay: Callable[[], None] = graph.replay
         return replay
 
-    def _forsake(self) -> None:
-        """Have the next capture begin anew. One that was invalidated is still going on for torch's allocator."""
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Capture on the current stream, and in the pool."""
+        graph, ended = torch.cuda.CUDAGraph(), False
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+                ended = True
+        except BaseException:
+            if not ended:
+                self._forsake(graph)
+            raise
+        return graph
+
+    def _forsake(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Have the next capture begin anew. One that was invalidated is still going on for torch's allocators."""
+        self._broken.append(graph)
         with suppress(RuntimeError):  # it has ended, and is no more in need of this
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
             torch._C._cuda_releasePool(self._device.index, self._pool)
         self._made.clear()
+        # Before torch 2.13 it goes on for the generator of random numbers, too, until another capture has ended.
+        mending = torch.cuda.CUDAGraph()
+        try:
+            mending.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
+            self._nothing.zero_()  # torch warns of graphs that are empty
+            mending.capture_end()
+        except RuntimeError as error:
+            self._broken.append(mending)
+            log.warning("torch may give no random numbers on %s any more: %s", self._device, error)
 
 
 def sizes(most: int) -> list[int]:
@@ -295,10 +332,18 @@ class Decoding:
     """The frames of a runner, and which steps they take."""
 
     def __init__(
-        self, graphs: Graphs, plain: list[Frame], adapted: list[Frame], rows: Rows, slots: DeviceSlots
+        self,
+        graphs: Graphs,
+        plain: list[Frame],
+        adapted: list[Frame],
+        rows: Rows,
+        slots: DeviceSlots,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """plain, adapted: by size, ascending; without adapters, and with them, of which there may be no frames."""
         self._graphs = graphs
+        self._clock = clock
+        self._capture_s = 0.0  # in all
         self._plain, self._adapted = plain, adapted
         self._rows = rows
         self._slots = slots
@@ -321,6 +366,15 @@ class Decoding:
             self._capture(frame)
         return frame.compute(row_ids, [span.start for span in spans])
 
+    def begin(self) -> None:
+        """Capture sizes until all are, or START_S are over."""
+        began = self._clock()
+        while self.settle() and self._clock() - began < START_S:
+            pass
+        told = self.facts()
+        captured, left = len(told["captured"]), told["to_come"]
+        log.info("decoding steps: %d sizes captured in %.1f s, %d to come", captured, self._clock() - began, left)
+
     def settle(self) -> bool:
         """Capture the next size; return whether there are more."""
         self._renew()
@@ -334,6 +388,7 @@ class Decoding:
             "with_adapters": [frame.size for frame in self._adapted if frame.captured],
             "to_come": len(self._uncaptured),
             "failed": [frame.size for frame in self._plain if frame.failed],
+            "capture_s": round(self._capture_s, 3),
         }
 
     def _renew(self) -> None:
@@ -348,6 +403,7 @@ class Decoding:
         self._uncaptured = still + [frame for frame in self._adapted[::-1] if not frame.failed]
 
     def _capture(self, frame: Frame) -> None:
+        began = self._clock()
         try:
             frame.capture(self._graphs)
         except Exception as error:  # of CUDA's, torch's, or a library's kernels: steps can do without
@@ -359,4 +415,6 @@ class Decoding:
             let_go(error)
             which = "larger ones" if short else "any others"
             log.warning("steps of %d sequences are not captured, nor %s for now: %s", frame.size, which, error)
+        finally:
+            self._capture_s += self._clock() - began
         self._uncaptured = [each for each in self._uncaptured if not (each.captured or each.failed)]

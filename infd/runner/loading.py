@@ -214,7 +214,7 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
 
     trial = stepsize.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
     stepsize.warm_up(runner, trial, device.type)
-    runner.idle()  # captures the step of one sequence; the others can wait
+    runner.begin()
     shortest = stepsize.shortest_s(runner, trial)
     sizes, told = stepsize.Sizes(largest, largest, largest), config.scheduler.step_tokens
     if told is None or told > stepsize.LEAST:

@@ -199,6 +199,11 @@ class Runner:
                     result.logprobs[i] = [TokenLogprobs(chosen[n], tuple(top_ids[n][:most]), tuple(top[n][:most]))]
         return result
 
+    def begin(self) -> None:
+        """Do ahead, before anybody is served, what `idle` would do later, as far as the start can wait for it."""
+        if self._decoding is not None:
+            self._decoding.begin()
+
     def idle(self) -> bool:
         """Use a moment in which nothing else is to do; return whether there is more that would take one."""
         return self._decoding is not None and self._decoding.settle()

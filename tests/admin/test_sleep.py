@@ -62,10 +62,13 @@ async def test_status_tells_which_steps_a_gpu_has_captured(
         facts = house.executor.describe()
         for graphs, told in (
             ({}, None),
-            ({"captured": [1, 2, 8], "with_adapters": [], "to_come": 4}, "captured  steps of 3 sizes, 4 to come\n"),
             (
-                {"captured": [1, 2, 8], "with_adapters": [8], "to_come": 0, "failed": [16, 24]},
-                "captured  steps of 3 sizes, 1 with adapters, 0 to come, 2 could not be\n",
+                {"captured": [1, 2, 8], "with_adapters": [], "to_come": 4, "capture_s": 1.26},
+                "captured  steps of 3 sizes in 1.3 s, 4 to come\n",
+            ),
+            (
+                {"captured": [1, 2, 8], "with_adapters": [8], "to_come": 0, "failed": [16, 24], "capture_s": 0.5},
+                "captured  steps of 3 sizes, 1 with adapters in 0.5 s, 0 to come, 2 could not be\n",
             ),
         ):
             described = {**facts, "graphs": graphs} if graphs else facts

@@ -103,7 +103,7 @@ def test_a_start_tries_the_largest_step_and_leaves_only_weights_and_cache(caplog
 
 def test_captured_steps_are_left_room():
     loaded, _ = start(FakeDriver(capacity=300 * MIB), graphs=True, share=1.0)
-    graphs = 2 * GRAIN * 40 + len(sizes(40)) * GRAPH_BYTES
+    graphs = 2 * 2 * GRAIN * 40 + len(sizes(40)) * GRAPH_BYTES
     useful = 40 * 500 * PAGE
     assert 300 * MIB - graphs > useful, "or the test shows nothing"
     assert loaded.facts["cache_bytes"] >= useful
@@ -113,7 +113,8 @@ def test_captured_steps_are_left_room():
 
 @pytest.mark.parametrize(("keeps", "adapters", "each"), [(9 * MIB, "", 9), (MIB, "", 8), (MIB, "/adapters", 16)])
 def test_they_are_left_what_the_first_of_them_kept_and_twice_as_much_where_there_may_be_adapters(keeps, adapters, each):
-    graphs = len(sizes(40)) * each * MIB + 2 * 2 * GRAIN * 40  # what they compute in, and what the largest step takes
+    # What they compute in, what they are tried in, and what the largest step takes.
+    graphs = len(sizes(40)) * each * MIB + 3 * 2 * GRAIN * 40
     spare = 2**17
     loaded, _ = start(
         FakeDriver(capacity=graphs + spare), graphs=True, share=1.0, keeps=keeps, adapters=adapters, step_tokens=4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count, pairwise
 from types import SimpleNamespace
@@ -103,11 +103,12 @@ class Served:
 
 @pytest.fixture
 def serve(tiny, monkeypatch) -> Callable[..., Served]:
-    def make(graphs: Graphs | None, variant: str = "qwen3") -> Served:
+    def make(graphs: Graphs | None, variant: str = "qwen3", *, start_s: float = 0.0) -> Served:
         monkeypatch.setattr(PagedAttention, "lasting", TableAttention.lasting)
         # What is not torch's own leaves no trace for a recording.
         monkeypatch.setattr(loading, "candidates", lambda model: insisting("reference", CANDIDATES))
         monkeypatch.setattr(loading, "graphs_of", lambda device, settings: graphs)
+        monkeypatch.setattr("infd.runner.graphs.START_S", start_s)
         return Served(loading.build(settings(str(tiny(variant)), "cpu"), Pulse()))
 
     return make
@@ -202,6 +203,36 @@ def test_the_step_of_one_sequence_is_captured_first_and_then_the_largest(serve):
     assert not served.idle()
 
 
+def test_before_the_model_serves_all_sizes_are_captured(serve):
+    served = serve(Recordings(), start_s=60.0)
+    assert served.captured == [1, 2, 4, 6]
+    assert not served.idle()
+
+
+def test_the_start_waits_for_captures_as_long_as_it_may_and_the_others_are_to_come(serve, monkeypatch, caplog):
+    class Slow(Recordings):
+        now = 100.0
+
+        def capture(self, work):
+            self.now += 0.75
+            return super().capture(work)
+
+    graphs = Slow()
+    served = serve(graphs)
+    assert served.captured == [1]
+    decoding = served.loaded.runner._decoding
+    monkeypatch.setattr(decoding, "_clock", lambda: graphs.now)
+    monkeypatch.setattr("infd.runner.graphs.START_S", 1.0)
+    with served.loaded.runner.active(), caplog.at_level("INFO"):
+        decoding.begin()
+    facts = served.loaded.runner.facts()["graphs"]
+    assert (facts["captured"], facts["to_come"]) == ([1, 4, 6], 1)
+    assert 1.5 <= facts["capture_s"] < 60
+    assert "decoding steps: 3 sizes captured in 1.5 s, 1 to come" in caplog.text
+    assert not served.idle()
+    assert served.captured == [1, 2, 4, 6]
+
+
 def test_a_size_that_is_wanted_often_is_captured_without_waiting_for_an_idle_moment(serve):
     served = serve(Recordings())
     served.start(4)
@@ -261,45 +292,63 @@ def test_a_size_that_failed_is_tried_again_when_it_was_wanted_often_enough_and_e
 
 
 class Torch:
-    """What CudaGraphs uses of torch, with books: which stream is current, which pools are in use or recorded to."""
+    """What CudaGraphs uses of torch, with books: which stream is current, which pools are in use or recorded to.
+
+    invalid  how many captures from now on end invalidated
+    emptied  how often caches were emptied
+    dice     whether the generator of random numbers gives some outside of captures
+    """
 
     def __init__(self, monkeypatch) -> None:
         self.current, self.side = (SimpleNamespace(wait_stream=lambda other: None) for _ in range(2))
         self.usual = self.current
-        self.invalid = False
+        self.invalid = self.emptied = 0
+        self.dice = True
         self.users: Counter[int] = Counter()  # by pool
         self.used: list[int] = []
         self.recording: set[int] = set()
+        self.asked: set[int] = set()  # graphs that the allocator of pinned memory asks
+        self.dangling = 0  # of these, those that are gone
         numbers = count(1)
         torch_ = self
 
         class Graph:
-            pool = 0
+            pool, ended = 0, False
+
+            def capture_begin(self, *, pool, capture_error_mode):
+                assert torch_.current is torch_.side, "the usual stream cannot be captured"
+                assert capture_error_mode == "thread_local"
+                assert pool not in torch_.recording, "already recording"
+                assert pool not in torch_.used or torch_.users[pool] > 0, "a pool that nobody uses any more"
+                torch_.recording.add(pool)
+                torch_.used.append(pool)
+                torch_.users[pool] += 1
+                torch_.asked.add(id(self))
+                torch_.dice = False
+                self.pool = pool
+
+            def capture_end(self):
+                if torch_.invalid:
+                    torch_.invalid -= 1
+                    raise RuntimeError("operation failed due to a previous error during capture")
+                torch_.recording.remove(self.pool)
+                torch_.asked.remove(id(self))
+                torch_.dice = self.ended = True
 
             def replay(self):
                 pass
 
             def __del__(self):
-                torch_.users[self.pool] -= bool(self.pool)
+                torch_.dangling += id(self) in torch_.asked
+                torch_.users[self.pool] -= self.ended
 
-        class Capture:
-            def __init__(self, graph, *, pool, stream, capture_error_mode):
-                self.graph, self.pool, self.stream = graph, pool, stream
-
-            def __enter__(self):
-                torch_.current = self.stream
-                assert self.pool not in torch_.recording, "already recording"
-                assert self.pool not in torch_.used or torch_.users[self.pool] > 0, "a pool that nobody uses any more"
-                torch_.recording.add(self.pool)
-                torch_.used.append(self.pool)
-                torch_.users[self.pool] += 1
-
-            def __exit__(self, *_):
-                if torch_.invalid:
-                    raise RuntimeError("operation failed due to a previous error during capture")
-                torch_.recording.remove(self.pool)
-                self.graph.pool = self.pool
-                torch_.current = torch_.usual
+        @contextmanager
+        def stream(wanted):
+            before, self.current = self.current, wanted
+            try:
+                yield
+            finally:
+                self.current = before
 
         def end(device, pool):
             if pool not in torch_.recording:
@@ -309,17 +358,21 @@ class Torch:
         def release(device, pool):
             torch_.users[pool] -= 1
 
+        def empty():
+            self.emptied += 1
+
+        zeros = torch.zeros
         fakes = {
             "graph_pool_handle": lambda: next(numbers),
             "Stream": lambda device: self.side,
-            "current_stream": lambda: self.current,
-            "stream": lambda stream: nullcontext(),
-            "set_stream": lambda stream: setattr(self, "current", stream),
+            "current_stream": lambda device: self.current,
+            "stream": stream,
             "CUDAGraph": Graph,
-            "graph": Capture,
+            "empty_cache": empty,
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch, "zeros", lambda size, device: zeros(size))
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
 
@@ -336,36 +389,74 @@ def test_graphs_share_a_pool_as_long_as_there_are_any_and_take_none_again_that_h
     assert len(set(books.used)) == 2
 
 
+def test_one_capture_after_another_empties_no_caches(monkeypatch):
+    books, graphs = Torch(monkeypatch), CudaGraphs(torch.device("cuda", 0))
+    kept = [graphs.capture(lambda: None) for _ in range(3)]
+    assert kept
+    assert books.emptied == 0
+
+
 @pytest.mark.parametrize("before", [0, 2])
 def test_after_a_capture_that_was_invalidated_steps_go_where_they_did_and_others_can_be_captured(monkeypatch, before):
     books, graphs = Torch(monkeypatch), CudaGraphs(torch.device("cuda", 0))
     kept = [graphs.capture(lambda: None) for _ in range(before)]
-    books.invalid = True
+    books.invalid = 1
     with pytest.raises(RuntimeError, match="previous error"):
         graphs.capture(lambda: None)
     assert books.current is books.usual
     assert not books.recording
-    books.invalid = False
+    assert books.dice
+    gc.collect()
+    assert len(books.asked) == 1
+    assert books.dangling == 0
     kept += [graphs.capture(lambda: None) for _ in range(2)]
     assert len(kept) == before + 2
     assert books.used[-2:] == [books.used[-1]] * 2
     assert books.used[-1] not in books.used[:-2]
     kept.clear()
-    assert not any(books.users.values())
+
+
+def test_where_no_capture_ends_any_more_it_is_said_that_random_numbers_may_be_lost(monkeypatch, caplog):
+    books, graphs = Torch(monkeypatch), CudaGraphs(torch.device("cuda", 0))
+    books.invalid = 2
+    with pytest.raises(RuntimeError, match="previous error"):
+        graphs.capture(lambda: None)
+    assert not books.dice
+    assert "torch may give no random numbers on cuda:0" in caplog.text
+    gc.collect()
+    assert len(books.asked) == 2
+    assert books.dangling == 0
 
 
 def test_a_capture_in_which_the_work_fails_is_over_and_the_next_one_is_made(monkeypatch):
     books, graphs = Torch(monkeypatch), CudaGraphs(torch.device("cuda", 0))
-    tries = iter([None, torch.OutOfMemoryError("no more"), None, None])
+    tries = iter([None, Refused("no more"), None, None])
 
     def work():
         if (error := next(tries)) is not None:
             raise error
 
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(Refused):
         graphs.capture(work)
     assert not books.recording
+    assert books.dice
     assert graphs.capture(work)
+
+
+def test_where_memory_is_short_a_capture_is_tried_again_without_what_torch_keeps(monkeypatch):
+    books, graphs = Torch(monkeypatch), CudaGraphs(torch.device("cuda", 0))
+    short = torch.OutOfMemoryError("no more")
+    for tries, raised in (((None, short, None, None), False), ((short, None, short), True)):
+        left, before = iter(tries), books.emptied
+
+        def work(left=left):
+            if (error := next(left)) is not None:
+                raise error
+
+        with pytest.raises(torch.OutOfMemoryError) if raised else nullcontext():
+            assert graphs.capture(work)
+        assert books.emptied == before + 1
+        assert not books.recording
 
 
 def test_steps_with_prompts_or_scores_are_not_captured_nor_adapters_that_cannot_be(serve):

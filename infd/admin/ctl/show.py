@@ -72,7 +72,8 @@ def _sizes(sizes: dict[str, int]) -> str:
 def _captured(graphs: protocol.Captured) -> str:
     adapted = f", {len(graphs.with_adapters)} with adapters" if graphs.with_adapters else ""
     failed = f", {len(graphs.failed)} could not be" if graphs.failed else ""
-    return f"steps of {len(graphs.captured)} sizes{adapted}, {graphs.to_come} to come{failed}"
+    sizes = f"steps of {len(graphs.captured)} sizes{adapted} in {graphs.capture_s:.1f} s"
+    return f"{sizes}, {graphs.to_come} to come{failed}"
 
 
 def _pages(now: protocol.Status) -> str:
