@@ -42,6 +42,12 @@ class Driver:
             raise Refused(f"{call}: {status.name}")
         raise DeviceLost(f"{call}: {status.name}; what the GPU holds is uncertain, so restart infd if that persists")
 
+    def may_wait(self) -> bool:
+        """Say whether this thread may wait for the device: it has a context, and is not capturing."""
+        # A thread that captures has torch initialized; before that, torch cannot be asked.
+        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+        return not capturing and int(self("cuCtxGetCurrent")) != 0
+
 
 def find(device: torch.device) -> Driver | str:
     """Return the driver of a GPU on which memory can be given back in place, or why there is none."""

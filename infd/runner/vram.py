@@ -6,18 +6,23 @@ there is one thing to undo, not two.
 
 Every way out of here leaves the books balanced: what was mapped when a call failed is known, and is unmapped or used
 by the next attempt.
+
+A range is freed with its last tensor. Where that happens on a thread without a CUDA context, or within a capture, the
+device must not be waited for, and the bank's next call frees it.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from infd.errors import InfdError, OutOfMemory
+from infd.runner.dlpack import tensor_at
 from infd.runner.driver import Refused, find
 from infd.runner.host import available_bytes
 from infd.runner.memory import Anonymous, Arena, HostBank
@@ -43,17 +48,34 @@ def bank_of(device: torch.device) -> Bank:
     if device.index is None:
         device = torch.device(device.type, torch.cuda.current_device())
     found = find(device)
-    return TorchBank(device, found) if isinstance(found, str) else GpuBank(device, found)
+    if isinstance(found, str):
+        return TorchBank(device, found)
+    bank = GpuBank(device, found)
+    reason = _unusable(bank)
+    return bank if reason is None else TorchBank(device, reason)
+
+
+def _unusable(bank: GpuBank) -> str | None:
+    """Return why torch cannot compute with memory that is mapped to addresses, or None."""
+    try:
+        tensor = bank.arena(1, "a first try").take((1,), torch.uint8)
+        if tensor.item() != 0 or tensor.fill_(7).item() != 7:
+            return "what is written to mapped memory is not found there"
+    except OutOfMemory:
+        return None  # the weights will say so
+    except Exception as error:  # torch's, and the driver's: memory as torch hands it out needs neither
+        return f"torch does not take mapped memory ({error})"
+    return None
 
 
 class Addresses:
-    """A range of a GPU's addresses, and which pieces of it have memory.
+    """A range of a GPU's addresses, and which pieces of it have memory."""
 
-    It is freed with the last tensor that lies in it.
-    """
+    def __init__(self, size: int, driver: Driver, gone: deque[Callable[[], None]]) -> None:
+        """Reserve at least `size` bytes. Raises OutOfMemory, DeviceLost.
 
-    def __init__(self, size: int, driver: Driver) -> None:
-        """Reserve at least `size` bytes. Raises OutOfMemory, DeviceLost."""
+        gone  given what frees the range, where its last tensor goes while the device cannot be waited for
+        """
         names = driver.names
         self._driver = driver
         self._kind = names.CUmemAllocationProp()
@@ -70,12 +92,7 @@ class Addresses:
         self.first = int(driver("cuMemAddressReserve", self.size, 0, 0, 0))
         self._whole = False
         self._memory = _Backing(driver, self.first)
-        weakref.finalize(self, _free, driver, self.first, self.size, self._memory).atexit = False
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Describe all of it as bytes. A tensor made of this is no copy, and holds on to this object."""
-        return {"shape": (self.size,), "typestr": "|u1", "data": (self.first, False), "strides": None, "version": 3}
+        weakref.finalize(self, _leave, driver, self.first, self.size, self._memory, gone).atexit = False
 
     def back(self) -> None:
         """Have memory behind all of it, zeroed where any was missing. Raises OutOfMemory, DeviceLost; then has none."""
@@ -135,8 +152,21 @@ class _Backing:
             self._handles.pop()
 
 
+def _leave(driver: Driver, first: int, size: int, memory: _Backing, gone: deque[Callable[[], None]]) -> None:
+    """Let go of a range without tensors, now or later."""
+    free = partial(_free, driver, first, size, memory)
+    try:
+        now = driver.may_wait()
+    except InfdError:
+        now = False
+    if now:
+        free()
+    else:
+        gone.append(free)
+
+
 def _free(driver: Driver, first: int, size: int, memory: _Backing) -> None:
-    """Let go of a range that no tensor lies in any more."""
+    """Free a range."""
     try:
         memory.clear()
         driver("cuMemAddressFree", first, size)
@@ -144,24 +174,13 @@ def _free(driver: Driver, first: int, size: int, memory: _Backing) -> None:
         log.warning("a range of the GPU's addresses could not be freed: %s", error)
 
 
-def tensor_over(addresses: Addresses, device: torch.device) -> Tensor:
-    """Return all of a range as bytes, without a copy."""
-    return torch.as_tensor(addresses, device=device)
-
-
 class Reserved:
     """Addresses of a GPU whose memory comes and goes."""
 
-    def __init__(
-        self,
-        size: int,
-        device: torch.device,
-        driver: Driver,
-        over: Callable[[Addresses, torch.device], Tensor] = tensor_over,
-    ) -> None:
-        self._addresses = Addresses(size, driver)
-        self._addresses.back()
-        self.content = over(self._addresses, device)
+    def __init__(self, size: int, device: torch.device, driver: Driver, gone: deque[Callable[[], None]]) -> None:
+        self._addresses = addresses = Addresses(size, driver, gone)
+        addresses.back()
+        self.content = tensor_at(addresses.first, addresses.size, device, addresses)
 
     def release(self) -> None:
         self._addresses.clear()
@@ -226,30 +245,33 @@ class GpuBank:
     sleepless = ""
     apart = True
 
-    def __init__(
-        self,
-        device: torch.device,
-        driver: Driver,
-        over: Callable[[Addresses, torch.device], Tensor] = tensor_over,
-    ) -> None:
-        """over: makes a tensor of addresses"""
+    def __init__(self, device: torch.device, driver: Driver) -> None:
         self._device = device
         self._driver = driver
-        self._over = over
+        self._gone: deque[Callable[[], None]] = deque()
         self.others = self.held()
 
     def arena(self, size: int, purpose: str) -> Arena:
-        return Arena(size, self._device, purpose, partial(Reserved, driver=self._driver, over=self._over))
+        self._sweep()
+        return Arena(size, self._device, purpose, partial(Reserved, driver=self._driver, gone=self._gone))
 
     def free(self) -> int:
+        self._sweep()
         return int(self._driver("cuMemGetInfo")[0])
 
     def held(self) -> int:
+        self._sweep()
         free, total = self._driver("cuMemGetInfo")
         return int(total) - int(free)
 
     def trim(self) -> None:
+        self._sweep()
         torch.cuda.empty_cache()
+
+    def _sweep(self) -> None:
+        """Free the ranges that could not be freed with their last tensors."""
+        while self._gone:
+            self._gone.popleft()()
 
     def peak(self, work: Callable[[], object]) -> int:
         return _peak(self._device, work)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from itertools import pairwise
+from threading import get_ident
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,6 @@ from infd.runner.vram import GpuBank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import Tensor
-
-    from infd.runner.vram import Addresses
 
 GRAIN = 4096
 GARBAGE = 0xFF  # makes every float not a number
@@ -89,6 +86,7 @@ class FakeDriver:
         self.ranges: dict[int, Range] = {}
         self.pieces: dict[int, Piece] = {}  # by handle
         self.registered: dict[int, int] = {}
+        self._thread = get_ident()
         self.calls: Counter[str] = Counter()
         self.running = False
         self.pageable = False
@@ -108,6 +106,7 @@ class FakeDriver:
             "cuMemHostRegister": self._pin,
             "cuMemHostUnregister": self._unpin,
             "cuCtxSynchronize": self._synchronize,
+            "cuCtxGetCurrent": self._context,
             "cuMemGetInfo": self._info,
         }
 
@@ -236,7 +235,11 @@ class FakeDriver:
         del self.registered[p]
 
     def _synchronize(self) -> None:
+        self.require(self._context() != (0,), "a thread without a context waits for the device")
         self.running = False
+
+    def _context(self) -> tuple[int]:
+        return (int(get_ident() == self._thread),)
 
     def _info(self) -> tuple[int, int]:
         return self.capacity - self.used, self.capacity
@@ -270,17 +273,6 @@ def _address(store: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(store))
 
 
-def over(addresses: Addresses, device: torch.device) -> Tensor:
-    """Make a tensor of a range's bytes. Like one that torch makes on a GPU, it holds on to the range."""
-    described = addresses.__cuda_array_interface__
-    assert described["typestr"] == "|u1"
-    (size,), (first, read_only) = described["shape"], described["data"]
-    assert not read_only
-    content = type("Content", (ctypes.c_uint8 * size,), {}).from_address(first)
-    content.range = addresses
-    return torch.frombuffer(content, dtype=torch.uint8)
-
-
 class Bank(GpuBank):
     """A GPU's memory over these books, whose tensors a CPU can compute with. What steps take of it is made up.
 
@@ -289,7 +281,7 @@ class Bank(GpuBank):
 
     def __init__(self, driver: FakeDriver, grains: int = 0) -> None:
         """grains: that a step takes for each of its tokens"""
-        super().__init__(torch.device("cpu"), Driver(driver, 0), over)
+        super().__init__(torch.device("cpu"), Driver(driver, 0))
         self.tried: list[int] = []
         self.keeps = 0
         self._grains = grains

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from infd.errors import DeviceLost, OutOfMemory
 from infd.runner import vram
+from infd.runner.dlpack import tensor_at
 from infd.runner.driver import REFUSALS, Driver
 from infd.runner.vram import TorchBank, bank_of
 from tests.runner.cuda_driver import GRAIN, NAMES, Bank, BooksError, FakeDriver
@@ -95,11 +97,33 @@ def test_a_range_is_freed_with_the_last_tensor_in_it():
     assert driver.used == 0
 
 
+@pytest.mark.parametrize("capturing", [False, True])
+@pytest.mark.parametrize("ask", [Bank.free, Bank.held, Bank.trim, lambda bank: bank.arena(GRAIN, "cache")])
+def test_where_the_device_cannot_be_waited_for_the_banks_next_call_frees_the_range(ask, capturing, monkeypatch):
+    driver = FakeDriver()
+    bank = Bank(driver)
+    tensors = [bank.arena(GRAIN, "cache").take((4,), torch.float32)]
+    if capturing:
+        with monkeypatch.context() as capture:
+            capture.setattr(torch.cuda, "is_initialized", lambda: True)
+            capture.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            tensors.clear()
+    else:
+        elsewhere = Thread(target=tensors.clear)
+        elsewhere.start()
+        elsewhere.join()
+    assert driver.used == GRAIN
+    kept = ask(bank)
+    assert driver.calls["cuMemAddressFree"] == 1, kept
+
+
 def test_an_arena_that_does_not_fit_names_its_purpose_and_the_call_and_holds_nothing():
     driver = FakeDriver(capacity=8 * GRAIN)
+    bank = Bank(driver)
     with pytest.raises(OutOfMemory, match=r"no memory for weights: 0 MiB on cpu \(cuMemCreate: CUDA_ERROR_OUT_OF_M"):
-        Bank(driver).arena(9 * GRAIN, "weights")
+        bank.arena(9 * GRAIN, "weights")
     gc.collect()
+    bank.trim()
     assert (driver.used, driver.ranges) == (0, {})
 
 
@@ -277,6 +301,42 @@ def test_a_driver_that_cannot_map_is_left_alone(monkeypatch):
     assert bank_of(torch.device("cuda", 1)).sleepless.endswith("cannot map memory to addresses that stay")
 
 
+@pytest.fixture
+def found(monkeypatch) -> FakeDriver:
+    """A driver that bank_of finds, of a GPU that torch can be asked about."""
+    fake = FakeDriver()
+    monkeypatch.setattr(vram, "find", lambda device: Driver(fake, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
+    return fake
+
+
+def _refuses(*_: Any) -> None:
+    raise RuntimeError("pointer resides on host memory")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        (_refuses, "torch does not take mapped memory (pointer resides on host memory)"),
+        (lambda *_: torch.ones(GRAIN, dtype=torch.uint8), "what is written to mapped memory is not found there"),
+    ],
+)
+def test_where_torch_cannot_use_mapped_memory_it_hands_out_its_own_and_it_is_said_why(
+    found, monkeypatch, tensor, reason
+):
+    monkeypatch.setattr(vram, "tensor_at", tensor)
+    bank = bank_of(torch.device("cuda", 0))
+    assert isinstance(bank, TorchBank)
+    assert bank.sleepless == f"memory of cuda:0 cannot be given back: {reason}"
+
+
+def test_where_torch_can_use_mapped_memory_arenas_are_made_of_it(found, monkeypatch):
+    monkeypatch.setattr(vram, "tensor_at", lambda address, size, device, owner: tensor_at(address, size, CPU, owner))
+    bank = bank_of(torch.device("cuda", 0))
+    assert isinstance(bank, vram.GpuBank)
+    assert bank.held() == 0, "what was tried first is gone"
+
+
 def test_the_books_notice_what_must_not_happen():
     driver = FakeDriver()
     call = Driver(driver, 0)
@@ -334,11 +394,12 @@ def test_the_calls_are_those_of_the_real_package():
     assert room.free() == 2**30 - 9 * GRAIN
     del arena, tensor
     gc.collect()
+    room.trim()
     assert not bound.fake.ranges
     assert bound.bound == {
         "cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease",
-        "cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemsetD8", "cuCtxSynchronize", "cuMemHostRegister",
-        "cuMemHostUnregister", "cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemGetInfo",
+        "cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemsetD8", "cuCtxSynchronize", "cuCtxGetCurrent",
+        "cuMemHostRegister", "cuMemHostUnregister", "cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemGetInfo",
     }  # fmt: skip
     wanted = real.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
     inspect.signature(real.cuDeviceGetAttribute).bind(wanted, 0)

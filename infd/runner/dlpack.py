@@ -1,0 +1,71 @@
+"""Make a tensor of memory whose device is known, through DLPack.
+
+torch.as_tensor over __cuda_array_interface__ asks the driver which device a pointer belongs to, which it need not know
+of addresses that memory was mapped to. A DLPack capsule names the device, and the driver is not asked.
+
+Source: dlpack.h 0.8, DLManagedTensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from torch.utils.dlpack import from_dlpack
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+KINDS: Final = MappingProxyType({"cpu": 1, "cuda": 2})  # DLDeviceType
+UNSIGNED: Final = 1  # DLDataTypeCode
+NAME: Final = b"dltensor"  # of a capsule that was not consumed yet
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor with its DLTensor, DLDevice and DLDataType written out, and behind it the shape it points to."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("kind", ctypes.c_int32),
+        ("ordinal", ctypes.c_int32),
+        ("dimensions", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+    )
+
+
+_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+def tensor_at(address: int, size: int, device: torch.device, owner: object) -> Tensor:
+    """Return `size` bytes of a device's memory as a tensor [size] uint8, without a copy.
+
+    owner  lives at least as long as the tensor and its views
+
+    Raises what torch does where it does not take the memory.
+    """
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    # torch may delete a tensor on any thread, and while an exception is raised: the deleter must not be Python.
+    place = libc.malloc(ctypes.c_size_t(ctypes.sizeof(_Managed)))
+    ctypes.memset(place, 0, ctypes.sizeof(_Managed))
+    managed = _Managed.from_address(place)
+    managed.data, managed.size = address, size
+    managed.kind, managed.ordinal = KINDS[device.type], device.index or 0
+    managed.code, managed.bits, managed.lanes = UNSIGNED, 8, 1
+    managed.dimensions, managed.shape = 1, place + _Managed.size.offset
+    managed.deleter = ctypes.cast(libc.free, ctypes.c_void_p)
+    tensor: Tensor = from_dlpack(_capsule(place, NAME, None))
+    tensor.untyped_storage().owner = owner  # type: ignore[attr-defined]  # torch keeps it with the memory
+    return tensor
