@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 import time
 from pathlib import Path
-from threading import Event, Thread
+from threading import Condition, Event, Thread
 from typing import Final
 
 LARGE_PAGE: Final = 2**21  # bytes
@@ -29,6 +30,7 @@ class Mapping:
         self.map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.size = len(self.map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.first = -self._address % LARGE_PAGE  # where the first large page begins that lies in here whole
 
     def release(self, start: int = 0) -> None:
         """Give back what is behind the addresses from the page on that begins at or behind `start`."""
@@ -37,8 +39,8 @@ class Mapping:
             self.map.madvise(mmap.MADV_DONTNEED, first)
 
     def piece(self, number: int) -> int | None:
-        """Return where the place for a large page begins, counted from the first that lies in here whole."""
-        start = -self._address % LARGE_PAGE + number * LARGE_PAGE
+        """Return where the place for a large page begins, counted from the first that lies in here whole, or None."""
+        start = self.first + number * LARGE_PAGE
         return start if start + LARGE_PAGE <= self.size else None
 
     def advise(self, start: int, advice: int) -> bool:
@@ -48,54 +50,84 @@ class Mapping:
         return not madvise(ctypes.c_void_p(self._address + start), ctypes.c_size_t(LARGE_PAGE), advice)
 
 
-class Headstart:
-    """Memory that is had from a thread of its own until somebody claims it.
+class Populating:
+    """Has the system give memory for the front of a mapping, from a thread of its own.
 
-    In large pages, which a CPU reads half as fast again, as long as the system has them at hand: to make some it first
-    moves others about, for seconds.
+    In large pages, which a CPU reads half as fast again and a driver pins faster, as long as the system has them at
+    hand: to make some it first moves others about, for seconds.
     """
 
-    def __init__(self, expected: int) -> None:
-        """Begin to have that many bytes; a quarter more can be claimed. Raises OSError, OverflowError."""
+    def __init__(self, mapping: Mapping, size: int) -> None:
+        """Begin to have `size` bytes, rounded up to large pages that lie in the mapping whole."""
         self.held = 0  # bytes by now
-        self._expected = expected
-        self._mapping = Mapping(expected + expected // 4)
-        self._claimed = Event()
+        self._mapping = mapping
+        self._size = size
+        self._stopped = Event()
+        self._more = Condition()
+        self._ended = False
         self._thread = Thread(target=self._run, name="infd-memory", daemon=True)
         self._thread.start()
 
+    def reach(self, end: int) -> None:
+        """Wait until the bytes before `end` are there, or no more will be."""
+        with self._more:
+            self._more.wait_for(lambda: self._ended or self._mapping.first + self.held >= end)
+
+    def wait(self) -> None:
+        """Wait until as much is there as was asked for, or as the system has."""
+        self._thread.join()
+
+    def stop(self) -> None:
+        """Have no more."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        mapping, number, slow = self._mapping, 0, 0
+        while not self._stopped.is_set() and self.held < self._size and (start := mapping.piece(number)) is not None:
+            began = time.monotonic()
+            if slow < PATIENCE:
+                mapping.advise(start, mmap.MADV_HUGEPAGE)
+            if not mapping.advise(start, MADV_POPULATE_WRITE):
+                break  # the system cannot, or has no memory left
+            slow += time.monotonic() - began > SLOW_S
+            number += 1
+            with self._more:
+                self.held += LARGE_PAGE
+                self._more.notify_all()
+        with self._more:
+            self._ended = True
+            self._more.notify_all()
+
+
+class Headstart:
+    """Memory that is had ahead until somebody claims it."""
+
+    def __init__(self, expected: int) -> None:
+        """Begin to have that many bytes; a quarter more can be claimed. Raises OSError, OverflowError."""
+        self._mapping = Mapping(expected + expected // 4)
+        self._populating = Populating(self._mapping, expected)
+        self._kept = sys.maxsize
+
+    @property
+    def held(self) -> int:
+        """Return how many bytes are there by now."""
+        return min(self._populating.held, self._kept)
+
     def wait(self) -> None:
         """Wait until as much is there as was expected, or as the system has."""
-        self._thread.join()
+        self._populating.wait()
 
     def claim(self, size: int) -> Mapping | None:
         """Return memory of at least `size` bytes, of which some is there; None if there are not as many addresses.
 
         Whatever is there beyond that is given back. It can be claimed once.
         """
-        self._claimed.set()
-        self._thread.join()
-        if size > self._mapping.size:
-            self._mapping.release()
-            self.held = 0
-            return None
-        self._mapping.release(size)
-        self.held = min(self.held, size)
-        return self._mapping
-
-    def _run(self) -> None:
-        mapping, number, slow = self._mapping, 0, 0
-        while (
-            not self._claimed.is_set() and self.held < self._expected and (start := mapping.piece(number)) is not None
-        ):
-            began = time.monotonic()
-            if slow < PATIENCE:
-                mapping.advise(start, mmap.MADV_HUGEPAGE)
-            if not mapping.advise(start, MADV_POPULATE_WRITE):
-                return  # the system cannot, or has no memory left
-            slow += time.monotonic() - began > SLOW_S
-            number += 1
-            self.held += LARGE_PAGE
+        self._populating.stop()
+        fits = size <= self._mapping.size
+        self._kept = size if fits else 0
+        self._mapping.release(self._kept)
+        return self._mapping if fits else None
 
 
 def available_bytes() -> int:

@@ -126,16 +126,19 @@ class Anonymous:
 
 
 class Allocated:
-    """One allocation of torch's, whose memory goes only when its address does."""
+    """One allocation of torch's, whose memory goes only when its address does, with the last tensor in it."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.content = torch.empty(size, dtype=torch.uint8, device=device)
+        self.content = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._released = False
 
     def release(self) -> None:
-        """It goes with the last tensor that lies in it."""
+        self._released = True
 
     def restore(self) -> None:
-        """It was never given back."""
+        if self._released:
+            self.content.zero_()
+        self._released = False
 
     def settle(self, used: int) -> bool:
         return False

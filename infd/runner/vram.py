@@ -24,7 +24,7 @@ import torch
 from infd.errors import InfdError, OutOfMemory
 from infd.runner.dlpack import tensor_at
 from infd.runner.driver import Refused, find
-from infd.runner.host import available_bytes
+from infd.runner.host import Mapping, Populating, available_bytes
 from infd.runner.memory import Anonymous, Arena, HostBank
 
 if TYPE_CHECKING:
@@ -199,7 +199,9 @@ class Pinned:
         self._driver = driver
         self._beat = beat
         self._there, self._size = content.data_ptr(), content.nbytes
-        self._host = Anonymous(self._size)
+        mapping = Mapping(self._size)
+        self._host = Anonymous(self._size, mapping=mapping)
+        self._ahead = Populating(mapping, self._size)
         self._here = self._host.content.data_ptr()
         self._registered: list[int] = []
         self._refused = False
@@ -207,6 +209,7 @@ class Pinned:
     def fetch(self) -> None:
         self._driver("cuCtxSynchronize")
         for offset, length in self._pieces():
+            self._ahead.reach(offset + length)  # a driver that pins memory has it made page by page
             self._register(offset, length)
             self._driver("cuMemcpyDtoH", self._here + offset, self._there + offset, length)
             self._beat()
@@ -229,6 +232,7 @@ class Pinned:
             self._beat()
 
     def drop(self) -> None:
+        self._ahead.stop()
         while self._registered:
             self._driver("cuMemHostUnregister", self._here + self._registered[-1])
             self._registered.pop()

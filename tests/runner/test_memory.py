@@ -9,8 +9,8 @@ from infd.models.base import PageTensor
 from infd.runner import host
 from infd.runner.budget import Room
 from infd.runner.cache import allocate, page_bytes, size_cache
-from infd.runner.host import LARGE_PAGE, Headstart, available_bytes
-from infd.runner.memory import Anonymous, Arena, zeros
+from infd.runner.host import LARGE_PAGE, Headstart, Mapping, Populating, available_bytes
+from infd.runner.memory import Allocated, Anonymous, Arena, zeros
 from infd.scheduler.layout import CacheLayout, PageGroup
 
 CPU = torch.device("cpu")
@@ -124,6 +124,37 @@ def test_memory_had_ahead_is_claimed_with_what_it_is_known_to_hold_and_the_rest_
     assert resident() - before < size + 2 * LARGE_PAGE
     arena.release()
     assert resident() - before < size / 8
+
+
+def test_as_much_memory_is_there_as_was_waited_for():
+    mapping = Mapping(16 * LARGE_PAGE)
+    before = resident()
+    populating = Populating(mapping, 8 * LARGE_PAGE)
+    populating.reach(4 * LARGE_PAGE)
+    assert resident() - before > 3 * LARGE_PAGE
+    populating.reach(16 * LARGE_PAGE)  # there will be no more than were asked for
+    assert populating.held == 8 * LARGE_PAGE
+    populating.stop()
+
+
+def test_whoever_waits_for_memory_that_the_system_does_not_have_goes_on(monkeypatch):
+    monkeypatch.setattr(Mapping, "advise", lambda *_: False)
+    populating = Populating(Mapping(4 * LARGE_PAGE), 4 * LARGE_PAGE)
+    populating.reach(4 * LARGE_PAGE)
+    assert populating.held == 0
+    populating.stop()
+
+
+def test_an_allocation_of_torchs_holds_zeros_when_it_is_new_and_when_it_was_given_back():
+    arena = Arena(100, CPU, "cache", Allocated)
+    tensor = arena.take((25,), torch.float32)
+    assert not tensor.any()
+    tensor.fill_(torch.nan)
+    arena.restore()
+    assert bool(tensor.isnan().all())
+    arena.release()
+    arena.restore()
+    assert not tensor.any()
 
 
 def test_memory_had_ahead_is_all_given_back_where_more_is_wanted_than_there_are_addresses_for():

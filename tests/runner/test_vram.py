@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
+import mmap
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from infd.errors import DeviceLost, OutOfMemory
 from infd.runner import vram
 from infd.runner.dlpack import tensor_at
 from infd.runner.driver import REFUSALS, Driver
+from infd.runner.host import LARGE_PAGE
 from infd.runner.vram import TorchBank, bank_of
 from tests.runner.cuda_driver import GRAIN, NAMES, Bank, BooksError, FakeDriver
 
@@ -203,6 +206,30 @@ def test_what_is_parked_comes_back_as_it_was(monkeypatch):
     parked.drop()
     assert not driver.registered
     assert len(beats) == 6
+
+
+def test_the_hosts_memory_is_there_before_it_is_pinned(monkeypatch):
+    monkeypatch.setattr(vram, "PIECE", LARGE_PAGE)
+    driver = FakeDriver()
+    bank = Bank(driver)
+    arena = bank.arena(8 * LARGE_PAGE, "weights")
+    arena.take((8 * LARGE_PAGE,), torch.uint8)
+    missing = []
+
+    def pin(address: int, size: int, flags: int) -> None:
+        pages = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
+        assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages)
+        missing.append(sum(1 - (page & 1) for page in pages))
+        driver.registered[address] = size
+
+    monkeypatch.setitem(driver._calls, "cuMemHostRegister", pin)
+    parked = bank.park(arena, no_beat)
+    parked.fetch()
+    parked.drop()
+    ends = LARGE_PAGE // mmap.PAGESIZE  # what lies before the first large page, and behind the last, comes when touched
+    assert len(missing) == 8
+    assert missing[1:-1] == [0] * 6
+    assert sum(missing) <= ends
 
 
 def test_whichever_call_fails_parking_changes_nothing():
