@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from infd.engine.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from infd.engine.loop import Issued
     from infd.engine.measure import Measure
-    from infd.scheduler.scheduler import Scheduler
+    from infd.scheduler.scheduler import Outcome, Scheduler
 
 log = logging.getLogger("infd.engine")
 
@@ -34,10 +34,10 @@ class Record:
         self._measure = measure
         self._clock = clock
 
-    def committed(self, issued: Issued, scheduler: Scheduler) -> None:
+    def committed(self, issued: Issued, outcomes: Sequence[Outcome], scheduler: Scheduler) -> None:
         self.steps += 1
         self._last, self.last_time = self._clock(), time.time()
-        self._measure.committed(issued, scheduler, self._last)
+        self._measure.committed(issued, outcomes, scheduler, self._last)
         self._progress.took(self._last - issued.at)
 
     @property

@@ -101,5 +101,5 @@ class Serving:
         return self.record.look(busy=busy)
 
     def _committed(self, issued: Issued, outcomes: list[Outcome]) -> None:
-        self.record.committed(issued, self.scheduler)
+        self.record.committed(issued, outcomes, self.scheduler)
         self.flows.committed(outcomes)

@@ -36,6 +36,7 @@ class Outcome(Struct, gc=False):
     """What a step brought to one sequence, and whether that ended it.
 
     prompt_logprobs  of the whole prompt, with its first outcome, where asked
+    prompt_computed  tokens of the prompt that were not in the cache, with its first outcome
     """
 
     seq: Sequence
@@ -43,6 +44,7 @@ class Outcome(Struct, gc=False):
     logprobs: list[TokenLogprobs]
     finish: FinishReason | None
     prompt_logprobs: Many[TokenLogprobs] = ()
+    prompt_computed: int = 0
 
 
 class Scheduled(Struct):
@@ -371,6 +373,8 @@ class Scheduler:
             outcome = Outcome(seq, [], [], seq.finish)
         else:
             return None
+        if seq.generated == len(outcome.tokens):
+            outcome.prompt_computed = seq.prompt_tokens - (seq.prompt_cached or 0)
         if seq.prompt_logprobs:
             outcome.prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, []
         return outcome

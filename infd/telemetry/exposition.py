@@ -93,7 +93,13 @@ SERIES = (
     ),
     _Series("request_max_tokens", "request_max_tokens", "What max_tokens was.", "request_params_max_tokens"),
     _Series("request_choices", "request_choices", "What n was.", "request_params_n"),
-    _Series("step_tokens", "iteration_tokens", "Tokens computed in a step.", "iteration_tokens_total"),
+    _Series("step_tokens", "step_tokens", "Tokens computed in a step."),
+    _Series(
+        "iteration_tokens",
+        "iteration_tokens",
+        "Tokens generated in a step, and computed tokens of the prompts whose first token is among them.",
+        "iteration_tokens_total",
+    ),
     _Series("step_duration_seconds", "step", "How long a step takes."),
     _Series("event_loop_lag_seconds", "loop_lag", "How late the event loop is while steps run."),
 )

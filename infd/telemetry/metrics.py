@@ -128,6 +128,7 @@ class Metrics:
         self.decode = Histogram(DURATION_S)
         self.inference = Histogram(DURATION_S)
         self.per_token = Histogram(LATENCY_S)
+        self.step_tokens = Histogram(STEP_TOKENS)
         self.iteration_tokens = Histogram(STEP_TOKENS)
         self.request_prompt_tokens = Histogram(TOKENS)
         self.request_generation_tokens = Histogram(TOKENS)

@@ -148,6 +148,20 @@ def test_values_are_those_of_the_requests(scraped: dict[Sample, float]):
     assert scraped[series("engine_sleep_state", sleep_state="awake")] == 1
 
 
+async def test_an_iteration_counts_generated_tokens_and_prompts_with_their_first_as_vllm_does(endpoint: Endpoint):
+    # vLLM 0.33, v1/metrics/loggers.py: prompt_token_stats.computed + num_generation_tokens, where there is an output.
+    metrics = endpoint.server.service.metrics
+    prompt = [300 + i % 90 for i in range(150)]  # three steps
+
+    await endpoint.complete(prompt=prompt, max_tokens=5)
+    first = metrics.iteration_tokens.cumulative()[-1][1], metrics.iteration_tokens.sum
+    await endpoint.complete(prompt=prompt, max_tokens=5, n=2, temperature=1)
+
+    assert first == (5, 150 + 5)
+    assert metrics.iteration_tokens.sum - first[1] == 2 * (150 - 148 + 5), "each choice found 148 tokens in the cache"
+    assert metrics.step_tokens.sum == (150 + 4) + 2 * (150 - 148 + 4), "a choice's last token is not computed"
+
+
 async def test_odd_methods_and_paths_make_no_labels_of_their_own(endpoint: Endpoint):
     for method in ("PROPFIND", "MKCOL", "LOCK", "PURGE", "REPORT"):
         async with endpoint.session.request(method, f"/pot/{method}") as response:
