@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import logging
 import socket
 import struct
 import tempfile
 from abc import ABC, abstractmethod
+from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import uvloop
 
 from infd import embedded
 from infd.admin.commands import VERBS
@@ -34,6 +38,7 @@ from infd.text.tokenizer import Tokenizer
 from infd.text.tools.hermes import Hermes
 from infd.weights.checkpoint import TensorFile
 from tests.fuzz.grammar import Chooser, mapping
+from tests.fuzz.wire import BODIES, LAST, cut, made, statuses
 from tests.http.endpoint import serving
 
 if TYPE_CHECKING:
@@ -265,13 +270,150 @@ class SocketTarget(Target):
         return await coming
 
 
+class Faults(logging.Handler):
+    """Keeps what is logged as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(self.format(record))
+
+
 class HttpTarget(SocketTarget):
-    last = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    """A client of the endpoint: its bytes, cut into pieces, and how it ends.
+
+    The first byte says how the client ends, and whether what follows the second is sent as it is or makes requests; the
+    second how that is cut.
+
+    Whatever the client does, it gets HTTP/1.1 with no fault of ours in it, an answer or the end within BOUND_S, and
+    nothing is left of it: no connection, ticket, task, byte of a body, object, or error in the log.
+    """
+
+    last = LAST
+    BOUND_S = 10.0
+    # Caches fill at first. What leaks an object for each client has leaked as many soon.
+    ROUND = 2000
+    GROWTH_OBJECTS = 5000
+
+    def __init__(self) -> None:
+        self.log = Faults()
+        logging.getLogger().addHandler(self.log)
+        self._clients = 0
+        self._objects: Counter[str] | None = None
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self._stack = AsyncExitStack()
+        self._address = self._runner.run(self._start())
 
     async def _start(self) -> tuple[str, int]:
-        endpoint = await self._stack.enter_async_context(serving())
-        host, port = endpoint.url.removeprefix("http://").split(":")
+        self._endpoint = await self._stack.enter_async_context(serving())
+        self._tasks = asyncio.all_tasks()
+        host, port = self._endpoint.url.removeprefix("http://").split(":")
         return host, int(port)
+
+    def close(self) -> None:
+        super().close()
+        logging.getLogger().removeHandler(self.log)
+
+    def __call__(self, data: bytes) -> None:
+        how, cutting, rest = (*data[:2], 0, 0)[0], (*data[:2], 0, 0)[1], data[2:]
+        sent, ordinary = made(Chooser(rest)) if how & 0x80 else (rest, None)
+        self._runner.run(self._talk(cut(sent, cutting), how & 7, ordinary))
+        assert not self.log.told, self.log.told
+        self._clients += 1
+        if self._clients % self.ROUND == 0:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """Look whether anything grows."""
+        self._endpoint.executor.issued.clear()  # for other tests it keeps every step
+        gc.collect()
+        objects = Counter(type(each).__qualname__ for each in gc.get_objects())
+        if self._objects is None:
+            self._objects = objects
+        grown = objects - self._objects
+        assert grown.total() < self.GROWTH_OBJECTS, f"since the first {self.ROUND} clients: {grown.most_common(8)}"
+
+    async def _talk(self, pieces: list[bytes], ending: int, ordinary: int | None) -> None:
+        """Be one client. ordinary: how many answers must come, whatever the pieces."""
+        with socket.socket() as client:
+            client.setblocking(False)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, self._address)
+            try:
+                async with asyncio.timeout(self.BOUND_S):
+                    await self._send(client, pieces)
+                    match ending:
+                        case 0 | 1 | 2 | 3:
+                            await self._send(client, [self.last])
+                            said = await self._hear(client, patient=ordinary is not None)
+                            found = statuses(said, cut_off=ordinary is None)
+                            self._check(found)
+                            assert ordinary is None or len(found) == ordinary + 1, (found, ordinary)
+                        case 4 if ordinary is not None:
+                            await self._send(client, [self.last[:5]])
+                            client.shutdown(socket.SHUT_WR)
+                            found = statuses(await self._hear(client, patient=True), cut_off=False)
+                            self._check(found)
+                            assert len(found) == ordinary + 1, (found, ordinary)
+                            assert found[-1] == 400, found
+                        case 4 | 5:
+                            client.shutdown(socket.SHUT_WR)
+                            self._check(statuses(await self._hear(client, patient=True), cut_off=True))
+                        case 6:
+                            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        case _:
+                            await asyncio.sleep(0)
+            except ConnectionError:
+                assert ordinary is None or ending > 3, "an ordinary client met a reset"
+        await self._nothing_left()
+
+    @staticmethod
+    def _check(statuses: list[int]) -> None:
+        assert not {status for status in statuses if status >= 500} - {501, 503, 505}, statuses
+
+    @staticmethod
+    async def _send(client: socket.socket, pieces: list[bytes]) -> None:
+        loop = asyncio.get_running_loop()
+        for piece in pieces:
+            await loop.sock_sendall(client, piece)
+            if len(pieces) > 1:
+                for _ in range(3):  # the other end is on this loop too: it reads the piece before the next one comes
+                    await asyncio.sleep(0)
+
+    async def _hear(self, client: socket.socket, *, patient: bool) -> bytes:
+        """Return all that comes. patient: the server has to close by itself."""
+        said, loop = bytearray(), asyncio.get_running_loop()
+        while piece := await (loop.sock_recv(client, 65536) if patient else self._piece(client)):
+            said += piece
+        return bytes(said)
+
+    async def _nothing_left(self) -> None:
+        """Wait until no trace is left of a client that has gone."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.BOUND_S):
+                while self._traces():
+                    await asyncio.sleep(0.0005)
+        assert not self._traces(), self._traces()
+
+    def _traces(self) -> dict[str, object]:
+        service, engine = self._endpoint.server.service, self._endpoint.engine
+        tasks = asyncio.all_tasks() - self._tasks
+        status = engine.status()
+        counts: dict[str, object] = {
+            "connections": service.metrics.connections,
+            "tasks": {task for task in tasks if task is not asyncio.current_task()},
+            "tickets": engine.tickets,
+            "choices": engine.unfinished,
+            "running": status.running,
+            "waiting": status.waiting,
+            "queued tokens": engine.door.queued_tokens,
+            "streams": list(service.streams),
+            "bytes of bodies": service.bodies_bytes,
+        }
+        return {name: count for name, count in counts.items() if count}
 
 
 class AdminTarget(SocketTarget):
@@ -337,10 +479,21 @@ def examples(target: str) -> list[bytes]:
         case "http":
             data = json.dumps(chat).encode()
             post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(data)
-            return [
-                post + data,
-                b"GET /v1/models/a/b HTTP/1.1\r\nHost: a\r\n\r\nGET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+            chunked = post.replace(b"Content-Length: %d" % len(data), b"Transfer-Encoding: chunked")
+            gets = b"GET /v1/models/a/b HTTP/1.1\r\nHost: a\r\n\r\nGET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+            sent = [post + data, chunked + b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data), gets]
+            plain = [
+                bytes([ending, cutting]) + each for each in sent for ending in (0, 4, 6, 7) for cutting in (0, 1, 131)
             ]
+            asked = [
+                bytes([0, 0, target, 0, body, framing])
+                for target in range(9)
+                for body in range(len(BODIES))
+                for framing in (0, 1)
+            ]
+            odd = [bytes([0, part, *range(number, number + 9)]) for part in range(1, 8) for number in range(12)]
+            made = [bytes([0x80 + number % 8, number % 3]) + each for number, each in enumerate(asked + odd)]
+            return plain + made
         case _:
             return [
                 *(bytes([0x80 + number, 3, 0, *range(20)]) for number in range(len(VERBS))),

@@ -10,6 +10,7 @@ import pytest
 
 from tests.fuzz import targets
 from tests.fuzz.targets import TARGETS, SocketTarget, examples
+from tests.fuzz.wire import statuses
 
 SEEDS = Path(__file__).parent / "seeds"
 
@@ -31,14 +32,47 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
     return bytes(result)
 
 
-@pytest.mark.parametrize("name", ["http", "admin"])
-def test_a_target_hears_the_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_admin_target_hears_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "SILENCE_S", 20)  # only ever reached by a failure
-    with closing(TARGETS[name]()) as target:
-        assert isinstance(target, SocketTarget)
-        for data in examples(name)[-2:]:
+    with closing(targets.AdminTarget()) as target:
+        for data in examples("admin")[-2:]:
             answer = target._runner.run(target._ask(data))
             assert answer.count(b"HTTP/1.1 ") == data.count(b" HTTP/1.1\r\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+            [200, 404],
+        ),
+        (
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+            [200],
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", [200, 200]),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\ndata", [200]),
+    ],
+)
+def test_answers_are_taken_apart(said: bytes, found: list[int]) -> None:
+    assert statuses(said, cut_off=False) == found
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent",
+    ],
+)
+def test_an_answer_that_is_none_is_noticed(said: bytes) -> None:
+    with pytest.raises(AssertionError):
+        statuses(said, cut_off=False)
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
