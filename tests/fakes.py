@@ -22,7 +22,7 @@ from infd.scheduler.plan import StepPlan, StepResult
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from infd.errors import InfdError
+    from infd.errors import DeviceLost, InfdError
     from infd.request import Adapter
     from infd.scheduler.plan import Join, Span
 
@@ -270,6 +270,7 @@ class FakeExecutor:
         self.issued: list[FakeStep] = []  # every step so far
         self._worker: asyncio.Task[None] | None = None
         self.load_error: InfdError | None = None
+        self.lost: Callable[[DeviceLost], None] | None = None  # reports the end of the device
         self.sleepless = ""
         self.parks = False  # whether weights leave the device in a light sleep
         self.resident: dict[str, int] = {}
@@ -281,9 +282,10 @@ class FakeExecutor:
         self.weights_error: Exception | None = None
         self.fails_midway = False
 
-    async def load(self) -> Capacity:
+    async def load(self, lost: Callable[[DeviceLost], None] | None = None) -> Capacity:
         if self.load_error:
             raise self.load_error
+        self.lost = lost
         return self._capacity
 
     def forward(self, plan: StepPlan) -> FakeStep:

@@ -28,6 +28,7 @@ from infd.engine.state import State
 from infd.errors import CheckpointError, ConfigError, DeviceLost, OutOfMemory
 from infd.http.schema.chat import ChatRequest
 from infd.request import Request, SamplingParams
+from infd.runner.host import headstart
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor
 
@@ -170,7 +171,7 @@ async def test_it_listens_before_it_has_loaded(tmp_path: Path, caplog: pytest.Lo
     loading, loaded = asyncio.Event(), asyncio.Event()
 
     class Loading(FakeExecutor):
-        async def load(self):  # type: ignore[no-untyped-def]
+        async def load(self, lost=None):  # type: ignore[no-untyped-def]
             loading.set()
             await loaded.wait()
             return await super().load()
@@ -199,7 +200,7 @@ async def test_term_during_a_load_that_never_ends_is_a_clean_exit(tmp_path: Path
     loading = asyncio.Event()
 
     class Loading(FakeExecutor):
-        async def load(self):  # type: ignore[no-untyped-def]
+        async def load(self, lost=None):  # type: ignore[no-untyped-def]
             loading.set()
             await asyncio.Event().wait()
 
@@ -245,6 +246,19 @@ async def test_a_lost_device_ends_every_stream_with_an_error_and_the_daemon(
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     assert "error" in json.loads(events[-2])
     assert events[-1] == "[DONE]"
+
+
+async def test_a_device_lost_while_nothing_runs_ends_the_daemon(tmp_path: Path) -> None:
+    executor = FakeExecutor()
+    daemon = daemon_of(tmp_path, executor)
+    running = asyncio.ensure_future(daemon.run())
+    while daemon.engine.lifecycle.state is not State.READY:
+        await asyncio.sleep(0.01)
+    assert executor.lost is not None
+    executor.lost(DeviceLost("fell off the bus"))
+
+    with pytest.raises(DeviceLost, match="fell off the bus"):
+        await running
 
 
 async def test_nothing_is_left_running(tmp_path: Path) -> None:
@@ -414,7 +428,7 @@ def test_memory_is_had_ahead_only_for_weights_that_are_large_and_stay_with_the_h
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(mib * 2**20)
     settings = Config(model=ModelConfig(path=str(tmp_path), quantization=quantization), device=DeviceConfig(kind=kind))
-    ahead = parts.headstart(settings)
+    ahead = headstart(settings)
     if ahead is None:
         assert expected_mib is None
         return
@@ -427,4 +441,4 @@ def test_memory_is_had_ahead_only_for_weights_that_are_large_and_stay_with_the_h
 
 def test_a_file_of_weights_that_cannot_be_looked_at_is_left_to_those_who_load_it(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "nowhere")
-    assert parts.headstart(Config(model=ModelConfig(path=str(tmp_path)), device=DeviceConfig(kind="cpu"))) is None
+    assert headstart(Config(model=ModelConfig(path=str(tmp_path)), device=DeviceConfig(kind="cpu"))) is None

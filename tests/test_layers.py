@@ -33,6 +33,7 @@ TABLE: dict[str, set[str]] = {
         "scheduler.plan",
         "scheduler.layout",
     },
+    "executors": {"runner", "scheduler.plan", "scheduler.layout", "engine.executor"},
     "models": {"kernels", "scheduler.layout"},
     "adapters": {"weights", "kernels.ops"},
     "weights": set(),

@@ -191,6 +191,9 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
             " $XDG_CACHE_HOME/infd)"
         ),
     ] = ""
+    own_process: Annotated[
+        bool, about("whether a process of its own drives the device; a lost one still ends the daemon")
+    ] = False
     null_step_ms: Annotated[NotNegative, about("how long a step of the null device takes")] = 0.0
 
 

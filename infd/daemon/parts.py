@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
-from infd.errors import CheckpointError
+from infd.errors import CheckpointError, ConfigError
 from infd.http.served import SamplingDefaults, ServedModel
 from infd.text.chat import ChatTemplate
 from infd.text.syntax import Syntax
@@ -20,19 +18,14 @@ from infd.untrusted import read
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from concurrent.futures import Future
+    from pathlib import Path
 
     from infd.config import Config, Environment, HubAccess, ModelConfig
     from infd.engine.executor import Executor
     from infd.hub.fetch import Hub
-    from infd.runner.host import Headstart
     from infd.runner.loading import Loaded
     from infd.runner.pulse import Pulse
     from infd.scheduler.layout import Capacity
-
-
-GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))  # of which one exists where a GPU may be used
-SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # that is kept of weights stored in 16 bits
-WORTHWHILE: Final = 2**26  # bytes; fewer come in no time
 
 
 class Language(Struct, frozen=True):
@@ -87,35 +80,27 @@ def executor(
     progress   called with (bytes read, bytes to read) while it is loaded
     """
     if config.device.kind == "null":
+        if config.device.own_process:
+            raise ConfigError("device.own_process: the null device computes nothing and needs no process; unset it")
         from infd.runner.null import NullExecutor
 
         return NullExecutor(
             config, lambda: Sizes.read(directory.result()), lambda: directory.result().absolute().parent
         )
-    from infd.runner.local import LocalExecutor
+    if config.device.own_process:
+        from infd.executors.remote import RemoteExecutor
+
+        return RemoteExecutor(
+            lambda: located(config, environment, directory.result()),
+            progress,
+            journal_stream=environment.journal_stream,
+        )
+    from infd.runner.local import LocalExecutor, build_runner
 
     def build(config: Config, pulse: Pulse) -> Loaded:
-        found = located(config, environment, directory.result())
-        memory = headstart(found)
-        from infd.runner.loading import build  # torch comes with it
-
-        return build(found, pulse, progress, memory)
+        return build_runner(located(config, environment, directory.result()), pulse, progress)
 
     return LocalExecutor(config, build)
-
-
-def headstart(config: Config) -> Headstart | None:
-    """Begin to have memory for the weights, if they are large, and the host has plenty and will keep them."""
-    if config.device.kind == "cuda" or (config.device.kind == "auto" and any(map(Path.exists, GPUS))):
-        return None
-    from infd.runner.host import Headstart, available_bytes
-
-    try:
-        stored = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
-        expected = int(stored * SHARES[config.model.quantization])
-        return Headstart(expected) if WORTHWHILE <= expected <= available_bytes() // 2 else None
-    except OSError:  # of a file: loading will say so; of memory: nothing is lost but time
-        return None
 
 
 def located(config: Config, environment: Environment, directory: Path) -> Config:

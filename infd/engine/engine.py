@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.engine.executor import Executor
     from infd.engine.stream import Watcher
-    from infd.errors import RequestError
+    from infd.errors import DeviceLost, RequestError
     from infd.request import Adapter, Request
     from infd.scheduler.layout import Capacity
     from infd.telemetry.metrics import Metrics
@@ -86,9 +86,14 @@ class Engine:
 
     async def load(self) -> Capacity:
         """Load the model; return what the device can hold beside it. Raises StartError."""
-        capacity = await self.executor.load()
+        capacity = await self.executor.load(self._lose)
         self._serving = Serving(self, capacity, self._config, self._metrics)
         return capacity
+
+    def _lose(self, error: DeviceLost) -> None:
+        """Have `run` raise: the executor has ended by itself."""
+        if self._serving is not None:
+            self._serving.loop.fail(error)
 
     @property
     def loaded(self) -> bool:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
+    from infd.errors import DeviceLost
     from infd.memory import Memory, Part
     from infd.request import Adapter, AdapterFacts
     from infd.scheduler.layout import Capacity
@@ -44,8 +45,11 @@ class Executor(Protocol):
     def sleepless(self) -> str:
         """Why memory cannot be given back; empty where it can."""
 
-    async def load(self) -> Capacity:
-        """Load the model and make the cache. Raises StartError. Called once, on the event loop."""
+    async def load(self, lost: Callable[[DeviceLost], None] | None = None) -> Capacity:
+        """Load the model and make the cache. Raises StartError. Called once, on the event loop.
+
+        lost  called on the event loop if the device is lost later, also while nothing runs
+        """
 
     def forward(self, plan: StepPlan) -> Step:
         """Issue a step without waiting for it. Never raises: errors come through `Step.sample`."""

@@ -65,6 +65,12 @@ class StepLoop:
         self._news = asyncio.Event()
         self._held = False
         self._still = asyncio.Event()
+        self._failure: DeviceLost | None = None
+
+    def fail(self, error: DeviceLost) -> None:
+        """Have `run` raise, also while no step is in flight."""
+        self._failure = error
+        self.wake()
 
     def wake(self) -> None:
         """There is something to plan, or a result to take in."""
@@ -105,6 +111,8 @@ class StepLoop:
                 if self._held and not self._in_flight:
                     self._still.set()
                 await self._news.wait()
+                if self._failure is not None:
+                    raise self._failure
                 while self._in_flight and self._in_flight[0].result.done():
                     await self._take_in(self._in_flight.popleft())
         finally:

@@ -11,11 +11,18 @@ import sys
 import time
 from pathlib import Path
 from threading import Condition, Event, Thread
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from infd.config import Config
 
 LARGE_PAGE: Final = 2**21  # bytes
 MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; the mmap module has no name for it
 MADV_COLLAPSE: Final = 25  # since Linux 6.1; nor for this
+GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))  # of which one exists where a GPU may be used
+SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # that is kept of weights stored in 16 bits
+WORTHWHILE: Final = 2**26  # bytes; fewer come in no time
 CGROUPS = Path("/sys/fs/cgroup")
 
 SLOW_S: Final = 0.002  # what a large page that is there takes ten times over; one that must be made first takes longer
@@ -128,6 +135,18 @@ class Headstart:
         self._kept = size if fits else 0
         self._mapping.release(self._kept)
         return self._mapping if fits else None
+
+
+def headstart(config: Config) -> Headstart | None:
+    """Begin to have memory for the weights, if they are large, and the host has plenty and will keep them."""
+    if config.device.kind == "cuda" or (config.device.kind == "auto" and any(map(Path.exists, GPUS))):
+        return None
+    try:
+        stored = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
+        expected = int(stored * SHARES[config.model.quantization])
+        return Headstart(expected) if WORTHWHILE <= expected <= available_bytes() // 2 else None
+    except OSError:  # of a file: loading will say so; of memory: nothing is lost but time
+        return None
 
 
 def available_bytes() -> int:

@@ -245,7 +245,7 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
         reader=AdapterReader(model.targets, dtype, lambda size: Arena(size, CPU, "an adapter")),
         facts={
             "device": _name(device),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "weights_bytes": weights.size,
             "cache_bytes": cache.size,
             "cache_dtype": of,

@@ -15,6 +15,7 @@ from infd.errors import DeviceLost
 from infd.memory import Memory
 from infd.offload import Offload
 from infd.runner.device import Device, Errand, Go, Order
+from infd.runner.host import headstart
 from infd.runner.pulse import Pulse, Stopped
 
 if TYPE_CHECKING:
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-def build_runner(config: Config, pulse: Pulse) -> Loaded:
-    """Load what `config` names. Raises StartError."""
+def build_runner(config: Config, pulse: Pulse, progress: Callable[[int, int], None] | None = None) -> Loaded:
+    """Load what `config` names. Raises StartError.
+
+    progress  called with (bytes of weights read, bytes to read)
+    """
+    memory = headstart(config)
     from infd.runner.loading import build  # torch comes with it
 
-    return build(config, pulse)
+    return build(config, pulse, progress, memory)
 
 
 class LocalStep(Order):
@@ -64,6 +69,8 @@ class LocalExecutor:
         self._device = Device(self._answer)
         self._line = 0
         self._in_flight: set[LocalStep] = set()
+        self._lost: Callable[[DeviceLost], None] | None = None
+        self._closing = False
         self._whole = True
         self._errands: set[asyncio.Future[Any]] = set()
         self._offload = Offload(threads=1)
@@ -73,7 +80,8 @@ class LocalExecutor:
         self._loaded: asyncio.Future[Loaded] | None = None
         self._ended: asyncio.Future[None] | None = None
 
-    async def load(self) -> Capacity:
+    async def load(self, lost: Callable[[DeviceLost], None] | None = None) -> Capacity:
+        self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
         self._ended = self._loop.create_future()
@@ -161,6 +169,7 @@ class LocalExecutor:
         return self._pulse.count
 
     async def close(self) -> None:
+        self._closing = True
         self._offload.close()
         if self._thread is None or self._ended is None:
             return
@@ -226,6 +235,8 @@ class LocalExecutor:
         self._errands.clear()
         if self._ended is not None:
             self._ended.set_result(None)
+        if self._lost is not None and self._parts is not None and not self._closing:
+            self._lost(error if isinstance(error, DeviceLost) else DeviceLost(f"the device thread ended: {error!r}"))
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from infd.config import Config
+    from infd.errors import DeviceLost
     from infd.request import Adapter
     from infd.scheduler.plan import StepPlan
 
@@ -75,7 +76,7 @@ class NullExecutor:
         self.memory = Memory()
         self.sleepless = ""
 
-    async def load(self) -> Capacity:
+    async def load(self, lost: Callable[[DeviceLost], None] | None = None) -> Capacity:
         config, sizes = self._config, self._sizes()
         self._first = sizes.vocab_size // 2
         self._ordinary = max(1, sizes.vocab_size // 4)

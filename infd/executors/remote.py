@@ -1,0 +1,237 @@
+"""An executor in a process of its own, behind a socket pair.
+
+The engine's side: it encodes orders, resolves futures, and keeps the last state
+that the other side reported. The process that computes runs `worker.py`. If it
+ends, the device is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from infd.errors import DeviceLost
+from infd.executors import wire
+from infd.memory import Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection
+
+    from infd.config import Config
+    from infd.memory import Part
+    from infd.request import Adapter, AdapterFacts
+    from infd.scheduler.layout import Capacity
+    from infd.scheduler.plan import StepPlan, StepResult
+
+ENDING_S: Final = 4.0  # that the process may take to free everything
+START: Final = 0  # the call of the first order
+
+
+class Other(Protocol):
+    """The process on the other side."""
+
+    async def wait(self) -> int:
+        """Return its exit code once it has ended; negative: the signal that ended it."""
+
+    def kill(self) -> None: ...
+
+
+async def worker(theirs: socket.socket) -> Other:
+    """Start the process that computes; `theirs` is its side of the socket pair."""
+    command = (sys.executable, "-m", "infd.executors.worker", str(theirs.fileno()))
+    return await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL)
+
+
+class RemoteStep:
+    """A step in flight."""
+
+    __slots__ = ("_executor", "future", "number")
+
+    def __init__(self, executor: RemoteExecutor, number: int, future: asyncio.Future[StepResult]) -> None:
+        self._executor = executor
+        self.number = number
+        self.future = future
+
+    def sample(self, mask: Any | None = None) -> asyncio.Future[StepResult]:
+        self._executor.sample(self, mask)
+        return self.future
+
+
+class RemoteExecutor:
+    """Implements Executor over another process."""
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        journal_stream: str = "",
+        spawn: Callable[[socket.socket], Awaitable[Other]] = worker,
+    ) -> None:
+        """Start nothing yet.
+
+        config          asked by `load`
+        progress        called with (bytes of weights read, bytes to read)
+        journal_stream  of the environment, for the other side's log
+        spawn           starts the other side, given its socket
+        """
+        self.depth = 1
+        self.sleepless = "the model is not loaded"
+        self._config = config
+        self._progress = progress
+        self._spawn = spawn
+        self._journal_stream = journal_stream
+        self._gives_back: dict[int, frozenset[Part]] = {}
+        self._state = wire.State(Memory(), {"ops": []})
+        self._pulse = 0
+        self._steps: dict[int, asyncio.Future[StepResult]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = count(START)
+        self._connection: wire.Connection | None = None
+        self._process: Other | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._lost: DeviceLost | None = None
+        self._closing = False
+
+    async def load(self, lost: Callable[[DeviceLost], None] | None = None) -> Capacity:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await self._spawn(theirs)
+        _, self._connection = await loop.create_unix_connection(
+            partial(wire.Connection, wire.Answer, self._receive), sock=ours
+        )
+        self._watching = loop.create_task(self._watch(lost), name="executor")
+        loaded: wire.Loaded = await self._call(lambda _: wire.Start(self._config(), self._journal_stream))
+        self.depth, self.sleepless, self._gives_back = loaded.depth, loaded.sleepless, loaded.gives_back
+        return loaded.capacity
+
+    def forward(self, plan: StepPlan) -> RemoteStep:
+        step = RemoteStep(self, next(self._numbers), asyncio.get_running_loop().create_future())
+        if self._connection is None or self._lost is not None:
+            _fail(step.future, self._lost or DeviceLost("the device's process does not run"))
+        else:
+            self._steps[step.number] = step.future
+            self._connection.send(wire.Forward(step.number, plan))
+        return step
+
+    def sample(self, step: RemoteStep, mask: Any | None) -> None:
+        """Let a step sample. mask: int32 array [rows, ceil(vocab / 32)]."""
+        if self._connection is not None and step.number in self._steps:
+            sent = (None, 0) if mask is None else (mask.tobytes(), len(mask))
+            self._connection.send(wire.Sample(step.number, *sent))
+
+    @property
+    def memory(self) -> Memory:
+        return self._state.memory
+
+    def gives_back(self, level: int) -> frozenset[Part]:
+        return self._gives_back[min(level, max(self._gives_back))]
+
+    async def sleep(self, level: int) -> int:
+        freed: int = await self._call(lambda call: wire.Sleep(call, level))
+        return freed
+
+    async def wake(self, parts: Collection[Part]) -> None:
+        await self._call(lambda call: wire.Wake(call, frozenset(parts)))
+
+    async def load_weights(self, path: str) -> None:
+        await self._call(lambda call: wire.LoadWeights(call, path))
+
+    async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
+        try:
+            facts: AdapterFacts = await self._call(lambda call: wire.ReadAdapter(call, adapter, root, room))
+        except asyncio.CancelledError:
+            self.forget_adapter(adapter, None)
+            raise
+        return facts
+
+    def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
+        if self._connection is not None and self._lost is None:
+            self._connection.send(wire.ForgetAdapter(adapter, slot))
+
+    def describe(self) -> dict[str, Any]:
+        return self._state.facts
+
+    def pulse(self) -> int:
+        return self._pulse
+
+    async def close(self) -> None:
+        self._closing = True
+        if self._connection is None or self._process is None or self._watching is None:
+            return
+        if self._lost is None:
+            self._connection.send(wire.Close())
+        try:
+            async with asyncio.timeout(ENDING_S):
+                await asyncio.shield(self._watching)
+        except TimeoutError:
+            self._process.kill()
+            await self._watching
+
+    async def _call(self, order: Callable[[int], wire.Order]) -> Any:
+        """Send an order that is answered by a Returned or Raised; return the value. Raises the error."""
+        if self._connection is None or self._lost is not None:
+            raise self._lost or DeviceLost("the device's process does not run")
+        call = next(self._numbers)
+        self._calls[call] = answer = asyncio.get_running_loop().create_future()
+        self._connection.send(order(call))
+        return await answer
+
+    async def _watch(self, lost: Callable[[DeviceLost], None] | None) -> None:
+        """Wait for the end of the process, and fail whatever still waits for it."""
+        assert self._connection is not None
+        assert self._process is not None
+        await self._connection.ended
+        try:
+            async with asyncio.timeout(ENDING_S):
+                code = await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            code = await self._process.wait()
+        self._connection.close()
+        if self._closing:
+            self._lost = DeviceLost("the executor was closed")
+        else:
+            self._lost = DeviceLost(
+                f"the device's process ended {f'by signal {-code}' if code < 0 else f'with {code}'}"
+            )
+        for future in (*self._steps.values(), *self._calls.values()):
+            _fail(future, self._lost)
+        self._steps.clear()
+        self._calls.clear()
+        if lost is not None and not self._closing:
+            lost(self._lost)
+
+    def _receive(self, answer: wire.Answer) -> None:
+        match answer:
+            case wire.Result(step, result):
+                if not (sampled := self._steps.pop(step)).done():
+                    sampled.set_result(result)
+            case wire.Failed(step, fault):
+                _fail(self._steps.pop(step), fault.error())
+            case wire.Beat(pulse, state):
+                self._pulse, self._state = pulse, state
+            case wire.Progress(done, total):
+                self._pulse += 1
+                self._progress(done, total)
+            case wire.Loaded():
+                self._state = answer.state
+                self._calls.pop(START).set_result(answer)
+            case wire.Returned(call, state, value):
+                self._state = state
+                if not (future := self._calls.pop(call)).done():
+                    future.set_result(value)
+            case wire.Raised(call, state, fault):
+                self._state = state
+                _fail(self._calls.pop(call), fault.error())
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    """Fail a future that nobody may await: a step dropped behind a failed one is no news."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()

@@ -1,0 +1,191 @@
+"""The messages between the engine and an executor in another process, and how they travel.
+
+Every message is a struct of plain values. A frame is its length, four bytes,
+and its msgpack. The socket keeps frames in order, as the device thread's inbox
+does, so plans, adapters and changes of memory run in the order in which they
+were issued. The end of the stream is the end of the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+import msgspec
+from msgspec import Struct
+
+from infd.config import Config
+from infd.errors import Fault
+from infd.memory import Memory, Part
+from infd.request import Adapter, AdapterFacts
+from infd.scheduler.layout import Capacity
+from infd.scheduler.plan import StepPlan, StepResult
+
+# To the executor. `step` and `call` are numbers that its answer repeats.
+
+
+class Start(Struct, tag=True):
+    """Load what the settings name. Answered by Loaded, or Raised with call 0.
+
+    journal_stream  of the daemon's environment, for the log
+    """
+
+    config: Config
+    journal_stream: str
+
+
+class Forward(Struct, tag=True):
+    step: int
+    plan: StepPlan
+
+
+class Sample(Struct, tag=True):
+    """mask: int32 [rows, ceil(vocab / 32)], as bytes."""
+
+    step: int
+    mask: bytes | None = None
+    rows: int = 0
+
+
+class Sleep(Struct, tag=True):
+    call: int
+    level: int
+
+
+class Wake(Struct, tag=True):
+    call: int
+    parts: frozenset[Part]
+
+
+class LoadWeights(Struct, tag=True):
+    call: int
+    path: str
+
+
+class ReadAdapter(Struct, tag=True):
+    call: int
+    adapter: Adapter
+    root: str | None
+    room: int
+
+
+class ForgetAdapter(Struct, tag=True):
+    adapter: Adapter
+    slot: int | None
+
+
+class Close(Struct, tag=True):
+    """Free everything and end."""
+
+
+Order = Start | Forward | Sample | Sleep | Wake | LoadWeights | ReadAdapter | ForgetAdapter | Close
+
+# From the executor.
+
+
+class State(Struct):
+    """The executor's properties that change: its memory, and `Executor.describe`."""
+
+    memory: Memory
+    facts: dict[str, Any]
+
+
+class Progress(Struct, tag=True):
+    """Bytes of weights read, and to read."""
+
+    done: int
+    total: int
+
+
+class Loaded(Struct, tag=True):
+    """gives_back: by level of sleep."""
+
+    capacity: Capacity
+    depth: int
+    sleepless: str
+    gives_back: dict[int, frozenset[Part]]
+    state: State
+
+
+class Result(Struct, tag=True):
+    step: int
+    result: StepResult
+
+
+class Failed(Struct, tag=True):
+    step: int
+    fault: Fault
+
+
+class Returned(Struct, tag=True):
+    """A call has ended. value: an AdapterFacts, or the number that the call returns."""
+
+    call: int
+    state: State
+    value: AdapterFacts | int | None = None
+
+
+class Raised(Struct, tag=True):
+    call: int
+    state: State
+    fault: Fault
+
+
+class Beat(Struct, tag=True):
+    """The pulse has moved, or the facts have changed."""
+
+    pulse: int
+    state: State
+
+
+Answer = Progress | Loaded | Result | Failed | Returned | Raised | Beat
+
+
+class Connection(asyncio.Protocol):
+    """One side of a socket pair.
+
+    ended  resolves once the other side has gone and all that it sent was received
+    """
+
+    _LENGTH: ClassVar = struct.Struct("!I")
+
+    def __init__(self, receives: Any, receive: Callable[[Any], None]) -> None:
+        """receive: called with each message, of the type `receives`."""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._decoder = msgspec.msgpack.Decoder(receives)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._receive = receive
+        self._received = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def send(self, message: Struct) -> None:
+        """Send a message. Where the other side has gone, `ended` says so."""
+        assert self._transport is not None
+        body = self._encoder.encode(message)
+        self._transport.write(self._LENGTH.pack(len(body)) + body)
+
+    def close(self) -> None:
+        """Send what is left and end."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        begin, size = 0, self._LENGTH.size
+        while len(self._received) - begin >= size:
+            end = begin + size + self._LENGTH.unpack_from(self._received, begin)[0]
+            if len(self._received) < end:
+                break
+            message = self._decoder.decode(memoryview(self._received)[begin + size : end].toreadonly())
+            self._receive(message)
+            begin = end
+        del self._received[:begin]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)

@@ -1,0 +1,62 @@
+"""The embedded model behind a device process of its own, as clients and systemd see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.e2e.test_rest import infdctl
+
+if TYPE_CHECKING:
+    from tests.e2e.process import Daemon
+    from tests.e2e.test_rest import Start
+
+DEVICE = ("--device", "cpu", "--set", "device.threads=1", "--set", "scheduler.step_tokens=256", "--dtype", "float32")
+OWN = (*DEVICE, "--set", "device.own_process=true")
+PROMPT = [5, 17, 300, 41]
+
+
+def worker_of(daemon: Daemon) -> int:
+    """Return the id of the process that drives the device."""
+    task = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
+    (child,) = (
+        int(pid)
+        for pid in task.read_text().split()
+        if b"infd.executors.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    return child
+
+
+def answer(daemon: Daemon) -> str:
+    with daemon.stream(prompt=PROMPT, max_tokens=24, temperature=0) as events:
+        return "".join(choice["text"] for event in [events.first, *events] for choice in event["choices"])
+
+
+def test_it_answers_alike_sleeps_wakes_and_leaves_no_process_behind(start_daemon: Start) -> None:
+    daemon = start_daemon(*OWN).ready()
+    first = answer(daemon)
+    worker = worker_of(daemon)
+    infdctl(daemon, "sleep", "--level", "2", "--wait")
+    infdctl(daemon, "wake", "--wait")
+    assert answer(daemon) == first
+    daemon.signal(signal.SIGTERM)
+    assert daemon.exit_code() == 0
+    assert not Path(f"/proc/{worker}").exists()
+
+    assert answer(start_daemon(*DEVICE).ready()) == first
+
+
+def test_a_device_process_that_is_killed_ends_streams_with_an_error_and_the_daemon_with_70(
+    start_daemon: Start,
+) -> None:
+    daemon = start_daemon(*OWN).ready()
+    with daemon.stream(prompt=PROMPT, max_tokens=2000) as events:
+        os.kill(worker_of(daemon), signal.SIGKILL)
+        *_, last = events
+    assert "error" in last, json.dumps(last)
+    assert events.done
+    assert daemon.exit_code() == os.EX_SOFTWARE
+    assert f"by signal {signal.SIGKILL:d}" in daemon.log_text()
