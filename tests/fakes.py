@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
     from infd.errors import DeviceLost, InfdError
     from infd.request import Adapter
+    from infd.scheduler.layout import Regimes
     from infd.scheduler.plan import Join, Span
 
 VOCAB = 512
+ANGLES = 2**16  # what sets tokens apart that were turned by other angles
 FULL = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
 
@@ -54,9 +56,25 @@ def capacity(
     )
 
 
-def remembered(token: int, adapter: Adapter | None) -> int:
-    """Return what the cache holds of a token that was computed with an adapter."""
-    return token if adapter is None else token + VOCAB * adapter.generation
+def remembered(
+    token: int, adapter: Adapter | None, *, regimes: Regimes = FULL.regimes, regime: int = 0, position: int = 0
+) -> int:
+    """Return what the cache holds of a token that was computed with an adapter, at a position, under a regime."""
+    angles = regime
+    if regimes.prompt_over is not None:
+        angles = max(regime, position + 1)
+        angles = angles if angles > regimes.prompt_over else 0
+    return token + (0 if adapter is None else VOCAB * adapter.generation) + ANGLES * angles
+
+
+def history(tokens: list[int], prompt: int, layout: CacheLayout, adapter: Adapter | None) -> list[int]:
+    """Return what the cache holds of a sequence, of which the first `prompt` tokens are its prompt."""
+    regimes = layout.regimes
+    regime = regimes.of(prompt, len(tokens))
+    return [
+        remembered(token, adapter, regimes=regimes, regime=regime, position=position)
+        for position, token in enumerate(tokens)
+    ]
 
 
 def choose(histories: list[list[int]], seed: int) -> int:
@@ -73,7 +91,7 @@ def continuation(
     """Return the first `count` tokens that the fake model generates after `prompt`."""
     tokens = list(prompt)
     for _ in range(count):
-        kept = [remembered(token, adapter) for token in tokens]
+        kept = history(tokens, len(prompt), layout, adapter)
         seen = [kept if group.window is None else kept[-group.window :] for group in layout.groups] or [kept]
         tokens.append(choose(seen, seed))
     return tokens[len(prompt) :]
@@ -95,7 +113,7 @@ def prompt_likelihoods(
     prompt: list[int], most: int = 0, *, layout: CacheLayout = FULL, adapter: Adapter | None = None
 ) -> list[TokenLogprobs]:
     """Return what the fake model says of the tokens of `prompt`, all but the first."""
-    kept = [remembered(token, adapter) for token in prompt]
+    kept = history(prompt, len(prompt), layout, adapter)
     return [
         likelihood(
             [kept[:p] if group.window is None else kept[:p][-group.window :] for group in layout.groups] or [kept[:p]],
@@ -122,6 +140,7 @@ class FakeDevice:
         self.prompts = [0] * capacity.rows
         self.slot_of = [0] * capacity.rows
         self.adapters: set[Adapter] = set()  # in memory
+        self.regime_of = [0] * capacity.rows
         self.slots: dict[int, Adapter] = {}
         self.steps = 0
         self.asleep = False
@@ -180,10 +199,17 @@ class FakeDevice:
         slot = self.slot_of[span.row]
         adapter = self.slots[slot] if slot else None
         assert adapter is None or adapter in self.adapters, "an adapter is computed that is not in memory"
-        return remembered(self.tokens[span.row][position], adapter)
+        return remembered(
+            self.tokens[span.row][position],
+            adapter,
+            regimes=self.capacity.layout.regimes,
+            regime=self.regime_of[span.row],
+            position=position,
+        )
 
     def _seat(self, join: Join) -> None:
         self.slot_of[join.row] = join.slot
+        self.regime_of[join.row] = join.regime
         self.tokens[join.row] = list(join.tokens)
         self.tables[join.row] = [{i: page for i, page in enumerate(table) if page} for table in join.tables]
         self.seeds[join.row] = join.seed

@@ -38,12 +38,15 @@ class Batch(Struct, kw_only=True):
     """
 
     tokens: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
+    positions: Tensor  # [T] int64: in the tables of rotary angles
     attention: Sequence[AttentionPlan]  # by page group
     cache: Sequence[KeyValuePages]  # by layer
     beat: Callable[[], None] = _unwatched  # to be called between layers: it counts, and raises where work must end
     adapters: Adapted | None = None
     wanted: Wanted | None = None  # the tokens whose hidden states are wanted; all, where it is None
+    # Where angles depend on the length of a prompt, [T] int64: of each token's prompt; 0 where by position alone.
+    prompts: Tensor | None = None
+    angles: Sequence[Tensor] | None = None  # by rope, tables of this pass in place of the model's; see `layers/rope.py`
 
 
 class Wanted(Struct):

@@ -170,15 +170,27 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def context_length(config: Mapping[str, Any]) -> int:
-    """Return the longest sequence, in tokens, that the model was made for."""
+    """Return the longest sequence, in tokens, that the model was made for.
+
+    yarn and dynamic stretch what `max_position_embeddings` states; longrope's files state the stretched length.
+    """
     settings = decoder(config)
     older = "n_positions" in settings and "max_position_embeddings" not in settings
     length = settings.integer("n_positions" if older else "max_position_embeddings")
     rope = rope_parameters(settings)
-    if rope.string("rope_type") == "yarn":  # models are published with the length before yarn stretches it
-        original = rope.integer("original_max_position_embeddings")
+    if rope.string("rope_type") in ("yarn", "dynamic"):
+        trained = {"yarn": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
+        original = rope.integer(trained[rope.string("rope_type")])
         length = max(length, int(original * rope.number("factor", 1.0)))
     return length
+
+
+def is_bounded(config: Mapping[str, Any]) -> bool:
+    """Say whether sequences longer than `context_length` are beyond what the model was made for.
+
+    Dynamic rope is stretched by each sequence as far as it is long.
+    """
+    return rope_parameters(decoder(config)).string("rope_type") != "dynamic"
 
 
 def rope_parameters(settings: Settings, layers: str = "full_attention") -> Settings:
@@ -191,9 +203,10 @@ def rope_parameters(settings: Settings, layers: str = "full_attention") -> Setti
         "rope_theta": settings.number("rope_local_base_freq" if local else "rope_theta", ROPE_THETA),
         "partial_rotary_factor": settings.number("partial_rotary_factor", 1.0),
     }
+    replaced: dict[str, Any] = {}
     if "max_position_embeddings" in settings:
-        trained = settings.integer("max_position_embeddings")
-        outside |= {"max_position_embeddings": trained, "original_max_position_embeddings": trained}
+        replaced["max_position_embeddings"] = settings.integer("max_position_embeddings")
+        outside["original_max_position_embeddings"] = replaced["max_position_embeddings"]
 
     rope = Settings({})
     if "rope_parameters" in settings:
@@ -205,7 +218,7 @@ def rope_parameters(settings: Settings, layers: str = "full_attention") -> Setti
     kind = rope.string("rope_type", rope.string("type", "default"))
     if kind == "su" or (kind == "yarn" and "short_factor" in rope):  # what the first Phi-3 files call it
         kind = "longrope"
-    replaced: dict[str, Any] = {"rope_type": kind}
+    replaced["rope_type"] = kind
     if "original_max_position_embeddings" in settings:  # Phi-3; in transformers too this goes before the table's
         replaced["original_max_position_embeddings"] = settings.integer("original_max_position_embeddings")
     return rope.completed(outside, replaced)

@@ -18,6 +18,7 @@ from infd.models.layers import cache_scales
 from infd.models.layers.attention import page_groups
 from infd.models.layers.embedding import Embedding, Head
 from infd.models.layers.norm import RMSNorm
+from infd.models.layers.rope import by_prompt, lay_out
 from infd.scheduler.layout import CacheLayout
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Decoder:
         self.targets = blueprint.targets
         self.unread = frozenset({f"{head}.weight"}) if sizes.tied else frozenset()
         self._stack = blueprint.ops.stack
+        self._ropes = blueprint.ropes
+        self._regimes = lay_out(blueprint.ropes)
         self._kv_heads, self._row = sizes.kv_heads, blueprint.ops.attention.row(sizes.head, blueprint.dtype)
         self.cache_scales: dict[int, Parameter] = {}
         unused: set[str] = set()
@@ -129,7 +132,7 @@ class Decoder:
         self.least_rows = blueprint.least_rows()
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
-        return CacheLayout(page_groups(self._windows, page_tokens))
+        return CacheLayout(page_groups(self._windows, page_tokens), regimes=self._regimes)
 
     def page_tensors(self, page_tokens: int) -> tuple[PageTensor, ...]:
         size, dtype = self._row
@@ -138,7 +141,9 @@ class Decoder:
 
     def forward(self, batch: Batch) -> Tensor:
         x: Tensor = self._embedding(batch.tokens, batch.adapters)
-        if self._stacked is not None and batch.adapters is None:
+        if batch.prompts is not None:
+            batch = by_prompt(self._ropes, batch)
+        elif self._stacked is not None and batch.adapters is None:
             return self._norm.add(*self._stacked(x, batch))[0]
         residual: Tensor | None = None
         *before, last = self._blocks
@@ -152,7 +157,10 @@ class Decoder:
 
     @cached_property
     def _stacked(self) -> Stacked | None:
-        """All blocks as one, where kernels can compute them so. Adapters add between products: these go one by one."""
+        """All blocks as one, where kernels can compute them so.
+
+        Not with adapters, which add between products, nor with tables of angles that are one step's.
+        """
         recipes = [block.recipe() for block in self._blocks]
         told = [recipe for recipe in recipes if recipe is not None]
         return self._stack.build(told) if len(told) == len(recipes) else None

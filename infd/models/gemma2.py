@@ -12,7 +12,7 @@ from infd.models.layers.attention import Attention
 from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import rope_table
+from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 from infd.models.windows import FULL, SLIDING, layer_types, windows
 
@@ -39,7 +39,7 @@ class Gemma2(Decoder):
         refuse_encoders(settings)
         sizes = Sizes.read(settings)
         types = layer_types(settings, [FULL if layer % 2 else SLIDING for layer in range(sizes.layers)])
-        rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device)
+        rope = Rope(blueprint, rope_parameters(settings), sizes.head)
         scale = settings.number("query_pre_attn_scalar") ** -0.5
         softcap = settings.number_or_none("attn_logit_softcapping")
         bias = settings.boolean("attention_bias", False)

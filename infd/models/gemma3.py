@@ -14,7 +14,7 @@ from infd.models.layers.attention import Attention
 from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import rope_table
+from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 from infd.models.windows import FULL, SLIDING, layer_types, windows
 
@@ -34,10 +34,7 @@ class Gemma3(Decoder):
         sizes = Sizes.read(settings)
         every = settings.integer("sliding_window_pattern", 6)
         types = layer_types(settings, [SLIDING if (i + 1) % every else FULL for i in range(sizes.layers)])
-        ropes = {
-            kind: rope_table(rope_parameters(settings, kind), sizes.head, blueprint.max_len, blueprint.device)
-            for kind in (FULL, SLIDING)
-        }
+        ropes = {kind: Rope(blueprint, rope_parameters(settings, kind), sizes.head) for kind in (FULL, SLIDING)}
         scale = settings.number("query_pre_attn_scalar") ** -0.5
         bias = settings.boolean("attention_bias", False)
 

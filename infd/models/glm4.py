@@ -10,7 +10,7 @@ from infd.models.layers.attention import Attention
 from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import rope_table
+from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Glm4(Decoder):
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         sizes = Sizes.read(settings)
-        rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device, partial=True)
+        rope = Rope(blueprint, rope_parameters(settings), sizes.head, partial=True)
         bias = settings.boolean("attention_bias")
 
         def block(name: str, layer: int, group: int) -> Block:

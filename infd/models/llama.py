@@ -9,7 +9,7 @@ from infd.models.decoder import Block, Decoder
 from infd.models.layers.attention import Attention
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import rope_table
+from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Llama(Decoder):
     def __init__(self, settings: Settings, blueprint: Blueprint, *, window: int | None = None) -> None:
         """Declare the model that config.json describes. `window` bounds what a query sees in every layer."""
         sizes = Sizes.read(settings)
-        rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device)
+        rope = Rope(blueprint, rope_parameters(settings), sizes.head)
         attention_bias = settings.boolean("attention_bias", False)
         mlp_bias = settings.boolean("mlp_bias", False)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from infd.kernels.ops import Form, Matrices, Ops
+    from infd.models.layers.rope import Rope
 
 
 class Source(Struct, frozen=True):
@@ -104,6 +105,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     stored      the checkpoint's tensors by name, which tell how it was saved
     parameters  those declared so far, in order of use
     targets     what adapters may add to, likewise
+    ropes       the rotary positions of its layers, likewise
     """
 
     ops: Ops
@@ -113,6 +115,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     stored: Mapping[str, Stored] = MappingProxyType({})
     parameters: list[Parameter] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
+    ropes: list[Rope] = field(default_factory=list)
 
     def least_rows(self) -> int:
         """Return how many rows every product needs, so that none depends on their number to its last bit."""

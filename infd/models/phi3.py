@@ -9,7 +9,7 @@ from infd.models.decoder import Block, Decoder
 from infd.models.layers.attention import Attention
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import rope_table
+from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Phi3(Decoder):
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         sizes = Sizes.read(settings)
-        rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device, partial=True)
+        rope = Rope(blueprint, rope_parameters(settings), sizes.head, partial=True)
         window = settings.integer("sliding_window") if "sliding_window" in settings else None
 
         def block(name: str, layer: int, group: int) -> Block:

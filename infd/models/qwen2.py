@@ -9,7 +9,7 @@ from infd.models.decoder import Block, Decoder
 from infd.models.layers.attention import Attention
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import rope_table
+from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 from infd.models.windows import from_some_layer_on
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Qwen2(Decoder):
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         sizes = Sizes.read(settings)
-        rope = rope_table(rope_parameters(settings), sizes.head, blueprint.max_len, blueprint.device)
+        rope = Rope(blueprint, rope_parameters(settings), sizes.head)
 
         def block(name: str, layer: int, group: int) -> Block:
             return Block(

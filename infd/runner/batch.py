@@ -132,15 +132,23 @@ def gather(
     start = torch.minimum(bound, rows.length[row] - 1)  # a span never begins behind the last token that is known
     position = start[span_index] + offset
     token_row = row[span_index]
+    turned, prompts = position, None
+    if (regimes := rows.regimes[row_ids]).any():
+        regime = rows.upload(regimes)[span_index]
+        if (shift := layout.regimes.outgrown) is not None:
+            turned = position + regime * shift
+        elif any(start + 1 < prompt for start, prompt in zip(starts, regimes.tolist(), strict=False)):
+            prompts = regime  # what follows a prompt, and its own last token, has angles by position
     adapted = adapters.adapted(slots[span_of])
     choosing_adapters = None if adapted is None else adapted.at(np.array(wanted))
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
     batch = Batch(
         tokens=rows.tokens[token_row, position].to(torch.int64),
-        positions=position,
+        positions=turned,
         attention=[placed.plan(number, rows, layout, attention) for number in range(len(layout.groups))],
         cache=cache,
         adapters=adapted,
+        prompts=prompts,
     )
     wanted_row, wanted_position = token_row[wanted_index], position[wanted_index]
     if model.narrows and layout.groups and not scoring and len(wanted) < tokens + padding:

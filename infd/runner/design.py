@@ -13,7 +13,7 @@ import torch
 from infd.errors import CheckpointError, ConfigError, DeviceMissing
 from infd.kernels.select import CACHED, QUANTIZED, preferring, quantized, select
 from infd.models import registry
-from infd.models.config import architecture, context_length, stored_dtype
+from infd.models.config import architecture, context_length, is_bounded, stored_dtype
 from infd.models.parameter import Matrix
 
 if TYPE_CHECKING:
@@ -111,6 +111,6 @@ def _max_model_len(wanted: int | None, config: Mapping[str, Any]) -> int:
     trained = context_length(config)
     if trained < 2:
         raise CheckpointError(f"config.json: max_position_embeddings is {trained}; a prompt and an answer take two")
-    if wanted is not None and wanted > trained:
+    if wanted is not None and wanted > trained and is_bounded(config):
         raise ConfigError(f"model.max_model_len is {wanted}; the model was made for at most {trained} tokens")
     return wanted or trained

@@ -146,7 +146,8 @@ def sizes(most: int) -> list[int]:
 class Buffers:
     """What steps read, for the largest size; smaller ones use the front of it.
 
-    sent      [2 N] int64: the rows, then the positions of their tokens, as upper bounds
+    sent      [3 N] int64: the rows, then the positions of their tokens, as upper bounds, then what is added to these in
+              tables of rotary angles
     position  [N] int64
     start     [N] int32: the same, as attention wants it
     token     [N] int64
@@ -158,7 +159,7 @@ class Buffers:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=rows.device)
 
-        self.sent = zeros(2 * most, dtype=torch.int64)
+        self.sent = zeros(3 * most, dtype=torch.int64)
         self.position = zeros(most, dtype=torch.int64)
         self.start = zeros(most, dtype=torch.int32)
         self.token = zeros(most, dtype=torch.int64)
@@ -220,9 +221,10 @@ class Frame:
         self._cache = cache
         self._model = model
         self._beat = beat
-        self._sent = buffers.sent[: 2 * size]
+        self._shift = layout.regimes.outgrown
+        self._sent = buffers.sent[: (2 if self._shift is None else 3) * size]
         self._seats = buffers.seats(size, layout)
-        self._padding = np.array([rows.scratch] * size + [0] * size)
+        self._padding = np.array([rows.scratch] * size + [0] * (len(self._sent) - size))
         self._hidden: Tensor | None = None
         self._replay: Callable[[], None] | None = None
         self._waiting = 0  # steps computed kernel by kernel
@@ -280,6 +282,8 @@ class Frame:
         sent[:count] = row_ids
         bounds = sent[self.size : self.size + count]
         bounds[:] = starts
+        if self._shift is not None:
+            sent[2 * self.size : 2 * self.size + count] = self._rows.regimes[row_ids] * self._shift
         self._rows.staging.fill(self._sent, sent)
         for plan in self._plans:
             plan.refill(starts + padding)
@@ -292,9 +296,12 @@ class Frame:
         self._rows.seat(self._seats)
         for plan in self._plans:
             plan.begin()
+        positions = self._seats.position
+        if self._shift is not None:
+            positions = positions + self._sent[2 * self.size :]
         batch = Batch(
             tokens=self._seats.token,
-            positions=self._seats.position,
+            positions=positions,
             attention=self._plans,
             cache=self._cache,
             beat=self._beat,

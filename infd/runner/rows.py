@@ -112,6 +112,7 @@ class Rows:
     length    [R + 1] int64: how many are known; the device's word is final, a plan's is an upper bound
     tables    [R + 1, G, pages] int32: page ids by group and page index; 0 where there is none
     slots     [R + 1] uint16, on the host: of each row's adapter; 0 for the model itself
+    regimes   [R + 1] int64, on the host: that each row's sequence runs under, see Regimes
     floats    [R + 1, len(Float)] float32: sampling parameters; integers [R + 1, len(Integer)] int32 likewise
     """
 
@@ -146,6 +147,7 @@ class Rows:
         self.integers = torch.zeros((rows + 1, len(Integer)), dtype=torch.int32, device=device)
         self.stages = np.zeros(rows + 1, dtype=np.uint16)
         self.slots = np.zeros(rows + 1, dtype=np.uint16)
+        self.regimes = np.zeros(rows + 1, dtype=np.int64)
         self.asked: list[Asked] = [_NOTHING] * (rows + 1)
 
     def stage(self, joins: Sequence[Join], grants: Sequence[Grant]) -> None:
@@ -154,6 +156,7 @@ class Rows:
             self.asked[join.row] = asked = _ask(join, self.vocab_size)
             self.stages[join.row] = asked.stages
             self.slots[join.row] = join.slot
+            self.regimes[join.row] = join.regime
         if joins:
             self._seat([(join, self._check(join)) for join in joins])
         if grants:

@@ -48,14 +48,42 @@ class PageGroup(Struct, frozen=True, kw_only=True):
         return None if missing is None else missing * self.page_tokens
 
 
+class Regimes(Struct, frozen=True, kw_only=True):
+    """On which lengths the rotary angles of a sequence's keys depend, besides their positions.
+
+    A sequence runs under one regime, a number, and shares pages only under the same one: equal tokens then have equal
+    angles at equal positions. Regime 0 is that of short sequences.
+
+    outgrown     a sequence of more tokens is under regime 1, from its first token on: one that grows beyond is computed
+                 anew (longrope)
+    prompt_over  a sequence whose prompt has more tokens is under the regime of this prompt length: its prompt's angles
+                 depend on it, those of what follows on their positions (dynamic)
+    """
+
+    outgrown: int | None = None
+    prompt_over: int | None = None
+
+    def of(self, prompt: int, length: int) -> int:
+        """Return the regime of a sequence of `length` tokens, of which the first `prompt` are its prompt."""
+        if self.prompt_over is not None and prompt > self.prompt_over:
+            return prompt
+        return int(self.outgrown is not None and length > self.outgrown)
+
+    def longest(self, regime: int) -> int | None:
+        """Return how many tokens a sequence may have computed and stay under a regime; None: any number."""
+        return None if regime else self.outgrown
+
+
 class CacheLayout(Struct, frozen=True):
     """All groups of a model.
 
     divisible  whether a prompt may be computed in chunks (an encoder's may not)
+    regimes    what rotary angles depend on besides positions
     """
 
     groups: tuple[PageGroup, ...]
     divisible: bool = True
+    regimes: Regimes = Regimes()
 
     @property
     def alignment(self) -> int:

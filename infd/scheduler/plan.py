@@ -19,6 +19,7 @@ class Join(Struct):
     tokens  all known tokens, prompt and generated
     tables  page ids per group, by page index; 0 where the page is behind the window
     slot    of its adapter; 0: the model itself
+    regime  that it runs under: see Regimes
     """
 
     row: int
@@ -29,6 +30,7 @@ class Join(Struct):
     tables: list[list[int]]
     seed: int
     slot: int = 0
+    regime: int = 0
 
 
 class Grant(Struct, gc=False):

@@ -1,8 +1,9 @@
 """Find pages whose tokens were computed before.
 
 A page's key is a hash over its tokens and the key of the page before it, so
-equal keys mean equal prefixes. The root of a chain names everything else that
-the cached values depend on (model, adapter, tenant, epoch); the engine makes it.
+equal keys mean equal prefixes. A chain begins with everything else that the
+cached values depend on: a root that the engine makes (model, adapter, tenant,
+epoch), and the regime of rotary angles.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def page_keys(seq: Sequence, page_tokens: int) -> list[bytes]:
     """Return the keys of all full pages of the sequence's known tokens. Made once, extended as it grows."""
     keys = seq.keys.setdefault(page_tokens, [])
     tokens = seq.tokens
-    parent = keys[-1] if keys else seq.prefix_root
+    parent = keys[-1] if keys else seq.root
     for start in range(len(keys) * page_tokens, len(tokens) - page_tokens + 1, page_tokens):
         parent = blake2b(parent + array("i", tokens[start : start + page_tokens]).tobytes(), digest_size=16).digest()
         keys.append(parent)

@@ -243,6 +243,9 @@ class Scheduler:
         count = (planned if planned < seq.limit else seq.limit - 1) - seq.computed
         if not count or seq.row is None:
             return 0  # its last token is in flight, or it was preempted a moment ago
+        if seq.computed >= seq.longest:
+            self._send_back(seq)  # its next token belongs to another regime, and so do then all before it
+            return 0
         taken = count * seq.weight
         if taken > left:
             if not self.capacity.layout.divisible:
@@ -306,6 +309,7 @@ class Scheduler:
                 continue
             if not self.capacity.layout.divisible and len(seq.tokens) > left:
                 return
+            seq.govern(self.capacity.layout.regimes)
             hit = self.cache.find(seq)
             wanted = self.cache.wanted(seq, len(self.running)) + promised_pages
             if wanted > self.cache.pool.available and (self.running or promised_rows):
@@ -342,6 +346,7 @@ class Scheduler:
             tables=[list(table) for table in seq.tables],
             seed=seq.seed,
             slot=slot,
+            regime=seq.regime,
         )
 
     def _cover(self, plan: StepPlan, seq: Sequence, end: int) -> bool:

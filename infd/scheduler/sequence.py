@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from infd.request import Adapter, FinishReason, Request, TokenLogprobs
+    from infd.scheduler.layout import Regimes
     from infd.scheduler.policy import Order
 
 
@@ -31,11 +32,13 @@ class Sequence:
         "indexed",
         "keys",
         "limit",
+        "longest",
         "order",
         "prefix_root",
         "prompt_cached",
         "prompt_logprobs",
         "prompt_tokens",
+        "regime",
         "request",
         "row",
         "scoring",
@@ -69,6 +72,8 @@ class Sequence:
         self.scoring = request.sampling.prompt_logprobs is not None and choice == 0 and self.prompt_tokens > 1
         self.prompt_logprobs: list[TokenLogprobs] = []  # known, and not yet handed on
         self.weight = 1  # as how many tokens of a step each of its own counts
+        self.regime = 0  # of its rotary angles, see Regimes
+        self.longest = self.limit  # tokens that may be computed under its regime
 
         self.order: Order = (0, 0)  # place in the queue; kept through preemption
         self.computed = 0
@@ -83,6 +88,20 @@ class Sequence:
         self.prompt_cached: int | None = None  # prompt tokens found in the cache when it first ran
         self.finish: FinishReason | None = None
         self.failure: BaseException | None = None  # why, where finish is ERROR
+
+    def govern(self, regimes: Regimes) -> None:
+        """Put a sequence that waits under the regime of the tokens known now."""
+        regime = regimes.of(self.prompt_tokens, len(self.tokens))
+        if regime != self.regime:
+            self.regime = regime
+            self.keys.clear()
+        longest = regimes.longest(regime)
+        self.longest = self.limit if longest is None else longest
+
+    @property
+    def root(self) -> bytes:
+        """What its chain of prefix keys begins with."""
+        return self.prefix_root + self.regime.to_bytes(4, "little") if self.regime else self.prefix_root
 
     @property
     def planned(self) -> int:

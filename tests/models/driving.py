@@ -60,10 +60,11 @@ def load_model(
 
 
 class Told:
-    """A sequence: its tokens, how many are computed, its table in each group, its adapter's slot."""
+    """A sequence: its tokens, how many are computed, its table in each group, its adapter's slot, its regime."""
 
-    def __init__(self, tokens: Sequence[int], groups: int, slot: int = 0) -> None:
+    def __init__(self, tokens: Sequence[int], groups: int, slot: int = 0, regime: int = 0) -> None:
         self.slot = slot
+        self.regime = regime
         self.tokens = list(tokens)
         self.computed = 0
         self.tables: list[list[int]] = [[] for _ in range(groups)]
@@ -113,8 +114,10 @@ class Driver:
         self._slots = slots
         self._cache = [by_layer[layer] for layer in sorted(by_layer)]
 
-    def start(self, tokens: Sequence[int], slot: int = 0) -> Told:
-        return Told(tokens, len(self.layout.groups), slot)
+    def start(self, tokens: Sequence[int], slot: int = 0, *, prompt: int | None = None) -> Told:
+        """prompt: how many of the tokens are one; without it, all."""
+        regime = self.layout.regimes.of(len(tokens) if prompt is None else prompt, len(tokens))
+        return Told(tokens, len(self.layout.groups), slot, regime)
 
     def held(self, told: Told, group: int) -> int:
         """Return how many pages a sequence holds in a group."""
@@ -150,7 +153,10 @@ class Driver:
     def _batch(self, spans: Sequence[tuple[Told, int, int]]) -> Batch:
         """Return the pass over `count` tokens of each sequence from `start`."""
         tokens = [at for told, start, count in spans for at in told.tokens[start : start + count]]
-        positions = [at for _, start, count in spans for at in range(start, start + count)]
+        shift, prompts = self.layout.regimes.outgrown, None
+        positions = [
+            at + (shift or 0) * told.regime for told, start, count in spans for at in range(start, start + count)
+        ]
         padding = max(0, self._least_rows - len(tokens))
         plans = [
             self.ops.attention.prepare(
@@ -164,6 +170,9 @@ class Driver:
             )
             for index, group in enumerate(self.layout.groups)
         ]
+        if shift is None and any(told.regime for told, _, _ in spans):
+            lengths = [told.regime for told, _, count in spans for _ in range(count)]
+            prompts = torch.tensor(lengths + [0] * padding, device=self.device)
         slots = np.array([told.slot for told, _, count in spans for _ in range(count)] + [0] * padding)
         return Batch(
             tokens=torch.tensor(tokens + [0] * padding, device=self.device),
@@ -172,6 +181,7 @@ class Driver:
             cache=self._cache,
             beat=self.beat,
             adapters=None if self.adapters is None else self.adapters.adapted(slots),
+            prompts=prompts,
         )
 
     def _provide(self, told: Told, count: int) -> None:

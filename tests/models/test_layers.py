@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from infd.errors import CheckpointError
+from infd.kernels.select import select
 from infd.models.config import Settings, rope_parameters
 from infd.models.gemma2 import embedding_scale
-from infd.models.layers.rope import rope_table
+from infd.models.layers.rope import Rope, lay_out
+from infd.models.parameter import Blueprint
+from infd.scheduler.layout import Regimes
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
 from tests.tiny import FAMILIES, VOCAB, oracle
@@ -30,15 +33,18 @@ SCALINGS = [
     {**YARN, "original_max_position_embeddings": 2048, "truncate": False, "beta_fast": 20, "beta_slow": 2.0},
     {**YARN, "original_max_position_embeddings": 2048, "attention_factor": 0.9},
     {**YARN, "original_max_position_embeddings": 2048, "mscale": 1.2, "mscale_all_dim": 0.7},
-    {**LONGROPE, "original_max_position_embeddings": 4096},
-    {**LONGROPE, "original_max_position_embeddings": 4096, "factor": 16.0},
-    {**LONGROPE, "original_max_position_embeddings": 4096, "attention_factor": 1.3},
+    {"rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.3},
     {**LONGROPE, "original_max_position_embeddings": 9000},
 ]
 
 
 def theirs(scaling, theta, head, length, trained=LENGTH):
     """Return transformers' cosines and sines, [length, 2, R / 2], for a sequence of `length`."""
+    return angles(fresh(scaling, head, trained, theta), torch.arange(length))
+
+
+def fresh(scaling, head, trained, theta=10_000.0):
+    """Return transformers' module, new: dynamic ones remember the longest sequence that they have turned."""
     from transformers import Phi3Config
     from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
@@ -47,12 +53,25 @@ def theirs(scaling, theta, head, length, trained=LENGTH):
     config.max_position_embeddings = trained
     config.rope_parameters = {"rope_type": "default", "partial_rotary_factor": 1.0, **scaling, "rope_theta": theta}
     config.original_max_position_embeddings = scaling.get("original_max_position_embeddings", trained)
-    cos, sin = Phi3RotaryEmbedding(config)(torch.zeros(1), torch.arange(length)[None])
+    return Phi3RotaryEmbedding(config)
+
+
+def angles(module, positions):
+    cos, sin = module(torch.zeros(1), positions[None])
     return torch.stack((cos[0], sin[0]), dim=1)[..., : cos.shape[-1] // 2]
 
 
 def ours(settings, head, length, *, layers="full_attention", partial=False):
-    return rope_table(rope_parameters(Settings(settings), layers), head, length, CPU, partial=partial)
+    """Return our table for sequences of up to `length`."""
+    rope = declared(settings, head, length, layers=layers, partial=partial)
+    lay_out([rope])
+    return rope.table
+
+
+def declared(settings, head, length, **options):
+    layers = options.pop("layers", "full_attention")
+    blueprint = Blueprint(ops=select(CPU, torch.float32), dtype=torch.float32, device=CPU, max_len=length)
+    return Rope(blueprint, rope_parameters(Settings(settings), layers), head, **options)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling.get("rope_type", "default"))
@@ -70,19 +89,73 @@ def test_a_part_of_a_head_has_frequencies_of_its_own(factor):
     assert table.shape[-1] == factor * 32
 
 
-def test_longrope_takes_the_factors_that_fit_the_longest_sequence_served():
-    scaling = {**LONGROPE, "original_max_position_embeddings": 4096}
+@pytest.mark.parametrize(
+    "stated", [{}, {"factor": 16.0}, {"attention_factor": 1.3}, {"short_mscale": 1.1, "long_mscale": 1.2}]
+)
+def test_longrope_has_short_angles_up_to_the_original_length_and_behind_them_long_ones_from_0_on(stated):
+    scaling = {**LONGROPE, **stated, "original_max_position_embeddings": 4096}
     settings = {"rope_parameters": scaling, "max_position_embeddings": LENGTH}
-    assert ours(settings, 128, 4096).equal(theirs(scaling, 10_000.0, 128, 4096))
-    assert ours(settings, 128, 4097).equal(theirs(scaling, 10_000.0, 128, 4097))
-    assert not ours(settings, 128, 4097)[:4096].equal(ours(settings, 128, 4096))
+    short, long = theirs(scaling, 10_000.0, 128, 4096), theirs(scaling, 10_000.0, 128, LENGTH)
+    assert ours(settings, 128, LENGTH).equal(torch.cat((short, long)))
+    assert ours(settings, 128, 4096).equal(short)
+    assert not short.equal(long[:4096])
 
 
-def test_dynamic_angles_are_plain_and_end_at_the_trained_length():
-    settings = {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}
-    assert ours(settings, 16, 32).equal(ours({}, 16, 32))
-    with pytest.raises(CheckpointError, match="rope type 'dynamic' is computed for at most 32 tokens, not 33"):
-        ours(settings, 16, 33)
+@pytest.mark.parametrize("outside", [True, False])
+def test_the_original_length_stands_outside_of_the_table_or_in_it(outside):
+    original = {"original_max_position_embeddings": 32}
+    settings = {"max_position_embeddings": 64, **(original if outside else {})}
+    scaling = {**LONGROPE, **({} if outside else original)}
+    both = {**settings, "rope_scaling": {**scaling, "original_max_position_embeddings": 32 if not outside else 40}}
+    for stated in ({**settings, "rope_scaling": scaling}, {**settings, "rope_parameters": scaling}, both):
+        rope = declared(stated, 128, 64)
+        assert rope.regimes == Regimes(outgrown=32)
+    assert declared(settings, 128, 64).regimes == Regimes()
+
+
+def test_layers_of_one_model_are_laid_out_alike():
+    blueprint = Blueprint(ops=select(CPU, torch.float32), dtype=torch.float32, device=CPU, max_len=64)
+    long = {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 48}, "max_position_embeddings": 64}
+    ropes = [Rope(blueprint, rope_parameters(Settings(settings)), 128) for settings in ({}, long)]
+    assert lay_out(ropes) == Regimes(outgrown=48)
+    plain = ours({}, 128, 64)
+    assert ropes[0].table.equal(torch.cat((plain[:48], plain)))
+    assert ropes[1].table.equal(ours(long, 128, 64))
+    dynamic = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}
+    ropes.append(Rope(blueprint, rope_parameters(Settings(dynamic)), 128))
+    with pytest.raises(
+        CheckpointError, match="layers change their rotary angles at different lengths, or in different"
+    ):
+        lay_out(ropes)
+
+
+TRAINED, DYNAMIC = 32, {"rope_type": "dynamic", "factor": 2.0}
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 3.7])
+@pytest.mark.parametrize("prompt", [1, 20, 31, 32, 33, 50, 63])
+def test_dynamic_angles_are_those_of_a_prompt_and_then_single_tokens(prompt, factor):
+    settings = {"rope_scaling": {**DYNAMIC, "factor": factor}, "max_position_embeddings": TRAINED}
+    rope = declared(settings, 16, 64)
+    lay_out([rope])
+    positions = torch.arange(64)
+    regime = rope.regimes.of(prompt, 64)
+    assert regime == (prompt if prompt > TRAINED else 0)
+    stepwise = fresh({**DYNAMIC, "factor": factor}, 16, TRAINED)
+    want = [angles(stepwise, positions[:prompt]), *(angles(stepwise, positions[at, None]) for at in range(prompt, 64))]
+    got = rope.angles(positions, torch.full((64,), regime))
+    torch.testing.assert_close(got, torch.cat(want), rtol=0, atol=2e-5)  # some bits of float32, at these positions
+    assert got[:prompt].equal(want[0]) or prompt > TRAINED
+    assert got[max(0, prompt - 1) :].equal(rope.table[max(0, prompt - 1) :])  # a captured step needs no more
+    parts = [rope.angles(at, torch.full((len(at),), regime)) for at in positions.split(7)]
+    assert got.equal(torch.cat(parts))
+
+
+def test_dynamic_angles_are_plain_up_to_the_trained_length():
+    settings = {"rope_scaling": DYNAMIC, "max_position_embeddings": TRAINED}
+    assert ours(settings, 16, TRAINED).equal(ours({}, 16, TRAINED))
+    assert declared(settings, 16, TRAINED).regimes == Regimes()
+    assert declared(settings, 16, TRAINED + 1).regimes == Regimes(prompt_over=TRAINED)
 
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
@@ -98,7 +171,8 @@ def test_the_first_phi_files_call_longrope_by_other_names(kind):
     settings = {"original_max_position_embeddings": 4096, "max_position_embeddings": LENGTH}
     scaling = {**LONGROPE, "original_max_position_embeddings": 4096}
     old = ours({**settings, "rope_scaling": {**LONGROPE, "rope_type": None, "type": kind}}, 128, LENGTH)
-    assert old.equal(theirs(scaling, 10_000.0, 128, LENGTH))
+    short, long = theirs(scaling, 10_000.0, 128, 4096), theirs(scaling, 10_000.0, 128, LENGTH)
+    assert old.equal(torch.cat((short, long)))
 
 
 def test_both_spellings_of_positions_behind_a_window_are_read():

@@ -11,8 +11,8 @@ import torch
 from infd.errors import CheckpointError
 from infd.kernels.select import select
 from infd.models import registry
-from infd.models.config import architecture, context_length, stored_dtype
-from infd.scheduler.layout import PageGroup
+from infd.models.config import architecture, context_length, is_bounded, stored_dtype
+from infd.scheduler.layout import PageGroup, Regimes
 from tests.kernels.paging import CPU
 
 LLAMA = {
@@ -150,6 +150,21 @@ def test_yarn_stretches_a_length_that_was_published_unstretched():
         context_length({**yarn, "rope_scaling": {**yarn["rope_scaling"], "original_max_position_embeddings": 8}}) == 64
     )
     assert context_length({**yarn, "rope_scaling": {"type": "linear", "factor": 4.0}}) == 64
+
+
+def test_dynamic_rope_stretches_a_length_by_its_factor_and_no_length_is_beyond_it():
+    dynamic = {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.5}}
+    assert context_length(dynamic) == 160
+    assert not is_bounded(dynamic)
+    assert is_bounded(LLAMA)
+
+
+def test_longrope_is_published_with_its_stretched_length():
+    longrope = {"type": "longrope", "short_factor": [1, 1], "long_factor": [2, 2], "factor": 32.0}
+    config = {**LLAMA, "rope_scaling": longrope, "original_max_position_embeddings": 16}
+    assert context_length(config) == 64
+    assert build(config, max_len=64).cache_layout(16).regimes == Regimes(outgrown=16)
+    assert build(config, max_len=16).cache_layout(16).regimes == Regimes()
 
 
 def test_a_seeing_model_may_leave_most_of_its_text_part_unsaid():

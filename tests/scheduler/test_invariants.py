@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from infd.request import Adapter, FinishReason
 from infd.scheduler.fitting import CROWD
-from infd.scheduler.layout import CacheLayout, PageGroup
+from infd.scheduler.layout import CacheLayout, PageGroup, Regimes
 from tests.fakes import FULL, capacity, continuation
 from tests.scheduler.driver import Driver, sequence
 
@@ -20,6 +20,12 @@ LAYOUTS = {
     "full and window": CacheLayout(
         (PageGroup(layers=(0,), page_tokens=2), PageGroup(layers=(1,), page_tokens=4, window=7)),
     ),
+    "outgrown": CacheLayout((PageGroup(layers=(0,), page_tokens=2),), regimes=Regimes(outgrown=9)),
+    "outgrown, window": CacheLayout(
+        (PageGroup(layers=(0,), page_tokens=2), PageGroup(layers=(1,), page_tokens=4, window=7)),
+        regimes=Regimes(outgrown=11),
+    ),
+    "by prompt": CacheLayout((PageGroup(layers=(0,), page_tokens=4),), regimes=Regimes(prompt_over=7)),
     "nothing kept": CacheLayout((), divisible=False),
 }
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
 from infd.request import Adapter, FinishReason, Request, SamplingParams
 from infd.scheduler.fitting import CROWD
-from infd.scheduler.layout import CacheLayout, PageGroup
+from infd.scheduler.layout import CacheLayout, PageGroup, Regimes
 from infd.scheduler.plan import StepResult
 from infd.scheduler.prefix import longest_hit, page_keys
 from infd.scheduler.sequence import Sequence
@@ -14,6 +16,8 @@ MIXED = CacheLayout(
     (PageGroup(layers=(0, 1), page_tokens=4), PageGroup(layers=(2, 3), page_tokens=8, window=8)),
 )
 NOTHING = CacheLayout((), divisible=False)
+OUTGROWN = CacheLayout((PageGroup(layers=(0,), page_tokens=4),), regimes=Regimes(outgrown=12))
+BY_PROMPT = CacheLayout((PageGroup(layers=(0,), page_tokens=4),), regimes=Regimes(prompt_over=12))
 
 
 def test_a_long_prompt_does_not_hold_up_a_decoding_sequence():
@@ -847,3 +851,123 @@ def test_an_adapter_whose_load_failed_may_have_had_another_step_s_sequences_by_t
 
     driver.finish()
     driver.check_answers()
+
+
+def computed_of(driver: Driver, seq: Sequence) -> list[tuple[int, int]]:
+    return [(start, count) for start, count, _, _ in spans_of(driver, seq)]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_sequence_that_outgrows_its_regime_is_computed_anew_once_and_nothing_is_sampled_twice(depth):
+    driver = Driver(capacity(OUTGROWN), depth=depth)
+    seq = driver.add(sequence(9, max_tokens=8))
+    driver.finish()
+    driver.check_answers()
+
+    assert computed_of(driver, seq) == [(0, 9), (9, 1), (10, 1), (11, 1), (0, 13), (13, 1), (14, 1), (15, 1)]
+    joins = [join for plan in driver.plans for join in plan.joins]
+    assert [(len(join.tokens), join.regime) for join in joins] == [(9, 0), (13, 1)]
+    assert driver.scheduler.preemptions == 0, "no page was wanting"
+
+
+@pytest.mark.parametrize(("prompt", "answer", "regimes"), [(12, 1, [0]), (11, 2, [0]), (12, 2, [0, 1]), (13, 1, [1])])
+def test_a_sequence_changes_its_regime_only_where_a_token_beyond_is_computed(prompt, answer, regimes):
+    driver = Driver(capacity(OUTGROWN), depth=2)
+    driver.add(sequence(prompt, max_tokens=answer))
+    driver.finish()
+    driver.check_answers()
+
+    assert [join.regime for plan in driver.plans for join in plan.joins] == regimes
+
+
+def test_a_stop_at_the_boundary_costs_no_recomputation():
+    prompt = list(range(100, 109))
+    last = continuation(prompt, 4, layout=OUTGROWN)[-1]
+    driver = Driver(capacity(OUTGROWN), depth=2)
+    seq = driver.add(sequence(prompt, max_tokens=8, end_ids=frozenset({last})))
+    driver.finish()
+
+    assert (len(seq.tokens), seq.finish) == (13, FinishReason.STOP)
+    assert len([join for plan in driver.plans for join in plan.joins]) == 1
+
+
+def test_sequences_of_two_regimes_share_no_page_and_those_of_one_do():
+    driver = Driver(capacity(OUTGROWN, step_tokens=32))
+    first, longer = list(range(100, 109)), list(range(100, 116))
+    for prompt, cached in ((first, 0), (longer, 0), (first, 8), (longer, 12)):
+        seq = driver.add(sequence(prompt, max_tokens=1))
+        driver.finish()
+        assert seq.prompt_cached == cached
+    driver.check_answers()
+
+
+def test_a_sequence_that_changes_its_regime_finds_what_others_computed_under_that():
+    driver = Driver(capacity(OUTGROWN, step_tokens=32))
+    prompt = list(range(100, 112))
+    driver.add(sequence(prompt + continuation(prompt, 3, layout=OUTGROWN), max_tokens=1))
+    driver.finish()
+    seq = driver.add(sequence(prompt, max_tokens=4))
+    driver.finish()
+    driver.check_answers()
+
+    assert computed_of(driver, seq) == [(0, 12), (12, 1), (13, 1), (14, 1)]
+
+
+def test_a_sequence_at_its_boundary_goes_back_to_its_place_and_others_go_on():
+    driver = Driver(capacity(OUTGROWN, step_tokens=8), depth=2)
+    crossing = driver.add(sequence([1] * 11, max_tokens=4))
+    beside = driver.add(sequence([2] * 3, max_tokens=12))
+    later = [driver.add(sequence([3 + n] * 9, max_tokens=2)) for n in range(12)]
+    driver.finish()
+    driver.check_answers()
+
+    last = {seq: max(step.plan.number for step in driver.steps if seq in step.sequences) for seq in driver.everybody}
+    assert computed_of(driver, beside)[:10] == [(0, 3), *((n, 1) for n in range(3, 12))]
+    assert last[crossing] < max(last[seq] for seq in later)
+
+
+def test_choices_of_a_prompt_beyond_the_boundary_share_its_pages():
+    driver = Driver(capacity(OUTGROWN, step_tokens=32), depth=2)
+    choices = [driver.add(sequence(21, max_tokens=3, seed=n)) for n in range(3)]
+    driver.finish()
+    driver.check_answers()
+
+    assert [seq.prompt_cached for seq in choices] == [0, 20, 20]
+
+
+def test_pages_of_long_prompts_are_shared_where_the_prompts_are_of_one_length():
+    driver = Driver(capacity(BY_PROMPT, step_tokens=32))
+    text = list(range(100, 130))
+    for prompt, cached in ((12, 0), (14, 0), (15, 0), (14, 12), (10, 8), (12, 8)):
+        seq = driver.add(sequence(text[:prompt], max_tokens=5))
+        driver.finish()
+        assert seq.prompt_cached == cached, prompt
+    other = driver.add(sequence([*text[:12], 7, 8], max_tokens=1))
+    driver.finish()
+    assert other.prompt_cached == 12
+    driver.check_answers()
+
+
+def test_the_next_turn_shares_nothing_with_a_long_prompt_that_it_begins_with():
+    driver = Driver(capacity(BY_PROMPT, step_tokens=32))
+    first = driver.add(sequence(14, max_tokens=4))
+    driver.finish()
+    again = driver.add(sequence([*first.tokens, 5], max_tokens=2))
+    driver.finish()
+    driver.check_answers()
+
+    assert again.prompt_cached == 0
+
+
+def test_a_long_prompt_that_is_preempted_keeps_its_regime():
+    driver = Driver(capacity(BY_PROMPT, pages=10, max_model_len=32), depth=2)
+    driver.add(sequence([1] * 13, max_tokens=9))
+    late = driver.add(sequence([2] * 14, max_tokens=9))
+    driver.finish()
+    driver.check_answers()
+
+    joins = [join for plan in driver.plans for join in plan.joins if join.tokens[0] == 2]
+    assert driver.scheduler.preemptions
+    assert {join.regime for join in joins} == {14}
+    assert len(joins) > 1
+    assert late.finish is FinishReason.LENGTH

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from infd.models.base import Batch
     from infd.models.layers.norm import OverAllHeads, RMSNorm
+    from infd.models.layers.rope import Rope
     from infd.models.parameter import Blueprint
     from infd.models.sizes import Sizes
 
@@ -32,7 +33,7 @@ class Attention:
         *,
         layer: int,
         group: int,
-        rope: Tensor,
+        rope: Rope,
         interleaved: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
@@ -46,7 +47,7 @@ class Attention:
 
         layer           which of the batch's caches is this layer's
         group           which of the batch's attention plans: the page group that the layer is in
-        rope            the table of angles, see `rope.py`; `interleaved` says which numbers pair up
+        rope            the angles by position; `interleaved` says which numbers pair up
         scale           multiplies q·k; without one it is head ** -0.5
         softcap         bounds the scores
         fused           the checkpoint too holds q, k and v as one
@@ -76,7 +77,7 @@ class Attention:
             qkv=self._qkv.recipe(),
             q_norm=None if self._q_norm is None else self._q_norm.recipe(),
             k_norm=None if self._k_norm is None else self._k_norm.recipe(),
-            rope=self._rope,
+            rope=self._rope.table,
             interleaved=self._interleaved,
             scale=self._scale,
             softcap=self._softcap,
@@ -96,7 +97,7 @@ class Attention:
             k,
             v,
             batch.positions,
-            self._rope,
+            self._rope.table if batch.angles is None else batch.angles[self._rope.number],
             plan,
             pages,
             interleaved=self._interleaved,
