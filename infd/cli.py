@@ -156,12 +156,18 @@ def config() -> None:
 @config.command()
 @configurable
 def check(loaded: Loaded) -> int:
-    """Say whether the settings are valid, and the files that they name, without starting anything."""
+    """Say whether the settings are valid, and the files that they name, without starting anything.
+
+    Of the model: whether its architecture, its tokenizer and its lengths fit, and its files are whole. What only start
+    can find out is listed as not checked.
+    """
     from infd.daemon.given import check
 
-    check(loaded.config, _environment())
+    unchecked = check(loaded.config, _environment())
     changed = sum(origin != "built-in" for origin in loaded.origins.values())
     click.echo(f"the configuration is valid; {changed} of {len(SETTINGS)} settings differ from the built-in ones")
+    for each in unchecked:
+        click.echo(f"not checked: {each}")
     return os.EX_OK
 
 

@@ -72,9 +72,9 @@ def test_what_the_cache_holds_is_told_with_its_reason(cache: Cache, tmp_path: Pa
     reasons = {name.removeprefix("org/"): model.reason for name, model in models.items() if model.code is None}
     assert set(reasons) == {"quantized", "without-weights", "without-words", "reads", "incomplete"}
     assert "quantization_config" in (reasons["quantized"] or "")
-    assert reasons["without-weights"] == "there are no safetensors"
-    assert reasons["without-words"] == "there is no tokenizer"
-    assert reasons["incomplete"] == "not complete: model-1.safetensors is missing"
+    assert reasons["without-weights"] == "model.safetensors: No such file"
+    assert (reasons["without-words"] or "").startswith("tokenizer.json is missing, and so is any of tokenizer.model")
+    assert reasons["incomplete"] == "model-1.safetensors: No such file or directory"
     assert "no decoder of this name" in (reasons["reads"] or "")
     assert models["org/quantized"].architecture == "Qwen3ForCausalLM"
 
@@ -91,4 +91,4 @@ def test_a_table_has_a_line_for_each_and_json_all_there_is():
         "org/x     -                 -       nobody: there are no safetensors",
     ]
     first = json.loads(as_json(models))[0]
-    assert set(first) == {"name", "path", "architecture", "bytes", "code", "reason"}
+    assert set(first) == {"name", "path", "architecture", "bytes", "code", "reason", "unchecked"}

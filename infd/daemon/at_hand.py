@@ -1,7 +1,7 @@
 """Which models are on this machine, and what keeps infd from serving one of them.
 
-Found out from small files alone: nothing is fetched and no weights are read, so
-a model that only transformers has code for may still turn out not to work.
+Found out from small files and the headers of large ones: nothing is fetched and no weights are read, so a model that
+only transformers has code for may still turn out not to work.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from infd import embedded
+from infd.config import Config
+from infd.daemon.examine import examine, weight_files
 from infd.daemon.given import EMBEDDED
 from infd.errors import CheckpointError
 from infd.hub.cached import cached
-from infd.hub.fetch import VOCABULARIES
-from infd.models import registry
-from infd.models.config import architecture as named
-from infd.weights.checkpoint import INDEX, SINGLE, indexed_files, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +38,7 @@ class ModelAtHand(Struct, frozen=True, kw_only=True):
     bytes         of its weights
     code          whose computes it, infd's own or transformers'; None: nobody's
     reason        why not
+    unchecked     what only `infd start` finds out
     """
 
     name: str
@@ -47,6 +47,7 @@ class ModelAtHand(Struct, frozen=True, kw_only=True):
     bytes: int = 0
     code: str | None = None
     reason: str | None = None
+    unchecked: list[str] = []
 
 
 def at_hand(access: HubAccess) -> Iterator[ModelAtHand]:
@@ -58,36 +59,24 @@ def at_hand(access: HubAccess) -> Iterator[ModelAtHand]:
 
 def look(name: str, directory: Path) -> ModelAtHand:
     """Say what there is to know of a checkpoint."""
-    architecture, size = "", 0
+    found = examine(directory, Config())
+    model = ModelAtHand(
+        name=name,
+        path=str(directory),
+        architecture=found.architecture,
+        bytes=_bytes(directory),
+        unchecked=found.unchecked,
+    )
+    if found.faults:
+        return replace(model, reason=found.faults[0].replace(f"{directory}/", "").removeprefix(f"{directory}: "))
+    return replace(model, code=INFD if found.own else TRANSFORMERS)
+
+
+def _bytes(directory: Path) -> int:
     try:
-        config = read_config(directory)
-        architecture = named(config)
-        weights = _weights(directory)
-        size = sum(path.stat().st_size for path in weights if path.exists())
-        if missing := [path.name for path in weights if not path.exists()]:
-            raise CheckpointError(f"not complete: {missing[0]} is missing")
-        if not any((directory / file).exists() for file in VOCABULARIES):
-            raise CheckpointError("there is no tokenizer")
-        if registry.is_own(config):
-            code = INFD
-        else:
-            from infd.models.transformers.admission import admit  # takes seconds
-
-            admit(config)
-            code = TRANSFORMERS
-    except (CheckpointError, OSError) as error:
-        reason = str(error).removeprefix(f"{directory}/")
-        return ModelAtHand(name=name, path=str(directory), architecture=architecture, bytes=size, reason=reason)
-    return ModelAtHand(name=name, path=str(directory), architecture=architecture, bytes=size, code=code)
-
-
-def _weights(directory: Path) -> list[Path]:
-    index = directory / INDEX
-    if index.exists():
-        return sorted(directory / file for file in set(indexed_files(index).values()))
-    if not (directory / SINGLE).exists():
-        raise CheckpointError("there are no safetensors")
-    return [directory / SINGLE]
+        return sum(path.stat().st_size for path in weight_files(directory) if path.exists())
+    except (CheckpointError, OSError):
+        return 0
 
 
 def as_json(found: Sequence[ModelAtHand]) -> str:

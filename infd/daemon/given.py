@@ -1,6 +1,7 @@
 """What the settings point at: a checkpoint's directory, clients' keys, a chat template.
 
-`infd config check` looks here at what `infd start` will, without loading or fetching anything.
+`infd config check` looks here at what `infd start` will, without loading or fetching anything; at the model, in
+`examine.py`.
 """
 
 from __future__ import annotations
@@ -10,44 +11,72 @@ from typing import TYPE_CHECKING
 
 from infd import embedded
 from infd.adapters.files import locate
-from infd.errors import CheckpointError, ConfigError, StartError
+from infd.adapters.peft import PeftConfig
+from infd.daemon.examine import Examined, examine, weight_files
+from infd.errors import CheckpointError, ConfigError
 from infd.http.auth import Keys
+from infd.hub.cached import cached
 from infd.hub.fetch import is_id
 from infd.text.chat import ChatTemplate
-from infd.weights.checkpoint import read_config
+from infd.weights.checkpoint import TensorFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from infd.config import Config, Environment
 
 EMBEDDED = "embedded"
 
 
-def check(config: Config, environment: Environment) -> None:
-    """Raise ConfigError, with a line for each thing that keeps `infd start` from starting and is quickly found."""
+def check(config: Config, environment: Environment) -> list[str]:
+    """Return what only `infd start` finds out.
+
+    Raises ConfigError, with a line for each thing that keeps it from starting and is found out without torch.
+    """
+    directory: Path | None = None
+    found = Examined()
 
     def model() -> None:
-        if (directory := checkpoint(config)) is not None:
-            read_config(directory)
+        nonlocal directory
+        directory = checkpoint(config)
 
     def template() -> None:
-        if config.model.chat_template:
+        if config.model.chat_template and directory is None:  # else it was read together with the model's
             ChatTemplate.of_file(config.model.chat_template)
 
     def adapters() -> None:
         for path in config.lora.modules.values():
-            locate(path)
+            files = locate(path)
+            PeftConfig.read(files.config)
+            TensorFile(files.tensors).close()
 
-    looks: tuple[Callable[[], object], ...] = (model, template, lambda: keys(config, environment), adapters)
-    problems = []
-    for look in looks:
-        try:
-            look()
-        except StartError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))
+    found.collect(model)
+    if directory is None and not found.faults:
+        directory = _fetched(config, environment)
+        if directory is None:
+            found.unchecked.append(f"{config.model.path}, which is not here: `infd start` fetches it")
+    if directory is not None:
+        seen = examine(directory, config)
+        found.faults += seen.faults
+        found.unchecked += seen.unchecked
+    found.collect(template)
+    found.collect(lambda: keys(config, environment))
+    found.collect(adapters)
+    if config.lora.modules:
+        found.unchecked.append("whether the adapters fit the model")
+    if found.faults:
+        raise ConfigError("\n".join(found.faults))
+    return found.unchecked
+
+
+def _fetched(config: Config, environment: Environment) -> Path | None:
+    """Return where a hub's model is, if all of it has been fetched before and no other revision is asked for."""
+    if config.model.hub != "huggingface" or config.model.revision:
+        return None
+    directory = dict(cached(environment.hub)).get(config.model.path)
+    try:
+        whole = directory is not None and all(path.exists() for path in weight_files(directory))
+    except CheckpointError:  # of the index, which start will name
+        whole = True
+    return directory if whole else None
 
 
 def checkpoint(config: Config) -> Path | None:

@@ -3,7 +3,8 @@
 Candidates stand best first; the first that does not refuse is chosen, and the
 reasons of those before it are kept for operators. An implementation's module is
 imported only if it is chosen, so that a library for one device costs nothing on
-another.
+another. On which devices and in which types a candidate computes is data, which is
+known without torch; what it lacks here is found out by looking.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
 from infd.errors import DeviceMissing
-from infd.kernels.ops import Ops, Selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from infd.kernels.ops import Ops, Selected
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -30,23 +33,48 @@ class Facts(Struct, frozen=True, kw_only=True):
     dtype: torch.dtype
 
 
+def lacks_nothing(_: Facts) -> None:
+    """Lack nothing, wherever that is."""
+
+
 class Candidate(Struct, frozen=True, kw_only=True):
     """One implementation of one family.
 
-    name     as operators see it: whose it is, and in what it differs from their others
-    place    "module:Class", imported and called without arguments if chosen
-    refuses  returns why it cannot be used here, or None
+    name    as operators see it: whose it is, and in what it differs from their others
+    place   "module:Class", imported and called without arguments if chosen
+    kinds   of devices that it runs on; empty: any
+    dtypes  by name, that the model may compute in; empty: any
+    keeps   of attention: the type that its cache is asked for in, of which it keeps only the one that the model
+            computes in; empty: whichever that is, or one that is of its own making
+    lacks   returns what is missing for it here, or None
 
     What leaves some of its work to another one has `refused`, a dict, and says there what it left, and why.
     """
 
     name: str
     place: str
-    refuses: Callable[[Facts], str | None]
+    kinds: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    keeps: str = ""
+    lacks: Callable[[Facts], str | None] = lacks_nothing
 
     def called(self, name: str) -> bool:
         """Say whether that is its name, whole or the first word."""
         return name in (self.name, self.name.split()[0])
+
+    def unfit(self, kind: str, dtype: str) -> str | None:
+        """Return why it never computes in that type on that kind of device, or None."""
+        if self.kinds and kind not in self.kinds:
+            return f"runs on {_DEVICES[self.kinds]}, not on {kind}"
+        if self.dtypes and dtype not in self.dtypes:
+            return f"computes in {' and '.join(self.dtypes)}, not in {dtype}"
+        if self.keeps not in ("", dtype):
+            return f"keeps keys and values in the type that the model computes in, {dtype}"
+        return None
+
+    def refuses(self, facts: Facts) -> str | None:
+        """Return why it cannot be used here, or None."""
+        return self.unfit(facts.device.type, _name(facts.dtype)) or self.lacks(facts)
 
 
 class _Choice(NamedTuple):
@@ -54,55 +82,46 @@ class _Choice(NamedTuple):
     selected: Selected
 
 
-def runs_anywhere(_: Facts) -> None:
-    """Refuse nothing: plain torch."""
+_CPU, _GPU = ("cpu",), ("cuda",)
+_DEVICES: Mapping[tuple[str, ...], str] = MappingProxyType({_CPU: "a CPU", _GPU: "a GPU"})
+_FLOATS = ("bfloat16", "float32")
 
 
-_FLOATS = (torch.bfloat16, torch.float32)
-
-
-def _native(place: str, *dtypes: torch.dtype, name: str = "native") -> Candidate:
-    def refuses(facts: Facts) -> str | None:
-        if facts.device.type != "cpu":
-            return f"runs on a CPU, not on {facts.device.type}"
-        if facts.dtype not in dtypes:
-            return f"computes in {' and '.join(map(_name, dtypes))}, not in {_name(facts.dtype)}"
+def _native(place: str, *dtypes: str, name: str = "native") -> Candidate:
+    def lacks(_: Facts) -> str | None:
         from infd.kernels.cpu.library import why_not
 
         return why_not()
 
-    return Candidate(name=name, place=f"infd.kernels.cpu.{place}", refuses=refuses)
+    return Candidate(name=name, place=f"infd.kernels.cpu.{place}", kinds=_CPU, dtypes=dtypes, lacks=lacks)
 
 
 def _triton(place: str, name: str = "triton", *, float8: bool = False) -> Candidate:
-    def refuses(facts: Facts) -> str | None:
+    def lacks(facts: Facts) -> str | None:
         from infd.kernels.triton.presence import FLOAT8, OLDEST, why_not
 
         return why_not(facts.device, FLOAT8 if float8 else OLDEST)
 
-    return Candidate(name=name, place=f"infd.kernels.triton.{place}", refuses=refuses)
+    return Candidate(name=name, place=f"infd.kernels.triton.{place}", kinds=_GPU, lacks=lacks)
 
 
 def _flashinfer(place: str, name: str = "flashinfer", *, float8: bool = False) -> Candidate:
-    def refuses(facts: Facts) -> str | None:
+    def lacks(facts: Facts) -> str | None:
         from infd.kernels.flashinfer.presence import why_not
         from infd.kernels.triton.presence import FLOAT8, OLDEST
 
-        return why_not(facts, FLOAT8 if float8 else OLDEST)
+        return why_not(facts.device, FLOAT8 if float8 else OLDEST)
 
-    return Candidate(name=name, place=f"infd.kernels.flashinfer.{place}", refuses=refuses)
-
-
-def _not_on_a_cpu(facts: Facts) -> str | None:
-    return None if facts.device.type == "cpu" else f"runs on a CPU, not on {facts.device.type}"
+    dtypes = ("bfloat16", "float16")
+    return Candidate(name=name, place=f"infd.kernels.flashinfer.{place}", kinds=_GPU, dtypes=dtypes, lacks=lacks)
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _reference(place: str) -> Candidate:
-    return Candidate(name="reference", place=f"infd.kernels.reference.{place}", refuses=runs_anywhere)
+def _reference(place: str, name: str = "reference", kinds: tuple[str, ...] = ()) -> Candidate:
+    return Candidate(name=name, place=f"infd.kernels.reference.{place}", kinds=kinds)
 
 
 # FlashInfer's stand behind Triton's until both were measured on a GPU; who wants them turns that round (`preferring`).
@@ -114,8 +133,8 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _flashinfer("attention:PagedAttention"),
             _reference("attention:PagedAttention"),
         ),
-        "linear": (_native("linear:Matrices", torch.bfloat16), _reference("dense:Matrices")),
-        "vocabulary": (_native("linear:Matrices", torch.bfloat16), _reference("dense:Matrices")),
+        "linear": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
+        "vocabulary": (_native("linear:Matrices", "bfloat16"), _reference("dense:Matrices")),
         "norm": (
             _native("tokens:Norm", *_FLOATS),
             _triton("norm:Norm"),
@@ -134,9 +153,9 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _flashinfer("tokens:Activation"),
             _reference("dense:Activation"),
         ),
-        "stack": (_native("stack:Stack", torch.bfloat16), _reference("dense:Stack")),
+        "stack": (_native("stack:Stack", "bfloat16"), _reference("dense:Stack")),
         "rows": (_triton("rows:Rows"), _reference("rows:Rows")),
-        "draw": (_native("draw:Draw", *_FLOATS, torch.float16), _triton("draw:Draw"), _reference("drawing.draw:Draw")),
+        "draw": (_native("draw:Draw", *_FLOATS, "float16"), _triton("draw:Draw"), _reference("drawing.draw:Draw")),
         "lora": (_native("lora:Lora", *_FLOATS), _triton("lora:Lora"), _reference("lora:Lora")),
     }
 )
@@ -144,11 +163,11 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
 
 _INT8 = (
     _native("linear:Int8", *_FLOATS, name="native int8"),
-    Candidate(name="reference int8", place="infd.kernels.reference.int8:Matrices", refuses=_not_on_a_cpu),
+    _reference("int8:Matrices", "reference int8", _CPU),
 )
 _INT4 = (
     _native("linear:Int4", *_FLOATS, name="native int4"),
-    Candidate(name="reference int4", place="infd.kernels.reference.int4:Matrices", refuses=_not_on_a_cpu),
+    _reference("int4:Matrices", "reference int4", _CPU),
 )
 
 # The forms of weights that are quantized while they are loaded.
@@ -173,28 +192,25 @@ def vocabulary_of(linear: str, vocabulary: str) -> str:
     return "int8" if linear == "int4" else linear
 
 
-# What attention keeps in the cache, other than numbers as they are.
+# What attention keeps in the cache, as cache.dtype calls it.
 CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
     {
+        # The model's own type by its name: nothing is quantized, and no kernel keeps another one.
+        **{
+            dtype: {"attention": tuple(replace(each, keeps=dtype) for each in CANDIDATES["attention"])}
+            for dtype in ("float32", "bfloat16", "float16")
+        },
         "int8": {
             "attention": (
                 _native("attention:Int8PagedAttention", *_FLOATS, name="native int8"),
-                Candidate(
-                    name="reference int8",
-                    place="infd.kernels.reference.attention:Int8PagedAttention",
-                    refuses=_not_on_a_cpu,
-                ),
+                _reference("attention:Int8PagedAttention", "reference int8", _CPU),
             )
         },
         "fp8": {
             "attention": (
                 _triton("attention:Float8PagedAttention", "triton fp8", float8=True),
                 _flashinfer("attention:Float8PagedAttention", "flashinfer fp8", float8=True),
-                Candidate(
-                    name="reference fp8",
-                    place="infd.kernels.reference.attention:Float8PagedAttention",
-                    refuses=_not_on_a_cpu,
-                ),
+                _reference("attention:Float8PagedAttention", "reference fp8", _CPU),
             ),
             "stack": (_reference("dense:Stack"),),  # the native one would want native attention
         },
@@ -210,9 +226,15 @@ def preferring(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapp
 def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
     """Leave the families that have a candidate of that name, or first word, no other, whatever it would refuse here."""
     return {
-        family: [replace(each, refuses=runs_anywhere) for each in some if each.called(name)] or some
+        family: [replace(each, kinds=(), dtypes=(), lacks=lacks_nothing) for each in some if each.called(name)] or some
         for family, some in candidates.items()
     }
+
+
+def why_none(candidates: Sequence[Candidate], kind: str, dtype: str) -> str:
+    """Return why none of a family's candidates computes in that type on that kind of device; empty where one does."""
+    reasons = {each.name: each.unfit(kind, dtype) for each in candidates}
+    return "" if None in reasons.values() else "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
 def select(device: torch.device, dtype: torch.dtype, candidates: Mapping[str, Sequence[Candidate]] = CANDIDATES) -> Ops:
@@ -222,6 +244,8 @@ def select(device: torch.device, dtype: torch.dtype, candidates: Mapping[str, Se
 
     Raises DeviceMissing, with every reason, where all candidates of a family refuse.
     """
+    from infd.kernels.ops import Ops  # torch comes with it
+
     facts = Facts(device=device, dtype=dtype)
     choices = {family: _choose(family, candidates[family], facts) for family in candidates}
     return Ops(
@@ -231,6 +255,8 @@ def select(device: torch.device, dtype: torch.dtype, candidates: Mapping[str, Se
 
 
 def _choose(family: str, candidates: Sequence[Candidate], facts: Facts) -> _Choice:
+    from infd.kernels.ops import Selected
+
     refused: dict[str, str] = {}
     for candidate in candidates:
         reason = candidate.refuses(facts)

@@ -193,6 +193,11 @@ def is_bounded(config: Mapping[str, Any]) -> bool:
     return rope_parameters(decoder(config)).string("rope_type") != "dynamic"
 
 
+def states_context_length(config: Mapping[str, Any]) -> bool:
+    """Say whether config.json states what `context_length` returns, or leaves it to the class that reads it."""
+    return any(key in decoder(config) for key in ("max_position_embeddings", "n_positions"))
+
+
 def rope_parameters(settings: Settings, layers: str = "full_attention") -> Settings:
     """Return the settings of rotary positions in transformers 5's spelling, complete, whichever one the file uses.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from infd.errors import CheckpointError
 from infd.models.config import Settings, architecture, decoder
 from infd.models.parameter import Blueprint
+from infd.models.transformers import known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,10 +44,38 @@ OTHERS = "infd.models.transformers.model:TransformersModel"  # whatever else tra
 
 
 def is_own(config: Mapping[str, Any]) -> bool:
-    """Say whether infd has code of its own for a model. Raises CheckpointError where no code would do."""
+    """Say whether infd has code of its own for a model, or transformers may have.
+
+    Raises CheckpointError where config.json alone says that neither will do.
+    """
     if "quantization_config" in Settings(config) and not _only_the_cache(config["quantization_config"]):
         raise CheckpointError("config.json: quantization_config: quantized checkpoints are not read yet")
-    return architecture(config) in ARCHITECTURES
+    if (name := architecture(config)) in ARCHITECTURES:
+        return True
+    try:
+        known.require(config)
+    except CheckpointError as error:
+        raise _unsupported(name, error) from error
+    return False
+
+
+def borrowed_length(config: Mapping[str, Any]) -> int:
+    """Return the longest sequence that transformers' class was made for where config.json does not say it."""
+    from infd.models.transformers.admission import admit  # takes seconds
+
+    try:
+        length = getattr(admit(config).config, "max_position_embeddings", None)
+        return Settings({"max_position_embeddings": length}).integer("max_position_embeddings")
+    except CheckpointError as error:
+        raise _unsupported(architecture(config), error) from error
+
+
+def _unsupported(name: str, reason: CheckpointError) -> CheckpointError:
+    served = ", ".join(sorted(ARCHITECTURES))
+    return CheckpointError(
+        f"config.json: architecture {name!r} is not supported: {reason}; supported: {served}, and most other decoders"
+        " that transformers has code for"
+    )
 
 
 def _only_the_cache(how: Any) -> bool:
@@ -89,11 +118,7 @@ def build(
     try:
         return _make(OTHERS, config, blueprint)
     except CheckpointError as error:
-        known = ", ".join(sorted(ARCHITECTURES))
-        unknown = f"config.json: architecture {name!r} is unknown here"
-        raise CheckpointError(
-            f"{unknown}, and transformers' code for it cannot be used: {error}; known: {known}"
-        ) from error
+        raise _unsupported(name, error) from error
 
 
 def _make(place: str, described: Settings | Mapping[str, Any], blueprint: Blueprint) -> Model:

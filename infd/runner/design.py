@@ -5,16 +5,14 @@ Nothing is read but headers and config.json, and no memory is taken.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from infd.errors import CheckpointError, ConfigError, DeviceMissing
-from infd.kernels.select import CACHED, QUANTIZED, preferring, quantized, select
+from infd.errors import CheckpointError, DeviceMissing
+from infd.kernels.select import select
 from infd.models import registry
-from infd.models.config import architecture, context_length, is_bounded, stored_dtype
-from infd.models.parameter import Matrix
+from infd.runner.outline import longest, outline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from infd.models.base import Model
     from infd.weights.checkpoint import Checkpoint
 
-CPUINFO = Path("/proc/cpuinfo")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -55,30 +52,17 @@ def design(
     device  what computes
     memory  where tensors lie; apart from `device` only where nothing is to be computed
     """
+    described = checkpoint.config
     try:
-        dtype = choose_dtype(config.model.dtype, checkpoint.config, device)
+        decided = outline(config, described, device.type, candidates)
+        assert decided.dtype is not None
+        dtype = DTYPES[decided.dtype]
         ops = select(device, dtype, candidates)
-        max_len = _max_model_len(config.model.max_model_len, checkpoint.config)
-        model = registry.build(
-            checkpoint.config, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors
-        )
+        max_len = decided.max_len or longest(config.model.max_model_len, registry.borrowed_length(described))
+        model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
     except CheckpointError as error:  # it knows what config.json says, not where that lies
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    asked = [name for name in ("quantization", "quantize_vocabulary") if getattr(config.model, name) in QUANTIZED]
-    if asked and not any(isinstance(weight, Matrix) for weight in model.parameters):
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
-        raise ConfigError(
-            f"model.{asked[0]}: {architecture(checkpoint.config)} is computed by transformers' code, whose weights"
-            f" stay as they are; leave {flags} out"
-        )
     return Design(model, ops, dtype, device, max_len)
-
-
-def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
-    """Return what kernels are chosen from."""
-    weights = quantized(config.model.quantization, config.model.quantize_vocabulary)
-    chosen = {**weights, **CACHED.get(config.cache.dtype, {})}
-    return preferring("flashinfer", chosen) if config.device.flashinfer else chosen
 
 
 def choose_device(kind: str) -> torch.device:
@@ -89,28 +73,3 @@ def choose_device(kind: str) -> torch.device:
         built = "finds no GPU" if torch.version.cuda else "is built without CUDA"
         raise DeviceMissing(f"device.kind is 'cuda', but torch {torch.__version__} {built}")
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def choose_dtype(wanted: str, config: Mapping[str, Any], device: torch.device) -> torch.dtype:
-    """Return the type of weights and activations: as asked for, else the checkpoint's own if it is fast here."""
-    if wanted != "auto":
-        return DTYPES[wanted]
-    stored = DTYPES.get(stored_dtype(config) or "float32", torch.float32)
-    if device.type == "cuda" or stored is torch.float32:
-        return stored
-    return torch.bfloat16 if _has_bfloat16(CPUINFO.read_text()) else torch.float32
-
-
-def _has_bfloat16(cpuinfo: str) -> bool:
-    """Say whether the processor multiplies bfloat16 matrices natively; emulated, it is slower than float32."""
-    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "").split()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def _max_model_len(wanted: int | None, config: Mapping[str, Any]) -> int:
-    trained = context_length(config)
-    if trained < 2:
-        raise CheckpointError(f"config.json: max_position_embeddings is {trained}; a prompt and an answer take two")
-    if wanted is not None and wanted > trained and is_bounded(config):
-        raise ConfigError(f"model.max_model_len is {wanted}; the model was made for at most {trained} tokens")
-    return wanted or trained

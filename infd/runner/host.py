@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 LARGE_PAGE: Final = 2**21  # bytes
 MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; the mmap module has no name for it
 MADV_COLLAPSE: Final = 25  # since Linux 6.1; nor for this
-GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"))  # of which one exists where a GPU may be used
+# Of which one exists where a GPU may be used.
+GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # that is kept of weights stored in 16 bits
 WORTHWHILE: Final = 2**26  # bytes; fewer come in no time
 CGROUPS = Path("/sys/fs/cgroup")
@@ -137,9 +138,16 @@ class Headstart:
         return self._mapping if fits else None
 
 
+def kind(config: Config) -> str | None:
+    """Return the kind of device that computes, as torch calls it; None where only torch can tell."""
+    if config.device.kind == "auto":
+        return None if any(map(Path.exists, GPUS)) else "cpu"
+    return config.device.kind
+
+
 def headstart(config: Config) -> Headstart | None:
     """Begin to have memory for the weights, if they are large, and the host has plenty and will keep them."""
-    if config.device.kind == "cuda" or (config.device.kind == "auto" and any(map(Path.exists, GPUS))):
+    if kind(config) != "cpu":
         return None
     try:
         stored = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))

@@ -26,9 +26,10 @@ from infd.runner import stepsize
 from infd.runner.assembly import Assembly
 from infd.runner.budget import draw_up, on_host
 from infd.runner.cache import size_cache
-from infd.runner.design import candidates, choose_device, design
+from infd.runner.design import choose_device, design
 from infd.runner.graphs import CudaGraphs
 from infd.runner.memory import CPU, Anonymous, Arena
+from infd.runner.outline import candidates
 from infd.runner.residence import Residence
 from infd.runner.vram import bank_of
 from infd.scheduler.layout import Capacity

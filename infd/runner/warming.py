@@ -17,15 +17,16 @@ from msgspec.structs import replace
 
 from infd.errors import ConfigError, DeviceMissing
 from infd.kernels.flashinfer import modules
-from infd.kernels.flashinfer.presence import cannot_compile, cannot_compute
+from infd.kernels.flashinfer.presence import cannot_compile
 from infd.kernels.ops import KeyValuePages, LowRank, LowRankPart
-from infd.kernels.select import insisting
+from infd.kernels.select import insisting, lacks_nothing
 from infd.kernels.triton import presence
 from infd.kernels.triton.presence import FLOAT8
 from infd.request import Adapter
 from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import scaled
-from infd.runner.design import candidates, design
+from infd.runner.design import design
+from infd.runner.outline import candidates
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
 
     from infd.config import Config
-    from infd.kernels.select import Candidate, Facts
+    from infd.kernels.select import Candidate
     from infd.kernels.triton.compiled import Entry, Ledger
     from infd.models.parameter import Target
     from infd.scheduler.plan import StepPlan
@@ -169,12 +170,8 @@ def _unasked(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) ->
         return left
     return {
         family: [
-            *(replace(each, refuses=_refuses_dtype) for each in candidates[family] if each.called("flashinfer")),
+            *(replace(each, lacks=lacks_nothing) for each in candidates[family] if each.called("flashinfer")),
             *some,
         ]
         for family, some in left.items()
     }
-
-
-def _refuses_dtype(facts: Facts) -> str | None:
-    return cannot_compute(facts.dtype)

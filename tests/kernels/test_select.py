@@ -21,9 +21,9 @@ class FakeMatrices(Matrices):
     """Stands for a faster kernel."""
 
 
-def fake(refuses, place=f"{__name__}:FakeMatrices"):
+def fake(lacks, place=f"{__name__}:FakeMatrices"):
     """Put a candidate in front of the reference for `linear`."""
-    return {**CANDIDATES, "linear": (Candidate(name="fake", place=place, refuses=refuses), *CANDIDATES["linear"][-1:])}
+    return {**CANDIDATES, "linear": (Candidate(name="fake", place=place, lacks=lacks), *CANDIDATES["linear"][-1:])}
 
 
 def only_cuda(facts: Facts) -> str | None:
@@ -104,7 +104,7 @@ def test_a_cache_of_int8_is_a_choice_of_attention():
 def test_a_cache_of_8_bit_floats_wants_a_gpu_that_converts_them(monkeypatch):
     candidates = {**CANDIDATES, **CACHED["fp8"]}
     (chosen,) = [row for row in select(CPU, torch.bfloat16, candidates).selection if row.family == "attention"]
-    refused = {"triton fp8": "runs on a GPU, not on cpu", "flashinfer fp8": "runs on NVIDIA's GPUs alone"}
+    refused = {"triton fp8": "runs on a GPU, not on cpu", "flashinfer fp8": "runs on a GPU, not on cpu"}
     assert (chosen.chosen, chosen.refused) == ("reference fp8", refused)
     monkeypatch.setattr(presence, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))

@@ -38,7 +38,7 @@ def shapes(model):
 
 
 def test_an_unknown_architecture_is_refused_by_name_with_the_known_ones():
-    with pytest.raises(CheckpointError, match=r"'T5Model' is unknown here.*; known: .*Llama.*, Mistral.*, Qwen3"):
+    with pytest.raises(CheckpointError, match=r"'T5Model' is not supported: .*; supported: .*Llama.*, Qwen3"):
         build({**LLAMA, "architectures": ["T5Model"]})
 
 

@@ -193,9 +193,9 @@ def test_pages_have_the_shape_of_the_keys(foreign):
         ("falcon", {"alibi": True}, "position biases"),
         ("falcon", {"new_decoder_architecture": True}, "comes from a table of its own"),
         ("gptj", {"rotary_dim": 4}, "comes from a table of its own"),
-        ("mamba", {}, "layers of type linear_attention"),
+        ("mamba", {}, "keeps a recurrent state"),
         ("roberta", {"is_decoder": True}, "counts positions from behind its padding token"),
-        ("rwkv", {}, "no decoder that takes the position of each token"),
+        ("rwkv", {}, "keeps a recurrent state"),
         ("openai-gpt", {}, "2 of its 2 layers do not attend through"),
         ("stablelm", {}, "does not hand the keywords"),
         ("bart", {"d_model": 16}, "encoder with a decoder"),
@@ -210,7 +210,7 @@ def test_pages_have_the_shape_of_the_keys(foreign):
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(kind, settings, reason):
-    with pytest.raises(CheckpointError, match=rf"is unknown here, and transformers' code.*{reason}.*; known: .*Llama"):
+    with pytest.raises(CheckpointError, match=rf"is not supported: .*{reason}.*; supported: .*Llama"):
         build(tiny_config(kind, **settings))
 
 

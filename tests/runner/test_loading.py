@@ -12,41 +12,42 @@ from safetensors.torch import load_file, save_file
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory
-from infd.runner import design, loading, stepsize
-from infd.runner.design import choose_device, choose_dtype
+from infd.runner import loading, outline, stepsize
+from infd.runner.design import choose_device
 from infd.runner.loading import build
+from infd.runner.outline import choose_dtype
 from infd.runner.pulse import Pulse
 from infd.scheduler.layout import CacheLayout, PageGroup
 from tests.models.foreign import make as make_foreign
 from tests.runner.driving import config, load
 from tests.runner.fake_model import FakeModel
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
     ("stored", "flags", "expected"),
     [
-        ("bfloat16", "avx2 avx512_bf16", torch.bfloat16),
-        ("float16", "amx_bf16", torch.bfloat16),
-        ("bfloat16", "avx2 avx512f", torch.float32),
-        ("float32", "avx512_bf16", torch.float32),
+        ("bfloat16", "avx2 avx512_bf16", "bfloat16"),
+        ("float16", "amx_bf16", "bfloat16"),
+        ("bfloat16", "avx2 avx512f", "float32"),
+        ("float32", "avx512_bf16", "float32"),
     ],
 )
 def test_half_types_stay_half_on_a_cpu_that_is_fast_at_them(monkeypatch, tmp_path, stored, flags, expected):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor : 0\nflags\t\t: fpu {flags} sse\n")
-    monkeypatch.setattr(design, "CPUINFO", cpuinfo)
-    assert choose_dtype("auto", {"torch_dtype": stored}, CPU) is expected
+    monkeypatch.setattr(outline, "CPUINFO", cpuinfo)
+    assert choose_dtype("auto", {"torch_dtype": stored}, "cpu") == expected
 
 
 def test_a_gpu_takes_the_type_of_the_checkpoint():
-    assert choose_dtype("auto", {"dtype": "float16"}, CUDA) is torch.float16
-    assert choose_dtype("auto", {}, CUDA) is torch.float32
+    assert choose_dtype("auto", {"dtype": "float16"}, "cuda") == "float16"
+    assert choose_dtype("auto", {}, "cuda") == "float32"
 
 
 def test_a_type_that_is_asked_for_is_taken():
-    assert choose_dtype("float16", {"dtype": "bfloat16"}, CPU) is torch.float16
+    assert choose_dtype("float16", {"dtype": "bfloat16"}, "cpu") == "float16"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -122,6 +123,28 @@ def test_a_cache_of_int8_holds_more_tokens_in_the_same_bytes(built, tiny, caplog
     ]
     for loaded in (wide, narrow):
         loaded.residence.close()
+
+
+def of_cache(plain, dtype):
+    return msgspec.structs.replace(plain, cache=msgspec.structs.replace(plain.cache, dtype=dtype))
+
+
+def test_a_cache_may_be_asked_for_by_the_name_of_the_models_own_type(tiny):
+    plain = settings(tiny("qwen3"))
+    unsaid, named = build(plain, Pulse()), build(of_cache(plain, "float32"), Pulse())
+    told = ("cache_dtype", "cache_bytes", "quantization", "ops")
+    assert [named.facts[name] for name in told] == [unsaid.facts[name] for name in told]
+    assert named.capacity.pages == unsaid.capacity.pages
+    for loaded in (unsaid, named):
+        loaded.residence.close()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_cache_of_another_float_is_refused_by_the_kernels_that_do_not_keep_it(tiny, dtype):
+    with pytest.raises(
+        ConfigError, match=rf"^cache.dtype: .* does '{dtype}' on cpu .*float32: native: .*; reference: "
+    ):
+        build(of_cache(settings(tiny("qwen3")), dtype), Pulse())
 
 
 def test_a_cache_of_8_bit_floats_is_as_small_as_its_name_says_and_may_be_divided_by_the_checkpoints_numbers(
@@ -205,7 +228,7 @@ def test_what_config_json_makes_impossible_is_told_with_the_directory(tiny, tmp_
         (copy / "config.json").write_text(json.dumps(described | changes))
         build(settings(copy), Pulse())
 
-    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/model: config.json: architecture 'Nonsense' is unknown"):
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/model: config.json: .* 'Nonsense' is not supported"):
         build_with(architectures=["Nonsense"])
     with pytest.raises(CheckpointError, match=r"max_position_embeddings is 1; a prompt and an answer take two"):
         build_with(max_position_embeddings=1)

@@ -5,32 +5,21 @@ from __future__ import annotations
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
 from infd.kernels.triton import presence as triton
 
-if TYPE_CHECKING:
-    from infd.kernels.select import Facts
-
 ASSEMBLED: Final = "flashinfer_jit_cache"  # a wheel of FlashInfer's modules, compiled
 TOOLKIT: Final = Path("/usr/local/cuda/bin/nvcc")  # where FlashInfer looks besides
 
 
-def why_not(facts: Facts, oldest: tuple[int, int] = triton.OLDEST) -> str | None:
+def why_not(device: torch.device, oldest: tuple[int, int] = triton.OLDEST) -> str | None:
     """Return a reason, or None. oldest: the compute capability that a GPU must have"""
-    if facts.device.type != "cuda" or torch.version.hip is not None:
+    if device.type != "cuda" or torch.version.hip is not None:
         return "runs on NVIDIA's GPUs alone"
-    # What it cannot take goes to Triton.
-    return cannot_compute(facts.dtype) or cannot_compile() or triton.why_not(facts.device, oldest)
-
-
-def cannot_compute(dtype: torch.dtype) -> str | None:
-    """Return what is wrong with a type of weights, activations and cache, or None."""
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"computes in bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}"
-    return None
+    return cannot_compile() or triton.why_not(device, oldest)  # what FlashInfer does not take goes to Triton
 
 
 def cannot_compile() -> str | None:

@@ -32,21 +32,23 @@ def test_what_flashinfer_lacks_is_named(monkeypatch, tmp_path, lacking, reason):
     monkeypatch.setattr(presence.shutil, "which", lambda name: None if name == lacking or assembled else f"/bin/{name}")
     monkeypatch.setattr(presence, "TOOLKIT", tmp_path / "nvcc")
     monkeypatch.setattr(presence.triton, "why_not", lambda device, oldest: None)
-    assert presence.why_not(facts()) == reason
+    assert presence.why_not(GPU) == reason
     (tmp_path / "nvcc").touch()
     if lacking == "nvcc":
-        assert presence.why_not(facts()) is None
+        assert presence.why_not(GPU) is None
 
 
 def test_what_triton_lacks_flashinfer_lacks(monkeypatch):
     monkeypatch.setattr(presence, "cannot_compile", lambda: None)
     monkeypatch.setattr(presence.triton, "why_not", lambda device, oldest: "wants another GPU")
-    assert presence.why_not(facts()) == "wants another GPU"
+    assert presence.why_not(GPU) == "wants another GPU"
 
 
 def test_other_types_and_devices_are_refused():
-    assert presence.why_not(facts(torch.float32)) == "computes in bfloat16 and float16, not in float32"
-    assert presence.why_not(facts(device=torch.device("cpu"))) == "runs on NVIDIA's GPUs alone"
+    candidate = next(each for each in CANDIDATES["attention"] if each.name == "flashinfer")
+    assert candidate.refuses(facts(torch.float32)) == "computes in bfloat16 and float16, not in float32"
+    assert candidate.refuses(facts(device=torch.device("cpu"))) == "runs on a GPU, not on cpu"
+    assert presence.why_not(torch.device("cpu")) == "runs on NVIDIA's GPUs alone"
 
 
 def test_whoever_is_preferred_is_asked_first_and_the_others_stay_in_order():

@@ -1,0 +1,93 @@
+"""Find out what keeps `infd start` from serving a checkpoint, as far as that takes neither torch nor a number of its
+weights, by the functions that start itself calls; and say what is left to be found out there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from infd.daemon import parts
+from infd.errors import CheckpointError, StartError
+from infd.models.config import architecture
+from infd.runner.host import kind
+from infd.runner.outline import candidates, outline
+from infd.text.conversion import VOCABULARIES
+from infd.weights.checkpoint import INDEX, SINGLE, Checkpoint, indexed_files, read_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from infd.config import Config
+
+UNREAD: Final = "whether the weights are those that the model needs, and fit into memory"
+
+
+class Examined(Struct, kw_only=True):
+    """What was found out.
+
+    architecture  empty if config.json does not say
+    own           whether infd's own code computes it, or transformers'; None: neither
+    faults        why start would refuse it, in its words
+    unchecked     what only start finds out
+    """
+
+    architecture: str = ""
+    own: bool | None = None
+    faults: list[str] = []
+    unchecked: list[str] = []
+
+    def collect(self, look: Callable[[], object]) -> None:
+        """Note what it raises."""
+        try:
+            look()
+        except StartError as error:
+            self.faults.append(str(error))
+
+
+def examine(directory: Path, config: Config) -> Examined:
+    """Look at everything in a checkpoint's directory that settles whether it can be served with these settings."""
+    found = Examined()
+    null = config.device.kind == "null"
+    found.collect(lambda: read_config(directory))
+    if found.faults:  # then nothing says what the other files should be
+        return found
+    found.collect(lambda: parts.Sizes.read(directory) if null else _decide(found, directory, config))
+    if not null:
+        found.collect(lambda: Checkpoint(directory).close())
+    if _is_quick(directory):
+        found.collect(lambda: parts.Language.load(directory, config.model))
+    else:
+        found.unchecked.append("whether transformers can convert its tokenizer, which is no tokenizer.json")
+    if not null and not found.faults:
+        found.unchecked.append(UNREAD)
+    return found
+
+
+def _decide(found: Examined, directory: Path, config: Config) -> None:
+    described = read_config(directory)
+    device = kind(config)
+    try:
+        found.architecture = architecture(described)
+        found.own = outline(config, described, device, candidates(config)).own
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory}: {error}") from error
+    if not found.own:
+        found.unchecked.append(f"whether transformers' code for {found.architecture} runs over infd's attention")
+    if device != "cpu":
+        found.unchecked.append("what the GPU, and the kernels for it, can do")
+
+
+def _is_quick(directory: Path) -> bool:
+    """Say whether the tokenizer is read, or known to be missing, without transformers."""
+    return (directory / "tokenizer.json").exists() or not any((directory / name).is_file() for name in VOCABULARIES)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the files that hold the weights, whether or not they are there. Raises CheckpointError."""
+    index = directory / INDEX
+    if index.exists() and not (directory / SINGLE).exists():
+        return sorted(directory / file for file in set(indexed_files(index).values()))
+    return [directory / SINGLE]

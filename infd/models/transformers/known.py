@@ -1,0 +1,113 @@
+"""Say what transformers has no decoder for, and what its decoders cannot compute here, without importing it.
+
+transformers takes seconds to import, and torch with it. Its table of names is a literal in one of its source files, and
+is read there.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infd.errors import CheckpointError
+from infd.models.config import Settings, architecture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+ATTENDING = frozenset({"full_attention", "sliding_attention"})
+BIASED = frozenset({"BloomForCausalLM", "MptForCausalLM"})  # those whose config does not say that they use ALiBi
+# Those that keep a recurrent state in some layers or in all, which not every config.json says.
+RECURRENT = frozenset(
+    {
+        "BailingHybridForCausalLM",
+        "BambaForCausalLM",
+        "FalconH1ForCausalLM",
+        "FalconMambaForCausalLM",
+        "GraniteMoeHybridForCausalLM",
+        "JambaForCausalLM",
+        "KimiLinearForCausalLM",
+        "Lfm2ForCausalLM",
+        "Lfm2MoeForCausalLM",
+        "Mamba2ForCausalLM",
+        "MambaForCausalLM",
+        "MiniMaxForCausalLM",
+        "NemotronHForCausalLM",
+        "OlmoHybridForCausalLM",
+        "Qwen3NextForCausalLM",
+        "RecurrentGemmaForCausalLM",
+        "RwkvForCausalLM",
+        "Zamba2ForCausalLM",
+        "ZambaForCausalLM",
+        "xLSTMForCausalLM",
+    }
+)
+STEP_WIDE_ROPE = frozenset({"dynamic", "longrope"})
+
+
+def require(config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError, with the first reason, where config.json alone says that transformers' code will not do.
+
+    Whether that code runs over infd's attention is found out where the model is built.
+    """
+    name, settings = architecture(config), Settings(config)
+    if name not in decoders():
+        if "auto_map" in settings:
+            raise CheckpointError("it needs code from the model's repository (auto_map), which infd never runs")
+        raise CheckpointError(f"transformers {version('transformers')} has no decoder of this name")
+    settings.string("model_type")
+    for reason in reasons(name, config.get):
+        raise CheckpointError(reason)
+
+
+def reasons(name: str, said: Callable[[str], Any]) -> Iterator[str]:
+    """Yield what stands against a decoder; `said` gives a setting, or None where the config says nothing of it."""
+    if said("is_encoder_decoder"):
+        yield "it is an encoder with a decoder; infd serves decoders"
+    if name in BIASED or said("alibi"):
+        yield "it adds position biases to attention scores (ALiBi), which infd's attention does not"
+    if name in RECURRENT:
+        yield "it keeps a recurrent state; infd's pages hold keys and values of attention alone"
+    layer_types = said("layer_types")
+    others = sorted(set(layer_types) - ATTENDING) if isinstance(layer_types, (list, tuple)) else []
+    if others:
+        kinds = ", ".join(map(str, others))
+        yield f"it has layers of type {kinds}; infd's pages hold keys and values of attention alone"
+    for kind in sorted(_rope_kinds(said("rope_parameters") or said("rope_scaling")) & STEP_WIDE_ROPE):
+        yield f"transformers turns rope type {kind!r} by the longest sequence of a step, so neighbours would matter"
+
+
+def _rope_kinds(parameters: Any) -> set[str]:
+    """Return the rope types of a config, which states one for all layers or one for each type of layer."""
+    if not isinstance(parameters, dict):
+        return set()
+    tables = [parameters, *(table for table in parameters.values() if isinstance(table, dict))]
+    kinds = (table.get("rope_type", table.get("type")) for table in tables)
+    return {kind for kind in kinds if isinstance(kind, str)}
+
+
+@cache
+def decoders() -> frozenset[str]:
+    """Return the classes that transformers has for causal language models."""
+    return frozenset(name for _, name in _table("modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
+
+
+def _table(module: str, name: str) -> list[tuple[str, str]]:
+    """Return the pairs of a table that is written as NAME = OrderedDict([...]) in one of transformers' files."""
+    spec = find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    source = (Path(spec.origin).parent / "models" / "auto" / f"{module}.py").read_text(encoding="utf-8")
+    for statement in ast.parse(source).body:
+        if (
+            isinstance(statement, ast.Assign)
+            and [ast.unparse(target) for target in statement.targets] == [name]
+            and isinstance(statement.value, ast.Call)
+        ):
+            pairs: list[tuple[str, str]] = ast.literal_eval(statement.value.args[0])
+            return pairs
+    raise LookupError(f"{module}.py of transformers {version('transformers')} has no {name}")

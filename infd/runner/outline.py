@@ -1,0 +1,138 @@
+"""Decide from settings, config.json and the kind of device alone what is computed, or why nothing can be.
+
+Without torch: `infd start` decides it here before it builds anything, and `infd config check` before anybody starts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from infd.errors import CheckpointError, ConfigError
+from infd.kernels.select import CACHED, QUANTIZED, preferring, quantized, why_none
+from infd.models import registry
+from infd.models.config import (
+    architecture,
+    context_length,
+    decoder,
+    is_bounded,
+    states_context_length,
+    stored_dtype,
+)
+from infd.models.sizes import Sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infd.config import Config
+    from infd.kernels.select import Candidate
+
+CPUINFO = Path("/proc/cpuinfo")
+DTYPES = ("float32", "bfloat16", "float16")
+# Of the families that settings choose among: the setting, and what it is called where that is no choice of kernels.
+CHOSEN = {
+    "attention": ("cache", "dtype", "--kv-cache-dtype"),
+    "linear": ("model", "quantization", "--quantization"),
+    "vocabulary": ("model", "quantize_vocabulary", "--quantize-vocabulary"),
+}
+
+
+class Outline(Struct, frozen=True):
+    """What is decided before anything is built.
+
+    own      whether infd's own code computes the model, or transformers'
+    dtype    of activations, by name; None where the kind of device decides, and is not known
+    max_len  tokens of the longest sequence; None where only transformers' class can tell
+    """
+
+    own: bool
+    dtype: str | None
+    max_len: int | None
+
+
+def outline(
+    config: Config,
+    described: Mapping[str, Any],
+    kind: str | None,
+    candidates: Mapping[str, Sequence[Candidate]],
+) -> Outline:
+    """Decide it. Raises CheckpointError, ConfigError.
+
+    described  config.json
+    kind       of device, "cpu" or "cuda"; None: not known yet
+    """
+    own = registry.is_own(described)
+    if own:
+        Sizes.read(decoder(described))
+    else:
+        _require_plain_weights(config, described)
+    dtype = choose_dtype(config.model.dtype, described, kind)
+    if kind is not None and dtype is not None:
+        _require_kernels(config, kind, dtype, candidates)
+    stated = own or states_context_length(described)
+    max_len = None
+    if stated:
+        max_len = longest(config.model.max_model_len, context_length(described), bounded=is_bounded(described))
+    return Outline(own, dtype, max_len)
+
+
+def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
+    """Return what kernels are chosen from."""
+    weights = quantized(config.model.quantization, config.model.quantize_vocabulary)
+    chosen = {**weights, **CACHED.get(config.cache.dtype, {})}
+    return preferring("flashinfer", chosen) if config.device.flashinfer else chosen
+
+
+def choose_dtype(wanted: str, described: Mapping[str, Any], kind: str | None) -> str | None:
+    """Return the type of weights and activations: as asked for, else the checkpoint's own if it is fast here.
+
+    None where that depends on the kind of device, and the kind is not known.
+    """
+    if wanted != "auto":
+        return wanted
+    stored = stored_dtype(described)
+    if stored not in DTYPES:
+        stored = "float32"
+    if kind == "cuda" or stored == "float32":
+        return stored
+    if kind is None:
+        return None
+    return "bfloat16" if _has_bfloat16(CPUINFO.read_text()) else "float32"
+
+
+def _has_bfloat16(cpuinfo: str) -> bool:
+    """Say whether the processor multiplies bfloat16 matrices natively; emulated, it is slower than float32."""
+    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "").split()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def longest(wanted: int | None, trained: int, *, bounded: bool = True) -> int:
+    """Return the tokens of the longest sequence of a model that was made for `trained`; `bounded`: at most."""
+    if trained < 2:
+        raise CheckpointError(f"config.json: max_position_embeddings is {trained}; a prompt and an answer take two")
+    if wanted is not None and wanted > trained and bounded:
+        raise ConfigError(f"model.max_model_len is {wanted}; the model was made for at most {trained} tokens")
+    return wanted or trained
+
+
+def _require_plain_weights(config: Config, described: Mapping[str, Any]) -> None:
+    """Refuse to quantize weights that transformers' code multiplies with."""
+    asked = [name for name in ("quantization", "quantize_vocabulary") if getattr(config.model, name) in QUANTIZED]
+    if asked:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
+        raise ConfigError(
+            f"model.{asked[0]}: {architecture(described)} is computed by transformers' code, whose weights"
+            f" stay as they are; leave {flags} out"
+        )
+
+
+def _require_kernels(config: Config, kind: str, dtype: str, candidates: Mapping[str, Sequence[Candidate]]) -> None:
+    for family, (section, name, flag) in CHOSEN.items():
+        if reasons := why_none(candidates[family], kind, dtype):
+            asked = getattr(getattr(config, section), name)
+            raise ConfigError(
+                f"{section}.{name}: no {family} kernel does {asked!r} on {kind} where the model computes in {dtype}:"
+                f" {reasons}; choose another {flag}"
+            )

@@ -1,0 +1,230 @@
+"""`infd config check` and `infd models` say of a checkpoint what `infd start` will, in its words, and without torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from infd import embedded
+from infd.config import CacheConfig, Config, DeviceConfig, Environment, HubAccess, LoraConfig, ModelConfig
+from infd.daemon import given, parts
+from infd.daemon.examine import examine
+from infd.errors import ConfigError, StartError
+from infd.models.transformers import known
+from infd.runner.loading import build
+from infd.runner.pulse import Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Change = Callable[[Path], None]
+
+CPU = DeviceConfig(kind="cpu", threads=1)
+GPT_NEOX = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A copy of the embedded model."""
+    return shutil.copytree(embedded.path(), tmp_path / "model")
+
+
+def config(directory: Path, *, cache: dict[str, Any] | None = None, **model: Any) -> Config:
+    settings = {"dtype": "float32", **model}
+    return Config(model=ModelConfig(path=str(directory), **settings), device=CPU, cache=CacheConfig(**(cache or {})))
+
+
+def describe(**changes: Any) -> Change:
+    def change(directory: Path) -> None:
+        file = directory / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def truncate(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def lengthen(directory: Path) -> None:
+    with (directory / "model.safetensors").open("ab") as file:
+        file.write(b"\0")
+
+
+def remove(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+
+
+def shard(directory: Path) -> None:
+    """Have the index name a file that is not there."""
+    tensors = load_file(directory / "model.safetensors")
+    remove(directory)
+    names = sorted(tensors)
+    save_file({name: tensors[name] for name in names[1:]}, directory / "model-2.safetensors")
+    files = {name: f"model-{2 if index else 1}.safetensors" for index, name in enumerate(names)}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def promise(directory: Path) -> None:
+    """Have the index name a tensor that its file does not hold."""
+    (directory / "model.safetensors").rename(directory / "model-1.safetensors")
+    files = {"model.embed_tokens.weight": "model-1.safetensors", "model.more.weight": "model-1.safetensors"}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+STRANGE = {
+    "MambaForCausalLM": ("mamba", "recurrent state"),
+    "T5ForConditionalGeneration": ("t5", "no decoder of this name"),
+    "BloomForCausalLM": ("bloom", "ALiBi"),
+    "MptForCausalLM": ("mpt", "ALiBi"),
+    "RwkvForCausalLM": ("rwkv", "recurrent state"),
+    "Nonsense": ("qwen3", "no decoder of this name"),
+}
+
+
+@pytest.mark.parametrize("architecture", STRANGE)
+def test_an_architecture_that_is_not_supported_is_refused_as_that(checkpoint: Path, architecture: str) -> None:
+    """None of these states a longest sequence as others do, which is no reason against it."""
+    kind, reason = STRANGE[architecture]
+    table = {"architectures": [architecture], "model_type": kind, "vocab_size": 512, "num_hidden_layers": 2}
+    (checkpoint / "config.json").write_text(json.dumps(table))
+
+    (fault,) = examine(checkpoint, config(checkpoint)).faults
+
+    assert fault.startswith(f"{checkpoint}: config.json: architecture '{architecture}' is not supported: ")
+    assert reason in fault
+    assert "; supported: Gemma2ForCausalLM, " in fault
+    with pytest.raises(StartError) as refused:
+        build(config(checkpoint), Pulse())
+    assert str(refused.value) == fault
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "says"),
+    [
+        (truncate, {}, "the header describes"),
+        (lengthen, {}, "the header describes"),
+        (remove, {}, "model.safetensors: No such file"),
+        (shard, {}, "model-1.safetensors: No such file"),
+        (promise, {}, "model.more.weight is said to be in model-1.safetensors, which does not hold it"),
+        (describe(num_attention_heads=3), {}, "num_key_value_heads: expected a divisor"),
+        (describe(max_position_embeddings=1), {}, "a prompt and an answer take two"),
+        (describe(quantization_config={"quant_method": "gptq"}), {}, "quantized checkpoints are not read yet"),
+        (describe(), {"max_model_len": 10**6}, "model.max_model_len is 1000000; the model was made for at most"),
+        (describe(**GPT_NEOX), {"quantization": "int8"}, "whose weights stay as they are; leave --quantization out"),
+        (describe(), {"cache": {"dtype": "bfloat16"}}, "cache.dtype: no attention kernel does 'bfloat16' on cpu"),
+    ],
+)
+def test_what_start_refuses_is_told_in_its_words(
+    checkpoint: Path, change: Change, settings: dict[str, Any], says: str
+) -> None:
+    change(checkpoint)
+
+    (fault,) = examine(checkpoint, config(checkpoint, **settings)).faults
+
+    assert says in fault
+    with pytest.raises(StartError) as refused:
+        build(config(checkpoint, **settings), Pulse())
+    assert str(refused.value) == fault
+
+
+@pytest.mark.parametrize(("file", "text"), [("tokenizer.json", None), ("tokenizer.json", "{}")])
+def test_a_tokenizer_that_cannot_be_read_is_told_in_starts_words(checkpoint: Path, file: str, text: str | None) -> None:
+    (checkpoint / file).unlink() if text is None else (checkpoint / file).write_text(text)
+
+    (fault,) = examine(checkpoint, config(checkpoint)).faults
+
+    with pytest.raises(StartError) as refused:
+        parts.Language.load(checkpoint, ModelConfig())
+    assert str(refused.value) == fault
+
+
+def test_all_faults_are_told_at_once(checkpoint: Path) -> None:
+    describe(architectures=["Nonsense"])(checkpoint)
+    truncate(checkpoint)
+    (checkpoint / "tokenizer.json").unlink()
+
+    assert len(examine(checkpoint, config(checkpoint)).faults) == 3
+
+
+def test_what_only_start_finds_out_is_listed(checkpoint: Path) -> None:
+    assert examine(checkpoint, config(checkpoint)).unchecked == [
+        "whether the weights are those that the model needs, and fit into memory"
+    ]
+    gpu = msgspec.structs.replace(config(checkpoint), device=DeviceConfig(kind="cuda"))
+    assert "what the GPU, and the kernels for it, can do" in examine(checkpoint, gpu).unchecked
+    describe(**GPT_NEOX)(checkpoint)
+    found = examine(checkpoint, config(checkpoint))
+    assert (found.own, found.faults) == (False, [])
+    assert "whether transformers' code for GPTNeoXForCausalLM runs over infd's attention" in found.unchecked
+
+
+def test_weights_of_eight_bits_are_for_a_cpu_and_a_gpu_is_known_to_be_none(checkpoint: Path) -> None:
+    settings = msgspec.structs.replace(config(checkpoint, quantization="int8"), device=DeviceConfig(kind="cuda"))
+
+    faults = examine(checkpoint, settings).faults
+
+    assert faults[0].startswith("model.quantization: no linear kernel does 'int8' on cuda")
+    assert "native int8: runs on a CPU, not on cuda" in faults[0]
+
+
+def test_the_null_device_asks_for_no_weights_and_no_known_architecture(checkpoint: Path) -> None:
+    remove(checkpoint)
+    describe(architectures=["Nonsense"])(checkpoint)
+    settings = msgspec.structs.replace(config(checkpoint), device=DeviceConfig(kind="null"))
+
+    assert (found := examine(checkpoint, settings)).faults == []
+    assert found.unchecked == []
+
+
+def test_a_model_of_the_hub_is_checked_where_all_of_it_is_here(checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
+    shutil.copytree(checkpoint, snapshot)
+    environment = Environment(hub=HubAccess(cache=tmp_path))
+    settings = msgspec.structs.replace(config(checkpoint), model=ModelConfig(path="org/name", max_model_len=10**6))
+
+    with pytest.raises(ConfigError, match="the model was made for at most"):
+        given.check(settings, environment)
+    remove(snapshot)
+    assert given.check(settings, environment) == ["org/name, which is not here: `infd start` fetches it"]
+
+
+def test_adapters_are_looked_at(checkpoint: Path, tmp_path: Path) -> None:
+    adapter = shutil.copytree(embedded.adapters() / "pirate", tmp_path / "adapter")
+    settings = msgspec.structs.replace(config(checkpoint), lora=LoraConfig(modules={"a": str(adapter)}))
+    assert "whether the adapters fit the model" in given.check(settings, Environment())
+
+    file = adapter / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors: the header describes"):
+        given.check(settings, Environment())
+
+
+def test_faults_are_found_without_torch(checkpoint: Path) -> None:
+    describe(**GPT_NEOX)(checkpoint)
+    arguments = ["config", "check", "--model", str(checkpoint), "--quantization", "int8"]
+    code = (
+        "import sys\nfrom infd.cli import main\n"
+        f"try: main({arguments})\nexcept SystemExit as left: print(left.code)\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines() == ["78", "[]"]
+    assert "GPTNeoXForCausalLM is computed by transformers' code" in done.stderr
+
+
+def test_transformers_decoders_are_known_without_importing_it() -> None:
+    assert known.decoders() == frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    assert known.decoders() >= known.BIASED | known.RECURRENT
