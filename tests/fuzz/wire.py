@@ -114,7 +114,8 @@ def _framed(body: bytes, choose: Chooser, *, odd: bool) -> tuple[list[str], byte
         cut = choose.below(3)
         size = length % ((len(body),) * length.count("%")) if "%" in length else length
         return [f"Content-Length: {size}"], body[: len(body) // cut] if cut else body, False
-    piece = (len(body), 1 + choose.below(255), 5000, 1)[choose.below(4 if len(body) < 1000 else 3)] or 1
+    small = max(1 + choose.below(255), len(body) // 4096)  # watched for coverage, a chunk takes some 50 us
+    piece = (len(body), small, 5000, 1)[choose.below(4 if len(body) < 1000 else 3)] or 1
     chunks = [body[at : at + piece] for at in range(0, len(body), piece)]
     how = choose.below(12) if odd else choose.below(3)
     coding = ("chunked", "gzip, chunked", "chunked, chunked", "identity", "xchunked", "")[choose.below(6) if odd else 0]
