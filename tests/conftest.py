@@ -24,6 +24,20 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "gpu" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture
+def gpu() -> torch.device:
+    """Return a GPU, or skip. Tests that take it are those of `-m gpu`."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Keep torch to one thread: tiny products gain nothing from more, and on a busy machine the others only spin."""

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from tests.e2e.process import ROOT, Daemon
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from openai.types.chat import ChatCompletionMessage
 
+openai = pytest.importorskip("openai")
 
 INFDCTL = "from infd.admin.ctl import main; main()"
 

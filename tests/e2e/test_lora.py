@@ -8,7 +8,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 import torch
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from tests.e2e.process import Daemon
 
     Start = Callable[..., Daemon]
+
+openai = pytest.importorskip("openai")
 
 RUN = "from infd.admin.ctl import main; main()"
 PROMPT = [11, 42, 7, 99, 5, 63, 120, 8, 77, 31]

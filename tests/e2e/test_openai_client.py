@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from infd.config import Config, SchedulerConfig, ServerConfig
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from infd.scheduler.plan import StepPlan
+
+openai = pytest.importorskip("openai")
 
 USER: Any = [{"role": "user", "content": "hi"}]
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from tests.e2e.process import ROOT, Daemon
@@ -15,6 +14,8 @@ from tests.e2e.process import ROOT, Daemon
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+openai = pytest.importorskip("openai")
 
 INFDCTL = "from infd.admin.ctl import main; main()"
 SMALLER = {

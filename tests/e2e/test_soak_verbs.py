@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-import openai
+import pytest
 
 from infd import embedded
 from infd.admin.ctl.client import AdminClient, Refused, WrongState
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tests.e2e.process import Daemon
 
     Start = Callable[..., Daemon]
+
+openai = pytest.importorskip("openai")
 
 VERBS = 300 if FULL else 30
 ENOUGH = VERBS // 10  # answers

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from tests.http.model import TEMPLATE
 from tests.http.scripted import ids_of, speaking
@@ -15,6 +13,9 @@ from tests.text.templates import TOOLS
 
 if TYPE_CHECKING:
     from tests.http.endpoint import Endpoint
+
+openai = pytest.importorskip("openai")
+streaming = pytest.importorskip("openai.lib.streaming.chat")
 
 CHAT = "/v1/chat/completions"
 USER: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -29,7 +30,7 @@ async def both(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
     said = {"model": "alias", "messages": USER, "extra_body": {"seed": 0} | fields}
     async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key="k", max_retries=0) as client:
         whole = (await client.chat.completions.create(**said)).model_dump(exclude_unset=True)
-        state: Any = ChatCompletionStreamState()
+        state: Any = streaming.ChatCompletionStreamState()
         options = {"stream": True, "stream_options": {"include_usage": True}}
         async for chunk in await client.chat.completions.create(**said, **options):
             state.handle_chunk(chunk)

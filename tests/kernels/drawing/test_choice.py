@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from infd.kernels.reference.drawing import choice, noise
@@ -124,11 +123,9 @@ def test_what_was_truncated_is_never_chosen():
     assert chi_square(observed, logits[five].softmax(-1)) < 4
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_a_gpu_meets_the_same_noise():
+def test_a_gpu_meets_the_same_noise(gpu):
     keys = keys_of(torch.arange(100), torch.arange(100) * 7)
     on_gpu = noise.gumbel(
-        keys_of(torch.arange(100).cuda(), torch.arange(100).cuda() * 7), noise.token_hash(torch.arange(VOCAB).cuda())
+        keys_of(torch.arange(100).to(gpu), torch.arange(100).to(gpu) * 7), noise.token_hash(torch.arange(VOCAB).to(gpu))
     )
     torch.testing.assert_close(on_gpu.cpu(), noise.gumbel(keys, hashed()))

@@ -192,39 +192,33 @@ def test_what_flashinfer_does_not_take_goes_to_triton(make, lengths, case, came)
     assert bool(attention.refused) == bool(came)
 
 
-@pytest.mark.gpu
 @pytest.mark.filterwarnings("default")  # what FlashInfer warns of is not ours to mend
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("decoding", [False, True])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (100, None), (None, 30.0)])
-def test_on_a_gpu_flashinfer_gives_what_the_naive_loop_gives(window, softcap, decoding, planned):
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
+def test_on_a_gpu_flashinfer_gives_what_the_naive_loop_gives(gpu, window, softcap, decoding, planned):
     from infd.kernels.flashinfer.attention import PagedAttention
 
     lengths = [*DECODING, (600, 1)] if decoding else [*MIX, (600, 1), (300, 200)]
     limits = {"window": window, "softcap": softcap}
     case = Case(lengths, shared=4, head=128, page_tokens=16, padding=1, dtype=torch.bfloat16, **limits)
     expected = case.expected()
-    case.move(torch.device("cuda"))
+    case.move(gpu)
     out = case.compute(PagedAttention(planned=planned)).cpu().double()
     assert out.isfinite().all()
     assert bool(((out[: len(expected)] - expected).abs() < 0.006 + expected.abs() / 128).all())
 
 
-@pytest.mark.gpu
 @pytest.mark.filterwarnings("default")  # what FlashInfer warns of is not ours to mend
 @pytest.mark.parametrize("decoding", [False, True])
 @pytest.mark.parametrize("shared", [2, 4])
 @pytest.mark.parametrize("window", [None, 100])
-def test_on_a_gpu_flashinfer_reads_8_bit_floats_as_the_naive_loop_does(window, shared, decoding):
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
+def test_on_a_gpu_flashinfer_reads_8_bit_floats_as_the_naive_loop_does(gpu, window, shared, decoding):
     from infd.kernels.flashinfer.attention import Float8PagedAttention
 
     lengths = [*DECODING, (600, 1)] if decoding else [*MIX, (600, 1), (300, 200)]
     case = Case(lengths, shared=shared, head=128, page_tokens=16, window=window, dtype=torch.bfloat16, held=FLOAT8)
     expected = case.expected()
-    case.move(torch.device("cuda"))
+    case.move(gpu)
     out = case.compute(Float8PagedAttention()).cpu().double()
     assert bool(((out - expected).abs() < 0.02 + expected.abs() / 64).all())  # queries are rounded once more

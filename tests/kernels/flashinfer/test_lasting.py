@@ -237,19 +237,16 @@ def test_steps_of_all_sizes_share_what_their_pages_stand_in():
     assert len(large) == SIZE * WIDTH
 
 
-@pytest.mark.gpu
 @pytest.mark.filterwarnings("default")  # what FlashInfer warns of is not ours to mend
 @pytest.mark.parametrize(("window", "softcap", "planned"), [(None, None, False), (20, None, True), (None, 30.0, False)])
-def test_on_a_gpu_what_was_captured_is_right_when_lengths_and_tables_change(window, softcap, planned):
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
+def test_on_a_gpu_what_was_captured_is_right_when_lengths_and_tables_change(gpu, window, softcap, planned):
     from infd.kernels.flashinfer.attention import PagedAttention
     from infd.runner.graphs import CudaGraphs
 
     attention = PagedAttention(planned=planned)
-    steps = Steps(attention, window=window, softcap=softcap, dtype=torch.bfloat16, device="cuda")
+    steps = Steps(attention, window=window, softcap=softcap, dtype=torch.bfloat16, device=gpu)
     steps.fill(STEPS[0], 0)
-    replay = CudaGraphs(torch.device("cuda")).capture(steps.work)
+    replay = CudaGraphs(gpu).capture(steps.work)
     for seed, starts in enumerate(STEPS):
         case = steps.fill(starts, seed)
         replay()

@@ -112,12 +112,9 @@ def test_what_flashinfer_does_not_take_goes_to_triton(tokens):
     assert gate.refused == {"flashinfer": "leaves to triton: gates that lie askew"}
 
 
-@pytest.mark.gpu
 @pytest.mark.filterwarnings("default")  # what FlashInfer warns of is not ours to mend
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_on_a_gpu_flashinfer_gives_what_the_reference_gives(tokens, dtype):
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
+def test_on_a_gpu_flashinfer_gives_what_the_reference_gives(gpu, tokens, dtype):
     x, residual, weight = (torch.randn(*shape).to("cuda", dtype) for shape in ((9, 512), (9, 512), (512,)))
     norm, plain = tokens.Norm(), dense.Norm()
     for offset in (0.0, 1.0):

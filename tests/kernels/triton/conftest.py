@@ -30,7 +30,7 @@ def triton() -> None:
         pytest.importorskip("triton", minversion="3.8", reason="no Triton whose interpreter knows numpy 2.4")
 
 
-@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu) if NATIVE else "interpreted"])
+@pytest.fixture(params=[pytest.param("cuda" if NATIVE else "interpreted", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, triton: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """Where the kernels run."""
     if request.param == "cuda":
