@@ -4,13 +4,14 @@
 PYTHON ?= python3.11
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+KIT_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
 
 NATIVE := infd/kernels/cpu/native
 
-.PHONY: run native test soak test-gpu test-triton eval lint types format man bench-serve bench-overhead bench-gpu clean
+.PHONY: run native test soak test-gpu test-triton eval lint types format man bench-serve bench-overhead bench-gpu gpu-kit clean
 
 run: $(VENV)/.installed
 	$(BIN)/infd start
@@ -27,10 +28,12 @@ soak: $(VENV)/.installed-test
 	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s --timeout 10000 tests/e2e/test_soak*.py tests/scheduler/test_invariants.py \
 		tests/engine/test_lifecycle.py tests/engine/test_sleep.py tests/engine/test_adapters.py tests/engine/test_races.py $(PYTEST_FLAGS)
 
-# With a GPU: every test that needs one, and all of Triton's and FlashInfer's kernels. `make bench-gpu` times them.
+# With a GPU: every test that computes on it, with Triton's and FlashInfer's kernels. `make bench-gpu` times them. What
+# other libraries warn of on such a machine is not ours to mend. Without a package index: `make gpu-kit` elsewhere, then
+# `python3 bench/first_gpu.py` there.
 test-gpu: $(VENV)/.installed-test
 	$(INSTALL) -e '.[test,cuda]'
-	$(BIN)/python -m pytest -rs -m gpu $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -rs -W default -m gpu $(PYTEST_FLAGS)
 
 # The same kernels without a GPU: Triton's interpreted and compiled, FlashInfer's calls held to its signatures. Triton
 # takes 250 MB to fetch, so `make test` does without. A torch made for CUDA wants a Triton of its own choice, which is
@@ -67,8 +70,12 @@ bench-gpu: $(VENV)/.installed
 	$(INSTALL) -e '.[cuda]'
 	$(BIN)/python bench/gpu.py
 
+# What a machine with a GPU and without a package index lacks, to be carried there: bench/gpu_kit.py.
+gpu-kit: $(VENV)/.installed
+	$(BIN)/python bench/gpu_kit.py --pip '$(PIP_FLAGS)' $(KIT_FLAGS)
+
 clean:
-	rm -rf $(VENV) infd/kernels/cpu/native.so build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) infd/kernels/cpu/native.so build dist gpu-kit .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The stamps are newer than what was installed from, so a second `make test` installs nothing.
 # The install is editable: what runs is the tree.

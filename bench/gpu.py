@@ -27,6 +27,7 @@ import argparse
 import gc
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ from infd.runner.pulse import Pulse
 from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infd.kernels.ops import Ops
     from infd.models.base import Model
     from infd.runner.memory import Arena
@@ -86,7 +89,7 @@ def chosen_from(candidates: Any, *, flashinfer: bool) -> Any:
 def put_together(
     bench: Bench, ops: Ops, model: Model, weights: Arena, *, rows: int, length: int, graphs: bool
 ) -> Runner:
-    """Return a runner. With graphs, every size is captured."""
+    """Return a runner. With graphs, every size is captured, and how long that took is reported."""
     settings = Config(
         device=DeviceConfig(kind=bench.device.type, graphs=graphs),
         scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=max(64, min(length, 8192))),
@@ -96,9 +99,14 @@ def put_together(
     runner = assemble(
         settings, Design(model, ops, torch.bfloat16, bench.device, length), bench.bank, weights, Pulse()
     ).runner
+    began = time.perf_counter()
     with runner.active():
         while runner.idle():
             pass
+    if graphs:
+        taken = time.perf_counter() - began
+        print(f"captures beside the first: {taken:.2f} s")
+        bench.figures.note("captures beside the first", us=1e6 * taken)
     return runner
 
 
@@ -107,26 +115,28 @@ def serve(
 ) -> None:
     """Time the same sequences served, and by transformers; each beside the bare engine's rate."""
     asked, size, batches = asked_of(arguments), config["vocab_size"], arguments.batches
-    served = over_http(
-        checkpoint, bench.device.type, batches, asked, size, arguments.cores, flashinfer=arguments.flashinfer
-    )
-    theirs = by_transformers(checkpoint, bench.device, batches, asked, size)
+    context = asked.prompt + asked.tokens / 2
+
+    def report(batch: int, how: str, rate: float, more: str = "") -> None:
+        note = f"{rate:,.0f} tok/s, {rate / bare[batch]:.3f} of the bare engine's{more}"
+        floor = traffic.decoding(batch, context)
+        bench.figures.report(f"{batch} around {context:,.0f}, {how}", batch / rate, floor, note)
+
+    settings = {"device.flashinfer": arguments.flashinfer, "device.graphs": arguments.graphs}
+    served = over_http(checkpoint, bench.device.type, batches, asked, size, arguments.cores, settings)
+    for batch in batches:
+        found = served[batch]
+        report(batch, "bare", bare[batch])
+        report(batch, "over HTTP", found["tokens_s"], f", {found['tokens_an_event']:.2f} tokens an event")
+    theirs = by_transformers(checkpoint, bench.device, batches, asked, size) if arguments.peer else "not asked for"
     if isinstance(theirs, str):
         print(f"transformers' continuous batching: {theirs}")
-        theirs = {}
-    context = asked.prompt + asked.tokens / 2
+        return
     for batch in batches:
-        floor = traffic.decoding(batch, context)
-        found = served[batch]
-        rates = {"bare": bare[batch], "over HTTP": found["tokens_s"]}
-        rates |= {"by transformers": theirs[batch]} if batch in theirs else {}
-        for how, rate in rates.items():
-            note = f"{rate:,.0f} tok/s, {rate / bare[batch]:.3f} of the bare engine's"
-            note += f", {found['tokens_an_event']:.2f} tokens an event" if how == "over HTTP" else ""
-            bench.figures.report(f"{batch} around {context:,.0f}, {how}", batch / rate, floor, note)
+        report(batch, "by transformers", theirs[batch])
 
 
-def main() -> None:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--models", choices=MODELS, nargs="+", default=["qwen3-0.6b", "qwen3-8b", "llama-3.1-8b"])
@@ -142,8 +152,14 @@ def main() -> None:
         "--only", nargs="+", default=[], help="the kernels measured by themselves, as `infdctl ops` says"
     )
     parser.add_argument("--flashinfer", action="store_true", help="whole steps and the server prefer its kernels")
+    parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="every step is launched")
+    parser.add_argument("--no-peer", dest="peer", action="store_false", help="transformers serves nothing")
     parser.add_argument("--json", type=Path, default=Path("gpu.jsonl"), help="where figures are written, a line each")
-    arguments = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    arguments = parse()
     arguments.cores = Cores.here()
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, arguments.cores.server)  # the bare engine has what the server will have
@@ -189,12 +205,12 @@ def engine(
     model, weights = fill(bench, ops, config, length=longest)
     traffic, bare = Traffic.of(bench.machine, model, config), {}
     rows = max(arguments.batches)
-    for how, graphs in (("launched", False), ("replayed", True)):
+    for how, graphs in (("launched", False), ("replayed", True))[: 1 + arguments.graphs]:
         runner = put_together(bench, ops, model, weights, rows=rows, length=longest, graphs=graphs)
         print(f"{how}: {runner.facts()}")
         with runner.active():
             bare = plain(bench, runner, traffic, arguments, how)
-            if graphs and "steps" in arguments.parts:
+            if graphs is arguments.graphs and "steps" in arguments.parts:
                 others(bench, runner, traffic, model, arguments)
         del runner
     if "steps" in arguments.parts:
@@ -226,7 +242,7 @@ def over_8_bits(
         print(error)
         return
     traffic, context = Traffic.of(bench.machine, narrow, config), arguments.context
-    runner = put_together(bench, ops, narrow, weights, rows=rows, length=length, graphs=True)
+    runner = put_together(bench, ops, narrow, weights, rows=rows, length=length, graphs=arguments.graphs)
     with runner.active():
         for batch in arguments.batches:
             name = f"behind {context}, in 8-bit floats"

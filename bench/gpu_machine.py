@@ -177,6 +177,10 @@ class Figures:
         found = {"us": seconds * 1e6, "floor_us": floor * 1e6, "times": times, **more}
         self.write({"model": self.model, "name": name, **found, "note": note})
 
+    def note(self, name: str, **found: float) -> None:
+        """Write what has no floor."""
+        self.write({"model": self.model, "name": name, **found})
+
     def kernel(self, name: str, timed: Timed, floor: float, note: str = "") -> None:
         """Report the time of a kernel alone, beside what launching it takes."""
         launched = timed.launched * 1e6

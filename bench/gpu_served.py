@@ -34,7 +34,7 @@ from infd.admin import protocol
 from infd.admin.ctl.client import AdminClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from infd.models.base import Model
 
@@ -109,21 +109,37 @@ def _shards(model: Model, device: torch.device) -> Iterator[dict[str, torch.Tens
 
 
 def over_http(
-    checkpoint: Path, device: str, batches: Sequence[int], asked: Asked, size: int, cores: Cores, *, flashinfer: bool
+    checkpoint: Path,
+    device: str,
+    batches: Sequence[int],
+    asked: Asked,
+    size: int,
+    cores: Cores,
+    settings: Mapping[str, bool],
 ) -> dict[int, dict[str, float]]:
-    """Return what clients on other cores measured, by batch; see streams.py."""
-    return asyncio.run(_over_http(checkpoint, device, batches, asked, size, cores, flashinfer))
+    """Return what clients on other cores measured, by batch; see streams.py.
+
+    settings  of infd, by name
+    """
+    return asyncio.run(_over_http(checkpoint, device, batches, asked, size, cores, settings))
 
 
 async def _over_http(
-    checkpoint: Path, device: str, batches: Sequence[int], asked: Asked, size: int, cores: Cores, flashinfer: bool
+    checkpoint: Path,
+    device: str,
+    batches: Sequence[int],
+    asked: Asked,
+    size: int,
+    cores: Cores,
+    settings: Mapping[str, bool],
 ) -> dict[int, dict[str, float]]:
     port, found = free_port(), {}
     with tempfile.TemporaryDirectory() as scratch:
         arguments = ["--model", str(checkpoint), "--device", device, "--dtype", "bfloat16", "--port", str(port)]
         arguments += ["--admin-socket", f"{scratch}/admin.sock", "--no-banner", "--log-level", "warning"]
         arguments += ["--max-num-seqs", str(max(batches)), "--max-model-len", str(asked.prompt + asked.tokens + 16)]
-        arguments += ["--set", "device.flashinfer=true"] if flashinfer else []
+        for name, value in settings.items():
+            arguments += ["--set", f"{name}={str(value).lower()}"]
         command = [sys.executable, "-m", "infd", "start", *arguments]
         server = ServerProcess("infd", command, port, start_s=START_S, cores=cores.server)
         async with server:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gpu_machine import PAGE, Bench, Traffic
 from gpu_served import Asked
+from torch.profiler import ProfilerActivity
 
 from infd.kernels.ops import LowRank, LowRankPart
 from infd.request import Adapter, SamplingParams
@@ -18,7 +19,7 @@ from infd.scheduler.plan import Join, Load, Span, StepPlan
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from collections.abc import Sequence as Some
 
     from infd.models.base import Model
@@ -29,6 +30,12 @@ GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
 CHOOSING = SamplingParams(max_tokens=9, temperature=0.6, top_k=20, top_p=0.95)  # as Qwen3's authors advise
 BESIDE = 512  # tokens of a prompt in a step with streams
 ADAPTERS, RANK = 4, 16
+COUNTED = 8  # steps in which calls are counted
+CALLS = {
+    "launches": ("cudaLaunch", "cuLaunch"),
+    "copies": ("cudaMemcpy", "cudaMemset", "cuMemcpy", "cuMemset"),
+    "replays": ("cudaGraphLaunch", "cuGraphLaunch"),
+}
 
 
 def asked_of(arguments: Namespace) -> Asked:
@@ -48,6 +55,7 @@ def plain(bench: Bench, runner: Runner, traffic: Traffic, arguments: Namespace, 
     rates, asked = {}, asked_of(arguments)
     for batch in arguments.batches:
         decode(bench, runner, [context] * batch, count, f"behind {context}, {how}", traffic.decoding(batch, context))
+        calls(bench, runner, [context] * batch, how)
         if asked.tokens:
             rates[batch] = batch / step_s(bench, runner, [asked.prompt] * batch, asked.tokens)
     return rates
@@ -93,6 +101,29 @@ def decode(
     run(bench, runner, decoding(starts, PATIENCE + 2, loads=loads, **asked))  # behind which what can be captured is
     taken, batch = step_s(bench, runner, starts, count, **asked), len(contexts)
     bench.figures.report(f"{batch} that decode {name}", taken, floor, f"{batch / taken:,.0f} tok/s")
+
+
+def calls(bench: Bench, runner: Runner, contexts: Some[int], how: str) -> None:
+    """Report what one decoding step has the driver do: kernels launched, copies and fills, graphs replayed."""
+    if bench.device.type != "cuda":
+        return
+    plans = decoding([context - COUNTED for context in contexts], COUNTED + 1)
+    run(bench, runner, islice(plans, 1))
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        run(bench, runner, plans)
+    asked = issued((event.key, event.count / COUNTED) for event in seen.key_averages())
+    print(f"{len(contexts)} that decode, {how}, a step: {asked}")
+    bench.figures.note(f"calls of {len(contexts)} that decode, {how}", **asked)
+
+
+def issued(counts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Sum the calls of CUDA that give the device work, by what they give it."""
+    asked = dict.fromkeys(CALLS, 0.0)
+    for call, count in counts:
+        for kind, names in CALLS.items():
+            if call.startswith(names):
+                asked[kind] += count
+    return asked
 
 
 def step_s(bench: Bench, runner: Runner, starts: Some[int], count: int, **asked: Any) -> float:

@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -26,6 +27,9 @@ from infd.engine.engine import Engine
 from infd.request import Request, SamplingParams
 from infd.runner.local import LocalExecutor
 from infd.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 MIB = 2**20
 HIDDEN, INNER, HEADS, VOCAB = 1024, 4096, 16, 8192
@@ -82,7 +86,10 @@ def read(directory: Path, buffer: bytearray) -> float:
     return time.perf_counter() - began
 
 
-async def measure(directory: Path, rounds: int, device: str, threads: int | None) -> list[dict[str, float]]:
+async def measure(
+    directory: Path, rounds: int, device: str, threads: int | None, note: Callable[[dict[str, float]], object]
+) -> list[dict[str, float]]:
+    """note: told of each round's figures when it ends"""
     config = Config(
         model=ModelConfig(path=str(directory)),
         device=DeviceConfig(kind=device, threads=threads),  # type: ignore[arg-type]
@@ -116,29 +123,37 @@ async def measure(directory: Path, rounds: int, device: str, threads: int | None
             await awake.result()
             figure[f"wake_{level}_s"] = awake.took_s or 0.0
         figures.append(figure)
+        note(figure)
     await engine.close()
     await asyncio.gather(running, return_exceptions=True)
     return figures
 
 
-def main() -> None:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=512, help="size of the checkpoint that is made")
     parser.add_argument("--model", type=Path, help="a checkpoint directory instead")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, help="that compute (default: cores)")
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    parser.add_argument("--json", type=Path, help="where each round is written, a line each")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    asked = parse()
+
+    def note(figure: dict[str, float]) -> None:
+        if asked.json is not None:
+            with asked.json.open("a") as file:
+                file.write(json.dumps({"name": "a round", **figure}) + "\n")
+
     with tempfile.TemporaryDirectory() as made:
         directory = asked.model or Path(made)
         if asked.model is None:
             write(directory, asked.mib)
-        figures = asyncio.run(measure(directory, asked.rounds, asked.device, asked.threads))
+        figures = asyncio.run(measure(directory, asked.rounds, asked.device, asked.threads, note))
     middle = {name: statistics.median(figure[name] for figure in figures) for name in figures[0]}
-    if asked.json:
-        print(json.dumps(middle))
-        return
     for name, value in middle.items():
         print(f"{name:<14} {value:10.3f}")
     print(f"a wake from level 2 takes {middle['wake_2_s'] / middle['read_s']:.2f} times one read of the file")

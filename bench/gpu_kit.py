@@ -1,0 +1,165 @@
+"""Fill a folder with what a machine with a GPU but no package index lacks, to be carried there with the tree.
+
+    make gpu-kit                              wheels for CPython 3.12, x86-64: gpu_kit.txt
+    make gpu-kit KIT_FLAGS=--flashinfer       FlashInfer, too: its Python, and its modules, compiled here without a GPU
+
+FlashInfer is half a gigabyte of sources, and a module takes minutes to compile. So the modules that MODELS ask for are
+compiled here (`infd warm`, with nvcc of CUDA 13), and the kit has them where FlashInfer looks for modules that came
+with it, beside its Python and the few templates that naming a module reads. A module depends on libcudart.so.13, on the
+C++ runtime and on apache-tvm-ffi of the same version; neither on Python nor on torch.
+
+Compiling asks for headers and a library that a toolkit without a GPU's libraries lacks: curand's come from its wheel,
+cuBLAS's are included by FlashInfer and not used, so empty ones do, and the driver's library is only linked by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+BENCH = Path(__file__).resolve().parent
+ROOT = BENCH.parent
+MOST_BYTES = 45 * 2**20  # beside the tree
+TARGET = "sm_90a"
+PYTHON = "3.12"
+PLATFORMS = [f"manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "_2_17", "2014")]
+CURAND = "nvidia-curand==10.4.0.35"
+UNUSED = ("cublasLt.h", "cublas_v2.h")
+HEADS = (16, 32)  # of queries, beside 8 of keys: Qwen3-0.6B; Qwen3-8B and Llama 3.1 8B
+CACHES = ("auto", "fp8")
+
+
+def download(names: Sequence[str], folder: Path, flags: Sequence[str], *, here: bool = False) -> None:
+    """Fetch wheels without what they depend on. here: for this machine; else for the GPU's."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    if not here:
+        command += ["--python-version", PYTHON, "--implementation", "cp"]
+        command += [part for platform in PLATFORMS for part in ("--platform", platform)]
+    subprocess.run([*command, "--dest", str(folder), *flags, *names], check=True)
+
+
+def toolkit(folder: Path, flags: Sequence[str]) -> dict[str, str]:
+    """Put what nvcc lacks here into `folder`; return the variables that have FlashInfer look there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in UNUSED:
+        if not (folder / name).exists():  # a module is compiled anew where a header is newer
+            (folder / name).touch()
+    library = ["cc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so"]
+    subprocess.run(library, cwd=folder, check=True)
+    if not (folder / "curand_kernel.h").exists():
+        with tempfile.TemporaryDirectory() as fetched:
+            download([CURAND], Path(fetched), flags, here=True)
+            (wheel,) = Path(fetched).glob("*.whl")
+            with zipfile.ZipFile(wheel) as opened:
+                for name in opened.namelist():
+                    if name.endswith(".h"):
+                        (folder / Path(name).name).write_bytes(opened.read(name))
+    return {"FLASHINFER_EXTRA_CUDAFLAGS": f"-I{folder}", "FLASHINFER_EXTRA_LDFLAGS": f"-L{folder}"}
+
+
+def checkpoint(directory: Path, heads: int) -> None:
+    """Write a small checkpoint whose heads are a large model's: modules depend on nothing else of it."""
+    import torch
+    from gpu_machine import MODELS
+    from gpu_served import write
+
+    from infd.kernels.select import select
+    from infd.models import registry
+
+    config, cpu = {**MODELS["tiny"], "num_attention_heads": heads}, torch.device("cpu")
+    ops = select(cpu, torch.bfloat16)
+    directory.mkdir(parents=True, exist_ok=True)
+    write(registry.build(config, ops, dtype=torch.bfloat16, device=cpu, max_len=8192), config, directory, cpu)
+
+
+def compile_modules(folder: Path, flags: Sequence[str]) -> Iterator[Path]:
+    """Compile what the models ask for, unless `folder` has it from an earlier time; yield each module."""
+    env = dict(os.environ, **toolkit(folder / "stubs", flags))
+    env["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), env["PATH"]))  # ninja
+    kept = folder / "cache"
+    for heads in HEADS:
+        model = folder / f"h{heads}"
+        if not (model / "config.json").exists():
+            checkpoint(model, heads)
+        for cache in CACHES:
+            print(f"modules of {heads} heads, cache {cache}", flush=True)
+            command = [sys.executable, "-m", "infd", "warm", "--target", TARGET, "--model", str(model)]
+            command += ["--dtype", "bfloat16", "--set", "device.flashinfer=true", "--set", f"cache.dtype={cache}"]
+            command += ["--set", f"device.kernel_cache={kept}"]
+            subprocess.run(command, cwd=ROOT, env=env, check=True)
+    version = metadata.version("flashinfer-python")
+    yield from sorted((kept / ".cache/flashinfer" / version / TARGET.removeprefix("sm_") / "cached_ops").glob("*/*.so"))
+
+
+def pack_flashinfer(kit: Path, built: Path, flags: Sequence[str]) -> None:
+    """Write flashinfer.tar.xz: two packages and the modules, as they lie in a directory of $PYTHONPATH."""
+    wanted = (BENCH / "gpu_kit_flashinfer.txt").read_text()
+    pins = dict(line.split("==") for line in wanted.splitlines() if "==" in line)
+    for name, version in pins.items():
+        if metadata.version(name) != version:
+            raise SystemExit(f"{name} here is {metadata.version(name)}; gpu_kit_flashinfer.txt names {version}")
+    modules = list(compile_modules(built, flags))
+    spec = find_spec("flashinfer")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    package = Path(spec.submodule_search_locations[0])
+    with tempfile.TemporaryDirectory() as fetched, tarfile.open(kit / "flashinfer.tar.xz", "w:xz", preset=3) as archive:
+        for path in _pruned(package):
+            archive.add(path, f"flashinfer/{path.relative_to(package)}")
+        for module in modules:
+            archive.add(module, f"flashinfer/data/aot/{module.stem}/{module.name}")
+        download([f"apache-tvm-ffi=={pins['apache-tvm-ffi']}"], Path(fetched), flags)
+        (wheel,) = Path(fetched).glob("*.whl")
+        unpacked = Path(fetched) / "tvm-ffi"
+        zipfile.ZipFile(wheel).extractall(unpacked)  # noqa: S202 - pip fetched it
+        for path in unpacked.iterdir():
+            archive.add(path, path.name)
+    print(json.dumps({module.stem: module.stat().st_size for module in modules}, indent=1))
+
+
+def _pruned(package: Path) -> Iterator[Path]:
+    """Yield FlashInfer's Python, and of its sources those that naming a module may read."""
+    data = package / "data"
+    for path in sorted(package.rglob("*")):
+        inside = path.is_relative_to(data)
+        kept = path.parent == data / "csrc" if inside else path.suffix in (".py", ".json")
+        if path.is_file() and (kept or path.parent == data) and path.suffix != ".pyc":
+            yield path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "gpu-kit")
+    parser.add_argument("--flashinfer", action="store_true", help="needs nvcc, and what `make test-triton` installs")
+    parser.add_argument("--built", type=Path, default=ROOT / "build" / "gpu-kit", help="where modules are compiled")
+    parser.add_argument("--pip", default="", help="flags for pip, such as another index")
+    asked = parser.parse_args()
+    flags = asked.pip.split()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for old in asked.out.glob("*.whl"):
+        old.unlink()
+    download(["--requirement", str(BENCH / "gpu_kit.txt")], asked.out, flags)
+    if asked.flashinfer:
+        pack_flashinfer(asked.out, asked.built.resolve(), flags)
+    size = sum(path.stat().st_size for path in asked.out.iterdir())
+    for path in sorted(asked.out.iterdir()):
+        print(f"{path.stat().st_size / 2**20:8.2f} MiB  {path.name}")
+    if size > MOST_BYTES:
+        raise SystemExit(f"{asked.out} has {size / 2**20:.0f} MiB, more than the {MOST_BYTES / 2**20:.0f} to carry")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,445 @@
+"""What only a GPU can show, one case at a time, in two minutes: part one of bench/first_gpu.py.
+
+Each case is one assumption of infd's about CUDA, torch or the driver, tried with infd's own code. A case that fails
+does not end the others: where it leaves CUDA unusable, or hangs for CASE_S, the rest run in a new process. Each result
+is printed and written as it is found, a line of JSON.
+
+    python bench/gpu_probe.py --json probe.jsonl
+    python bench/gpu_probe.py --cases arena graph_over_release
+    python bench/gpu_probe.py --device cpu             # tries the program; the cases that need CUDA say so
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gpu_machine import Again
+
+from infd.kernels.flashinfer import presence as flashinfer_presence
+from infd.kernels.ops import Drawing
+from infd.kernels.reference.drawing.draw import Draw as ReferenceDraw
+from infd.kernels.select import select
+from infd.kernels.triton import presence as triton_presence
+from infd.runner.design import choose_device
+from infd.runner.graphs import CudaGraphs
+from infd.runner.vram import bank_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import TextIO
+
+    from infd.runner.graphs import Graphs
+
+    Found = dict[str, Any]
+
+CASE_S = 60.0
+GIB = 2**30
+
+
+class NeedsCudaError(Exception):
+    """The case is about CUDA itself."""
+
+
+class Probe:
+    """One device, and how large the cases are on it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cuda = device.type == "cuda"
+        self.scale = 1 if self.cuda else 2**10  # sizes are divided by this
+
+    def wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def graphs(self) -> Graphs:
+        return CudaGraphs(self.device) if self.cuda else Again()
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        self.wait()
+        began = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - began
+
+    def only_cuda(self) -> None:
+        if not self.cuda:
+            raise NeedsCudaError("needs CUDA")
+
+
+def versions(probe: Probe) -> Found:
+    """Which software is here. pyproject.toml says what infd asks for."""
+    names = ("torch", "triton", "transformers", "numpy", "tokenizers", "aiohttp", "msgspec", "uvloop", "cuda-bindings")
+    found: Found = {"python": sys.version.split()[0], "threads": torch.get_num_threads()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "absent"
+    if probe.cuda:
+        properties = torch.cuda.get_device_properties(probe.device)
+        found |= {"gpu": properties.name, "memory_gib": properties.total_memory / GIB, "cuda": torch.version.cuda}
+        found |= {"multiprocessors": properties.multi_processor_count, "free_gib": bank_of(probe.device).free() / GIB}
+    return found
+
+
+def kernels_chosen(probe: Probe) -> Found:
+    """Whether Triton's kernels are chosen; a wrong answer here silently computes with the reference."""
+    ops = select(probe.device, torch.bfloat16)
+    reasons = {"triton": triton_presence.why_not(probe.device), "flashinfer": flashinfer_presence.cannot_compile()}
+    if probe.cuda and reasons["triton"]:
+        raise RuntimeError(f"triton: {reasons['triton']}")
+    return {"chosen": {row.family: row.chosen for row in ops.selection}, "reasons": reasons}
+
+
+def arena(probe: Probe) -> Found:
+    """Whether a tensor can lie in mapped memory, and how long mapping it again takes."""
+    bank = bank_of(probe.device)
+    if probe.cuda and bank.sleepless:
+        raise RuntimeError(bank.sleepless)
+    size = 5 * GIB // probe.scale + 12345
+    held = bank.arena(size, "the probe")
+    x = held.take((2**20 // probe.scale,), torch.float32)
+    first = x.data_ptr()
+    if x.any():
+        raise RuntimeError("memory that was mapped is not zeroed")
+    x.fill_(3)
+    free = bank.free()
+    release_s = probe.seconds(held.release)
+    given_back = bank.free() - free
+    restore_s = probe.seconds(held.restore)
+    if probe.cuda and (x.any() or x.data_ptr() != first):
+        raise RuntimeError("memory that was mapped again is not zeroed, or has moved")
+    if probe.cuda and given_back < size:
+        raise RuntimeError(f"releasing {size:,} bytes made {given_back:,} free")
+    return {"release_ms": 1e3 * release_s, "restore_ms": 1e3 * restore_s, "restore_GB_s": size / restore_s / 1e9}
+
+
+def graph_over_release(probe: Probe) -> Found:
+    """Whether a graph's addresses stay right when the memory behind them is unmapped and mapped again."""
+    bank, graphs = bank_of(probe.device), probe.graphs()
+    held = bank.arena(2**28 // probe.scale, "the probe")
+    side = 1024 if probe.cuda else 64
+    weight, out = held.take((side, side), torch.bfloat16), held.take((8, side), torch.bfloat16)
+    x = torch.randn(8, side, device=probe.device).bfloat16()
+    weight.normal_()
+
+    def multiply() -> None:
+        out.copy_(torch.nn.functional.linear(x, weight))
+
+    replay = graphs.capture(multiply)
+    replay()
+    expected, kept = out.clone(), weight.clone()
+    held.release()
+    held.restore()
+    weight.copy_(kept)
+    replay()
+    if not out.equal(expected):
+        raise RuntimeError("replayed over memory that was mapped again, a graph gives other numbers")
+    return {}
+
+
+def park(probe: Probe) -> Found:
+    """How fast weights move to the host and back, which is what a light sleep and its wake take."""
+    bank = bank_of(probe.device)
+    if not bank.apart:
+        probe.only_cuda()
+    size = 4 * GIB // probe.scale
+    held = bank.arena(size, "the probe")
+    x = held.take((size // 4,), torch.float32).fill_(7)
+    parked = bank.park(held, lambda: None)
+    down_s = probe.seconds(parked.fetch)
+    held.release()
+    held.restore()
+    up_s = probe.seconds(parked.put_back)
+    parked.drop()
+    if not bool((x == 7).all()):
+        raise RuntimeError("what was parked came back changed")
+    return {"down_GB_s": size / down_s / 1e9, "up_GB_s": size / up_s / 1e9}
+
+
+def broken_capture(probe: Probe) -> Found:
+    """Whether a capture that CUDA refuses leaves later captures, pinned memory and random numbers whole."""
+    probe.only_cuda()
+    graphs, x = probe.graphs(), torch.ones(1000, device=probe.device)
+    issued: list[int] = []
+
+    def waits() -> None:
+        if issued:
+            x.sum().item()
+        issued.append(1)
+
+    try:
+        graphs.capture(waits)
+    except RuntimeError as error:
+        refused = str(error).splitlines()[0]
+    else:
+        raise RuntimeError("a capture in which the host waited was not refused")
+    torch.empty(2**20, dtype=torch.uint8, pin_memory=True)
+    one, two = (graphs.capture(partial(_again, work)) for work in (partial(x.add_, 1), partial(x.mul_, 2)))
+    before = x[0].item()
+    one()
+    two()
+    torch.empty(2**22, dtype=torch.uint8, pin_memory=True)
+    if x[0].item() != 2 * (before + 1):
+        raise RuntimeError(f"captured behind a broken one, +1 and x2 make {x[0].item()} of {before}")
+    torch.randn(3, device=probe.device)  # older torch refuses until another capture has ended
+    return {"refused": refused}
+
+
+def wake_up(probe: Probe) -> Found:
+    """How long after an event a waiting thread runs again: sleeping in the kernel, and spinning."""
+    probe.only_cuda()
+    x = torch.ones(2**26, device=probe.device)
+    found: Found = {}
+    for blocking in (True, False):
+        late = []
+        for _ in range(50):
+            event = torch.cuda.Event(blocking=blocking)
+            for _ in range(4):
+                x.mul_(1.0)
+            event.record()
+            woken: list[float] = []
+            thread = threading.Thread(target=lambda e=event, w=woken: (e.synchronize(), w.append(time.perf_counter())))
+            thread.start()
+            while not event.query():
+                pass
+            ended = time.perf_counter()
+            thread.join()
+            late.append(woken[0] - ended)
+        late.sort()
+        name = "blocking" if blocking else "spinning"
+        found |= {f"{name}_us": 1e6 * late[25], f"{name}_worst_us": 1e6 * late[-1]}
+    return found
+
+
+def capture_beside_a_waiter(probe: Probe) -> Found:
+    """Whether one thread may wait for an event while another captures."""
+    probe.only_cuda()
+    graphs, x = probe.graphs(), torch.ones(2**26, device=probe.device)
+    event = torch.cuda.Event(blocking=True)
+    for _ in range(200):
+        x.mul_(1.0)
+    event.record()
+    thread = threading.Thread(target=event.synchronize)
+    thread.start()
+    replay = graphs.capture(partial(_again, partial(x.mul_, 1.0)))
+    thread.join()
+    replay()
+    return {}
+
+
+def captures(probe: Probe) -> Found:
+    """What a capture of 200 products costs, which a server does once for each size of step."""
+    graphs = probe.graphs()
+    kept: list[Callable[[], None]] = []
+    side = 4096 if probe.cuda else 64
+    x = torch.randn(64, side, device=probe.device).bfloat16()
+    weight = torch.randn(side, side, device=probe.device).bfloat16()
+
+    def many() -> None:
+        y = x
+        for _ in range(200):
+            y = torch.nn.functional.linear(y, weight)
+
+    count = 20 if probe.cuda else 2
+    taken = probe.seconds(lambda: kept.extend(graphs.capture(many) for _ in range(count)))
+    return {"ms": 1e3 * taken / count}
+
+
+def launches(probe: Probe) -> Found:
+    """What the host spends on one call: of torch, of a Triton kernel, and to replay a graph of 200 kernels."""
+    x = torch.ones(256, 1024, device=probe.device).bfloat16()
+    norm, weight = select(probe.device, torch.bfloat16).norm, torch.ones(1024, device=probe.device).bfloat16()
+
+    def many() -> None:
+        for _ in range(200):
+            x.mul_(1.0)
+
+    replay = probe.graphs().capture(many)
+
+    def issued_us(work: Callable[[], object]) -> float:
+        work()
+        rounds = []
+        for _ in range(5):
+            probe.wait()
+            began = time.perf_counter()
+            for _ in range(100):
+                work()
+            rounds.append((time.perf_counter() - began) / 100)
+        return 1e6 * statistics.median(rounds)
+
+    return {
+        "torch_us": issued_us(lambda: x.mul_(1.0)),
+        "kernel_us": issued_us(lambda: norm.rms_norm(x, weight, 1e-6)),
+        "replay_us": issued_us(replay) if probe.cuda else 0.0,
+        "replayed_kernel_us": 1e6 * min(probe.seconds(replay) for _ in range(5)) / 200,
+    }
+
+
+def rows_of_products(probe: Probe) -> Found:
+    """Which numbers of rows give a row of a product the same bits: an answer must not depend on who else is served."""
+    inner, outer = (4096, 6144) if probe.cuda else (64, 96)
+    x = torch.randn(256, inner, device=probe.device).bfloat16()
+    weight = torch.randn(outer, inner, device=probe.device).bfloat16()
+    classes: list[tuple[torch.Tensor, list[int]]] = []
+    for rows in (1, 2, 4, 8, 16, 17, 32, 33, 64, 128, 256):
+        row = torch.nn.functional.linear(x[:rows], weight)[0]
+        same = next((members for first, members in classes if first.equal(row)), None)
+        if same is None:
+            classes.append((row, [rows]))
+        else:
+            same.append(rows)
+    return {"classes": [members for _, members in classes], "count": len(classes)}
+
+
+def draws(probe: Probe) -> Found:
+    """How many tokens of 4096 rows are drawn otherwise than by the reference; NaN must give a token that exists."""
+    rows, vocab = (4096, 32000) if probe.cuda else (16, 500)
+    draw = select(probe.device, torch.bfloat16).draw
+    logits = 3 * torch.randn(rows, vocab, device=probe.device)
+    ids = torch.arange(rows, dtype=torch.int32, device=probe.device)
+    ones = torch.ones(rows, device=probe.device)
+    drawing = Drawing(
+        rows=ids.long(),
+        largest=logits.amax(-1),
+        seed=torch.stack((ids, ids * 7), 1),
+        position=ids,
+        temperature=ones,
+        top_k=50 * torch.ones_like(ids),
+        top_p=0.9 * ones,
+        min_p=0 * ones,
+    )
+    found: Found = {}
+    for name, truncated in (("whole", False), ("top_k_top_p", True)):
+        expected = ReferenceDraw()(logits, drawing, truncated=truncated)
+        found[f"{name}_others"] = int((draw(logits, drawing, truncated=truncated) != expected).sum())
+    broken = logits[:2].clone()
+    broken[0, 5], broken[1] = float("nan"), float("-inf")
+    two = Drawing(*(each[:2] for each in drawing))._replace(largest=broken.amax(-1))
+    tokens = draw(broken, two, truncated=True).tolist()
+    if not all(0 <= token < vocab for token in tokens):
+        raise RuntimeError(f"of NaN, and of nothing that is allowed, it draws the tokens {tokens}")
+    return found
+
+
+def _again(work: Callable[[], object]) -> None:
+    """Do what is captured, and return nothing: a tensor that is kept would keep memory of the graphs' pool."""
+    work()
+
+
+CASES = (
+    versions,
+    kernels_chosen,
+    arena,
+    graph_over_release,
+    park,
+    broken_capture,
+    wake_up,
+    capture_beside_a_waiter,
+    captures,
+    launches,
+    rows_of_products,
+    draws,
+)
+
+
+def attempt(names: Sequence[str], device: str) -> None:
+    """Run cases in this process, and print a line as each begins and ends. Return early where CUDA is unusable."""
+    probe = Probe(choose_device(device))
+    cases = {case.__name__: case for case in CASES}
+    for name in names:
+        print(json.dumps({"begun": name}), flush=True)
+        faulthandler.dump_traceback_later(CASE_S, exit=True)
+        began, result = time.perf_counter(), {"name": name, "ok": True}
+        usable = True
+        try:
+            with torch.inference_mode():
+                result |= cases[name](probe)
+                probe.wait()
+        except NeedsCudaError as reason:
+            result["skipped"] = str(reason)
+        except Exception as error:
+            result |= {"ok": False, "error": repr(error)}
+            try:
+                probe.wait()
+            except RuntimeError:
+                usable = False
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps({**result, "s": time.perf_counter() - began}), flush=True)
+        if not usable:
+            return
+
+
+def results(names: Sequence[str], device: str) -> Iterator[Found]:
+    """Yield what each case found, in as many processes as that takes."""
+    left = list(names)
+    while left:
+        command = [sys.executable, __file__, "--attempt", "--device", device, "--cases", *left]
+        begun = None
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                said = json.loads(line)
+                begun = said.get("begun")
+                if begun is None:
+                    left.remove(said["name"])
+                    yield said
+        if process.returncode:
+            name = begun or left[0]
+            left.remove(name)
+            yield {"name": name, "ok": False, "error": f"its process ended with {process.returncode}", "s": CASE_S}
+
+
+def describe(result: Found) -> str:
+    verdict = "skipped" if "skipped" in result else "ok" if result["ok"] else "FAIL"
+    numbers = {key: value for key, value in result.items() if key not in ("name", "ok", "s")}
+    parts = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers.items())
+    said = ", ".join(parts)
+    return f"{verdict:8} {result['name']:24} {result['s']:5.1f} s   {said}"
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = [case.__name__ for case in CASES]
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--cases", choices=names, nargs="+", default=names)
+    parser.add_argument("--json", type=Path, default=Path("gpu_probe.jsonl"), help="where results are written")
+    parser.add_argument("--attempt", action="store_true", help="run in this process")
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    arguments = parse()
+    if arguments.attempt:
+        attempt(arguments.cases, arguments.device)
+        return 0
+    with arguments.json.open("w") as file:
+        return report(results(arguments.cases, arguments.device), file)
+
+
+def report(found: Iterator[Found], file: TextIO) -> int:
+    """Print and write results; return how many failed."""
+    failed = 0
+    for result in found:
+        print(describe(result), flush=True)
+        file.write(json.dumps(result) + "\n")
+        file.flush()
+        failed += not result["ok"]
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
