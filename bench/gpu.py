@@ -27,7 +27,6 @@ import argparse
 import gc
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +88,7 @@ def chosen_from(candidates: Any, *, flashinfer: bool) -> Any:
 def put_together(
     bench: Bench, ops: Ops, model: Model, weights: Arena, *, rows: int, length: int, graphs: bool
 ) -> Runner:
-    """Return a runner. With graphs, every size is captured, and how long that took is reported."""
+    """Return a runner. With graphs, every size is captured, and what that took is reported."""
     settings = Config(
         device=DeviceConfig(kind=bench.device.type, graphs=graphs),
         scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=max(64, min(length, 8192))),
@@ -99,14 +98,14 @@ def put_together(
     runner = assemble(
         settings, Design(model, ops, torch.bfloat16, bench.device, length), bench.bank, weights, Pulse()
     ).runner
-    began = time.perf_counter()
     with runner.active():
         while runner.idle():
             pass
-    if graphs:
-        taken = time.perf_counter() - began
-        print(f"captures beside the first: {taken:.2f} s")
-        bench.figures.note("captures beside the first", us=1e6 * taken)
+    if (made := runner.facts().get("graphs")) is not None:
+        captured, failed = len(made["captured"]), len(made["failed"])
+        bench.figures.note(
+            "captures", sizes=captured, failed=failed, each_ms=1e3 * made["capture_s"] / max(1, captured)
+        )
     return runner
 
 
@@ -118,9 +117,10 @@ def serve(
     context = asked.prompt + asked.tokens / 2
 
     def report(batch: int, how: str, rate: float, more: str = "") -> None:
-        note = f"{rate:,.0f} tok/s, {rate / bare[batch]:.3f} of the bare engine's{more}"
+        share = rate / bare[batch]
+        note = f"{rate:,.0f} tok/s, {share:.3f} of the bare engine's{more}"
         floor = traffic.decoding(batch, context)
-        bench.figures.report(f"{batch} around {context:,.0f}, {how}", batch / rate, floor, note)
+        bench.figures.report(f"{batch} around {context:,.0f}, {how}", batch / rate, floor, note, of_bare=share)
 
     settings = {"device.flashinfer": arguments.flashinfer, "device.graphs": arguments.graphs}
     served = over_http(checkpoint, bench.device.type, batches, asked, size, arguments.cores, settings)
@@ -180,6 +180,7 @@ def measure(arguments: argparse.Namespace) -> None:
         machine = bench.machine
         print(f"copies {machine.bytes_s / 1e9:,.0f} GB/s, multiplies {machine.flops / 1e12:,.1f} TFLOP/s")
         bench.figures.write({"machine": machine._asdict(), "torch": torch.__version__, "ops": ops.describe()})
+        bench.figures.note("machine", GB_s=machine.bytes_s / 1e9, TFLOP_s=machine.flops / 1e12)
         for name in arguments.models:
             print(f"\n{name}")
             bench.figures.model = name

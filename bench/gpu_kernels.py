@@ -47,7 +47,7 @@ def kernels(
                 work = partial(getattr(each, name), *_fresh(given))
                 off = _off(work(), expected)
                 taken = bench.timed(work)  # what it uses up it is given again, whatever that holds
-                bench.figures.kernel(f"{kernel} {name} of {tokens} tokens", taken, bench.machine.floor(moved), off)
+                bench.figures.kernel(f"{kernel} {name} of {tokens} tokens", taken, bench.machine.floor(moved), off=off)
         entries(bench, ops, shape, tokens, only)
     for batch in batches:
         shaping(bench, ops, shape, batch, context)
@@ -111,7 +111,7 @@ def entries(bench: Bench, ops: Ops, shape: Shape, tokens: int, only: Sequence[st
         work = partial(rope.enter, q, k, v, positions, table, plan, cache)
         off = _off(work(), expected)
         floor = bench.machine.floor(2 * heads.nbytes)
-        bench.figures.kernel(f"{name} entry of {tokens} tokens", bench.timed(work), floor, off)
+        bench.figures.kernel(f"{name} entry of {tokens} tokens", bench.timed(work), floor, off=off)
 
 
 def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans: list[tuple[int, int]]) -> None:
@@ -148,7 +148,7 @@ def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans:
         name,
         bench.timed(lambda: plan.run(q, cache, scale=scale)),
         bench.machine.floor(moved, 4 * seen * shape.heads * shape.head),
-        _off(plan.run(q, cache, scale=scale), plain.run(q, cache, scale=scale)),
+        off=_off(plan.run(q, cache, scale=scale), plain.run(q, cache, scale=scale)),
     )
 
 
@@ -178,7 +178,7 @@ def shaping(bench: Bench, ops: Ops, shape: Shape, rows: int, context: int) -> No
         shape_them(draw.Draw(), expected)
         off = _off(given.clamp(min=IMPOSSIBLE), expected.clamp(min=IMPOSSIBLE))
         taken = bench.timed(partial(shape_them, ops.draw, given))
-        bench.figures.kernel(f"{name} of {rows} rows", taken, bench.machine.floor(moved), off)
+        bench.figures.kernel(f"{name} of {rows} rows", taken, bench.machine.floor(moved), off=off)
 
 
 def sampling(bench: Bench, ops: Ops, shape: Shape, rows: int) -> None:
@@ -199,16 +199,15 @@ def sampling(bench: Bench, ops: Ops, shape: Shape, rows: int) -> None:
         work = partial(ops.draw, logits, drawing, truncated=truncated)
         others = int((work() != draw.Draw()(logits, drawing, truncated=truncated)).sum())
         floor = bench.machine.floor(logits.nbytes)
-        bench.figures.kernel(f"a token of {rows} rows, {name}", bench.timed(work), floor, f"{others} are others")
+        bench.figures.kernel(f"a token of {rows} rows, {name}", bench.timed(work), floor, others=others)
 
 
 def _fresh(given: tuple[Any, ...]) -> list[Any]:
     return [each.clone() if isinstance(each, torch.Tensor) else each for each in given]
 
 
-def _off(given: Any, expected: Any) -> str:
-    """Say how far results, one or several, are from the reference's at most."""
+def _off(given: Any, expected: Any) -> float:
+    """Return how far results, one or several, are from the reference's at most."""
     if isinstance(given, torch.Tensor):
         given, expected = [given], [expected]
-    worst = max(float((one.float() - other.float()).abs().max()) for one, other in zip(given, expected, strict=True))
-    return f"off by {worst:.3g}"
+    return max(float((one.float() - other.float()).abs().max()) for one, other in zip(given, expected, strict=True))

@@ -181,10 +181,14 @@ class Figures:
         """Write what has no floor."""
         self.write({"model": self.model, "name": name, **found})
 
-    def kernel(self, name: str, timed: Timed, floor: float, note: str = "") -> None:
-        """Report the time of a kernel alone, beside what launching it takes."""
+    def kernel(self, name: str, timed: Timed, floor: float, **exact: float) -> None:
+        """Report the time of a kernel alone, beside what launching it takes.
+
+        exact  `off`: how far results are from the reference's at most; `others`: how many tokens are not its own
+        """
         launched = timed.launched * 1e6
-        self.report(name, timed.best, floor, f"launched {launched:,.1f} us   {note}", launched_us=launched)
+        said = "   ".join([f"launched {launched:,.1f} us", *(f"{key} {value:.3g}" for key, value in exact.items())])
+        self.report(name, timed.best, floor, said, launched_us=launched, **exact)
 
 
 class Shape(NamedTuple):

@@ -107,7 +107,7 @@ def kernels_chosen(probe: Probe) -> Found:
 def arena(probe: Probe) -> Found:
     """Whether a tensor can lie in mapped memory, and how long mapping it again takes."""
     bank = bank_of(probe.device)
-    if probe.cuda and bank.sleepless:
+    if bank.sleepless:
         raise RuntimeError(bank.sleepless)
     size = 5 * GIB // probe.scale + 12345
     held = bank.arena(size, "the probe")
@@ -120,9 +120,9 @@ def arena(probe: Probe) -> Found:
     release_s = probe.seconds(held.release)
     given_back = bank.free() - free
     restore_s = probe.seconds(held.restore)
-    if probe.cuda and (x.any() or x.data_ptr() != first):
+    if bool(x.any()) or x.data_ptr() != first:
         raise RuntimeError("memory that was mapped again is not zeroed, or has moved")
-    if probe.cuda and given_back < size:
+    if bank.apart and given_back < size:
         raise RuntimeError(f"releasing {size:,} bytes made {given_back:,} free")
     return {"release_ms": 1e3 * release_s, "restore_ms": 1e3 * restore_s, "restore_GB_s": size / restore_s / 1e9}
 
