@@ -81,7 +81,7 @@ def test_check_accepts_what_is_valid(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["--port", "99999"], "flag --port: server.port = '99999': expected int <= 65535"),
         (["--set", "server.prot=1"], "flag --set: unknown setting server.prot; the nearest known one is server.port"),
-        (["--device", "tpu"], "flag --device: device.kind = 'tpu': expected auto|cpu|cuda|null"),
+        (["--device", "tpu"], "flag --device: device.kind = 'tpu': expected auto|cpu|cuda|cuda:N|null"),
     ],
 )
 def test_a_bad_setting_is_one_line_and_exit_78(

@@ -148,7 +148,7 @@ def test_all_problems_are_reported_at_once_each_with_its_place(tmp_path: Path, w
     lines = problems(directory=tmp_path, environ={"INFD_CACHE__BYTES": "lots"})
 
     assert f"{file}: server.port = 99999: expected int <= 65535" in lines
-    assert f"{file}: device.kind = 'tpu': expected auto|cpu|cuda|null" in lines
+    assert f"{file}: device.kind = 'tpu': expected auto|cpu|cuda|cuda:N|null" in lines
     assert any(line.startswith(f"{broken}: is not TOML: ") for line in lines)
     assert f"{file}: unknown table [modle]; the nearest known one is [model]" in lines
     assert (

@@ -420,7 +420,7 @@ def test_a_process_knows_its_age() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "quantization", "mib", "expected_mib"),
-    [("cpu", "none", 128, 128), ("cpu", "int8", 256, 128), ("cpu", "none", 8, None), ("cuda", "none", 128, None)],
+    [("cpu", "none", 128, 128), ("cpu", "int8", 256, 128), ("cpu", "none", 8, None), ("cuda:1", "none", 128, None)],
 )
 def test_memory_is_had_ahead_only_for_weights_that_are_large_and_stay_with_the_host(
     tmp_path: Path, kind: str, quantization: str, mib: int, expected_mib: int | None

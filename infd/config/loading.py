@@ -187,6 +187,6 @@ def _nearest(key: str) -> str:
 
 def _readable(error: Exception, setting: Setting) -> str:
     text = str(error).replace("`", "")
-    if "enum value" in text:
+    if "enum value" in text or setting.told is not None:
         return f"expected {setting.values}"
     return text[:1].lower() + text[1:]

@@ -22,6 +22,7 @@ class Setting(Struct, frozen=True):
     default  its built-in value
     help     one line
     flag     its own command-line option; one that starts with --no- takes no value and turns the setting off
+    told     what may be given, where the type does not say it
     """
 
     key: str
@@ -29,6 +30,7 @@ class Setting(Struct, frozen=True):
     default: object
     help: str
     flag: str | None
+    told: str | None
 
     @property
     def repeatable(self) -> bool:
@@ -62,6 +64,8 @@ class Setting(Struct, frozen=True):
     @property
     def values(self) -> str:
         """What may be given, in a word: `auto|cpu|cuda|null`, `NUMBER`, `SIZE`, `TEXT`."""
+        if self.told is not None:
+            return self.told
         kind = _bare(self.type)
         if get_origin(kind) is Literal:
             return "|".join(get_args(kind))
@@ -91,7 +95,7 @@ def _walk() -> Iterator[Setting]:
             meta = [note for note in field.type.__metadata__ if note.description is not None][-1]
             key = f"{section}.{field.name}"
             default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-            yield Setting(key, field.type, default, meta.description, meta.extra["flag"])
+            yield Setting(key, field.type, default, meta.description, meta.extra["flag"], meta.extra["values"])
 
 
 SETTINGS = MappingProxyType({setting.key: setting for setting in _walk()})

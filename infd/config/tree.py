@@ -19,9 +19,13 @@ NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
 
 
-def about(description: str, *, flag: str | None = None) -> Meta:
-    """Describe a setting; `flag` gives it a command-line option of its own."""
-    return Meta(description=description, extra={"flag": flag})
+def about(description: str, *, flag: str | None = None, values: str | None = None) -> Meta:
+    """Describe a setting.
+
+    flag    gives it a command-line option of its own
+    values  what may be given, where its type does not say it
+    """
+    return Meta(description=description, extra={"flag": flag, "values": values})
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -164,7 +168,13 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
     """Where the model runs."""
 
     kind: Annotated[
-        Literal["auto", "cpu", "cuda", "null"], about("what computes; 'null' computes nothing", flag="--device")
+        str,
+        Meta(pattern=r"^(auto|cpu|cuda(:\d{1,3})?|null)\Z"),
+        about(
+            "what computes; 'cuda:1' is the second of several GPUs, 'null' computes nothing",
+            flag="--device",
+            values="auto|cpu|cuda|cuda:N|null",
+        ),
     ] = "auto"
     # Where the system has no room for as many, OpenMP ends the process without a word to us.
     threads: Annotated[

@@ -66,10 +66,14 @@ def design(
 
 
 def choose_device(kind: str) -> torch.device:
-    """Return the device that `kind` asks for. Raises DeviceMissing."""
+    """Return the device that `kind` asks for, which becomes this thread's current one. Raises DeviceMissing."""
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         built = "finds no GPU" if torch.version.cuda else "is built without CUDA"
-        raise DeviceMissing(f"device.kind is 'cuda', but torch {torch.__version__} {built}")
-    return torch.device("cuda", torch.cuda.current_device())
+        raise DeviceMissing(f"device.kind is {kind!r}, but torch {torch.__version__} {built}")
+    index = int(kind.partition(":")[2] or torch.cuda.current_device())
+    if index >= (there := torch.cuda.device_count()):
+        raise DeviceMissing(f"device.kind is {kind!r}, but of {there} GPUs the last one is cuda:{there - 1}")
+    torch.cuda.set_device(index)  # the driver's calls, and libraries, take a thread's current one
+    return torch.device("cuda", index)

@@ -128,7 +128,7 @@ class Device:
         def tell(issued: Issued, error: Exception | None) -> None:
             self.inbox.put(Landed(issued, error))
 
-        with runner.active(), Waiter(wait, tell) as waiter:
+        with runner.active(), Waiter(wait, tell, runner.attend) as waiter:
             while True:
                 if self._begun is None and not self._unread:
                     self._settle(settle, idle)

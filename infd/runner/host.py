@@ -142,7 +142,7 @@ def kind(config: Config) -> str | None:
     """Return the kind of device that computes, as torch calls it; None where only torch can tell."""
     if config.device.kind == "auto":
         return None if any(map(Path.exists, GPUS)) else "cpu"
-    return config.device.kind
+    return config.device.kind.partition(":")[0]
 
 
 def headstart(config: Config) -> Headstart | None:

@@ -216,6 +216,8 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
     trial = stepsize.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
     stepsize.warm_up(runner, trial, device.type)
     runner.begin()
+    if spin := stepsize.choose_spin(runner, trial):
+        log.info("decoding steps are so short that their end is asked for, for up to %.0f us", spin * 1e6)
     shortest = stepsize.shortest_s(runner, trial)
     sizes, told = stepsize.Sizes(largest, largest, largest), config.scheduler.step_tokens
     if told is None or told > stepsize.LEAST:

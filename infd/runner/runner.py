@@ -156,6 +156,14 @@ class Runner:
         self._pulse.beat()
         return landing
 
+    def attend(self) -> None:
+        """Prepare a thread that is to wait for the device."""
+        self._staging.attend()
+
+    def spin(self, seconds: float) -> None:
+        """Have waits ask so long whether the device is past a step, before they sleep until it says so."""
+        self._staging.spin_s = seconds
+
     def wait(self, landing: Landing) -> None:
         """Wait until the device is past a step. Any thread may, and need not know torch."""
         if landing.part is not None:

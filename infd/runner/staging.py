@@ -8,6 +8,8 @@ nothing is carried.
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 PART_BYTES: Final = 2**20  # of a part at first: it grows with a prompt's tokens, with scores, with an adapter
 KEPT_BYTES: Final = 2**24  # of a part that has grown
 ALIGNMENT: Final = 64
+NAP_S: Final = 1e-5
+PR_SET_TIMERSLACK: Final = 29  # linux/prctl.h; in nanoseconds
 
 
 class Event(Protocol):
@@ -82,7 +86,12 @@ _DTYPES = {np.dtype(name).char: getattr(torch, name) for name in ("int32", "int6
 
 
 class Staging(Protocol):
-    """What carries."""
+    """What carries.
+
+    spin_s  how long a wait asks for the end of a step, again and again, before it sleeps until the device interrupts
+    """
+
+    spin_s: float
 
     @property
     def waits(self) -> bool:
@@ -103,6 +112,9 @@ class Staging(Protocol):
     def end(self) -> Part | None:
         """End a step's work; return what its results lie in, to be given to `wait` and to `release`."""
 
+    def attend(self) -> None:
+        """Prepare the thread that calls this to wait."""
+
     def wait(self, part: Part) -> None:
         """Wait until the device is past the end of the step."""
 
@@ -114,6 +126,7 @@ class Shared:
     """Carries nothing: the device's memory is the host's. Other devices get plain copies, which may be waited for."""
 
     waits = False
+    spin_s = 0.0
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -132,6 +145,9 @@ class Shared:
 
     def end(self) -> None:
         """None: results are where they were computed."""
+
+    def attend(self) -> None:
+        """Do nothing: there is no other device."""
 
     def wait(self, part: Part) -> None:
         raise AssertionError("nothing is on its way")
@@ -157,6 +173,7 @@ class Pinned:
         self._event = event or _event
         self._part: Part | None = None
         self._idle: deque[Part] = deque()  # in the order of their events
+        self.spin_s = 0.0
         self.parts = 0  # made so far
 
     def begin(self) -> None:
@@ -175,8 +192,18 @@ class Pinned:
     def end(self) -> Part:
         return self._end(self._current())
 
+    def attend(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # or waiting would make a context on the first GPU
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # else a nap ends 50 us late
+
     def wait(self, part: Part) -> None:
-        part.event.synchronize()
+        until = time.perf_counter() + self.spin_s
+        while not part.event.query():
+            if time.perf_counter() >= until:
+                part.event.synchronize()
+                return
+            time.sleep(NAP_S)  # meanwhile other threads have the interpreter
 
     def release(self, part: Part) -> None:
         self._idle.append(part)

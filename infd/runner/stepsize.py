@@ -41,6 +41,10 @@ TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 CALM_MS = 50.0  # what a step may take that streams wait for,
 PACE = 1.75  # or this many times the shortest one, where that is more
 EVEN = 8  # mixed steps are a multiple of: products take rows in groups
+WAITS = 31  # for steps, of which the middle one counts
+SHORT_S = 2e-3  # of a longer step, being told late is a small share
+ASKED = 1.5  # of a step: how long its end is asked for
+WORTH = 0.97  # of what a step took: a smaller gain is none
 SCORED = {"cpu": FEW, "cuda": 1024}  # where few tokens take as long as it takes to launch their kernels, many tell more
 LIKELIEST = 20  # tokens asked for where scoring is measured
 
@@ -141,6 +145,29 @@ def warm_up(runner: Runner, trial: Trial, device: str) -> None:
 def shortest_s(runner: Runner, trial: Trial) -> float:
     """Return the seconds that a step of FEW tokens takes, which is hardly longer than one of a single token."""
     return _time(runner, trial, min(FEW, trial.room))
+
+
+def choose_spin(runner: Runner, trial: Trial) -> float:
+    """Have waits ask for the end of short steps before they sleep, where a sequence decodes faster so.
+
+    Returns for how many seconds they ask; 0 where the device interrupts early enough, or steps are long.
+    """
+    plans = trial.parts(FIRST, WAYS[0])
+    if not plans or not runner.overlaps:
+        return 0.0
+    runner.attend()
+    for plan in plans:
+        run(runner, plan)
+
+    def usual() -> float:
+        return sorted(run(runner, plans[-1]) for _ in range(WAITS))[WAITS // 2]
+
+    slept, spin = usual(), 0.0
+    if slept <= SHORT_S:
+        runner.spin(spin := ASKED * slept)
+        if usual() > WORTH * slept:
+            runner.spin(spin := 0.0)
+    return spin
 
 
 def measure(

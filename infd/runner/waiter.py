@@ -19,10 +19,13 @@ T = TypeVar("T")
 class Waiter(Generic[T]):
     """Waits, and tells. Leaving its context waits for all that it was given."""
 
-    def __init__(self, wait: Callable[[T], None], tell: Callable[[T, Exception | None], None]) -> None:
-        """Both are called on the waiter's thread; `tell` with what `wait` raised, if it did."""
+    def __init__(
+        self, wait: Callable[[T], None], tell: Callable[[T, Exception | None], None], begin: Callable[[], None]
+    ) -> None:
+        """All are called on the waiter's thread: `begin` first, `tell` with what `wait` raised, if it did."""
         self._wait = wait
         self._tell = tell
+        self._begin = begin
         self._given: SimpleQueue[tuple[T] | None] = SimpleQueue()
         self._thread: Thread | None = None
 
@@ -43,6 +46,7 @@ class Waiter(Generic[T]):
         self._given.put((what,))
 
     def _run(self) -> None:
+        self._begin()
         while (given := self._given.get()) is not None:
             error = None
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,9 +35,13 @@ class Paced:
         self.end: dict[int, Event] = defaultdict(Event)
         self.hold: dict[int, Event] = {}
         self.faults: dict[tuple[str, int], Exception] = {}
+        self.attending: list[str] = []  # threads that were prepared to wait
 
     def active(self):
         return nullcontext()
+
+    def attend(self):
+        self.attending.append(current_thread().name)
 
     def diagnose(self, error):
         return error
@@ -239,6 +243,16 @@ def test_the_end_waits_for_what_the_device_works_on_and_reads_it_no_more():
         run.device.inbox.put(None)
         runner.end[1].set()
     assert run.answers == {}
+
+
+def test_the_thread_that_waits_is_prepared_for_it_once():
+    runner = Paced()
+    with running(runner) as run:
+        for number in (1, 2):
+            runner.end[number].set()
+            run.step(number)
+            run.until("answer", number)
+    assert runner.attending == ["infd-waiter"]
 
 
 def test_where_the_hosts_memory_is_the_devices_a_step_is_read_at_once_and_nobody_waits():

@@ -57,6 +57,18 @@ def test_a_gpu_that_is_not_there_is_missed_by_name():
         choose_device("cuda")
 
 
+def test_one_gpu_of_several_is_taken_by_its_number_and_becomes_the_threads_own(monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert [choose_device(kind) for kind in ("cuda:1", "cuda", "auto")] == [torch.device("cuda", n) for n in (1, 0, 0)]
+    assert taken == [1, 0, 0]
+    with pytest.raises(DeviceMissing, match="'cuda:2', but of 2 GPUs the last one is cuda:1"):
+        choose_device("cuda:2")
+
+
 TENSOR = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 HEADS = {**TENSOR, "strategy": "attn_head"}
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import nullcontext
+from itertools import count
+from threading import Thread
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +19,13 @@ from infd.kernels.reference.drawing.draw import Draw
 from infd.kernels.select import select
 from infd.models import registry
 from infd.request import Adapter, SamplingParams
+from infd.runner import staging
 from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import allocate
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
-from infd.runner.staging import KEPT_BYTES, PART_BYTES, Pinned, Shared
+from infd.runner.staging import KEPT_BYTES, NAP_S, PART_BYTES, Pinned, Shared
 from infd.scheduler.plan import Grant, Load, StepPlan
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load
@@ -234,6 +238,55 @@ def test_a_result_that_is_read_before_it_has_arrived_is_noticed(tiny, device):
     impatient = assembled(tiny("llama"), APART, Impatient(APART, device.pin, device.event), None)
     with pytest.raises(AssertionError):
         results(impatient, device.unsynchronised)
+
+
+class Passing:
+    """An event that passes after it was asked a few times, or slept for."""
+
+    def __init__(self, asked: int) -> None:
+        self.left = asked
+        self.slept = False
+
+    def record(self):
+        pass
+
+    def query(self):
+        self.left -= 1
+        return self.left < 0
+
+    def synchronize(self):
+        self.slept = True
+
+
+@pytest.mark.parametrize(
+    ("spin_s", "asked", "slept"),
+    [
+        (0.0, 0, False),  # it has passed
+        (0.0, 1, True),
+        (50 * NAP_S, 20, False),
+        (50 * NAP_S, 1000, True),
+    ],
+)
+def test_a_wait_asks_for_a_while_and_then_sleeps(monkeypatch, spin_s, asked, slept):
+    now = count()  # in naps
+    monkeypatch.setattr(staging, "time", SimpleNamespace(perf_counter=lambda: next(now) * NAP_S, sleep=lambda _: None))
+    event = Passing(asked)
+    carried = Pinned(CPU, lambda size: torch.empty(size, dtype=torch.uint8), lambda: event)
+    carried.spin_s = spin_s
+    carried.down(torch.ones(3))
+    carried.wait(carried.end())
+    assert event.slept is slept
+    assert event.left < 0 or slept
+
+
+def test_whoever_waits_for_a_gpu_does_so_with_that_gpu(monkeypatch):
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    second = torch.device("cuda", 1)
+    thread = Thread(target=Pinned(second, lambda size: None, lambda: None).attend)
+    thread.start()
+    thread.join()
+    assert current == [second]
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.float32, np.uint8, bool])

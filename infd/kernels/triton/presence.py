@@ -37,6 +37,13 @@ def without_compiler() -> str | None:
     """Return what of a C compiler is missing, or None. What launches a kernel is compiled where it is launched."""
     if not any(map(shutil.which, COMPILERS)):
         return f"triton needs a C compiler, and finds none of {', '.join(COMPILERS)}"
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+    if not Path(_include(), "Python.h").exists():
         return "triton needs Python.h, which comes with Python's development package"
     return None
+
+
+def _include() -> str:
+    """Return where triton looks for Python's headers. Source: triton/runtime/build.py."""
+    scheme = sysconfig.get_default_scheme()
+    # Debian's own scheme names a directory beneath /usr/local, where its packages put no headers.
+    return sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]

@@ -1,0 +1,55 @@
+"""What is measured at start, on a runner whose steps take as long as they are said to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from infd.runner import stepsize
+from infd.runner.stepsize import ASKED, Trial, choose_spin
+from infd.scheduler.layout import CacheLayout, PageGroup
+
+TRIAL = Trial(CacheLayout((PageGroup(layers=(0,), page_tokens=4, window=None),)), pages=8, rows=2, max_model_len=16)
+
+
+class Paced:
+    """In a runner's place. slept, spun: the seconds of a step that is slept for, and of one that is asked for"""
+
+    def __init__(self, slept: float, spun: float, *, overlaps: bool = True) -> None:
+        self.now, self.spin_s, self.attended = 0.0, 0.0, False
+        self.overlaps = overlaps
+        self._slept, self._spun = slept, spun
+
+    def attend(self):
+        self.attended = True
+
+    def spin(self, seconds):
+        self.spin_s = seconds
+
+    def forward(self, plan):
+        return plan
+
+    def sample(self, plan):
+        return plan
+
+    def read(self, plan):
+        self.now += self._spun if self.spin_s else self._slept
+        return SimpleNamespace(failed={})
+
+
+@pytest.mark.parametrize(
+    ("runner", "spin_s"),
+    [
+        (Paced(500e-6, 400e-6), ASKED * 500e-6),
+        (Paced(500e-6, 490e-6), 0.0),  # it gains too little
+        (Paced(500e-6, 600e-6), 0.0),  # it takes what others need
+        (Paced(20e-3, 10e-3), 0.0),  # the step is long
+        (Paced(500e-6, 400e-6, overlaps=False), 0.0),  # nothing is waited for
+    ],
+)
+def test_the_end_of_a_step_is_asked_for_where_that_ends_short_steps_sooner(monkeypatch, runner, spin_s):
+    monkeypatch.setattr(stepsize, "time", SimpleNamespace(perf_counter=lambda: runner.now))
+    assert choose_spin(runner, TRIAL) == pytest.approx(spin_s)
+    assert runner.spin_s == pytest.approx(spin_s)
+    assert runner.attended == runner.overlaps
