@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What a candidate may base its refusal on."""
+    """What a candidate may base its refusal on.
+
+    head  how many numbers a head of keys has; None where that is not known
+    """
 
     device: torch.device
     dtype: torch.dtype
+    head: int | None = None
 
 
 def lacks_nothing(_: Facts) -> None:
@@ -96,11 +100,17 @@ def _native(place: str, *dtypes: str, name: str = "native") -> Candidate:
     return Candidate(name=name, place=f"infd.kernels.cpu.{place}", kinds=_CPU, dtypes=dtypes, lacks=lacks)
 
 
-def _triton(place: str, name: str = "triton", *, float8: bool = False) -> Candidate:
+def _triton(place: str, name: str = "triton", *, float8: bool = False, heads: bool = False) -> Candidate:
+    """heads: whether heads must fit into what a program may hold"""
+
     def lacks(facts: Facts) -> str | None:
+        from infd.kernels.triton.blocks import too_large
         from infd.kernels.triton.presence import FLOAT8, OLDEST, why_not
 
-        return why_not(facts.device, FLOAT8 if float8 else OLDEST)
+        reason = why_not(facts.device, FLOAT8 if float8 else OLDEST)
+        if reason is None and heads and facts.head is not None:
+            return too_large(facts.head, facts.dtype, facts.device)
+        return reason
 
     return Candidate(name=name, place=f"infd.kernels.triton.{place}", kinds=_GPU, lacks=lacks)
 
@@ -129,7 +139,7 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
         "attention": (
             _native("attention:PagedAttention", *_FLOATS),
-            _triton("attention:PagedAttention"),
+            _triton("attention:PagedAttention", heads=True),
             _flashinfer("attention:PagedAttention"),
             _reference("attention:PagedAttention"),
         ),
@@ -208,7 +218,7 @@ CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
         },
         "fp8": {
             "attention": (
-                _triton("attention:Float8PagedAttention", "triton fp8", float8=True),
+                _triton("attention:Float8PagedAttention", "triton fp8", float8=True, heads=True),
                 _flashinfer("attention:Float8PagedAttention", "flashinfer fp8", float8=True),
                 _reference("attention:Float8PagedAttention", "reference fp8", _CPU),
             ),
@@ -237,16 +247,23 @@ def why_none(candidates: Sequence[Candidate], kind: str, dtype: str) -> str:
     return "" if None in reasons.values() else "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
-def select(device: torch.device, dtype: torch.dtype, candidates: Mapping[str, Sequence[Candidate]] = CANDIDATES) -> Ops:
+def select(
+    device: torch.device,
+    dtype: torch.dtype,
+    candidates: Mapping[str, Sequence[Candidate]] = CANDIDATES,
+    *,
+    head: int | None = None,
+) -> Ops:
     """Choose every family's implementation.
 
     dtype  of weights, activations and cache
+    head   see Facts
 
     Raises DeviceMissing, with every reason, where all candidates of a family refuse.
     """
     from infd.kernels.ops import Ops  # torch comes with it
 
-    facts = Facts(device=device, dtype=dtype)
+    facts = Facts(device=device, dtype=dtype, head=head)
     choices = {family: _choose(family, candidates[family], facts) for family in candidates}
     return Ops(
         **{family: choice.implementation for family, choice in choices.items()},

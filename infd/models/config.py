@@ -169,6 +169,16 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def head_size(config: Mapping[str, Any]) -> int | None:
+    """Return how many numbers a head of keys has, or None where config.json does not say."""
+    settings = decoder(config)
+    if "head_dim" in settings:
+        return settings.integer("head_dim")
+    if "hidden_size" in settings and "num_attention_heads" in settings:
+        return settings.integer("hidden_size") // settings.integer("num_attention_heads")
+    return None
+
+
 def context_length(config: Mapping[str, Any]) -> int:
     """Return the longest sequence, in tokens, that the model was made for.
 

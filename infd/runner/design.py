@@ -12,6 +12,7 @@ import torch
 from infd.errors import CheckpointError, DeviceMissing
 from infd.kernels.select import select
 from infd.models import registry
+from infd.models.config import head_size
 from infd.runner.outline import longest, outline
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def design(
         decided = outline(config, described, device.type, candidates)
         assert decided.dtype is not None
         dtype = DTYPES[decided.dtype]
-        ops = select(device, dtype, candidates)
+        ops = select(device, dtype, candidates, head=head_size(described))
         max_len = decided.max_len or longest(config.model.max_model_len, registry.borrowed_length(described))
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
     except CheckpointError as error:  # it knows what config.json says, not where that lies

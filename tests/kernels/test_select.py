@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from infd.errors import DeviceMissing
 from infd.kernels.ops import Selected
@@ -154,8 +156,51 @@ def test_what_triton_lacks_is_named(monkeypatch, tmp_path, lacking, reason):
     )
     monkeypatch.setattr(presence.shutil, "which", lambda _: None if lacking == "compiler" else "/usr/bin/cc")
     include = tmp_path / "elsewhere" if lacking == "header" else tmp_path
-    monkeypatch.setattr(presence.sysconfig, "get_path", lambda _: str(include))
+    monkeypatch.setattr(presence.sysconfig, "get_paths", lambda scheme: {"include": str(include)})
     assert presence.why_not(torch.device("cuda")) == reason
+
+
+@pytest.mark.parametrize(("scheme", "taken"), [("posix_local", "posix_prefix"), ("venv", "venv")])
+def test_pythons_headers_are_looked_for_where_triton_does(monkeypatch, tmp_path, scheme, taken):
+    (tmp_path / "Python.h").touch()
+    asked = []
+    monkeypatch.setattr(presence.shutil, "which", lambda _: "/usr/bin/cc")
+    monkeypatch.setattr(presence.sysconfig, "get_default_scheme", lambda: scheme)
+    monkeypatch.setattr(
+        presence.sysconfig, "get_paths", lambda scheme: asked.append(scheme) or {"include": str(tmp_path)}
+    )
+    assert presence.without_compiler() is None
+    assert asked == [taken]
+
+
+@pytest.mark.parametrize(
+    ("shared", "head", "dtype", "reason"),
+    [
+        (99, 512, torch.float32, None),
+        (99, 576, torch.bfloat16, None),
+        (99, 576, torch.float32, "heads of 576 float32 want 194 KiB of shared memory; this GPU has 99"),
+        (227, 576, torch.float32, None),
+        (48, 512, torch.bfloat16, "heads of 512 bfloat16 want 49 KiB of shared memory; this GPU has 48"),
+        (48, None, torch.bfloat16, None),
+    ],
+)
+def test_heads_that_a_gpu_cannot_hold_are_refused_by_name_and_go_to_another_kernel(
+    monkeypatch, shared, head, dtype, reason
+):
+    monkeypatch.setattr(presence, "why_not", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    there = SimpleNamespace(name="GPU", multi_processor_count=8, shared_memory_per_block_optin=1024 * shared)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**vars(there), major=8, minor=9))
+    facts = Facts(device=torch.device("cuda", 0), dtype=dtype, head=head)
+    triton = next(each for each in CANDIDATES["attention"] if each.name == "triton")
+    assert triton.refuses(facts) == reason
+
+
+def test_attention_is_chosen_for_the_heads_of_the_model():
+    asked = []
+    candidates = {**CANDIDATES, "attention": [replace(CANDIDATES["attention"][-1], lacks=asked.append)]}
+    select(CPU, torch.float32, candidates, head=96)
+    assert [facts.head for facts in asked] == [96]
 
 
 def test_triton_is_for_gpus():

@@ -11,7 +11,7 @@ import torch
 from infd.errors import CheckpointError
 from infd.kernels.select import select
 from infd.models import registry
-from infd.models.config import architecture, context_length, is_bounded, stored_dtype
+from infd.models.config import architecture, context_length, head_size, is_bounded, stored_dtype
 from infd.scheduler.layout import PageGroup, Regimes
 from tests.kernels.paging import CPU
 
@@ -255,3 +255,16 @@ def test_mistral_keeps_a_window_in_every_layer():
     config = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 8}
     assert build(config).cache_layout(4).groups == (PageGroup(layers=(0, 1, 2, 3), page_tokens=4, window=8),)
     assert build({**config, "sliding_window": None}).cache_layout(4).groups[0].window is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({"head_dim": 96, "hidden_size": 64, "num_attention_heads": 4}, 96),
+        ({"hidden_size": 64, "num_attention_heads": 4}, 16),
+        ({"text_config": {"head_dim": 32}}, 32),
+        ({"n_embd": 64}, None),
+    ],
+)
+def test_the_size_of_a_head_is_known_before_kernels_are_chosen(settings, size):
+    assert head_size({"architectures": ["LlamaForCausalLM"], **settings}) == size

@@ -13,10 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from infd.kernels.triton.tiles import LEAST_KEYS, Cut
+from infd.kernels.triton.tiles import Cut
 
 if TYPE_CHECKING:
     from infd.kernels.ops import AttentionBatch
+    from infd.kernels.triton.blocks import Tiling
     from infd.kernels.triton.tiles import Shape
 
 SPANS, PARTS = 128, 64  # looked at at once
@@ -93,11 +94,11 @@ class Apportioned:
     cut  what `attend` and `merge` read; its tensors stay where they are
     """
 
-    def __init__(self, batch: AttentionBatch, shape: Shape, room: int) -> None:
+    def __init__(self, batch: AttentionBatch, shape: Shape, tiling: Tiling, room: int) -> None:
         size, queries = len(batch.counts), batch.counts[0]
         assert batch.counts == [queries] * size
         assert len(batch.slots) == size * queries
-        blocks = shape.short() if queries * shape.shared <= shape.short().rows else shape.long()
+        blocks = tiling.few if queries * shape.shared <= tiling.few.rows else tiling.many
         assert queries * shape.shared <= blocks.rows
         # Parts are those that are full, of which there is room for so many, and at most one more a span.
         most = size + room // shape.kv_heads
@@ -105,6 +106,7 @@ class Apportioned:
         firsts = torch.empty(size, dtype=torch.int32, device=batch.start.device)
         self.cut = Cut(blocks, tiles, firsts, queries)
         self._batch, self._shape, self._room = batch, shape, room
+        self._least_keys = tiling.least_keys
 
     def renew(self) -> None:
         """Issue the cut of the step whose positions the batch has now."""
@@ -120,7 +122,7 @@ class Apportioned:
             KV_HEADS=self._shape.kv_heads,
             QUERIES=queries,
             WINDOW=batch.window or 0,
-            LEAST=LEAST_KEYS,
+            LEAST=self._least_keys,
             BLOCK_SPANS=SPANS,
             BLOCK_PARTS=PARTS,
         )

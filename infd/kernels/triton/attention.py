@@ -20,14 +20,14 @@ from infd.kernels.ops import FLOAT8
 from infd.kernels.triton.apportion import Apportioned
 from infd.kernels.triton.pages import store
 from infd.kernels.triton.tiles import Cut, Shape, cut
+from infd.kernels.triton.tilings import Tilings, tilings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.ops import AttentionBatch, KeyValuePages
+    from infd.kernels.triton.blocks import Tiling
 
-PROGRAMS = 2  # to each multiprocessor, at which the device counts as full
-MANY = 128  # multiprocessors
 AT_ONCE = 16  # parts that are merged in one go
 LOG2_E = 1.4426950408889634
 
@@ -261,26 +261,32 @@ def merge(
 class PagedAttention:
     """The attention family."""
 
-    def __init__(self, room: int | None = None) -> None:
-        """Count as `room` how many parts the device computes side by side; without it, the device is asked.
+    def __init__(self, room: int | None = None, tilings: Tilings | None = None) -> None:
+        """Cut for the device of the first step, as was measured there, unless told how.
 
-        One that is not here counts as a large one: whether keys are split changes no kernel that a step may need.
+        room  how many parts the device computes side by side
         """
         self._room = room
+        self._tilings = tilings
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Return the shapes of heads that steps have asked for."""
+        return [] if self._tilings is None else self._tilings.asked
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return size, dtype
 
     def prepare(self, batch: AttentionBatch) -> Plan:
-        return Plan(batch, self._room or self._ask(batch.table.device))
+        return Plan(batch, self._ask(batch.table.device), self._room)
 
     def lasting(self, batch: AttentionBatch) -> LastingPlan:
-        return LastingPlan(batch, self._room or self._ask(batch.table.device))
+        return LastingPlan(batch, self._ask(batch.table.device), self._room)
 
-    def _ask(self, device: torch.device) -> int:
-        here = device.type == "cuda"
-        self._room = PROGRAMS * (torch.cuda.get_device_properties(device).multi_processor_count if here else MANY)
-        return self._room
+    def _ask(self, device: torch.device) -> Tilings:
+        if self._tilings is None:
+            self._tilings = tilings(device)
+        return self._tilings
 
 
 class Float8PagedAttention(PagedAttention):
@@ -293,8 +299,9 @@ class Float8PagedAttention(PagedAttention):
 class Plan:
     """One step of one page group. Tiles are cut at the first layer, which knows the heads, and kept for the others."""
 
-    def __init__(self, batch: AttentionBatch, room: int) -> None:
+    def __init__(self, batch: AttentionBatch, tilings: Tilings, room: int | None) -> None:
         self._batch = batch
+        self._tilings = tilings
         self._room = room
         self._cuts: dict[Shape, list[Cut]] = {}
 
@@ -327,7 +334,11 @@ class Plan:
         return out
 
     def _cut(self, shape: Shape) -> list[Cut]:
-        return list(cut(self._batch, shape, self._room))
+        return list(cut(self._batch, shape, *self._how(shape)))
+
+    def _how(self, shape: Shape) -> tuple[Tiling, int]:
+        tiling = self._tilings[shape]
+        return tiling, self._room or tiling.programs * self._tilings.gpu.multiprocessors
 
     def _run(
         self,
@@ -401,8 +412,8 @@ class Plan:
 class LastingPlan(Plan):
     """Captured steps of one size and page group. Their keys are shared out on the device, once a step."""
 
-    def __init__(self, batch: AttentionBatch, room: int) -> None:
-        super().__init__(batch, room)
+    def __init__(self, batch: AttentionBatch, tilings: Tilings, room: int | None) -> None:
+        super().__init__(batch, tilings, room)
         self._apportioned: list[Apportioned] = []
 
     def refill(self, starts: list[int]) -> None:
@@ -413,7 +424,7 @@ class LastingPlan(Plan):
             each.renew()
 
     def _cut(self, shape: Shape) -> list[Cut]:
-        apportioned = Apportioned(self._batch, shape, self._room)
+        apportioned = Apportioned(self._batch, shape, *self._how(shape))
         apportioned.renew()
         self._apportioned.append(apportioned)
         return [apportioned.cut]

@@ -84,6 +84,15 @@ def here() -> GPUTarget:
     return triton.runtime.driver.active.get_current_target()
 
 
+def aimed_at() -> str | None:
+    """Return what its compiler calls the GPU that is compiled for, in `compiling`; None elsewhere."""
+    active = triton.runtime.driver._active
+    if not isinstance(active, _Absent):
+        return None
+    gpu = active.get_current_target()
+    return f"sm_{gpu.arch}" if gpu.backend == "cuda" else str(gpu.arch)
+
+
 @contextmanager
 def compiling(gpu: GPUTarget) -> Iterator[None]:
     """Compile whatever is launched in here, for `gpu`, and launch nothing. Tensors need no memory behind them."""

@@ -7,11 +7,14 @@ The host cuts tiles and counts parts by its upper bounds; for captured steps the
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 import triton
+
+from infd.kernels.triton.blocks import LEAST, Blocks, Tiling, fitting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,8 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.ops import AttentionBatch
-
-LEAST_KEYS = 256  # a shorter part of the keys is not worth its share of the merge
+    from infd.kernels.triton.blocks import Gpu
 
 
 class Part(NamedTuple):
@@ -41,15 +43,6 @@ class Part(NamedTuple):
     parts: int
 
 
-class Blocks(NamedTuple):
-    """How much of a tile is in hand at once."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
 class Shape(NamedTuple):
     """What tiles are cut by.
 
@@ -66,25 +59,33 @@ class Shape(NamedTuple):
 
     @property
     def block_head(self) -> int:
-        return max(16, triton.next_power_of_2(self.head))  # matrix products want 16 at least
+        return max(LEAST, triton.next_power_of_2(self.head))
 
-    def short(self) -> Blocks:
-        """Return the blocks of tiles for few queries: all that is read is keys, so these are many."""
-        rows = max(16, triton.next_power_of_2(self.shared))
-        if self.dtype is torch.float32:
-            return Blocks(rows, 32, 8, 2)
-        if self.block_head > 128:
-            return Blocks(rows, 32, 8 if self.narrow else 4, 2)
-        return Blocks(rows, 64, 4, 3)
+    @property
+    def least_rows(self) -> int:
+        """Return the rows of the smallest tile: all heads that share a head of keys, for one query."""
+        return max(LEAST, triton.next_power_of_2(self.shared))
 
-    def long(self) -> Blocks:
-        """Return the blocks of tiles for many queries."""
+    def usual(self, gpu: Gpu) -> Tiling:
+        """Return how a GPU on which nothing was measured cuts, in blocks that fit there if any do."""
+        few, many = self._few(), self._many()
+        fit = partial(fitting, least_rows=self.least_rows, block_head=self.block_head, itemsize=self.dtype.itemsize)
+        return Tiling(fit(few, gpu=gpu) or few, fit(many, gpu=gpu) or many)
+
+    def _few(self) -> Blocks:
+        """All that is read is keys, so these are many."""
         if self.dtype is torch.float32:
-            return self.short()  # exact products need many registers
-        least = triton.next_power_of_2(self.shared)
+            return Blocks(self.least_rows, 32, 8, 2)
         if self.block_head > 128:
-            return Blocks(max(64, least), 16 if self.narrow else 32, 8, 2)
-        return Blocks(max(128, least), 64, 8, 3)
+            return Blocks(self.least_rows, 32, 8 if self.narrow else 4, 2)
+        return Blocks(self.least_rows, 64, 4, 3)
+
+    def _many(self) -> Blocks:
+        if self.dtype is torch.float32:
+            return self._few()  # exact products need many registers
+        if self.block_head > 128:
+            return Blocks(max(64, self.least_rows), 16 if self.narrow else 32, 8, 2)
+        return Blocks(max(128, self.least_rows), 64, 8, 3)
 
 
 class Cut(NamedTuple):
@@ -101,18 +102,22 @@ class Cut(NamedTuple):
     most: int
 
 
-def cut(batch: AttentionBatch, shape: Shape, room: int) -> Iterable[Cut]:
-    """Cut a step into tiles, small ones for spans of few queries and large ones for the others."""
-    short, long = shape.short(), shape.long()
-    few = short.rows // shape.shared
+def cut(batch: AttentionBatch, shape: Shape, tiling: Tiling, room: int) -> Iterable[Cut]:
+    """Cut a step into tiles, small ones for spans of few queries and large ones for the others.
+
+    room  how many parts the device computes side by side
+    """
+    few = tiling.few.rows // shape.shared
     spans = range(len(batch.counts))
     padding = len(batch.slots) - batch.offsets[-1]
-    yield from _cut(batch, shape, short, [span for span in spans if batch.counts[span] <= few], padding, room)
-    yield from _cut(batch, shape, long, [span for span in spans if batch.counts[span] > few], 0, room)
+    short = [span for span in spans if batch.counts[span] <= few]
+    long = [span for span in spans if batch.counts[span] > few]
+    yield from _cut(batch, shape, tiling.few, short, padding, tiling.least_keys, room)
+    yield from _cut(batch, shape, tiling.many, long, 0, tiling.least_keys, room)
 
 
 def _cut(
-    batch: AttentionBatch, shape: Shape, blocks: Blocks, spans: list[int], padding: int, room: int
+    batch: AttentionBatch, shape: Shape, blocks: Blocks, spans: list[int], padding: int, least_keys: int, room: int
 ) -> Iterable[Cut]:
     most = blocks.rows // shape.shared
     whole = [
@@ -121,7 +126,7 @@ def _cut(
         for first in range(0, batch.counts[span], most)
     ]
     keys = [_bound(batch, span, first, queries) for span, _, first, queries in whole]
-    share = max(LEAST_KEYS, -(-sum(keys) * shape.kv_heads // room))
+    share = max(least_keys, -(-sum(keys) * shape.kv_heads // room))
     parts = [-(-count // share) for count in keys]
     end = batch.offsets[-1]
     whole += [(0, end + first, 0, min(most, padding - first)) for first in range(0, padding, most)]

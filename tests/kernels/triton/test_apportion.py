@@ -24,17 +24,19 @@ def batch_of(starts, device, *, window=None, count=1):
 def apportioned(device):
     """Return the tiles that the device cuts for some spans, as lists, and those that the host does."""
     from infd.kernels.triton.apportion import Apportioned
+    from infd.kernels.triton.blocks import Gpu
     from infd.kernels.triton.tiles import Shape, cut
 
     shape = Shape(KV_HEADS, 2, 8, torch.float32)
+    tiling = shape.usual(Gpu())
 
     def both(starts, **asked):
         batch = batch_of(starts, device, **asked)
-        found = Apportioned(batch, shape, ROOM)
+        found = Apportioned(batch, shape, tiling, ROOM)
         for tensor in (found.cut.tiles, found.cut.firsts):
             tensor.fill_(-1)
         found.renew()
-        (expected,) = cut(batch, shape, ROOM)
+        (expected,) = cut(batch, shape, tiling, ROOM)
         return found.cut, expected
 
     return both

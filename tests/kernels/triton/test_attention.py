@@ -54,11 +54,12 @@ def test_a_span_of_many_tiles_is_exact_in_each(error, window, softcap):
 @pytest.mark.parametrize("lengths", [[(400, 1), (600, 2), (3, 1)], [(300, 20), (2, 1)]])
 @pytest.mark.parametrize("window", [None, 290])
 def test_keys_that_are_split_are_merged(error, triton, lengths, window):
+    from infd.kernels.triton.blocks import Gpu
     from infd.kernels.triton.tiles import Shape, cut
 
     case = Case(lengths, window=window, page_tokens=16, padding=1)
     shape = Shape(2, 2, 8, torch.float32)
-    assert any(each.firsts is not None for each in cut(case.batch, shape, 1000))
+    assert any(each.firsts is not None for each in cut(case.batch, shape, shape.usual(Gpu()), 1000))
     assert error(case, room=1000) < 2e-6
 
 
@@ -67,10 +68,11 @@ def test_parts_of_keys_that_turn_out_not_to_be_there_change_nothing(error):
 
 
 def test_the_tiles_of_a_batch_that_fills_the_device_are_not_split(triton):
+    from infd.kernels.triton.blocks import Gpu
     from infd.kernels.triton.tiles import Shape, cut
 
-    case = Case([(600, 1)] * 9, page_tokens=16)
-    (whole,) = cut(case.batch, Shape(2, 2, 8, torch.float32), 18)
+    case, shape = Case([(600, 1)] * 9, page_tokens=16), Shape(2, 2, 8, torch.float32)
+    (whole,) = cut(case.batch, shape, shape.usual(Gpu()), 18)
     assert (whole.firsts, len(whole.tiles)) == (None, 9)
 
 

@@ -54,6 +54,13 @@ def test_kernels_compile_for_gpus_and_fit(family):
 
 
 @pytest.mark.usefixtures("triton")
+def test_blocks_of_large_heads_are_cut_down_to_what_a_gpu_has():
+    kernels = compiled("large heads")
+    assert {kernel["target"] for kernel in kernels} == set(SHARED)
+    assert not [kernel for kernel in kernels if kernel["shared"] > SHARED[kernel["target"]]]
+
+
+@pytest.mark.usefixtures("triton")
 def test_an_adapters_matrices_are_read_several_numbers_at_once():
     """Of `expand` the one for the head shows it: elsewhere a product's results, where they begin anywhere, are read."""
     kernels = [kernel for kernel in compiled("lora") if kernel["target"] == "sm_90a"]

@@ -1,0 +1,102 @@
+"""How attention is cut on a GPU, by the shape of its heads: as was measured there, or as usual.
+
+What `infd warm --tune` measured is kept beside the compiled kernels, in a file named by the GPU and by the source of
+the kernels that were measured: other kernels, or another GPU, find nothing there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import triton
+
+from infd.kernels.triton import blocks
+from infd.kernels.triton.blocks import Tiling
+from infd.kernels.triton.compiled import aimed_at
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from infd.kernels.triton.blocks import Gpu
+    from infd.kernels.triton.tiles import Shape
+
+log = logging.getLogger("infd.kernels")
+
+SOURCES: Final = ("attention.py", "apportion.py", "tiles.py")  # of what is measured
+
+
+class Tilings:
+    """The tilings of one GPU."""
+
+    def __init__(self, gpu: Gpu, measured: Mapping[str, Tiling] | None = None) -> None:
+        """measured: by what `called` returns"""
+        self.gpu = gpu
+        self._measured = measured or {}
+        self._asked: dict[Shape, Tiling] = {}
+
+    @property
+    def asked(self) -> list[Shape]:
+        """Return the shapes that were asked for so far."""
+        return list(self._asked)
+
+    def __getitem__(self, shape: Shape) -> Tiling:
+        if shape not in self._asked:
+            self._asked[shape] = self._measured.get(called(shape)) or shape.usual(self.gpu)
+        return self._asked[shape]
+
+
+def tilings(device: torch.device) -> Tilings:
+    """Return those of a device: a GPU that is here, the one that is compiled for, or else a large one."""
+    if device.type == "cuda":
+        gpu = blocks.gpu(device)
+        return Tilings(gpu, kept(directory(), gpu))
+    name = aimed_at()
+    return Tilings(blocks.absent(name) if name else blocks.gpu(device))
+
+
+def called(shape: Shape) -> str:
+    """Return the name of a shape in a file."""
+    held = ", narrow" if shape.narrow else ""
+    return f"{shape.kv_heads} x {shape.shared} heads of {shape.head}, {str(shape.dtype).removeprefix('torch.')}{held}"
+
+
+def directory() -> Path:
+    """Return where compiled kernels are kept."""
+    return Path(triton.knobs.cache.dir)
+
+
+def kept(directory: Path, gpu: Gpu) -> dict[str, Tiling]:
+    """Return what was measured on such a GPU with these kernels, by shape."""
+    path = _file(directory, gpu)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Tiling])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("%s is not read, and attention is cut as usual: %s", path, error)
+        return {}
+
+
+def keep(directory: Path, gpu: Gpu, measured: Mapping[str, Tiling]) -> Path:
+    """Add to what is kept; return the file. Raises OSError."""
+    path = _file(directory, gpu)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_bytes(msgspec.json.format(msgspec.json.encode({**kept(directory, gpu), **measured})))
+    new.replace(path)
+    return path
+
+
+def _file(directory: Path, gpu: Gpu) -> Path:
+    digest = hashlib.blake2b(triton.__version__.encode(), digest_size=8)
+    for name in SOURCES:
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    return directory / f"attention-{re.sub(r'[^a-z0-9]+', '-', gpu.name.lower())}-{digest.hexdigest()}.json"
