@@ -160,6 +160,13 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     logit_bias: Annotated[Natural, about("most entries of logit_bias")] = 1024
     bad_words: Annotated[Natural, about("most entries of bad_words")] = 1024
     top_logprobs: Annotated[Natural, about("most alternatives reported a token")] = 20
+    prompt_logprobs_bytes: Annotated[
+        Count,
+        about(
+            "most an answer may tell of its prompts' tokens, which prompt_logprobs, or echo with logprobs, ask for:"
+            " 128 bytes for each of n x tokens x (prompt_logprobs + 1)"
+        ),
+    ] = 128 * 2**20
     cache_salt: Annotated[Natural, about("longest cache_salt, in characters")] = 128
     json_depth: Annotated[int, Meta(ge=8), about("deepest nesting of a request body")] = 128
 

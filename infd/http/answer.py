@@ -5,6 +5,8 @@ Streamed or gathered, every answer is read through here.
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -14,7 +16,7 @@ from infd.request import FinishReason
 from infd.text.markup import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from infd.engine.stream import Choices, Delta
     from infd.request import TokenLogprobs
@@ -25,37 +27,39 @@ if TYPE_CHECKING:
 class Part(Struct):
     """What is new in one choice.
 
-    logprobs         one per token, where asked; None for a prompt's first, which nothing comes before
-    stop_reason      the stop string, or the id among those the request named, that finished it
-    prompt_logprobs  of the whole prompt, in a choice's first part, where asked
-    aside            thoughts and calls that were taken out of its text
+    logprobs     one per token, where asked
+    stop_reason  the stop string, or the id among those the request named, that finished it
+    opening      in a choice's first part, where it is told of its prompt
+    aside        thoughts and calls that were taken out of its text
     """
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: Sequence[TokenLogprobs | None]
+    logprobs: Sequence[TokenLogprobs]
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
-    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    opening: Opening | None = None
     aside: Aside | None = None
 
 
-class Opening(Struct, frozen=True):
-    """What the choices of one prompt tell about it, before anything is generated.
+class Opening(Struct):
+    """What the choices of one prompt tell about it, before anything is generated: one for all of them.
 
     echo    its text, to be repeated; None where not asked
     scored  whether its log-probabilities were asked for
+    scores  these, once the first choice has brought them: one per token but the first; none if it was aborted before
     """
 
     token_ids: tuple[int, ...]
     echo: str | None
     scored: bool
+    scores: Sequence[TokenLogprobs] = ()
 
     @property
-    def explained(self) -> int:
-        """How many of a choice's log-probabilities are those of its prompt."""
-        return len(self.token_ids) if self.scored and self.echo is not None else 0
+    def logprobs(self) -> Iterator[TokenLogprobs | None]:
+        """Yield one per token; None for the first, which nothing comes before, and where nothing is known."""
+        return chain(repeat(None, len(self.token_ids) - len(self.scores)), self.scores)
 
 
 class Answer:
@@ -85,7 +89,6 @@ class Answer:
         self._answers_each = answers_each
         self._openings = openings
         self._unopened = set(range(len(replies))) if openings else set()
-        self._scores: dict[int, Sequence[TokenLogprobs]] = {}  # of the prompts' tokens, by prompt
         self._stop_ids = stop_ids
         self._show_stop_id = show_stop_id
 
@@ -115,17 +118,11 @@ class Answer:
         best: list[Part] = []
         for first in range(0, len(whole), self._choices_each):
             rivals = whole[first : first + self._choices_each]
-            rivals.sort(key=self._mean_logprob, reverse=True)
+            rivals.sort(key=_mean_logprob, reverse=True)
             best += rivals[: self._answers_each]
         for index, part in enumerate(best):
             part.index = index
         return best
-
-    def _mean_logprob(self, part: Part) -> float:
-        """Return how likely a generated token of the choice was on average."""
-        first = self._openings[part.index // self._choices_each].explained if self._openings else 0
-        chosen = [each.chosen for each in part.logprobs[first:] if each is not None]
-        return sum(chosen) / len(chosen) if chosen else 0.0
 
     def _part(self, index: int, delta: Delta) -> Part:
         if delta.finish is None and not self._unopened:
@@ -137,19 +134,13 @@ class Answer:
         return part
 
     def _open(self, part: Part, scores: Sequence[TokenLogprobs]) -> None:
-        """Let a choice begin with its prompt. The scores come to the first choice, which is never behind the others."""
+        """Let a choice begin with its prompt, whose scores come to the first choice."""
         prompt, choice = divmod(part.index, self._choices_each)
-        opening = self._openings[prompt]
+        part.opening = self._openings[prompt]
         if not choice:
-            self._scores[prompt] = scores
-        known = self._scores[prompt]
-        if opening.scored:
-            unknown = [None] * (len(opening.token_ids) - len(known))  # the first, or all of one aborted before
-            part.prompt_logprobs = [*unknown, *known]
-        if opening.echo is not None:
-            part.text = opening.echo + part.text
-            part.token_ids = [*opening.token_ids, *part.token_ids]
-            part.logprobs = [*(part.prompt_logprobs or ()), *part.logprobs]
+            part.opening.scores = scores
+        else:
+            assert prompt * self._choices_each not in self._unopened, "a choice has begun before the scores were known"
 
     def _generated(self, index: int, delta: Delta) -> Part:
         reply = self._replies[index]
@@ -185,6 +176,11 @@ def _joined(parts: list[Part]) -> Part:
         [logprobs for part in parts for logprobs in part.logprobs],
         last.finish,
         last.stop_reason,
-        first.prompt_logprobs,
+        first.opening,
         joined(part.aside for part in parts),
     )
+
+
+def _mean_logprob(part: Part) -> float:
+    """Return how likely a generated token of the choice was on average."""
+    return fmean(each.chosen for each in part.logprobs) if part.logprobs else 0.0

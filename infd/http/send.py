@@ -7,20 +7,42 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
+from aiohttp.payload import Payload
 
+from infd.http.pieces import joined
 from infd.http.service import EXCHANGE, SERVICE
-from infd.http.sse import DONE
+from infd.http.sse import DONE, HIGH_WATER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from aiohttp.abc import AbstractStreamWriter
+
     from infd.http.answer import Answer, Part
     from infd.http.formats.base import Format
+    from infd.http.pieces import Pieces
     from infd.http.sse import EventStream
     from infd.offload import Offload
 
 # Explaining so many tokens, each with 20 alternatives, takes about 4 ms.
 SHORT_EXPLANATION: Final = 128
+
+
+class Body(Payload):
+    """JSON that is written piece by piece, no faster than it is read. Its length is known before."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__(pieces, content_type="application/json")
+        self._size = sum(map(len, pieces))
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        for piece in joined(self._value, HIGH_WATER):
+            for start in range(0, len(piece), HIGH_WATER):
+                await writer.drain()
+                await writer.write(piece[start : start + HIGH_WATER])
 
 
 def json(body: bytes, status: int = 200) -> web.Response:
@@ -49,7 +71,9 @@ async def answer(
     offload = request.app[SERVICE].offload
     if events is None:
         parts = await answer.gather()
-        return json(await offload(format.whole, parts) if _is_long(parts) else format.whole(parts))
+        if not _is_long(parts):
+            return json(b"".join(format.whole(parts)))
+        return web.Response(body=Body(await offload(format.whole, parts)))
     # A task of its own is woken for each token without going down through every middleware to get there.
     await asyncio.ensure_future(_stream(answer, format, events, offload))
     await events.close()
@@ -58,9 +82,10 @@ async def answer(
 
 async def _stream(answer: Answer, format: Format, events: EventStream, offload: Offload) -> None:
     async for parts in answer:
-        news = await offload(format.events, parts) if _is_long(parts) else format.events(parts)
-        if news:
-            await events.send(news)
+        if _is_long(parts):
+            await events.send_pieces(await offload(format.events, parts))
+        elif news := format.events(parts):
+            await events.send(b"".join(news))
     await events.send(format.closing_events() + DONE)
 
 
@@ -68,6 +93,7 @@ def _is_long(parts: list[Part]) -> bool:
     """Say whether to put parts into words off the loop: a long prompt may be explained token by token."""
     explained = 0
     for part in parts:
-        if part.logprobs or part.prompt_logprobs:
-            explained += len(part.logprobs) + len(part.prompt_logprobs or ())
+        explained += len(part.logprobs)
+        if part.opening is not None:
+            explained += len(part.opening.scores)
     return explained > SHORT_EXPLANATION

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from infd.http.pieces import joined
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from infd.http.pieces import Pieces
 
 HIGH_WATER: Final = 32 * 2**10  # bytes that may wait in a transport before its writer does
 BEAT_S: Final = 5.0
@@ -96,7 +100,7 @@ class EventStream:
         self._quiet_beats = 0
         transport = self._transport or await self._begin()
         if len(events) > HIGH_WATER or transport.get_write_buffer_size():
-            await self._send_slowly(events)
+            await self._send_slowly((events,))
         elif not self._direct:
             await self.response.write(events)  # with the headers, which wait for it
             self._direct = self.response.headers.get("Transfer-Encoding") == "chunked"
@@ -105,6 +109,13 @@ class EventStream:
         else:
             # What response.write comes to, without its four calls: this runs once per token of every stream.
             transport.write(b"%x\r\n%b\r\n" % (len(events), events))
+
+    async def send_pieces(self, events: Pieces) -> None:
+        """Write whole events that are too large to be joined; nothing comes between their pieces."""
+        self._quiet_beats = 0
+        if self._transport is None:
+            await self._begin()
+        await self._send_slowly(joined(events, HIGH_WATER))
 
     async def close(self) -> None:
         """End the response properly."""
@@ -131,11 +142,12 @@ class EventStream:
                 self._transport = transport
             return transport
 
-    async def _send_slowly(self, events: bytes) -> None:
+    async def _send_slowly(self, pieces: Iterable[bytes]) -> None:
         self._lagging = True
         try:
-            for start in range(0, len(events), HIGH_WATER):
-                await self._request.writer.drain()
-                await self.response.write(events[start : start + HIGH_WATER])
+            for piece in pieces:
+                for start in range(0, len(piece), HIGH_WATER):
+                    await self._request.writer.drain()
+                    await self.response.write(piece[start : start + HIGH_WATER])
         finally:
             self._lagging = False

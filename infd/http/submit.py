@@ -10,14 +10,16 @@ from msgspec import Struct
 from infd.errors import InvalidRequest, Unsupported
 from infd.http import sampling
 from infd.http.answer import Answer, Opening
+from infd.http.formats.base import ENTRY_BYTES
 from infd.http.prompt import forbidden, written
 from infd.request import Request
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from infd.config import LimitsConfig
     from infd.engine.ticket import Ticket
     from infd.http.prompt import Prompt
     from infd.http.schema.sampling import GenerationRequest
@@ -38,7 +40,9 @@ class Wanted(Struct, frozen=True, kw_only=True):
     max_tokens          None: default_max_tokens, or, if that is None too, all that fit
     choices             made of each prompt
     answers             and of these returned
-    logprobs            as in SamplingParams; so prompt_logprobs
+    logprobs            as in SamplingParams
+    prompt_logprobs     the same of the prompt's tokens, by the fields that ask for them
+    tellings            how many of a prompt's answers tell them
     continues           whether an answer goes on in the middle of the prompt's text
     echo                whether each choice begins with its prompt
     readings            of the choices, in order, where their text has markup to take out
@@ -50,7 +54,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     choices: int
     answers: int
     logprobs: int | None
-    prompt_logprobs: int | None
+    prompt_logprobs: Mapping[str, int]
+    tellings: int
     continues: bool
     echo: bool = False
     readings: Sequence[Reading | None] = ()
@@ -64,8 +69,11 @@ async def submit(
     ticket: Ticket,
     exchange: Exchange,
     offload: Offload,
+    limits: LimitsConfig,
 ) -> Answer:
     """Queue the prompts, and return the answer to read. Raises RequestError."""
+    _check_told(wanted, prompts, limits)
+    scored = max(wanted.prompt_logprobs.values(), default=None)
     skip_special = said.skip_special_tokens is not False
     if said.spaces_between_special_tokens is False and not skip_special:
         _check_no_spaces(served)
@@ -76,7 +84,7 @@ async def submit(
         Request(
             id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
             prompt=prompt.ids,
-            sampling=_sampling(said, wanted, prompt, served, bad_words),
+            sampling=_sampling(said, wanted, prompt, served, bad_words, scored),
             choices=wanted.choices,
             end_ids=end_ids,
             priority=exchange.priority(said.priority),
@@ -87,10 +95,10 @@ async def submit(
         for number, prompt in enumerate(prompts)
     ]
     openings: list[Opening] = []
-    if wanted.echo or wanted.prompt_logprobs is not None:
+    if wanted.echo or scored is not None:
         for prompt in prompts:
             echo = await written(prompt, served, offload, skip_special_tokens=skip_special) if wanted.echo else None
-            openings.append(Opening(prompt.ids, echo, wanted.prompt_logprobs is not None))
+            openings.append(Opening(prompt.ids, echo, scored is not None))
     strings = sampling.stop_strings(said)
     stops = StopStrings(strings) if strings else None
     show_stop = bool(said.include_stop_str_in_output)
@@ -126,6 +134,7 @@ def _sampling(
     prompt: Prompt,
     served: ServedModel,
     bad_words: tuple[tuple[int, ...], ...],
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     if not prompt.ids:
         raise InvalidRequest("the prompt is empty", param=wanted.prompt_param)
@@ -137,9 +146,24 @@ def _sampling(
         ),
         choices=wanted.choices,
         logprobs=wanted.logprobs,
-        prompt_logprobs=wanted.prompt_logprobs,
+        prompt_logprobs=prompt_logprobs,
         bad_words=bad_words,
     )
+
+
+def _check_told(wanted: Wanted, prompts: Sequence[Prompt], limits: LimitsConfig) -> None:
+    """Refuse an answer that may have to tell too much of its prompts. Raises InvalidRequest."""
+    asked, answers = wanted.prompt_logprobs, wanted.tellings
+    tokens, entries = sum(len(prompt.ids) for prompt in prompts), sum(k + 1 for k in asked.values())
+    largest = answers * tokens * entries * ENTRY_BYTES
+    if largest > limits.prompt_logprobs_bytes:
+        field = max(asked, key=asked.__getitem__)
+        raise InvalidRequest(
+            f"{entries} log-probabilities of each of {tokens} prompt tokens in {answers} answers may come to {largest}"
+            f" bytes; at most {limits.prompt_logprobs_bytes} are sent (limits.prompt_logprobs_bytes):"
+            f" lower {f'n or {field}' if answers > 1 else field}, or send fewer or shorter prompts",
+            param=field,
+        )
 
 
 def _check_no_spaces(served: ServedModel) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infd.engine.ticket import Times
-from infd.http.answer import Part
+from infd.http.answer import Opening, Part
 from infd.http.body import decode
 from infd.http.formats.chat import ChatFormat
 from infd.http.formats.completions import CompletionFormat
@@ -34,8 +34,8 @@ def completion_format(**fields: Any) -> CompletionFormat:
     return CompletionFormat(said, TICKET, model="m", tokenizer=tokenizer(), prompts=[(5,), (6, 7)])
 
 
-def decoded(events: bytes) -> list[dict[str, Any]]:
-    return [json.loads(block.removeprefix(b"data: ")) for block in events.split(b"\n\n")[:-1]]
+def decoded(events: list[bytes]) -> list[dict[str, Any]]:
+    return [json.loads(block.removeprefix(b"data: ")) for block in b"".join(events).split(b"\n\n")[:-1]]
 
 
 def part(text: str, *, index: int = 0, token_ids: list[int] | None = None, **rest: Any) -> Part:
@@ -72,14 +72,14 @@ def test_a_chunk_cut_around_its_thought_is_the_chunk_encoded_whole(text: str):
 
 def test_an_event_holds_no_line_break_but_its_end():
     for text in TEXTS:
-        for block in chat_format().events([part(text)]).split(b"\n\n")[:-1]:
+        for block in b"".join(chat_format().events([part(text)])).split(b"\n\n")[:-1]:
             assert b"\n" not in block
 
 
 def test_tokens_that_show_nothing_yet_send_nothing():
     format = completion_format()
 
-    assert format.events([part("")]) == b""
+    assert format.events([part("")]) == []
 
 
 def test_parts_of_several_choices_go_out_together():
@@ -118,7 +118,7 @@ def test_usage_comes_last_if_asked_for_and_in_every_event_if_asked_for():
     last = chat_format(stream=True, stream_options={"include_usage": True})
     every = chat_format(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
 
-    (closing,) = decoded(last.closing_events())
+    (closing,) = decoded([last.closing_events()])
     assert (closing["choices"], closing["usage"]) == ([], usage)
     assert [event["usage"] for event in decoded(every.events([part("a")]))] == [usage, usage]
     assert chat_format().closing_events() == b""
@@ -138,16 +138,16 @@ def test_timings_come_with_the_final_usage_and_only_there():
     for streamed in (chat_format, completion_format):
         format = streamed(stream=True, stream_options={"include_usage": True})
         assert all("timings" not in event for event in decoded(format.events([part("a")])))
-        (closing,) = decoded(format.closing_events())
+        (closing,) = decoded([format.closing_events()])
         assert closing["timings"] == timings
     for whole in (chat_format(), completion_format()):
-        assert json.loads(whole.whole([part("a")]))["timings"] == timings
+        assert json.loads(b"".join(whole.whole([part("a")])))["timings"] == timings
 
 
 def test_an_answer_without_a_token_has_no_timings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(TICKET, "times", Times(1.0, None, None, None))
 
-    assert "timings" not in json.loads(chat_format().whole([part("")]))
+    assert "timings" not in json.loads(b"".join(chat_format().whole([part("")])))
 
 
 def test_chat_logprobs_tell_token_bytes_and_the_likeliest():
@@ -157,7 +157,7 @@ def test_chat_logprobs_tell_token_bytes_and_the_likeliest():
         "ab", token_ids=[pair, half], logprobs=[TokenLogprobs(-0.5, (half,), (-0.5,)), TokenLogprobs(-1e9)]
     )
 
-    body = json.loads(chat_format(logprobs=True, top_logprobs=1).whole([explained]))
+    body = json.loads(b"".join(chat_format(logprobs=True, top_logprobs=1).whole([explained])))
 
     assert body["choices"][0]["logprobs"] == {
         "content": [
@@ -193,6 +193,28 @@ def test_token_ids_are_shown_where_asked_with_the_prompt_they_answer():
     assert [event["choices"][0].get("prompt_token_ids") for event in chunk] == [[6, 7], None]
     assert [event["choices"][0]["token_ids"] for event in chunk] == [[3], [3]]
 
-    body = json.loads(chat_format(return_token_ids=True).whole([part("a")]))
+    body = json.loads(b"".join(chat_format(return_token_ids=True).whole([part("a")])))
     assert body["prompt_token_ids"] == [5, 6]
     assert body["choices"][0]["token_ids"] == [3]
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"prompt_logprobs": 0, "echo": True, "logprobs": 20}])
+def test_what_the_choices_repeat_of_a_prompt_is_kept_once_and_in_pieces(fields: dict[str, Any]):
+    likely = TokenLogprobs(-1.5, tuple(range(300, 320)), tuple(-1.0 - i for i in range(20)), 7)
+    opening = Opening((300,) * 500, "b" * 500 if "echo" in fields else None, scored=True, scores=[likely] * 499)
+    parts = [
+        part("a", index=index, opening=opening, logprobs=[likely], finish=FinishReason.LENGTH) for index in range(64)
+    ]
+
+    for explain in (CompletionFormat.whole, CompletionFormat.events):
+        pieces = explain(completion_format(n=64, **fields), parts)
+        kept = {id(piece): len(piece) for piece in pieces}
+        assert sum(map(len, pieces)) > 20 * sum(kept.values())
+        assert max(kept.values()) < 2**16
+
+
+def test_text_is_never_taken_for_a_place_to_fill():
+    texts = ["\0", "\u00ff", "\xff", '"choices"', "\U0001f600"]
+    body = json.loads(b"".join(completion_format().whole([part(text, index=i % 2) for i, text in enumerate(texts)])))
+
+    assert [choice["text"] for choice in body["choices"]] == texts

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from infd.config import Config, LimitsConfig
 from infd.http import send
-from infd.http.formats.base import readable
+from infd.http.formats.base import ENTRY_BYTES, readable
 from infd.http.prompt import forbidden
+from infd.http.schema.logprobs import PromptLogprob
 from infd.offload import Offload
 from tests.fakes import FakeExecutor, capacity, continuation, likeliness, prompt_likelihoods
 from tests.http.endpoint import serving
@@ -54,6 +57,86 @@ async def test_a_prompt_is_scored_token_by_token(endpoint: Endpoint, prompt: lis
         assert choice["text"] == foretell(prompt, 3, seed=choice["index"])[1]
 
 
+LIMITED = Config(limits=LimitsConfig(prompt_logprobs_bytes=128 * 5 * 12))
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"prompt_logprobs": 1, "n": 7}, "prompt_logprobs"),
+        ({"prompt_logprobs": 12}, "prompt_logprobs"),
+        ({"prompt": [PROMPT, [*PROMPT, 300]], "prompt_logprobs": 2, "n": 2}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 2, "n": 5}, "logprobs"),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 2, "n": 2}, "logprobs"),
+    ],
+)
+async def test_what_could_tell_more_of_its_prompts_than_one_answer_may_is_refused(asked: dict[str, Any], param: str):
+    async with serving(LIMITED) as endpoint:
+        status, body = await endpoint.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, **asked})
+        assert endpoint.executor.device.steps == endpoint.engine.accepted == 0
+
+    assert (status, body["error"]["param"]) == (400, param)
+    assert "limits.prompt_logprobs_bytes" in body["error"]["message"]
+    assert f"lower {'n or ' if 'n' in asked else ''}{param}," in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompt_logprobs": 1, "n": 6},
+        {"prompt_logprobs": 11},
+        {"prompt_logprobs": 5, "n": 2, "best_of": 9},
+        {"echo": True, "logprobs": 2, "n": 4},
+        {"echo": True, "n": 9},
+        {"logprobs": 9, "n": 9},
+    ],
+)
+async def test_what_one_answer_may_tell_is_told(asked: dict[str, Any]):
+    async with serving(LIMITED) as endpoint:
+        body = await endpoint.complete(prompt=PROMPT, max_tokens=2, **asked)
+
+    assert len(body["choices"]) == asked.get("n", 1)
+
+
+async def test_a_chat_tells_of_its_prompt_once_whatever_n_is():
+    prompt = chat_prompt("hi")
+    config = Config(limits=LimitsConfig(prompt_logprobs_bytes=128 * len(prompt) * 3))
+    async with serving(config) as endpoint:
+        body = await endpoint.chat(prompt_logprobs=2, max_tokens=2, n=5)
+        said = {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 3, "stream": True}
+        status, refused = await endpoint.post("/v1/chat/completions", said)
+
+    assert body["prompt_logprobs"] == explained(prompt, 2)
+    assert (status, refused["error"]["param"]) == (400, "prompt_logprobs")
+
+
+@pytest.mark.parametrize("text", ["a" * 47, "\u00e9" * 23, "\\" * 23])
+def test_an_entry_is_no_longer_than_it_is_counted(text: str):
+    logprob = struct.unpack("f", struct.pack("f", -1.4e-45))[0]  # as long in digits as a float32 becomes
+    entry = PromptLogprob(logprob=logprob, rank=9_999_999, decoded_token=text)
+
+    assert len(msgspec.json.encode([{9_999_999: entry}])) - len("[{}],") + len(",") <= ENTRY_BYTES
+
+
+async def test_a_prompt_is_explained_once_and_the_same_bytes_go_out_for_every_choice(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+):
+    read: list[int] = []
+    piece = tokenizer().piece
+    monkeypatch.setattr(type(tokenizer()), "piece", lambda self, token_id: read.append(token_id) or piece(token_id))
+    said = {"prompt": [PROMPT, LONG], "seed": 0, "echo": True, "logprobs": 1, "prompt_logprobs": 1, "max_tokens": 2}
+    looked = []
+    for n in (1, 3):
+        for post in (endpoint.post, endpoint.events):
+            read.clear()
+            await post("/v1/completions", {**said, "n": n})
+            looked.append(len(read))
+
+    assert looked[2] - looked[0] == looked[3] - looked[1] == 2 * 2 * 2 * 2, (
+        "two prompts, two choices more, of two tokens"
+    )
+
+
 async def test_a_prompt_in_the_cache_is_scored_all_the_same(endpoint: Endpoint):
     await endpoint.complete(prompt=LONG, max_tokens=1)
     body = await endpoint.complete(prompt=LONG, prompt_logprobs=0, max_tokens=1)
@@ -88,6 +171,29 @@ async def test_a_cached_prompt_is_scored_for_all_its_choices_whatever_a_score_co
     (choice,) = echo["choices"]
     assert choice["logprobs"]["token_logprobs"][:count] == [None, *(each.chosen for each in prompt_likelihoods(prompt))]
     assert whole["prompt_logprobs"] == explained(chat_prompt("a" * count), 1)
+
+
+@pytest.mark.parametrize("count", [16, 17, 40])
+async def test_many_generated_tokens_are_explained_as_each_alone(endpoint: Endpoint, count: int):
+    said = {"seed": 0, "max_tokens": count, "n": 2}
+    completion = {"prompt": PROMPT, "logprobs": 2, **said}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2, **said}
+    whole = await endpoint.complete(**completion)
+    conversation = await endpoint.chat(**chat)
+
+    pieces = [c for event in await endpoint.events("/v1/completions", completion) for c in event["choices"]]
+    for choice in whole["choices"]:
+        for name, values in choice["logprobs"].items():
+            parts = [piece["logprobs"][name] for piece in pieces if piece["index"] == choice["index"]]
+            assert [value for part in parts for value in part] == values
+            assert len(values) == count
+    pieces = [c for event in await endpoint.events("/v1/chat/completions", chat) for c in event["choices"]]
+    for choice in conversation["choices"]:
+        told = [
+            piece["logprobs"]["content"] for piece in pieces if piece["index"] == choice["index"] if piece["logprobs"]
+        ]
+        assert [each for part in told for each in part] == choice["logprobs"]["content"]
+        assert len(choice["logprobs"]["content"]) == count
 
 
 async def test_a_chat_tells_its_prompts_scores_once(endpoint: Endpoint):

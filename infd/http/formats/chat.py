@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from msgspec import UNSET
 
-from infd.http.formats.base import PLACE, around, explain_prompt, finite, readable, usage
+from infd.http.formats.base import PIECE_TOKENS, PLACE, around, explain_prompt, finite, framed, readable, usage
 from infd.http.formats.timings import timings
+from infd.http.pieces import array, batched, elements, filled, hole
 from infd.http.schema.chat import (
     ChatChoice,
     ChatChunk,
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 
     from infd.engine.ticket import Ticket
     from infd.http.answer import Part
+    from infd.http.pieces import Pieces
     from infd.http.schema.chat import ChatRequest
     from infd.http.schema.logprobs import PromptLogprobs
     from infd.http.schema.usage import Usage
+    from infd.request import TokenLogprobs
     from infd.text.markup import CallDelta
     from infd.text.tokenizer import Tokenizer
 
@@ -74,12 +77,12 @@ class ChatFormat:
             self._around(ChatDelta(reasoning_content=PLACE, reasoning=PLACE), request.n or 1) if marked_up else []
         )
 
-    def events(self, parts: list[Part]) -> bytes:
-        pieces: list[bytes] = []
+    def events(self, parts: list[Part]) -> Pieces:
+        pieces: Pieces = []
         for part in parts:
             if part.index not in self._begun:
                 self._begun.add(part.index)
-                pieces.append(self._opening_event(part))
+                pieces += self._opening_event(part)
             if part.finish is None and part.aside is None and self._only_text:
                 if part.text:
                     before, after = self._frames[part.index]
@@ -89,8 +92,8 @@ class ChatFormat:
             if part.finish is None and self._only_text and (thought := self._thought_alone(part)):
                 pieces.append(msgspec.json.encode(thought).join(self._thought_frames[part.index]))
             elif not self._only_text or self._shows(part):
-                pieces.append(self._event(part))
-        return b"".join(pieces)
+                pieces += self._event(part)
+        return pieces
 
     def closing_events(self) -> bytes:
         if not self._include_usage:
@@ -100,52 +103,55 @@ class ChatFormat:
         chunk.timings = timings(self._ticket)
         return event(msgspec.json.encode(chunk))
 
-    def whole(self, parts: list[Part]) -> bytes:
+    def whole(self, parts: list[Part]) -> Pieces:
         for part in parts:
             self._note(part)
-        choices = [
-            ChatChoice(
-                index=part.index,
-                message=self._message(part),
-                logprobs=self._explain(part),
-                finish_reason=self._finish_reason(part) or "",
-                stop_reason=part.stop_reason,
-                token_ids=part.token_ids if self._show_ids else UNSET,
-            )
-            for part in parts
-        ]
-        return msgspec.json.encode(
-            ChatResponse(
-                id=self._id,
-                created=self._created,
-                model=self._model,
-                choices=choices,
-                usage=usage(self._ticket, self._thought_tokens),
-                timings=timings(self._ticket),
-                prompt_token_ids=list(self._prompt) if self._show_ids else UNSET,
-                prompt_logprobs=self._explain_prompt(parts[0]),
-            )
+        fillings = {"choices": array(*map(self._choice, parts))}
+        response = ChatResponse(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=hole("choices"),
+            usage=usage(self._ticket, self._thought_tokens),
+            timings=timings(self._ticket),
+            prompt_token_ids=list(self._prompt) if self._show_ids else UNSET,
+            prompt_logprobs=self._explain_prompt(parts[0], fillings),
         )
+        return filled(response, fillings)
 
-    def _opening_event(self, part: Part) -> bytes:
+    def _choice(self, part: Part) -> Pieces:
+        fillings: dict[str, Pieces] = {}
+        choice = ChatChoice(
+            index=part.index,
+            message=self._message(part),
+            logprobs=self._explain(part, fillings),
+            finish_reason=self._finish_reason(part) or "",
+            stop_reason=part.stop_reason,
+            token_ids=part.token_ids if self._show_ids else UNSET,
+        )
+        return filled(choice, fillings)
+
+    def _opening_event(self, part: Part) -> Pieces:
         chunk = self._chunk(ChatChunkChoice(index=part.index, delta=ChatDelta(role="assistant", content=self._empty)))
+        fillings: dict[str, Pieces] = {}
         if self._show_ids:
             chunk.prompt_token_ids = list(self._prompt)
-        chunk.prompt_logprobs = self._explain_prompt(part)
-        return event(msgspec.json.encode(chunk))
+        chunk.prompt_logprobs = self._explain_prompt(part, fillings)
+        return framed(filled(chunk, fillings))
 
-    def _event(self, part: Part) -> bytes:
+    def _event(self, part: Part) -> Pieces:
+        fillings: dict[str, Pieces] = {}
         choice = ChatChunkChoice(
             index=part.index,
             delta=self._delta(part),
-            logprobs=self._explain(part),
+            logprobs=self._explain(part, fillings),
         )
         if self._show_ids:
             choice.token_ids = part.token_ids
         if part.finish is not None:
             choice.finish_reason = self._finish_reason(part)
             choice.stop_reason = part.stop_reason
-        return event(msgspec.json.encode(self._chunk(choice)))
+        return framed(filled(self._chunk(choice), fillings))
 
     def _around(self, delta: ChatDelta, choices: int) -> list[list[bytes]]:
         return [around(self._chunk(ChatChunkChoice(index=index, delta=delta))) for index in range(choices)]
@@ -208,30 +214,33 @@ class ChatFormat:
             usage=cost,
         )
 
-    def _explain_prompt(self, part: Part) -> PromptLogprobs | UnsetType:
+    def _explain_prompt(self, part: Part, fillings: dict[str, Pieces]) -> PromptLogprobs | UnsetType:
         """Tell it once, with the first choice."""
-        if part.prompt_logprobs is None or part.index:
+        if part.opening is None or part.index:
             return UNSET
-        return explain_prompt(self._prompt, part.prompt_logprobs, self._most, self._tokenizer)
+        fillings["prompt_logprobs"] = explain_prompt(part.opening, self._most, self._tokenizer)
+        return cast("PromptLogprobs", hole("prompt_logprobs"))
 
-    def _explain(self, part: Part) -> ChatLogprobs | None:
+    def _explain(self, part: Part, fillings: dict[str, Pieces]) -> ChatLogprobs | None:
+        """Return how likely the tokens of a part were, in `fillings` where they are many."""
         if not self._logprobs:
             return None
+        tokens = map(self._likely, part.token_ids, part.logprobs)
+        if len(part.token_ids) <= PIECE_TOKENS:
+            return ChatLogprobs(content=list(tokens))
+        fillings["content"] = array(elements(batched(tokens, PIECE_TOKENS)))
+        return ChatLogprobs(content=hole("content"))
+
+    def _likely(self, token_id: int, logprobs: TokenLogprobs) -> ChatLogprob:
         piece = self._tokenizer.piece
-        content = []
-        for token_id, logprobs in zip(part.token_ids, part.logprobs, strict=True):
-            assert logprobs is not None  # a chat echoes nothing
-            chosen = piece(token_id)
-            likely = [
-                TopLogprob(token=readable(text), logprob=finite(logprob), bytes=list(text))
-                for text, logprob in zip(map(piece, logprobs.top_ids), logprobs.top, strict=True)
-            ]
-            content.append(
-                ChatLogprob(
-                    token=readable(chosen), logprob=finite(logprobs.chosen), bytes=list(chosen), top_logprobs=likely
-                )
-            )
-        return ChatLogprobs(content=content)
+        chosen = piece(token_id)
+        likely = [
+            TopLogprob(token=readable(text), logprob=finite(logprob), bytes=list(text))
+            for text, logprob in zip(map(piece, logprobs.top_ids), logprobs.top, strict=True)
+        ]
+        return ChatLogprob(
+            token=readable(chosen), logprob=finite(logprobs.chosen), bytes=list(chosen), top_logprobs=likely
+        )
 
 
 def _call_delta(call: CallDelta) -> ReplyCallDelta:

@@ -51,11 +51,13 @@ async def complete(request: web.Request) -> web.StreamResponse:
             choices=said.n or 1,
             answers=said.n or 1,
             logprobs=(said.top_logprobs or 0) if said.logprobs else None,
-            prompt_logprobs=said.prompt_logprobs,
+            prompt_logprobs={} if said.prompt_logprobs is None else {"prompt_logprobs": said.prompt_logprobs},
+            tellings=1,
             continues=bool(said.continue_final_message),
             readings=readings,
         )
-        answer = await submit(said, wanted, [prompt], served, ticket, exchange, service.offload)
+        limits = service.config.limits
+        answer = await submit(said, wanted, [prompt], served, ticket, exchange, service.offload, limits)
         format = ChatFormat(
             said, ticket, model=model, tokenizer=served.tokenizer, prompt=prompt.ids, marked_up=readings[0] is not None
         )

@@ -42,7 +42,8 @@ async def complete(request: web.Request) -> web.StreamResponse:
         served = service.model()
         model = served.name(said.model)
         prompts = await read_prompts(said, written, served, service.offload)
-        answer = await submit(said, _wanted(said), prompts, served, ticket, exchange, service.offload)
+        limits = service.config.limits
+        answer = await submit(said, _wanted(said), prompts, served, ticket, exchange, service.offload, limits)
         ids = [prompt.ids for prompt in prompts]
         format = CompletionFormat(said, ticket, model=model, tokenizer=served.tokenizer, prompts=ids)
         return await send.answer(request, answer, format, events)
@@ -91,7 +92,8 @@ def _choices(said: CompletionRequest) -> int:
 
 def _wanted(said: CompletionRequest) -> Wanted:
     n, choices = said.n or 1, _choices(said)
-    echoed = said.logprobs if said.echo else None  # logprobs of an echo are its tokens' too
+    # The logprobs of an echo are its tokens' too.
+    told = {"prompt_logprobs": said.prompt_logprobs, "logprobs": said.logprobs if said.echo else None}
     return Wanted(
         prompt_param="prompt",
         max_tokens=said.max_tokens,
@@ -99,7 +101,8 @@ def _wanted(said: CompletionRequest) -> Wanted:
         choices=choices,
         answers=n,
         logprobs=0 if said.logprobs is None and choices > n else said.logprobs,
-        prompt_logprobs=max((k for k in (said.prompt_logprobs, echoed) if k is not None), default=None),
+        prompt_logprobs={field: k for field, k in told.items() if k is not None},
+        tellings=n,
         echo=bool(said.echo),
         continues=True,
     )
