@@ -41,7 +41,7 @@ async def measure(said: dict[str, Any], path: str, device: str, settings: tuple[
         status, received = await _read(session, path, said)
         took = time.perf_counter() - started
         probing.cancel()
-        waits = await probing
+        waits = await probing or [0.0]
         click.echo(
             f"{status}  {received / 1e6:.1f} MB in {took:.2f} s, {server.cpu_s() - cpu:.2f} s of CPU;"
             f" resident {before / 2**20:.0f} MiB, at most {_resident(server, 'VmHWM') / 2**20:.0f} MiB;"
