@@ -58,7 +58,7 @@ class Measure:
     def ended(self, flow: Flow, finish: FinishReason | None, now: float) -> None:
         """A choice has had its terminal event. None: its reader has gone."""
         metrics, seq = self._metrics, flow.seq
-        metrics.terminal[finish.value if finish else "disconnect"] += 1
+        metrics.terminal[finish.value if finish else flow.ticket.departure] += 1
         if seq.adapter is not None:
             metrics.adapter_requests[seq.adapter.name] = metrics.adapter_requests.get(seq.adapter.name, 0) + 1
         metrics.e2e.observe(now - flow.ticket.admitted)

@@ -57,6 +57,9 @@ class Ticket:
         self.prompt_tokens = 0  # of all its requests; choices share their prompt
         self.cached_tokens = 0  # of these, found in the cache
         self.generated_tokens = 0  # handed to its reader
+        self.departure = (
+            "disconnect"  # how its reader leaves, where it does not wait for the end: slow_reader if dropped
+        )
         self.reserved_choices = choices  # places in the queue held until submitted
         self.reserved_tokens = tokens
         self.deadlines = Deadlines(server, partial(engine.expire, self))
@@ -120,7 +123,7 @@ class Ticket:
             "queue_ms": _milliseconds(self.admitted, times.started),
             "ttft_ms": _milliseconds(self.admitted, times.first),
             "total_ms": _milliseconds(self.admitted, self._engine.now()),
-            "finish": finish.value if isinstance(finish, FinishReason) else "disconnect",
+            "finish": finish.value if isinstance(finish, FinishReason) else self.departure,
         }
 
 

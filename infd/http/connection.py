@@ -21,6 +21,7 @@ from aiohttp.web_protocol import _ErrInfo
 from infd.errors import InvalidHttp, InvalidRequest, Overloaded, UnknownVersion
 from infd.http import failure
 from infd.http.connections import address_of
+from infd.http.service import EXCHANGE
 from infd.http.sse import HIGH_WATER
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._header_deadline = self._loop.call_later(self._header_timeout_s, self._headers_are_late, TURNS)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        if self._paused and isinstance(exc, TimeoutError):
+            self._count_slow_reader()  # TCP_USER_TIMEOUT is as long as STALL_S, and often over a moment sooner
         self._connections.leave(self)
         for deadline in (self._header_deadline, self._stall_deadline, self._linger_deadline):
             if deadline is not None:
@@ -151,7 +154,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall_deadline = self._loop.call_later(STALL_S, self._too_late, "slow_reader")
+        self._stall_deadline = self._loop.call_later(STALL_S, self._stalled)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -249,11 +252,18 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if turns:
             self._header_deadline = self._loop.call_soon(self._headers_are_late, turns - 1)
         else:
-            self._too_late("slow_headers")
+            self._metrics.dropped["slow_headers"] += 1
+            self.drop()
 
-    def _too_late(self, reason: str) -> None:
-        self._metrics.dropped[reason] += 1
+    def _stalled(self) -> None:
+        self._count_slow_reader()
         self.drop()
+
+    def _count_slow_reader(self) -> None:
+        self._metrics.dropped["slow_reader"] += 1
+        exchange = None if self._current_request is None else self._current_request.get(EXCHANGE)
+        if exchange is not None and exchange.ticket is not None:
+            exchange.ticket.departure = "slow_reader"
 
 
 def leaves_too_much_unread(request: web.BaseRequest) -> bool:

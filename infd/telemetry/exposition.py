@@ -155,7 +155,7 @@ class _Scrape:
         model = {"model_name": metrics.model_name, "engine": "0"}
         usage = gauges.pages_referenced / gauges.pages if gauges.pages else 0.0
         ended = dict(metrics.terminal)
-        ended["abort"] += ended.pop("disconnect")
+        ended["abort"] += ended.pop("disconnect") + ended.pop("slow_reader")
         yield _gauge("vllm:num_requests_running", "Sequences that run.", [(model, gauges.running)])
         yield _gauge("vllm:num_requests_waiting", "Sequences that wait.", [(model, gauges.waiting)])
         yield _gauge("vllm:kv_cache_usage_perc", "Share of pages in use, 0 to 1.", [(model, usage)])

@@ -110,7 +110,7 @@ class Metrics:
         self.steps_undone = 0
         self.prefix_queries = 0  # prompt tokens looked up
         self.prefix_hits = 0  # of those, found
-        self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect"), 0)
+        self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect", "slow_reader"), 0)
         self.rejected: dict[str, int] = {}
         self.adapter_requests: dict[str, int] = {}  # that have ended, by adapter
         self.connections = 0  # open now

@@ -292,7 +292,7 @@ class HttpTarget(SocketTarget):
     """
 
     last = LAST
-    BOUND_S = 10.0
+    BOUND_S = 20.0
     # Caches fill at first. What leaks an object for each client has leaked as many soon.
     ROUND = 2000
     GROWTH_OBJECTS = 5000

@@ -14,12 +14,12 @@ import pytest
 
 from infd.config import Config, ServerConfig
 from infd.errors import Overloaded
-from infd.http import connection, connections
+from infd.http import app, connection, connections
 from infd.http.connections import Connections, address_of
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor, capacity
 from tests.http.endpoint import Endpoint, serving
-from tests.http.test_streaming import COMPLETIONS, held, raw, until
+from tests.http.test_streaming import COMPLETIONS, LONG, held, raw, until
 
 
 class Guest:
@@ -260,6 +260,26 @@ async def test_a_reader_that_stops_reading_a_whole_answer_is_dropped(monkeypatch
 
         await until(lambda: endpoint.server.service.metrics.connections == 0)
         client.close()
+
+
+@pytest.mark.parametrize("dropped_by", [connection, app], ids=["infd", "the kernel"])
+async def test_a_reader_dropped_for_slowness_has_its_own_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dropped_by: Any
+):
+    caplog.set_level("INFO", "infd.access")
+    monkeypatch.setattr(dropped_by, "STALL_S", 0.05)
+    async with serving() as endpoint:
+        metrics = endpoint.server.service.metrics
+        client = raw(endpoint, {**LONG, "n": 4})
+
+        await until(lambda: sum(metrics.terminal.values()) == 4)
+        client.close()
+
+    assert metrics.terminal["slow_reader"] == 4
+    assert metrics.terminal["disconnect"] == 0
+    assert metrics.dropped["slow_reader"] == 1
+    (line,) = [vars(record) for record in caplog.records if record.name == "infd.access"]
+    assert (line["status"], line["finish"]) == (499, "slow_reader")
 
 
 async def test_a_body_may_take_longer_while_it_comes_at_a_pace():

@@ -110,14 +110,16 @@ def test_every_state_has_a_series() -> None:
     assert set(STATES) == {state.value for state in State}
 
 
-def test_reasons_become_labels_and_a_disconnect_is_an_abort_to_others() -> None:
+def test_reasons_become_labels_and_who_leaves_has_aborted_to_others() -> None:
     metrics = Metrics("tiny")
     metrics.terminal["abort"] = 1
-    metrics.terminal["disconnect"] = 2
+    metrics.terminal["disconnect"] = 1
+    metrics.terminal["slow_reader"] = 1
     metrics.rejected["queue_full"] = 3
     found = samples(metrics)
 
-    assert found['infd_requests_terminal_total{model_name="tiny",reason="disconnect"}'] == 2
+    assert found['infd_requests_terminal_total{model_name="tiny",reason="disconnect"}'] == 1
+    assert found['infd_requests_terminal_total{model_name="tiny",reason="slow_reader"}'] == 1
     assert found['vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"}'] == 3
     assert found['infd_rejected_total{model_name="tiny",reason="queue_full"}'] == 3
     assert metrics.terminal["abort"] == 1
