@@ -49,14 +49,25 @@ A Fault is an error as plain values: it lasts in a step's result, and crosses to
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from msgspec import Struct
+
+Error = TypeVar("Error", bound=BaseException)
 
 
 def brief(text: str) -> str:
     """Return as much of a client's words as an error repeats."""
     return text if len(text) <= 100 else text[:100] + "..."
+
+
+def without_frames(error: Error) -> Error:
+    """Return an error that has been logged, or needs no log, without where it was raised.
+
+    Whoever keeps an error keeps the frames that it passed through, and a request's body and tokens with them.
+    """
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 class InfdError(Exception):

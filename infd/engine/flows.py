@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from infd.engine.fanout import FanOut
 from infd.engine.ticket import Flow
-from infd.errors import InfdError, RequestFailed
+from infd.errors import InfdError, RequestFailed, without_frames
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Flows:
         self._scheduler = scheduler
         self._measure = measure
         self._wake = wake
-        self._alive: dict[Sequence, Flow] = {}
+        self._alive: dict[Sequence, tuple[Flow, Ticket]] = {}
         self._fan_out = FanOut(self._deliver)
 
     def __len__(self) -> int:
@@ -45,32 +45,32 @@ class Flows:
         prompt_tokens  that it adds to those that wait: none where a sibling before it has the same prompt
         """
         engine = self._engine
-        flow = Flow(seq, stream, ticket, engine.now(), prompt_tokens)
+        flow = Flow(seq, stream, ticket.admitted, engine.now(), prompt_tokens)
         self._scheduler.add(seq)
         if seq.adapter is not None:
             engine.adapters.keep(seq.adapter)
-        self._alive[seq] = flow
+        self._alive[seq] = flow, ticket
         engine.door.queued_tokens += prompt_tokens
         ticket.flows.append(flow)
         ticket.prompt_tokens += prompt_tokens
         if seq.idle:
-            self._end(flow, FinishReason.LENGTH)
+            self._end(seq, FinishReason.LENGTH)
 
     def end(self, ticket: Ticket, finish: FinishReason | None, error: Exception | None = None) -> int:
         """End those of a ticket's choices that have not ended; return how many. None: their reader has gone."""
-        alive = [flow for flow in ticket.flows if flow.seq in self._alive]
-        for flow in alive:
-            self._end(flow, finish, error)
+        alive = [flow.seq for flow in ticket.flows if flow.seq in self._alive]
+        for seq in alive:
+            self._end(seq, finish, error)
         return len(alive)
 
     def fail_all(self, error: Exception) -> None:
         """End every choice with one error event, behind all that was committed for it."""
         self._fan_out.flush()
-        for flow in list(self._alive.values()):
+        for seq in list(self._alive):
             try:
-                self._end(flow, FinishReason.ERROR, error)
+                self._end(seq, FinishReason.ERROR, error)
             except Exception:  # the scheduler may be what failed; the next reader must hear of it all the same
-                log.exception("%s could not be removed", flow.seq)
+                log.exception("%s could not be removed", seq)
 
     def resume(self, ticket: Ticket) -> None:
         """The reader of a ticket's choices has caught up."""
@@ -81,13 +81,13 @@ class Flows:
     def planned(self, issued: Issued) -> None:
         """A step was issued: who joins with it waits no longer."""
         for seq in issued.step.admitted:
-            flow = self._alive[seq]
+            flow, ticket = self._alive[seq]
             if flow.started is None:
                 flow.started = issued.at
-                flow.ticket.deadlines.started()
+                ticket.deadlines.started()
                 self._engine.door.queued_tokens -= flow.prompt_tokens
                 if flow.prompt_tokens:
-                    flow.ticket.cached_tokens += seq.prompt_cached or 0
+                    ticket.cached_tokens += seq.prompt_cached or 0
                 self._measure.planned(flow)
 
     def committed(self, outcomes: list[Outcome]) -> None:
@@ -97,14 +97,16 @@ class Flows:
     def _deliver(self, outcome: Outcome) -> None:
         """Hand one sequence's news to its stream."""
         seq = outcome.seq
-        flow = self._alive.get(seq)
-        if flow is None:
+        if seq not in self._alive:
             return  # its reader left, or it was ended, while this was on its way
+        flow, ticket = self._alive[seq]
         if outcome.finish is FinishReason.ERROR:
             if not isinstance(seq.failure, InfdError):
                 log.error("%s failed", seq, exc_info=seq.failure)
+            if seq.failure is not None:
+                without_frames(seq.failure)
             self._engine.events.tell("request", "failed", id=seq.request.id, choice=seq.choice, error=repr(seq.failure))
-            self._end(flow, FinishReason.ERROR, seq.failure)
+            self._end(seq, FinishReason.ERROR, seq.failure)
             return
         now = self._engine.now()
         self._measure.delivered(flow, len(outcome.tokens), now)
@@ -116,25 +118,25 @@ class Flows:
         try:
             stopped = stream.push(outcome.tokens, outcome.logprobs, outcome.finish, outcome.prompt_logprobs)
         except Exception as error:
-            self._end(flow, FinishReason.ERROR, error)
+            self._end(seq, FinishReason.ERROR, error)
             raise
-        flow.ticket.generated_tokens += stream.delivered - before
+        ticket.generated_tokens += stream.delivered - before
         if stopped or outcome.finish is not None:
-            self._end(flow, FinishReason.STOP if stopped else outcome.finish)
+            self._end(seq, FinishReason.STOP if stopped else outcome.finish)
         elif stream.too_much and not self._scheduler.holds(seq):
-            for each in flow.ticket.flows:  # they go on when their reader has caught up
+            for each in ticket.flows:  # they go on when their reader has caught up
                 self._scheduler.hold(each.seq)
 
-    def _end(self, flow: Flow, finish: FinishReason | None, error: BaseException | None = None) -> None:
+    def _end(self, seq: Sequence, finish: FinishReason | None, error: BaseException | None = None) -> None:
         """Give a choice its one terminal event. None: its reader has gone."""
-        engine, seq = self._engine, flow.seq
-        del self._alive[seq]
+        engine = self._engine
+        flow, ticket = self._alive.pop(seq)
         if flow.started is None:
             engine.door.queued_tokens -= flow.prompt_tokens
         if finish is not None:  # its reader hears of it whatever happens below
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
-        self._measure.ended(flow, finish, engine.now())
+        self._measure.ended(flow, finish.value if finish else ticket.departure, engine.now())
         self._scheduler.remove(seq, finish or FinishReason.ABORT, error)
         self._wake()
         if seq.adapter is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from infd.engine.suspects import Suspects
-from infd.errors import DeviceLost, StepTooLarge
+from infd.errors import DeviceLost, StepTooLarge, without_frames
 from infd.request import FinishReason
 from infd.scheduler.scheduler import Outcome
 
@@ -155,6 +155,7 @@ class StepLoop:
         """Undo the failed step and those behind it; fail the sequence that is to blame once it is known."""
         number, sequences = failed.step.plan.number, len(failed.step.sequences)
         log.error("step %d of %d sequences failed", number, sequences, exc_info=error)
+        without_frames(error)
         self._events.tell("step", "failed", number=number, sequences=sequences, error=repr(error))
         behind = list(self._in_flight)
         await asyncio.gather(*(issued.result for issued in behind), return_exceptions=True)

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
     from infd.engine.loop import Issued
     from infd.engine.ticket import Flow
-    from infd.request import FinishReason
     from infd.scheduler.scheduler import Outcome, Scheduler
     from infd.telemetry.metrics import Metrics
 
@@ -46,7 +45,7 @@ class Measure:
         if flow.first is not None:
             metrics.inter_token.observe((now - flow.last) / tokens, tokens)
             return
-        metrics.ttft.observe(now - flow.ticket.admitted)
+        metrics.ttft.observe(now - flow.admitted)
         if flow.started is not None:
             metrics.prefill.observe(now - flow.started)
         if flow.prompt_tokens:
@@ -55,13 +54,13 @@ class Measure:
             metrics.prompt_tokens_cached += cached
             metrics.request_computed_tokens.observe(flow.prompt_tokens - cached)
 
-    def ended(self, flow: Flow, finish: FinishReason | None, now: float) -> None:
-        """A choice has had its terminal event. None: its reader has gone."""
+    def ended(self, flow: Flow, reason: str, now: float) -> None:
+        """A choice has had its terminal event."""
         metrics, seq = self._metrics, flow.seq
-        metrics.terminal[finish.value if finish else flow.ticket.departure] += 1
+        metrics.terminal[reason] += 1
         if seq.adapter is not None:
             metrics.adapter_requests[seq.adapter.name] = metrics.adapter_requests.get(seq.adapter.name, 0) + 1
-        metrics.e2e.observe(now - flow.ticket.admitted)
+        metrics.e2e.observe(now - flow.admitted)
         metrics.request_prompt_tokens.observe(seq.prompt_tokens)
         metrics.request_generation_tokens.observe(seq.generated)
         metrics.request_max_tokens.observe(seq.request.sampling.max_tokens)

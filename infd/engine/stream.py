@@ -64,21 +64,21 @@ class Delta(Struct):
 class Stream:
     """One choice: the buffer between the engine and its caller."""
 
-    __slots__ = ("_bytes", "_choices", "_pending", "delivered", "finish", "index", "watcher")
+    __slots__ = ("_bytes", "_inbox", "_pending", "delivered", "finish", "index", "watcher")
 
-    def __init__(self, choices: Choices, index: int, watcher: Watcher | None) -> None:
+    def __init__(self, inbox: Inbox, index: int, watcher: Watcher | None) -> None:
         self.index = index
         self.watcher = watcher
         self.finish: FinishReason | None = None
         self.delivered = 0  # tokens
-        self._choices = choices
+        self._inbox = inbox
         self._pending: Delta | None = None
         self._bytes = 0  # about what is pending takes
 
     @property
     def too_much(self) -> bool:
         """Whether its caller has fallen behind, with this choice and its siblings together."""
-        return self._choices._pending_bytes > PENDING_BYTES
+        return self._inbox.pending_bytes > PENDING_BYTES
 
     def push(
         self,
@@ -115,7 +115,7 @@ class Stream:
         """Return and clear what is pending."""
         delta, self._pending = self._pending, None
         assert delta is not None
-        self._choices._pending_bytes -= self._bytes
+        self._inbox.pending_bytes -= self._bytes
         self._bytes = 0
         return delta
 
@@ -135,15 +135,37 @@ class Stream:
         if logprobs or prompt_logprobs:
             added += sum(LOGPROBS_BYTES + LIKELY_BYTES * len(each.top) for each in (*prompt_logprobs, *logprobs))
         self._bytes += added
-        self._choices._pending_bytes += added
+        self._inbox.pending_bytes += added
         pending = self._pending
         if pending is None:
             self._pending = Delta(token_ids, logprobs, finish, stop_id, error, prompt_logprobs)
-            self._choices._announce(self)
+            self._inbox.announce(self.index)
         else:
             pending.token_ids = pending.token_ids + token_ids
             pending.logprobs = pending.logprobs + logprobs
             pending.finish, pending.stop_id, pending.error = finish, stop_id, error
+
+
+class Inbox:
+    """What the choices of one ticket tell their caller. They share it, so that none of them refers to all of them.
+
+    news           indices of the choices with a delta to take, in the order in which they came
+    waiter         resolves with the next
+    pending_bytes  about what all that is pending takes
+    """
+
+    __slots__ = ("news", "pending_bytes", "waiter")
+
+    def __init__(self) -> None:
+        self.news: deque[int] = deque()
+        self.waiter: asyncio.Future[None] | None = None
+        self.pending_bytes = 0
+
+    def announce(self, index: int) -> None:
+        self.news.append(index)
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 class Choices:
@@ -155,28 +177,26 @@ class Choices:
     """
 
     def __init__(self, watchers: Many[Watcher | None], on_relief: Callable[[], None]) -> None:
-        self.streams = [Stream(self, index, watcher) for index, watcher in enumerate(watchers)]
-        self._news: deque[Stream] = deque()
+        self._inbox = Inbox()
+        self.streams = [Stream(self._inbox, index, watcher) for index, watcher in enumerate(watchers)]
         self._open = len(self.streams)
-        self._waiter: asyncio.Future[None] | None = None
         self._on_relief = on_relief
-        self._pending_bytes = 0
 
     @property
     def too_much(self) -> bool:
         """Whether more lies here than a caller who keeps up ever leaves."""
-        return self._pending_bytes > PENDING_BYTES
+        return self._inbox.pending_bytes > PENDING_BYTES
 
     @property
     def ready(self) -> bool:
         """Whether the next delta is here already, so that a caller can gather what one step brought."""
-        return bool(self._news)
+        return bool(self._inbox.news)
 
     def __aiter__(self) -> Choices:
         return self
 
     async def __anext__(self) -> tuple[int, Delta]:
-        while not self._news:
+        while not self._inbox.news:
             await self.news()
         return self.take()
 
@@ -184,23 +204,18 @@ class Choices:
         """Return what resolves with the next delta. Raises StopAsyncIteration once every choice has ended."""
         if not self._open:
             raise StopAsyncIteration
-        self._waiter = asyncio.get_running_loop().create_future()
-        if self._news:
-            self._waiter.set_result(None)
-        return self._waiter
+        inbox = self._inbox
+        inbox.waiter = asyncio.get_running_loop().create_future()
+        if inbox.news:
+            inbox.waiter.set_result(None)
+        return inbox.waiter
 
     def take(self) -> tuple[int, Delta]:
         """Return a delta that is `ready`, as the iteration does."""
-        stream, behind = self._news.popleft(), self.too_much
+        stream, behind = self.streams[self._inbox.news.popleft()], self.too_much
         delta = stream.take()
         if behind and not self.too_much:
             self._on_relief()
         if delta.finish is not None:
             self._open -= 1
         return stream.index, delta
-
-    def _announce(self, stream: Stream) -> None:
-        self._news.append(stream)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)

@@ -28,7 +28,7 @@ class Flow(Struct, eq=False):
 
     seq: Sequence
     stream: Stream
-    ticket: Ticket
+    admitted: float
     submitted: float
     prompt_tokens: int  # 0 for siblings, which share the first one's prompt
     started: float | None = None  # first planned

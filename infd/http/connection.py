@@ -147,6 +147,8 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     ) -> tuple[web.StreamResponse, bool]:
         self._answered = request.content is self._arriving
         answer, gone = await super().finish_response(request, resp, start_time)
+        if request.content.is_eof() and not request.content.at_eof():
+            request.content.read_nowait()  # nobody wanted it, and aiohttp keeps it until the next request comes
         self._look_at_input()  # what followed a declined upgrade is read only now
         if not gone and not answer.keep_alive:
             self._linger()

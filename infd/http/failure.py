@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from infd.errors import Internal, NotReady, RequestError, Unauthorized, UnknownVersion
+from infd.errors import Internal, NotReady, RequestError, Unauthorized, UnknownVersion, without_frames
 from infd.http.schema.error import ErrorBody, ErrorDetail
 
 if TYPE_CHECKING:
@@ -20,10 +20,14 @@ _LOG = logging.getLogger("infd.http")
 
 
 def translate(error: Exception, exchange: Exchange) -> RequestError:
-    """Return what to tell the client. What is not the client's to fix is logged here, once."""
+    """Return what to tell the client. What is not the client's to fix is logged here, once.
+
+    Neither error keeps the frames of its handler.
+    """
     if isinstance(error, RequestError):
-        return error
+        return without_frames(error)
     _LOG.error("a request failed", exc_info=error, extra={"request_id": exchange.id})
+    without_frames(error)
     return Internal(exchange.id)
 
 

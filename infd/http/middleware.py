@@ -65,9 +65,15 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         response = await handler(request)
         status = response.status
+        if not response.prepared:
+            response.headers["X-Request-Id"] = exchange.id
         return response
+    except ConnectionError:
+        # aiohttp finds out by itself that nobody is left to answer. Raised, the error were in a cycle with its task.
+        return web.Response(status=status)
     finally:
         client.silent()
+        del request[EXCHANGE]  # aiohttp keeps the request until the next one comes
         path = _raw_path(request)
         if path not in OPEN:  # probes come every second
             seconds = time.monotonic() - began
