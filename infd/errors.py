@@ -3,7 +3,8 @@
 InfdError
 ├── RequestError           a client can fix it, or try later; carries an HTTP status
 │   ├── InvalidRequest     400
-│   │   └── InvalidHttp    400 invalid_http; the connection is closed
+│   │   ├── InvalidHttp    400 invalid_http; the connection is closed
+│   │   └── TooCostly      400, what a checkpoint's text does with this request reached a limit
 │   ├── PromptTooLong      400 context_length_exceeded
 │   ├── NothingAllowed     400, found out while generating
 │   ├── Unsupported        400, names the feature
@@ -24,6 +25,7 @@ InfdError
 │   └── Internal           500, our bug; the message names the request id
 ├── AdapterExists          another stands under that name
 ├── AdapterTooLarge        there is no room for it beside the others
+├── WorkerFailed           a checkpoint's text ended the process that it ran in, or failed there as nobody foresaw
 ├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
 ├── WrongState             an operator's wish that cannot be begun now
 ├── Busy                   an operator's wish that waits for another one to end
@@ -98,6 +100,10 @@ class InvalidHttp(InvalidRequest):
     """The bytes are not a request, or not one whose end is certain."""
 
     code, closes = "invalid_http", True
+
+
+class TooCostly(InvalidRequest):
+    """What a checkpoint's text (a chat template, a tokenizer) does with this request reached a limit."""
 
 
 class PromptTooLong(RequestError):
@@ -238,6 +244,10 @@ class AdapterTooLarge(InfdError):
             f"the adapter takes {size / 2**20:,.1f} MiB; {max(0, room) / 2**20:,.1f} MiB are free for adapters:"
             " unload others, or raise lora.host_bytes"
         )
+
+
+class WorkerFailed(InfdError):
+    """A task that runs apart from the daemon panicked, or ended its process. The next one gets another process."""
 
 
 class RequestFailed(InfdError):

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from infd.admin.server import AdminServer
+from infd.apart.client import Worker
 from infd.daemon import dump, given, parts
 from infd.daemon.banner import Readiness, greet, process_age_s
 from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
@@ -36,6 +37,7 @@ from infd.hub.fetch import fetch
 from infd.memory import trim
 from infd.offload import Offload
 from infd.telemetry.metrics import Metrics
+from infd.text import apart
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -76,6 +78,7 @@ class Daemon:
         self.keys = given.keys(config, environment)
         self.notifier = Notifier(environment.notify_socket)
         self.offload = Offload()
+        self.worker = Worker(apart.MODULE)
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
         self.loading = self._stage(f"loading {self.names[0]}")
         self._reading = asyncio.Event()  # weights, for which nobody needs the interpreter
@@ -101,6 +104,7 @@ class Daemon:
                 self._listening.close()
             await self._close(self.admin.close())
             await self._close(self.engine.close())
+            self.worker.close()
             self.offload.close()
             self.notifier.close()
             self._ignore_signals()
@@ -157,7 +161,7 @@ class Daemon:
     async def _read_language(self) -> parts.Language:
         # Before, the device thread imports torch: two who want the interpreter would only get into each other's way.
         await self._reading.wait()
-        language = await self.offload(parts.Language.load, self.directory.result(), self.config.model)
+        language = await self.offload(parts.Language.load, self.directory.result(), self.config.model, self.worker)
         await self.offload(gc.collect)
         return language
 

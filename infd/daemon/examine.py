@@ -4,15 +4,18 @@ weights, by the functions that start itself calls; and say what is left to be fo
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from infd.apart.client import Worker
 from infd.daemon import parts
 from infd.errors import CheckpointError, StartError
 from infd.models.config import architecture
 from infd.runner.host import kind
 from infd.runner.outline import candidates, outline
+from infd.text import apart
 from infd.text.conversion import VOCABULARIES
 from infd.weights.checkpoint import INDEX, SINGLE, Checkpoint, indexed_files, read_config
 
@@ -58,7 +61,8 @@ def examine(directory: Path, config: Config) -> Examined:
     if not null:
         found.collect(lambda: Checkpoint(directory).close())
     if _is_quick(directory):
-        found.collect(lambda: parts.Language.load(directory, config.model))
+        with closing(Worker(apart.MODULE)) as worker:
+            found.collect(lambda: parts.Language.load(directory, config.model, worker))
     else:
         found.unchecked.append("whether transformers can convert its tokenizer, which is no tokenizer.json")
     if not null and not found.faults:

@@ -6,17 +6,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infd import embedded
 from infd.adapters.files import locate
 from infd.adapters.peft import PeftConfig
+from infd.apart.client import Worker
 from infd.daemon.examine import Examined, examine, weight_files
 from infd.errors import CheckpointError, ConfigError
 from infd.http.auth import Keys
 from infd.hub.cached import cached
 from infd.hub.fetch import is_id
+from infd.text import apart
 from infd.text.chat import ChatTemplate
 from infd.weights.checkpoint import TensorFile
 
@@ -40,7 +43,8 @@ def check(config: Config, environment: Environment) -> list[str]:
 
     def template() -> None:
         if config.model.chat_template and directory is None:  # else it was read together with the model's
-            ChatTemplate.of_file(config.model.chat_template)
+            with closing(Worker(apart.MODULE)) as worker:
+                ChatTemplate.of_file(config.model.chat_template, worker=worker)
 
     def adapters() -> None:
         for path in config.lora.modules.values():

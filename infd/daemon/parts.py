@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from infd.apart.client import Worker
     from infd.config import Config, Environment, HubAccess, ModelConfig
     from infd.engine.executor import Executor
     from infd.hub.fetch import Hub
@@ -37,10 +38,13 @@ class Language(Struct, frozen=True):
     defaults: SamplingDefaults
 
     @classmethod
-    def load(cls, directory: Path, model: ModelConfig) -> Language:
-        """Read it. Takes a fraction of a second. Raises CheckpointError, ConfigError."""
-        tokenizer = Tokenizer.load(directory)
-        template = ChatTemplate.load(tokenizer, model.chat_template or None)
+    def load(cls, directory: Path, model: ModelConfig, worker: Worker) -> Language:
+        """Read it. Takes a fraction of a second. Raises CheckpointError, ConfigError.
+
+        worker  for those of its texts that may not run here
+        """
+        tokenizer = Tokenizer.load(directory, worker)
+        template = ChatTemplate.load(tokenizer, model.chat_template or None, worker)
         syntax = Syntax.choose(tokenizer, template, reasoning_name=model.reasoning_parser, tools_name=model.tool_parser)
         return cls(tokenizer, template, syntax, SamplingDefaults.read(tokenizer.files.generation_config))
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from infd.errors import InvalidRequest, PromptTooLong
+from infd.errors import InvalidRequest, PromptTooLong, TooCostly
 from infd.http.conversation import conversation, offered
-from infd.text.chat import TooCostly
 from infd.text.sandbox import BRIEF
 from infd.text.syntax import PROMPT_END
 
@@ -68,6 +67,8 @@ def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) 
 
 async def encode(text: str, served: ServedModel, offload: Offload, *, add_special_tokens: bool) -> tuple[int, ...]:
     """Return the ids of a text."""
+    if served.tokenizer.apart:
+        return await offload.apart(_encode, text, served, add_special_tokens=add_special_tokens)
     if len(text) <= SHORT_CHARACTERS:
         return _encode(text, served, add_special_tokens=add_special_tokens)
     door = offload.short if len(text) <= ORDINARY_CHARACTERS else offload
@@ -106,7 +107,10 @@ async def forbidden(words: Sequence[str], served: ServedModel, offload: Offload)
         return ()
     if sum(map(len, words)) > BAD_WORD_TOKENS:
         raise InvalidRequest(f"bad_words come to more than {BAD_WORD_TOKENS} characters", param="bad_words")
-    spelled = _spelled(words, served) if len(words) <= SHORT_WORDS else await offload(_spelled, words, served)
+    if served.tokenizer.apart:
+        spelled = await offload.apart(_spelled, words, served)
+    else:
+        spelled = _spelled(words, served) if len(words) <= SHORT_WORDS else await offload(_spelled, words, served)
     if sum(map(len, spelled)) > BAD_WORD_TOKENS:
         raise InvalidRequest(f"bad_words come to more than {BAD_WORD_TOKENS} tokens", param="bad_words")
     return spelled
@@ -150,6 +154,8 @@ async def render(
         special = bool(add_special_tokens) and not served.template.begins_with_bos(text)
         return Prompt(_encode(text, served, add_special_tokens=special), text, text[-PROMPT_END:])
 
+    if served.template.apart or served.tokenizer.apart:
+        return await offload.apart(work)
     if body_bytes <= SHORT_CHARACTERS:
         # The template is a stranger's: it gets a few milliseconds of the loop, and its full time on a thread.
         with suppress(TooCostly):

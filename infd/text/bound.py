@@ -12,7 +12,6 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
-from tokenizers import models
 
 from infd.text.pieces import BytePieces, TextPieces
 
@@ -89,6 +88,8 @@ def _keeps_all(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _has_all_bytes(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces) -> bool:
+    from tokenizers import models  # only here: whoever has no tokenizer need not import the library
+
     if not isinstance(backend.model, models.BPE):
         return False
     if isinstance(pieces, BytePieces):

@@ -1,7 +1,8 @@
 """Turn a conversation into the prompt that the model was trained to read.
 
 Renders what transformers' `apply_chat_template` renders, byte for byte, without
-importing it. The template is a stranger's program: it runs in `sandbox.py`.
+importing it. The template is a stranger's program: it runs in `sandbox.py`, and
+where `vetting` objects to it, apart from this process.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ from __future__ import annotations
 import json
 import logging
 from datetime import datetime
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from jinja2 import Template, TemplateSyntaxError, meta
+from jinja2 import TemplateSyntaxError, meta
 
-from infd.errors import ConfigError, InvalidRequest
+from infd.errors import ConfigError, InvalidRequest, TooCostly, WorkerFailed
+from infd.text import vetting
+from infd.text.apart import ApartTemplate
 from infd.text.sandbox import Exhausted, Limits, Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
+    from infd.apart.client import Worker
     from infd.text.tokenizer import Tokenizer
 
 MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest known are some 30,000
@@ -40,18 +46,23 @@ class ChatTemplate:
         sources: Mapping[str, str],
         variables: Mapping[str, str] | None = None,
         *,
+        worker: Worker | None = None,
         limits: Limits = Limits(),  # noqa: B008 (immutable)
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Take templates by name ("default", "tool_use") and the tokens they may write, such as bos_token."""
+        """Take templates by name ("default", "tool_use") and the tokens they may write, such as bos_token.
+
+        worker  runs what may not run here; without one all runs in this process, whatever becomes of it
+        """
         self._sources = dict(sources)
         self._variables = dict(variables or {})
+        self._worker = worker
         self._limits = limits
         self._now = now
-        self._compiled: dict[str, _Compiled] = {}
+        self._compiled: dict[str, Template | InvalidRequest] = {}  # or why it cannot be
 
     @classmethod
-    def load(cls, tokenizer: Tokenizer, file: str | Path | None = None) -> ChatTemplate:
+    def load(cls, tokenizer: Tokenizer, file: str | Path | None = None, worker: Worker | None = None) -> ChatTemplate:
         """Take the checkpoint's templates, or the one in `file` instead, and compile them.
 
         Without one, or with one that is wrong, the model still completes: it is told to the operator here, and to
@@ -59,14 +70,14 @@ class ChatTemplate:
         """
         files = tokenizer.files
         if file is not None:
-            return cls.of_file(file, files.special_tokens)
-        template = cls(files.templates, files.special_tokens)
+            return cls.of_file(file, files.special_tokens, worker)
+        template = cls(files.templates, files.special_tokens, worker=worker)
         if not template:
             _LOG.warning("the model has no chat template, so chats are refused; --chat-template FILE gives it one")
         for name in files.templates:
             try:
                 template._compile(name)
-            except InvalidRequest as error:
+            except (InvalidRequest, WorkerFailed) as error:
                 _LOG.warning(
                     "a chat template of the model cannot be used; --chat-template FILE replaces it",
                     extra={"template": name, "reason": str(error)},
@@ -74,14 +85,16 @@ class ChatTemplate:
         return template
 
     @classmethod
-    def of_file(cls, file: str | Path, variables: Mapping[str, str] | None = None) -> ChatTemplate:
+    def of_file(
+        cls, file: str | Path, variables: Mapping[str, str] | None = None, worker: Worker | None = None
+    ) -> ChatTemplate:
         """Compile the template in `file`. Raises ConfigError."""
         try:
-            template = cls({"default": Path(file).read_text(encoding="utf-8")}, variables)
+            template = cls({"default": Path(file).read_text(encoding="utf-8")}, variables, worker=worker)
             template._compile("default")
         except OSError as error:
             raise ConfigError(f"chat template {file}: {error.strerror}") from error
-        except (UnicodeDecodeError, InvalidRequest) as error:
+        except (UnicodeDecodeError, InvalidRequest, WorkerFailed) as error:
             raise ConfigError(f"chat template {file}: {error}") from error
         return template
 
@@ -123,7 +136,7 @@ class ChatTemplate:
             conversation[-1], final = _marked(conversation[-1])
         text = compiled.render(
             self._variables
-            | compiled.allowed(kwargs or {}, reserved=self._variables)
+            | _allowed(kwargs or {}, compiled.reads, reserved=self._variables)
             | {
                 "messages": conversation,
                 "tools": tools,
@@ -138,10 +151,17 @@ class ChatTemplate:
         """Say whether a template's source has these words."""
         return any(text in source for source in self._sources.values())
 
+    @property
+    def apart(self) -> bool:
+        """Whether a rendering may wait for another process, and so is for threads alone."""
+        if self._worker is None:
+            return False
+        return any(isinstance(self._compiled.get(name), ApartTemplate | None) for name in self._sources)
+
     def reads(self, variable: str, *, tools: bool = False) -> bool:
         """Say whether the template that renders conversations, or those with tools, reads a variable."""
         try:
-            return self._compile(self._choose([] if tools else None)).reads(variable)
+            return variable in self._compile(self._choose([] if tools else None)).reads
         except InvalidRequest:
             return False
 
@@ -166,48 +186,78 @@ class ChatTemplate:
             param="messages",
         )
 
-    def _compile(self, name: str) -> _Compiled:
+    def _compile(self, name: str) -> Template:
         # Two threads may both compile; either result serves.
         compiled = self._compiled.get(name)
         if compiled is None:
-            compiled = self._compiled[name] = _Compiled(self._sources[name], self._now)
+            try:
+                compiled = self._compile_source(name)
+            except InvalidRequest as error:
+                compiled = error.with_traceback(None)
+            self._compiled[name] = compiled
+        if isinstance(compiled, InvalidRequest):
+            raise InvalidRequest(str(compiled), param=compiled.param)
         return compiled
 
+    def _compile_source(self, name: str) -> Template:
+        source = self._sources[name]
+        if self._worker is not None and (objection := _objection(source)) is not None:
+            _LOG.warning(
+                "a chat template runs in a process of its own, which is slower: infd cannot tell what it costs",
+                extra={"template": name, "reason": objection},
+            )
+            return ApartTemplate(self._worker, source)
+        return Compiled(source, self._now)
 
-class TooCostly(InvalidRequest):
-    """A template reached a limit of its rendering."""
 
+class Template(Protocol):
+    """One template, ready to render.
 
-class _Compiled:
-    """One template.
-
+    reads        names of variables
     reads_parts  whether content may be a list of parts; where not, such a list would be printed as Python writes it
     """
 
-    def __init__(self, source: str, now: Callable[[], datetime]) -> None:
+    @property
+    def reads(self) -> AbstractSet[str]: ...
+    @property
+    def reads_parts(self) -> bool: ...
+    def render(self, variables: Mapping[str, Any], limits: Limits) -> str: ...
+
+
+@cache
+def _parser() -> Sandbox:
+    return Sandbox()
+
+
+def _objection(source: str) -> str | None:
+    """Return what keeps a template out of this process."""
+    if len(source) > vetting.templates.LONGEST:
+        return f"it is longer than {vetting.templates.LONGEST} characters"
+    try:
+        return vetting.templates.objection(_parser().parse(source))
+    except TemplateSyntaxError:
+        return None  # which is found again, and said
+    except Exception as error:
+        return f"it cannot be parsed: {_short(error)}"
+
+
+class Compiled:
+    """A template in this process."""
+
+    def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
+        """Raises InvalidRequest for a source that is wrong."""
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise InvalidRequest(f"the chat template is longer than {MAX_SOURCE_CHARACTERS} characters")
         self._sandbox = Sandbox()
         self._sandbox.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
-            self._reads = meta.find_undeclared_variables(self._sandbox.parse(source))
-            self._template: Template = self._sandbox.from_string(source)
+            self.reads = frozenset(meta.find_undeclared_variables(self._sandbox.parse(source)))
+            self._template = self._sandbox.from_string(source)
         except TemplateSyntaxError as error:
             raise InvalidRequest(f"the chat template is wrong in line {error.lineno}: {error.message}") from error
         except Exception as error:  # whatever else a stranger's source makes the compiler do
             raise InvalidRequest(f"the chat template cannot be compiled: {_short(error)}") from error
         self.reads_parts = self._find_out_about_parts()
-
-    def reads(self, variable: str) -> bool:
-        return variable in self._reads
-
-    def allowed(self, kwargs: Mapping[str, Any], reserved: Mapping[str, str]) -> dict[str, Any]:
-        """Return those that the template reads. Raises InvalidRequest for one that is not the caller's to set."""
-        own = {"messages", "tools", "documents", "add_generation_prompt", *reserved, *self._sandbox.globals}
-        for name in kwargs:
-            if name in own:
-                raise InvalidRequest(f"a request cannot set {name}", param=f"chat_template_kwargs.{name}")
-        return {name: value for name, value in kwargs.items() if name in self._reads}
 
     def render(self, variables: Mapping[str, Any], limits: Limits) -> str:
         try:
@@ -225,6 +275,15 @@ class _Compiled:
         except InvalidRequest:
             return False
         return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+
+def _allowed(kwargs: Mapping[str, Any], read: AbstractSet[str], reserved: Mapping[str, str]) -> dict[str, Any]:
+    """Return those that a template reads. Raises InvalidRequest for one that is not the caller's to set."""
+    own = {"messages", "tools", "documents", "add_generation_prompt", *reserved, "strftime_now", *_parser().globals}
+    for name in kwargs:
+        if name in own:
+            raise InvalidRequest(f"a request cannot set {name}", param=f"chat_template_kwargs.{name}")
+    return {name: value for name, value in kwargs.items() if name in read}
 
 
 def _short(error: Exception) -> str:

@@ -19,6 +19,19 @@ from infd.untrusted import read
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+class Additions(Struct, frozen=True):
+    """What the small files add to a tokenizer.
+
+    tokens         to add to the vocabulary where it lacks them, each as its JSON object
+    special        tokens that are special
+    split_special  special tokens written out in a text are encoded as ordinary characters
+    """
+
+    tokens: tuple[dict[str, Any], ...]
+    special: tuple[str, ...]
+    split_special: bool
+
+
 class TextFiles(Struct, frozen=True, kw_only=True):
     """The text side of one checkpoint.
 
@@ -39,6 +52,15 @@ class TextFiles(Struct, frozen=True, kw_only=True):
     templates: dict[str, str]
     generation_config: dict[str, Any]
     end_ids: frozenset[int]
+
+    @property
+    def additions(self) -> Additions:
+        named = (self.special_tokens[role] for role in NAMED_TOKENS if role in self.special_tokens)
+        return Additions(
+            tokens=tuple(token for _, token in sorted(self.added_tokens.items())),
+            special=(*named, *self.extra_special),
+            split_special=self.split_special,
+        )
 
     @classmethod
     def read(cls, directory: str | Path) -> TextFiles:

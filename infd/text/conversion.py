@@ -1,6 +1,7 @@
 """Tokenizers in other files than tokenizer.json, as transformers converts them.
 
-Imports transformers, which takes seconds: only for the few checkpoints that need it.
+Imports transformers, which takes seconds: only for the few checkpoints that need it, and in the daemon's worker, not in
+the daemon.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _SENTENCEPIECE: Final = (("sentencepiece", "sentencepiece"), ("google.protobuf",
 _TIKTOKEN: Final = (("tiktoken", "tiktoken"),)
 
 
-def convert(directory: Path) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a checkpoint without tokenizer.json.
+def convert(directory: Path) -> bytes:
+    """Return the tokenizer.json of a checkpoint that has none.
 
     Raises CheckpointError, which says what is missing.
     """
@@ -46,7 +47,7 @@ def convert(directory: Path) -> tokenizers.Tokenizer:
     # A class that looks for other files makes do without, and knows nothing but special tokens.
     if not isinstance(backend, tokenizers.Tokenizer) or backend.get_vocab_size(with_added_tokens=False) < FEWEST:
         raise CheckpointError(f"{without}, and transformers' {type(found).__name__} cannot make it of {file.name}")
-    return backend
+    return backend.to_str().encode()
 
 
 def _missing(file: Path) -> list[str]:

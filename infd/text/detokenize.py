@@ -36,13 +36,15 @@ def detokenizer(
 
     shown  special ids that are written out even where the others are skipped
     """
-    match tokenizer.pieces(skip_special_tokens=skip_special_tokens, shown=shown):
-        case BytePieces() as pieces:
-            return _ByteText(pieces)
-        case TextPieces() as pieces:
-            return _PieceText(pieces)
-        case None:
-            return _WindowText(tokenizer, tokenizer.special_ids - shown if skip_special_tokens else frozenset())
+    pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens, shown=shown)
+    if pieces is not None:
+        return detokenizer_of(pieces)
+    return _WindowText(tokenizer, tokenizer.special_ids - shown if skip_special_tokens else frozenset())
+
+
+def detokenizer_of(pieces: BytePieces | TextPieces) -> Detokenizer:
+    """Start a text with a table."""
+    return _ByteText(pieces) if isinstance(pieces, BytePieces) else _PieceText(pieces)
 
 
 class _ByteText:

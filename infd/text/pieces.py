@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class BytePieces(Struct, frozen=True):
+class BytePieces(Struct, frozen=True, tag=True):
     """Byte-level BPE: every id is bytes of one UTF-8 text. An id without a token is empty."""
 
     table: list[bytes]
@@ -33,7 +33,7 @@ class BytePieces(Struct, frozen=True):
         return self.table[token_id] if token_id < len(self.table) else b""
 
 
-class TextPieces(Struct, frozen=True):
+class TextPieces(Struct, frozen=True, tag=True):
     """SentencePiece and its like: an id is text, or one byte (an int) of a run that spells characters.
 
     An id without a token is None, and does not end a run.

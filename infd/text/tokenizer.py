@@ -1,33 +1,108 @@
 """Text to ids and back, with the ids that transformers would give.
 
 Reads tokenizer.json with the tokenizers library; what has no such file is
-converted. Nothing changes after loading, so any thread may encode.
+converted. A tokenizer that `vetting` objects to is loaded and asked apart from
+this process. Nothing changes after loading, so any thread may encode.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import tokenizers
 
-from infd.errors import CheckpointError, InvalidRequest
+from infd.errors import CheckpointError, InvalidRequest, WorkerFailed
+from infd.text import vetting
+from infd.text.apart import ApartTokenizer, Vocabulary, convert
 from infd.text.bound import bound
-from infd.text.checkpoint import NAMED_TOKENS, TextFiles
-from infd.text.conversion import convert
+from infd.text.checkpoint import TextFiles
 from infd.text.pieces import BytePieces, TextPieces, recognise
 from infd.untrusted import read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infd.apart.client import Worker
+    from infd.text.checkpoint import Additions
+
 LARGEST_BYTES: Final = 2**28  # of tokenizer.json; vocabularies of a quarter million tokens take some 30 MiB
 LARGEST_ID: Final = 2**24  # tables have a place for each id up to the largest; vocabularies end at some 2**18
 
 # Some chat models end a turn with a token that their configuration does not call an end.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+_LOG: Final = logging.getLogger("infd.text")
+
+
+class Backend(Protocol):
+    """What encodes."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+    def id_of(self, token: str) -> int | None: ...
+    def has(self, token_id: int) -> bool: ...
+
+
+class Library:
+    """The tokenizers library, in this process."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, additions: Additions) -> None:
+        """Take over `backend`: the checkpoint's additions are made to it, truncation and padding turned off.
+
+        Raises CheckpointError for ids out of all proportion.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = additions.split_special
+        backend.add_tokens([tokenizers.AddedToken(**token) for token in additions.tokens])
+        special = additions.special
+        backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
+        self._backend = backend
+        by_token = backend.get_vocab(with_added_tokens=False)  # a copy, which takes long to make
+        added = backend.get_added_tokens_decoder()
+        largest = max(chain(by_token.values(), added), default=-1)
+        if largest > LARGEST_ID:
+            raise CheckpointError(f"a token has the id {largest}; at most {LARGEST_ID} is accepted")
+        pieces = recognise(backend, by_token)
+        self.vocabulary = Vocabulary(
+            vocab_size=1 + largest,
+            pieces=pieces,
+            bound=bound(backend, pieces),
+            special_ids=frozenset(
+                token_id for token_id, token in added.items() if token.special or token.content in special
+            ),
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            # Unlike `encode`, this one lets go of the interpreter's lock.
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except TypeError as error:
+            raise InvalidRequest(f"the text is not valid Unicode{_where(text)}") from error
+        except BaseException as error:
+            raise _unpanicked(error) from error
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        try:
+            # Unlike `decode`, this one lets go of the interpreter's lock.
+            return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+        except BaseException as error:
+            raise _unpanicked(error) from error
+
+    def id_of(self, token: str) -> int | None:
+        return self._backend.token_to_id(token)
+
+    def has(self, token_id: int) -> bool:
+        return self._backend.id_to_token(token_id) is not None
+
+    def tokens(self) -> list[str | None]:
+        """Return every token, by id."""
+        return [self._backend.id_to_token(token_id) for token_id in range(self.vocabulary.vocab_size)]
 
 
 class Tokenizer:
@@ -38,52 +113,40 @@ class Tokenizer:
     end_ids      ids that end an answer: of generation_config.json, config.json, the tokenizer and the chat template
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, files: TextFiles) -> None:
-        """Take over `backend`: the special tokens of `files` are added to it, truncation and padding turned off.
-
-        Raises CheckpointError for ids out of all proportion.
-        """
-        backend.no_truncation()
-        backend.no_padding()
-        backend.encode_special_tokens = files.split_special
-        special = [*(files.special_tokens[role] for role in NAMED_TOKENS if role in files.special_tokens)]
-        special += files.extra_special
-        backend.add_tokens([tokenizers.AddedToken(**token) for _, token in sorted(files.added_tokens.items())])
-        backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
-        self._backend = backend
+    def __init__(self, backend: Backend | tokenizers.Tokenizer, files: TextFiles) -> None:
+        """Raises CheckpointError for ids out of all proportion."""
+        if isinstance(backend, tokenizers.Tokenizer):
+            backend = Library(backend, files.additions)
+        self._backend: Backend = backend
         self._files = files
-        vocabulary = backend.get_vocab(with_added_tokens=False)  # a copy, which takes long to make
-        added = backend.get_added_tokens_decoder()
-        largest = max(chain(vocabulary.values(), added), default=-1)
-        if largest > LARGEST_ID:
-            raise CheckpointError(f"a token has the id {largest}; at most {LARGEST_ID} is accepted")
-        self.vocab_size = 1 + largest
-        self._pieces = recognise(backend, vocabulary)
+        vocabulary = backend.vocabulary
+        self.vocab_size = vocabulary.vocab_size
+        self.special_ids = vocabulary.special_ids
+        self._pieces = vocabulary.pieces
+        self._bound = vocabulary.bound
         self._showing: tuple[frozenset[int], BytePieces | TextPieces] | None = None
-        self._bound = bound(backend, self._pieces)
-        self.special_ids = frozenset(
-            token_id for token_id, token in added.items() if token.special or token.content in special
-        )
         self.end_ids = self._find_end_ids()
 
     @classmethod
-    def load(cls, directory: str | Path) -> Tokenizer:
-        """Read the tokenizer of a checkpoint. Raises CheckpointError, naming the file."""
+    def load(cls, directory: str | Path, worker: Worker | None = None) -> Tokenizer:
+        """Read the tokenizer of a checkpoint. Raises CheckpointError, naming the file.
+
+        worker  converts other files than tokenizer.json, and encodes with what may not run here; without one all is
+                done in this process, whatever becomes of it
+        """
         directory = Path(directory)
         files = TextFiles.read(directory)
         path = directory / "tokenizer.json"
-        if path.exists():
-            content = read(path, LARGEST_BYTES)
-            try:
-                backend = tokenizers.Tokenizer.from_buffer(content)
-            except Exception as error:  # the library raises the bare class
-                raise CheckpointError(f"{path}: {error}") from error
-        else:
-            backend = convert(directory)
+        content = read(path, LARGEST_BYTES) if path.exists() else convert(directory, worker)
         try:
-            return cls(backend, files)
+            return cls(_backend(content, files.additions, worker), files)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
+
+    @property
+    def apart(self) -> bool:
+        """Whether encoding waits for another process, and so is for threads alone."""
+        return isinstance(self._backend, ApartTokenizer)
 
     @property
     def files(self) -> TextFiles:
@@ -104,11 +167,7 @@ class Tokenizer:
         Takes most of a millisecond per kilobyte, and lets other threads run: encode long texts through `offload`.
         Raises InvalidRequest for a text that is not Unicode (a lone surrogate).
         """
-        try:
-            # Unlike `encode`, this one lets go of the interpreter's lock.
-            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except TypeError as error:
-            raise InvalidRequest(f"the text is not valid Unicode{_where(text)}") from error
+        return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
     def least_tokens(self, text: str) -> int:
         """Return how many tokens a text has at least, without reading it; 0 if nothing is known."""
@@ -116,16 +175,15 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; those without a token add nothing."""
-        # Unlike `decode`, this one lets go of the interpreter's lock.
-        return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token written out, None if there is no such token."""
-        return self._backend.token_to_id(token)
+        return self._backend.id_of(token)
 
     def has(self, token_id: int) -> bool:
         """Say whether the id has a token."""
-        return self._backend.id_to_token(token_id) is not None
+        return self._backend.has(token_id)
 
     def piece(self, token_id: int) -> bytes:
         """Return what the id adds to a text that it does not begin; special tokens are written out.
@@ -163,6 +221,30 @@ class Tokenizer:
             names.append(self.eos)
         ids = (self.id_of(name) for name in names)
         return self._files.end_ids | frozenset(token_id for token_id in ids if token_id is not None)
+
+
+def _backend(content: bytes, additions: Additions, worker: Worker | None) -> Backend:
+    if worker is not None:
+        content, objection = vetting.tokenizers.read(content)
+        objection = objection or vetting.tokenizers.objection_to_added(additions)
+        if objection is not None:
+            _LOG.warning(
+                "the model's tokenizer runs in a process of its own, which is slower: infd cannot tell what it costs",
+                extra={"reason": objection},
+            )
+            return ApartTokenizer(worker, content, additions)
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(content)
+    except BaseException as error:  # the library raises the bare class
+        raise CheckpointError(str(_unpanicked(error))) from error
+    return Library(backend, additions)
+
+
+def _unpanicked(error: BaseException) -> BaseException:
+    """Return an Exception in place of a panic of code in Rust, which is none and would pass all who handle errors."""
+    if type(error).__name__ == "PanicException":
+        return WorkerFailed(f"the tokenizers library panicked: {error}")
+    return error
 
 
 def _where(text: str) -> str:

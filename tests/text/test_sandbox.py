@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from infd.errors import InvalidRequest
-from infd.text.chat import MAX_SOURCE_CHARACTERS, ChatTemplate, TooCostly
+from infd.errors import InvalidRequest, TooCostly
+from infd.text.chat import MAX_SOURCE_CHARACTERS, ChatTemplate
 from infd.text.sandbox import BRIEF, Limits, Sandbox
 from tests.text.templates import CHATML, CONVERSATIONS, TEMPLATES
 
@@ -16,6 +16,64 @@ HELLO = [{"role": "user", "content": "Hello " * 100}]
 SMALL = Limits(output_characters=100_000, fuel=1_000_000)
 DOUBLED = "{% set ns = namespace(a='x', l=[1]) %}{% for i in range(60) %}"
 
+# Two equal structures that hold themselves twice, 45 times over: to walk one takes years.
+TWINS = (
+    "{% set ns = namespace(a=[1], b=[1], t=(1, 1), l=[]) %}"
+    "{% for i in range(45) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}"
+    "{% set ns.t = (ns.t, ns.t) %}{% endfor %}"
+)
+LONG = "{% set ns = namespace(l=[]) %}{% set t = 'xy' * 200000 %}"
+
+COMPARING = {
+    "equality": TWINS + "{{ ns.a == ns.b }}",
+    "inequality": TWINS + "{{ ns.a != ns.b }}",
+    "order": TWINS + "{{ ns.a < ns.b }}{{ ns.a >= ns.b }}",
+    "membership": TWINS + "{{ ns.a in [ns.b] }}",
+    "membership of a mapping's values": TWINS + "{{ ns.a in {'x': ns.b}.values() }}",
+    "a key": TWINS + "{{ {'a': 1}[ns.t] }}",
+    "a key that is asked for": TWINS + "{{ {'a': 1}.get(ns.t) }}",
+    "a key that is looked for": TWINS + "{{ ns.t in {'a': 1} }}",
+    "a key that is made": TWINS + "{{ {ns.t: 1} }}",
+    "keys that are made": TWINS + "{{ dict([(ns.t, 1)]) }}",
+    "a difference of sets": TWINS + "{{ {'a': 1}.keys() - [ns.t] }}",
+    "sorting": TWINS + "{{ [ns.a, ns.b] | sort | length }}",
+    "sorting by an attribute": TWINS + "{{ [{'a': ns.a}, {'a': ns.b}] | sort(attribute='a') | length }}",
+    "the unique ones": TWINS + "{{ [ns.t, (ns.t, ns.t)] | unique | list | length }}",
+    "groups": TWINS + "{{ [{'a': ns.a}, {'a': ns.b}] | groupby('a') | length }}",
+    "the least": TWINS + "{{ [ns.a, ns.b] | min | length }}",
+    "the largest": TWINS + "{{ [ns.a, ns.b] | max | length }}",
+    "sorted pairs": TWINS + "{{ {'a': ns.a, 'A': ns.b} | dictsort(by='value') | length }}",
+    "a test": TWINS + "{{ ns.a is eq(ns.b) }}",
+    "a test of membership": TWINS + "{{ ns.a is in [ns.b] }}",
+    "selecting": TWINS + "{{ [ns.a] | select('eq', ns.b) | list | length }}",
+    "rejecting": TWINS + "{{ [ns.a] | reject('in', [ns.b]) | list | length }}",
+    "selecting by an attribute": TWINS + "{{ [{'a': ns.a}] | selectattr('a', '==', ns.b) | list | length }}",
+    "counting": TWINS + "{{ [ns.a].count(ns.b) }}",
+    "finding": TWINS + "{{ [ns.a].index(ns.b) }}",
+    "what changed": TWINS + "{% for x in [ns.a, ns.b] %}{{ loop.changed(x) }}{% endfor %}",
+    "a mapping's equality": TWINS + "{{ {'a': ns.a} == {'a': ns.b} }}",
+    "printing what a filter made": TWINS + "{{ [ns.a] | map('list') | join }}",
+    "complaining": TWINS + "{{ raise_exception(ns.a) }}",
+    "printing one by name": TWINS + "{{ '%(a)s' % {'a': ns.a} }}",
+    "searching": LONG + "{% for i in range(9999) %}{% if 'z' in t %}{% endif %}{% endfor %}",
+    "searching backwards": LONG + "{{ t.rfind('y' + 'x' * 100000) }}",
+    "splitting backwards": LONG + "{{ t.rsplit('y' + 'x' * 100000) | length }}",
+    "stripping": LONG + "{{ t.strip('xy' * 100000) }}",
+    "splitting": LONG + "{% for i in range(9) %}{% set ns.l = ns.l + [t.split('x')] %}{% endfor %}",
+    "letters": LONG + "{% for i in range(9) %}{% set ns.l = ns.l + [t | list] %}{% endfor %}",
+    "parts of a text": LONG + "{% for i in range(99) %}{% set ns.l = ns.l + [t[1:]] %}{% endfor %}",
+    "lists of lists": "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}"
+    "{% set ns.l = [" + "ns.l, " * 99 + "] %}{% endfor %}",
+    "captured text": LONG + "{% macro m() %}{% set x %}" + "x" * 3000 + "{% endset %}"
+    "{% set ns.l = ns.l + [x] %}{% endmacro %}{% for i in range(9999) %}{{ m() }}{% endfor %}",
+    "deep JSON, indented": "{% set ns = namespace(l=1) %}{% for i in range(400) %}{% set ns.l = [ns.l, 1] %}"
+    "{% endfor %}{{ ns.l | tojson(indent=16) }}",
+    "filters of filters": "{% set ns = namespace(l=range(9999)) %}{% for i in range(99) %}"
+    "{% set ns.l = ns.l | map('abs') %}{% endfor %}{{ ns.l | list | length }}",
+    "a body without a loop": "{% macro m() %}" + "{% if messages.y %}{% endif %}" * 999 + "{% endmacro %}"
+    "{% for i in range(9999) %}{{ m() }}{% endfor %}",
+    "dates": "{{ strftime_now('%c' * 99999) }}",
+}
 HUNGRY = {
     "a loop in a loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "a loop over a text": "{% set t = 'x' * 9000 %}{% for a in t %}{% for b in t %}{% endfor %}{% endfor %}",
@@ -65,10 +123,23 @@ HUNGRY = {
 }
 
 
-@pytest.mark.parametrize("source", HUNGRY.values(), ids=HUNGRY)
+@pytest.mark.parametrize("source", (HUNGRY | COMPARING).values(), ids=HUNGRY | COMPARING)
 def test_a_hungry_template_is_refused(source: str):
     with pytest.raises(InvalidRequest):
         ChatTemplate({"default": source}, limits=SMALL).render(HELLO)
+
+
+@pytest.mark.parametrize("source", [source for name, source in COMPARING.items() if "made" not in name])
+def test_it_runs_out_of_fuel_rather_than_of_anything_else(source: str):
+    with pytest.raises(TooCostly):
+        ChatTemplate({"default": source}, limits=SMALL).render(HELLO)
+
+
+def test_a_deep_structure_is_no_danger_either():
+    source = "{% set ns = namespace(t=(1,)) %}{% for i in range(9999) %}{% set ns.t = (ns.t,) %}{% endfor %}"
+    for use in ("{{ {'a': 1}[ns.t] }}", "{{ ns.t == (ns.t,) }}", "{{ [ns.t] | unique | list }}", "{{ ns.t }}"):
+        with pytest.raises(InvalidRequest, match="recursion"):
+            ChatTemplate({"default": source + use}).render(HELLO)
 
 
 REACHING = [
@@ -100,7 +171,7 @@ def test_a_template_that_is_slow_without_doing_much_is_stopped():
     sandbox = Sandbox(Limits(seconds=100), clock=lambda: float(next(ticks)))
 
     with pytest.raises(Exception, match="too long"):
-        sandbox.from_string("{% for i in range(1000) %}{% endfor %}").render()
+        sandbox.from_string("{% for i in range(9999) %}{% endfor %}").render()
 
 
 def test_an_endless_source_is_not_compiled():

@@ -1,0 +1,141 @@
+"""The daemon's end of a worker: one process, started when it is needed, ended at the limit of a task."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from infd.apart import wire
+from infd.errors import CheckpointError, InvalidRequest, TooCostly, WorkerFailed
+
+if TYPE_CHECKING:
+    from msgspec import Struct
+
+R = TypeVar("R")
+
+PATIENCE_S: Final = 60.0  # beyond a task's limit, which the process keeps itself: it may have to start, or be frozen
+_LOG: Final = logging.getLogger("infd.apart")
+_REFUSALS: Final = {kind.__name__: kind for kind in (InvalidRequest, TooCostly)}
+
+
+class Worker:
+    """Does one task at a time. Any thread but the event loop's may ask; it waits."""
+
+    def __init__(self, module: str) -> None:
+        """Let `module` be what runs there: a program that calls `child.serve`."""
+        self._module = module
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._kept: list[wire.Order] = []
+        self._closed = False
+
+    def ask(self, task: Struct, reply: type[R], *, seconds: float) -> R:
+        """Return what comes of a task.
+
+        Raises InvalidRequest and CheckpointError as the task raised them, TooCostly after so many seconds,
+        WorkerFailed where the task failed otherwise or ended the process.
+        """
+        order = wire.Order(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
+        with self._lock:
+            if self._process is None:
+                self._start()
+            return msgspec.msgpack.decode(self._do(order), type=reply)
+
+    def keep(self, task: Struct, reply: type[R], *, seconds: float) -> R:
+        """Do the same with a task that later ones build upon: each new process begins with it."""
+        result = self.ask(task, reply, seconds=seconds)
+        with self._lock:
+            self._kept.append(wire.Order(msgspec.Raw(msgspec.msgpack.encode(task)), seconds))
+        return result
+
+    @property
+    def pid(self) -> int | None:
+        """The process's, None where there is none now."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def close(self) -> None:
+        """End the process, whatever it does. What is asked later raises WorkerFailed."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+        with self._lock:
+            self._end()
+
+    def _start(self) -> None:
+        if self._closed:
+            raise WorkerFailed("the worker is closed")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", self._module, str(theirs.fileno())]
+            self._connection = ours
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,  # a terminal's INT is for the daemon
+            )
+        for order in self._kept:
+            self._do(order)
+
+    def _do(self, order: wire.Order) -> msgspec.Raw:
+        connection = self._connection
+        assert connection is not None
+        deadline = time.monotonic() + order.seconds + PATIENCE_S
+        try:
+            wire.send(connection, order, deadline)
+            reply = wire.receive(connection, wire.Reply, deadline)
+        except wire.Late:
+            self._end()
+            raise TooCostly(f"took more than {order.seconds:g} s") from None
+        except (wire.Closed, msgspec.MsgspecError):
+            code = self._end()
+            if code == -signal.SIGALRM:
+                raise TooCostly(f"took more than {order.seconds:g} s") from None
+            raise WorkerFailed(f"a checkpoint's text ended its worker ({_named(code)})") from None
+        except BaseException:  # what comes of the task belongs to nobody any more
+            self._end()
+            raise
+        if reply.failed:
+            self._end()
+            raise WorkerFailed(f"a checkpoint's text failed in its worker: {reply.message}")
+        if reply.refused:
+            if reply.refused == CheckpointError.__name__:
+                raise CheckpointError(reply.message)
+            kind = _REFUSALS.get(reply.refused)
+            if kind is None:
+                raise WorkerFailed(f"a checkpoint's text failed in its worker: {reply.message}")
+            raise kind(reply.message, param=reply.param)
+        return reply.result
+
+    def _end(self) -> int | None:
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        if connection is not None:
+            connection.close()
+        if process is None:
+            return None
+        code = process.poll()
+        if code is None:
+            try:
+                code = process.wait(0.1)  # it may be about to end by itself, which says why
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+        return code
+
+
+def _named(code: int | None) -> str:
+    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"

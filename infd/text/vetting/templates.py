@@ -1,0 +1,140 @@
+"""Chat templates whose every step is paid for by the fuel of `sandbox.py`, or is bounded by the template's length.
+
+An allow-list: of nodes, and of filters and tests with what they may be given. A method is paid for where it is called.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from jinja2 import nodes
+
+LONGEST: Final = 2**16  # characters; the largest known templates have some 30,000, and 4,000 nodes
+MOST_NODES: Final = 6000  # the compiler takes time of their square
+LARGEST_NUMBER: Final = 2**53
+LARGEST_ARGUMENT: Final = 2**10  # widths, counts
+MOST_DIGITS: Final = 64
+
+_NONE, _FALSE = nodes.Const(None), nodes.Const(False)
+
+_STATEMENTS = (
+    *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.For, nodes.If, nodes.Assign, nodes.AssignBlock),
+    *(nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.Scope, nodes.With, nodes.Break, nodes.Continue),
+)
+_EXPRESSIONS = (
+    *(nodes.Name, nodes.NSRef, nodes.Const, nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword),
+    *(nodes.CondExpr, nodes.Call, nodes.Getitem, nodes.Getattr, nodes.Slice, nodes.Concat, nodes.Compare),
+    *(nodes.Operand, nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Pos, nodes.Filter, nodes.Test),
+    *(nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow),
+)
+_ALLOWED: Final = frozenset((*_STATEMENTS, *_EXPRESSIONS))
+
+# With small constants as arguments, if any
+_FILTERS: Final = frozenset(
+    (
+        *("abs", "batch", "capitalize", "center", "count", "dictsort", "e", "escape", "first", "float", "groupby"),
+        *("indent", "int", "items", "last", "length", "list", "lower", "map", "max", "min", "reverse", "safe"),
+        *("sort", "title", "trim", "truncate", "unique", "upper"),
+    )
+)
+_TESTS: Final = frozenset(
+    (
+        *("boolean", "callable", "defined", "even", "false", "float", "integer", "iterable", "mapping", "none"),
+        *("number", "odd", "sameas", "sequence", "string", "true", "undefined"),
+        *("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le"),
+        "in",
+    )
+)
+
+
+def objection(tree: nodes.Template) -> str | None:
+    """Return what in a template keeps it out of the daemon's process, with its line; None: nothing does."""
+    pending: list[nodes.Node] = [tree]
+    seen = 0
+    while pending:
+        node = pending.pop()
+        seen += 1
+        if seen > MOST_NODES:
+            return f"more than {MOST_NODES} nodes"
+        if (reason := _reason(node)) is not None:
+            return f"line {node.lineno}: {reason}"
+        pending.extend(node.iter_child_nodes())
+    return None
+
+
+def _reason(node: nodes.Node) -> str | None:
+    if type(node) not in _ALLOWED:
+        return f"a node of type {type(node).__name__}"
+    match node:
+        case nodes.Const(value=int(number)) if abs(number) > LARGEST_NUMBER:
+            return "a number out of proportion"
+        case nodes.Compare(ops=[_, _, *_]):
+            return "a chain of comparisons"
+        case nodes.Dict(items=pairs) if not all(isinstance(pair.key, nodes.Const) for pair in pairs):
+            return "a mapping with computed keys"
+        case nodes.Filter(name=name):
+            return None if _fits(node) else f"the filter {name}"
+        case nodes.Test(name=name) if name not in _TESTS:
+            return f"the test {name}"
+    return None
+
+
+def _fits(filter: nodes.Filter) -> bool:
+    if filter.dyn_args is not None or filter.dyn_kwargs is not None:
+        return False
+    return _applies(filter.name, filter.args, {str(keyword.key): keyword.value for keyword in filter.kwargs})
+
+
+def _applies(name: object, args: list[nodes.Expr], named: dict[str, nodes.Expr]) -> bool:
+    """Say whether a filter is known, and what it is given is such that it is paid for."""
+    match name:
+        case "default" | "d" | "string" | "replace":
+            return True
+        case "join":
+            return len(args) < 2 and not named.keys() - {"d"}  # beyond: an attribute of each item
+        case "select" | "reject":
+            return not named and _tests(args)
+        case "selectattr" | "rejectattr":
+            return not named and len(args) > 0 and _small(args[0]) and _tests(args[1:])
+        case "map" if args:
+            return isinstance(args[0], nodes.Const) and _applies(args[0].value, args[1:], named) and _small(*args[1:])
+        case "sum":
+            return not args and _small(*named.values())
+        case "round":
+            return _small(*args, *named.values(), most=MOST_DIGITS)
+        case "tojson":
+            spaces, flags = named.pop("indent", _NONE), [named.pop(flag, _FALSE) for flag in ("sort_keys",)]
+            ascii, separators = named.pop("ensure_ascii", _FALSE), named.pop("separators", _NONE)
+            if isinstance(separators, nodes.Tuple | nodes.List):
+                flags += separators.items
+            elif separators is not _NONE:
+                return False
+            # In ASCII a text may be many times as long.
+            return not args and not named and _small(spaces, *flags) and getattr(ascii, "value", None) is False
+    return name in _FILTERS and _small(*args, *named.values())
+
+
+def _tests(args: list[nodes.Expr]) -> bool:
+    """Say whether a test is known; what it compares with may be anything."""
+    if not args:
+        return True
+    return isinstance(args[0], nodes.Const) and args[0].value in _TESTS and len(args) <= 2
+
+
+def _small(*values: nodes.Expr, most: int = LARGEST_ARGUMENT) -> bool:
+    """Say whether these are constants, none of them large."""
+    for value in values:
+        match value:
+            case nodes.Neg(node=nodes.Const(value=int() | float() as number)):
+                size: float = abs(number)
+            case nodes.Const(value=bool() | None):
+                size = 0
+            case nodes.Const(value=int() | float() as number):
+                size = abs(number)
+            case nodes.Const(value=str(text)):
+                size = len(text)
+            case _:
+                return False
+        if not size <= most:
+            return False
+    return True

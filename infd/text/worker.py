@@ -1,0 +1,65 @@
+"""The tasks of `apart.py`, done: `python -m infd.text.worker`, which the daemon starts when it needs to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from infd.apart.child import serve
+from infd.errors import CheckpointError
+from infd.text import apart
+from infd.text.chat import Compiled
+from infd.text.conversion import convert
+from infd.text.tokenizer import Library
+
+if TYPE_CHECKING:
+    from infd.text.apart import Task
+
+_MOST_TEMPLATES = 16
+
+
+class Desk:
+    """What the worker remembers from task to task."""
+
+    def __init__(self) -> None:
+        self._tokenizer: Library | None = None
+        self._templates: dict[str, Compiled] = {}
+
+    def do(self, task: Task) -> Any:
+        match task:
+            case apart.Load(content, additions):
+                try:
+                    self._tokenizer = Library(tokenizers.Tokenizer.from_buffer(content), additions)
+                except Exception as error:  # the library raises the bare class
+                    raise CheckpointError(str(error)) from error
+                return apart.Loaded(self._tokenizer.vocabulary, self._tokenizer.tokens())
+            case apart.Encode(text, add_special_tokens):
+                assert self._tokenizer is not None
+                return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            case apart.Convert(directory):
+                return convert(Path(directory))
+            case apart.Compile(source):
+                template = self._template(source)
+                return apart.Findings(template.reads, template.reads_parts)
+            case apart.Render(source, variables, limits):
+                return self._template(source).render(variables, limits)
+
+    def _template(self, source: str) -> Compiled:
+        if source not in self._templates:
+            if len(self._templates) == _MOST_TEMPLATES:
+                self._templates.clear()
+            self._templates[source] = Compiled(source)
+        return self._templates[source]
+
+
+def main() -> None:
+    # Threads of the library would reserve memory, one allocator's worth each.
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    serve(apart.Task, Desk().do)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Whatever a task does to its process, it ends at its limit, and the next task is done."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from infd.apart.client import Worker
+from infd.errors import CheckpointError, InvalidRequest, TooCostly, WorkerFailed
+from tests.apart.program import Do
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODULE = "tests.apart.program"
+LONG_S = 60.0  # only a test that fails takes as long
+PARENT = """
+import sys
+from infd.apart.client import Worker
+from tests.apart.program import Do
+worker = Worker("tests.apart.program")
+print(worker.ask(Do("pid"), int, seconds=60), flush=True)
+worker.ask(Do(sys.argv[1]), object, seconds=60)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with closing(Worker(MODULE)) as worker:
+        yield worker
+
+
+def ask(worker: Worker, what: str, value: Any = None, seconds: float = LONG_S) -> Any:
+    return worker.ask(Do(what, value), object, seconds=seconds)
+
+
+def test_there_is_no_process_before_there_is_a_task(worker: Worker):
+    assert worker.pid is None
+
+
+def test_what_is_told_comes_back(worker: Worker):
+    value = {"text": "é🙂", "list": [1, 2.5, None, True], "bytes": b"\x00" * 2**20}
+
+    assert ask(worker, "echo", value) == value
+
+
+def test_one_process_does_all_tasks(worker: Worker):
+    assert ask(worker, "pid") == ask(worker, "pid") == worker.pid
+
+
+@pytest.mark.parametrize("what", ["spin", "hold the interpreter"])
+def test_a_task_ends_at_its_limit_and_the_next_is_done(worker: Worker, what: str):
+    with pytest.raises(TooCostly, match=r"took more than 0\.2 s"):
+        ask(worker, what, seconds=0.2)
+    assert ask(worker, "echo", 1) == 1
+
+
+def test_a_process_that_does_not_even_end_at_its_limit_is_ended(worker: Worker, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("infd.apart.client.PATIENCE_S", 0.0)
+    os.kill(ask(worker, "pid"), signal.SIGSTOP)
+
+    with pytest.raises(TooCostly):
+        ask(worker, "echo", seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [("abort", "SIGABRT"), ("panic", "Panic: of a library"), ("allocate", "MemoryError")],
+)
+def test_a_task_that_ruins_its_process_fails_alone(worker: Worker, what: str, reason: str):
+    before = ask(worker, "pid")
+
+    with pytest.raises(WorkerFailed, match=reason):
+        ask(worker, what)
+    assert ask(worker, "pid") != before
+
+
+def test_refusals_are_those_that_were_raised(worker: Worker):
+    before = ask(worker, "pid")
+    for kind in (InvalidRequest, TooCostly):
+        with pytest.raises(kind, match="no") as refused:
+            ask(worker, "refuse", kind.__name__)
+        assert (type(refused.value), refused.value.param) == (kind, "p")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is wrong"):
+        ask(worker, "complain")
+    assert ask(worker, "pid") == before
+
+
+def test_a_new_process_begins_with_what_is_kept(worker: Worker):
+    assert worker.keep(Do("count"), int, seconds=LONG_S) == 1
+    with pytest.raises(WorkerFailed):
+        ask(worker, "abort")
+
+    assert ask(worker, "count") == 2
+
+
+def test_threads_take_turns(worker: Worker):
+    answers: list[Any] = []
+    threads = [threading.Thread(target=lambda n=n: answers.append(ask(worker, "echo", n))) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(answers) == list(range(8))
+
+
+def test_closing_ends_a_task_under_way(worker: Worker):
+    failed: list[BaseException] = []
+    pid = ask(worker, "pid")
+
+    def spin() -> None:
+        try:
+            ask(worker, "hold the interpreter")
+        except WorkerFailed as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=spin)
+    ended = os.pidfd_open(pid)
+    thread.start()
+    worker.close()
+    thread.join()
+
+    assert len(failed) == 1
+    assert select.select([ended], [], [], LONG_S)[0]
+    with pytest.raises(WorkerFailed, match="closed"):
+        ask(worker, "echo")
+
+
+@pytest.mark.parametrize("busy_with", ["echo", "hold the interpreter"])
+def test_a_worker_dies_with_the_process_that_started_it(busy_with: str):
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, busy_with], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+
+        assert select.select([worker], [], [], LONG_S)[0]
+    os.close(worker)
