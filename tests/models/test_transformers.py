@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0, "short_mscale": 1.0, "long_mscale": 1.1}
+
 # The suite of infd's own models, run here over the `pair` below.
 __all__ = [
     "device",
@@ -207,6 +209,19 @@ def test_pages_have_the_shape_of_the_keys(foreign):
         ("gemma4_text", {"head_dim": 8, "global_head_dim": 16, "num_key_value_heads": 1}, "keys of different shapes"),
         ("phi4_multimodal", {}, r"reads more than text \(vision_config\)"),
         ("olmo", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+        ("olmo", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 1e4}, "'dynamic'"),
+        ("olmo", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, **FACTORS}}, "'longrope'"),
+        ("phimoe", {"rope_scaling": {"type": "longrope", **FACTORS}}, "'longrope'"),
+        (
+            "modernbert-decoder",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                }
+            },
+            "'dynamic'",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(kind, settings, reason):
