@@ -133,7 +133,7 @@ def gather(
     position = start[span_index] + offset
     token_row = row[span_index]
     turned, prompts = position, None
-    if (regimes := rows.regimes[row_ids]).any():
+    if layout.regimes.several and (regimes := rows.regimes[row_ids]).any():
         regime = rows.upload(regimes)[span_index]
         if (shift := layout.regimes.outgrown) is not None:
             turned = position + regime * shift

@@ -63,6 +63,11 @@ class Regimes(Struct, frozen=True, kw_only=True):
     outgrown: int | None = None
     prompt_over: int | None = None
 
+    @property
+    def several(self) -> bool:
+        """Whether there is another than regime 0."""
+        return self.outgrown is not None or self.prompt_over is not None
+
     def of(self, prompt: int, length: int) -> int:
         """Return the regime of a sequence of `length` tokens, of which the first `prompt` are its prompt."""
         if self.prompt_over is not None and prompt > self.prompt_over:

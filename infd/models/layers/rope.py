@@ -115,7 +115,7 @@ class Rope:
 
 def lay_out(ropes: Sequence[Rope]) -> Regimes:
     """Compute the tables of a model's ropes; return what angles depend on besides positions. Raises CheckpointError."""
-    found = {rope.regimes for rope in ropes} - {Regimes()}
+    found = {rope.regimes for rope in ropes if rope.regimes.several}
     if len(found) > 1:
         raise CheckpointError(
             "config.json: layers change their rotary angles at different lengths, or in different ways"
