@@ -109,7 +109,7 @@ async def status(desk: Desk, asked: protocol.Nothing) -> protocol.Status:
     now = msgspec.structs.asdict(desk.engine.status())
     own = {"version": __version__, "pid": os.getpid(), "model": desk.model}
     facts = desk.engine.describe()
-    names = ("device", "dtype", "quantization", "vocabulary", "cache_dtype", "resident", "graphs")
+    names = ("device", "dtype", "quantization", "vocabulary", "cache_dtype", "resident", "graphs", "large_pages")
     told = {name: facts[name] for name in names if name in facts}
     return msgspec.convert(now | own | told, protocol.Status)
 

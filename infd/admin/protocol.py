@@ -55,6 +55,14 @@ class Captured(Struct):
     capture_s: float = 0.0
 
 
+class LargePages(Struct):
+    """How much of the weights, on a CPU, was moved into large pages, in bytes, and whether that has ended."""
+
+    bytes: int
+    of: int
+    ended: bool
+
+
 class Status(Struct):
     """What the daemon is doing.
 
@@ -74,6 +82,7 @@ class Status(Struct):
     vocabulary       what the embedding and the head are, if something else than other weights
     cache_dtype      the type of cached keys and values
     graphs           which decoding steps are captured; None where none are ever
+    large_pages      None where weights are not moved into them
     """
 
     version: str
@@ -108,6 +117,7 @@ class Status(Struct):
     cache_dtype: str = ""
     resident: dict[str, int] = {}
     graphs: Captured | None = None
+    large_pages: LargePages | None = None
 
 
 class RequestRow(Struct):

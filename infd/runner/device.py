@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from infd.runner.pulse import Stopped
@@ -113,14 +114,13 @@ class Device:
         self._failed: Order | None = None
         self._failure: Exception | None = None
 
-    def serve(
-        self, runner: Runner, settle: Callable[[], bool] = lambda: False, idle: Callable[[], bool] = lambda: False
-    ) -> None:
+    def serve(self, runner: Runner, idle: Callable[[], bool] = lambda: False, quiet: Event | None = None) -> None:
         """Take orders until Stopped is raised.
 
-        settle  does a few milliseconds of work that can wait; returns whether there may be more
-        idle    the same, of what takes so long that it waits until nothing else is to do
+        idle   does a little work that can wait until nothing else is to do; returns whether there may be more
+        quiet  is set while that is so
         """
+        quiet = quiet or Event()
 
         def wait(issued: Issued) -> None:
             runner.wait(issued.landing)
@@ -131,9 +131,10 @@ class Device:
         with runner.active(), Waiter(wait, tell, runner.attend) as waiter:
             while True:
                 if self._begun is None and not self._unread:
-                    self._settle(settle, idle)
+                    self._rest(idle, quiet)
                 done = self._do_next(runner, waiter)
                 self._receive(wait=not done)
+                quiet.clear()
 
     def _do_next(self, runner: Runner, waiter: Waiter[Issued]) -> bool:
         """Do what is to be done first of what can be done now; return whether there was anything."""
@@ -153,16 +154,16 @@ class Device:
             return False
         return True
 
-    def _settle(self, settle: Callable[[], bool], idle: Callable[[], bool]) -> None:
-        """Settle while there is nothing to do; where there always is something, a little before each of it."""
+    def _rest(self, idle: Callable[[], bool], quiet: Event) -> None:
+        """Give work a moment to arrive; if there is none, do what waits for that."""
+        if self._backlog:
+            return
         try:
-            if not self._backlog:
-                self._take(self.inbox.get(timeout=IDLE_S))
+            self._take(self.inbox.get(timeout=IDLE_S))
         except Empty:
-            while self.inbox.empty() and (settle() or idle()):
+            quiet.set()
+            while self.inbox.empty() and idle():
                 pass
-        else:
-            settle()
 
     def _forward(self, runner: Runner, order: Order) -> None:
         with self._guarded(runner, order) as may_run:

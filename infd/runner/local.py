@@ -163,7 +163,7 @@ class LocalExecutor:
     def describe(self) -> dict[str, Any]:
         if self._parts is None:
             return self._facts
-        return self._facts | self._parts.runner.facts() | {"resident": self._parts.residence.resident}
+        return self._facts | self._parts.runner.facts() | self._parts.residence.facts()
 
     def pulse(self) -> int:
         return self._pulse.count
@@ -185,8 +185,9 @@ class LocalExecutor:
         error: BaseException = DeviceLost("the executor was closed")
         try:
             loaded = self._build(self._config, self._pulse)
+            loaded.residence.settle()
             self._post(self._have_loaded, loaded)
-            self._device.serve(loaded.runner, loaded.residence.settle, loaded.idle)
+            self._device.serve(loaded.runner, loaded.idle, loaded.residence.quiet)
         except Stopped:
             pass
         except BaseException as failure:  # there is nobody else on this thread to catch it

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
 from infd.memory import ALL, Held, Memory, Part
 from infd.models.config import architecture
+from infd.runner.host import Settling
 from infd.weights.checkpoint import Checkpoint, locate
 from infd.weights.load import check, fill
 
@@ -36,6 +38,7 @@ class Residence:
     memory    what is there; may be read by any thread
     refusal   why memory cannot be given back here; empty where it can
     resident  what stayed when memory was given back, in bytes by what it is; empty while nothing is given back
+    quiet     to be set while nothing is computed
     """
 
     def __init__(
@@ -58,12 +61,14 @@ class Residence:
         self.memory = Memory()
         self.refusal = bank.sleepless
         self.resident: dict[str, int] = {}
+        self.quiet = Event()
         self._model = model
         self._bank = bank
         self._weights = weights
         self._cache = cache
         self._emptied = [cache, *workspaces]
         self._parked: Parked | None = None
+        self._settling: Settling | None = None
         self._report = report
         self._root = root
         self._first = self._directory = Path()
@@ -92,6 +97,7 @@ class Residence:
         self.memory = Memory(weights=weights, cache=Held.RELEASED)
         self._empty()
         if weights in GONE:
+            self._unsettle()
             self._weights.release()
         if weights is not Held.PARKED:
             self._unpark()
@@ -174,12 +180,27 @@ class Residence:
                 )
             self._fill(checkpoint)
 
-    def settle(self) -> bool:
-        """Use a moment in which nothing is computed to make reading the weights faster; return whether to go on."""
-        return self.memory.weights is Held.LOADED and self._weights.settle()
+    def settle(self) -> None:
+        """Begin to make reading the weights faster, behind everything else."""
+        if self._settling is None and not self._bank.apart and self.memory.weights is Held.LOADED:
+            self._settling = Settling(self._weights.settle, self.quiet)
+
+    def _unsettle(self) -> None:
+        """Leave the weights' memory alone from now on: what was given back would be had again."""
+        if self._settling is not None:
+            self._settling.stop()
+            self._settling = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what operators are told: see Executor.describe."""
+        told: dict[str, Any] = {"resident": self.resident}
+        if (settling := self._settling) is not None:
+            told["large_pages"] = {"bytes": self._weights.large, "of": self._weights.used, "ended": settling.ended}
+        return told
 
     def close(self) -> None:
         """Give everything back for good; what a lost device does not take back goes with the process."""
+        self._unsettle()
         for give in (self._weights.release, *(arena.release for arena in self._emptied), self._unpark):
             try:
                 give()
@@ -208,6 +229,7 @@ class Residence:
         self.remember(checkpoint)
         self.memory = replace(self.memory, weights=Held.LOADED)
         self._unpark()
+        self.settle()
 
     def _unpark(self) -> None:
         """Have the host let go of the weights that it holds, if any. Where that fails, it is tried again next time."""

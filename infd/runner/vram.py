@@ -177,6 +177,8 @@ def _free(driver: Driver, first: int, size: int, memory: _Backing) -> None:
 class Reserved:
     """Addresses of a GPU whose memory comes and goes."""
 
+    large = 0
+
     def __init__(self, size: int, device: torch.device, driver: Driver, gone: deque[Callable[[], None]]) -> None:
         self._addresses = addresses = Addresses(size, driver, gone)
         addresses.back()

@@ -128,3 +128,23 @@ async def test_a_device_that_keeps_its_memory_says_so(house: House) -> None:
         house.executor.sleepless = "memory of cuda:0 is not given back yet"
         code, _, err = await at(house, "sleep")
         assert (code, "cuda:0" in err, "infdctl pause" in err) == (1, True, True)
+
+
+async def test_status_tells_how_much_lies_in_large_pages_and_whether_more_will(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(house.engine, "embedded", house.drained.set)
+    async with house.loaded():
+        facts = house.executor.describe()
+        for pages, told in (
+            ({"bytes": 2**30, "of": 3 * 2**29, "ended": False}, "1,024 of 1,536 MiB of the weights; others are moved"),
+            (
+                {"bytes": 3 * 2**29, "of": 3 * 2**29, "ended": True},
+                "1,536 of 1,536 MiB of the weights, no more to come",
+            ),
+        ):
+            described = {**facts, "large_pages": pages}
+            monkeypatch.setattr(house.executor, "describe", lambda described=described: described)
+            show.status(await status(desk, protocol.Nothing()))
+            assert told in capsys.readouterr().out
+        assert (await status(desk, protocol.Nothing())).large_pages == protocol.LargePages(3 * 2**29, 3 * 2**29, True)

@@ -11,6 +11,7 @@ import torch
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
 from infd.request import SamplingParams
 from infd.runner import device
+from infd.runner.loading import Loaded
 from infd.runner.local import LocalExecutor
 from infd.runner.memory import CPU
 from infd.runner.residence import Residence
@@ -447,39 +448,30 @@ async def test_with_overlap_an_errand_finds_the_steps_before_it_read(monkeypatch
     await runs.close()
 
 
-class Settling:
-    """Stands for moving weights into large pages, in so many pieces."""
-
-    def __init__(self, pieces: int) -> None:
-        self.pieces = pieces
-        self.calls = 0
-        self.done = threading.Event()
-
-    def __call__(self) -> bool:
-        self.calls += 1
-        if self.calls >= self.pieces:
-            self.done.set()
-        return self.calls < self.pieces
-
-
-async def test_what_can_wait_is_done_when_there_is_no_work(monkeypatch):
-    settling = Settling(5)
-    monkeypatch.setattr(Residence, "settle", lambda residence: settling())
+async def test_it_is_told_when_nothing_is_computed(monkeypatch):
     runs = executor(FakeModel(), config())
     await runs.load()
-    await asyncio.to_thread(settling.done.wait)
+    residence = await runs.between(lambda loaded: loaded.residence)
+    assert await asyncio.to_thread(residence.quiet.wait, 60)
+    assert not await runs.between(lambda loaded: loaded.residence.quiet.is_set())
+    monkeypatch.setattr(device, "IDLE_S", 600)
     assert (await runs.forward(start(0, [3], 1)).sample()).tokens == continuation([3], 1)
+    assert not residence.quiet.is_set()
     await runs.close()
 
 
-async def test_what_can_wait_is_done_piece_by_piece_where_there_always_is_work(monkeypatch):
-    settling = Settling(10**9)
-    monkeypatch.setattr(device, "IDLE_S", 600)
-    monkeypatch.setattr(Residence, "settle", lambda residence: settling())
+async def test_what_waits_for_a_quiet_moment_is_done_then(monkeypatch):
+    calls = iter([True, True, False])
+    done = threading.Event()
+
+    def idle(loaded):
+        return next(calls, None) or done.set() or False
+
+    monkeypatch.setattr(Loaded, "idle", idle)
     runs = executor(FakeModel(), config())
     await runs.load()
-    for errand in range(1, 4):
-        assert await runs.between(lambda loaded: settling.calls) == errand
+    await asyncio.to_thread(done.wait)
+    assert (await runs.forward(start(0, [3], 1)).sample()).tokens == continuation([3], 1)
     await runs.close()
 
 

@@ -1,3 +1,5 @@
+import os
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -9,8 +11,8 @@ from infd.models.base import PageTensor
 from infd.runner import host
 from infd.runner.budget import Room
 from infd.runner.cache import allocate, page_bytes, size_cache
-from infd.runner.host import LARGE_PAGE, Headstart, Mapping, Populating, available_bytes
-from infd.runner.memory import Allocated, Anonymous, Arena, zeros
+from infd.runner.host import LARGE_PAGE, Headstart, Mapping, Populating, Settling, available_bytes
+from infd.runner.memory import MOST_FAILURES, PIECE, Allocated, Anonymous, Arena, zeros
 from infd.scheduler.layout import CacheLayout, PageGroup
 
 CPU = torch.device("cpu")
@@ -67,19 +69,85 @@ def test_what_is_settled_lies_in_large_pages_and_holds_what_it_held():
     arena = Arena(5 * LARGE_PAGE, CPU, "test")
     held = arena.take((4 * LARGE_PAGE // 8,), torch.int64).copy_(torch.arange(4 * LARGE_PAGE // 8))
     before = _large_bytes()
-    pieces = 0
-    while arena.settle():
-        pieces += 1
-    if not pieces:
+    _settle(arena)
+    if not arena.large:
         pytest.skip("the system makes no large pages")
-    assert pieces in {3, 4}  # the mapping need not begin with one
-    assert _large_bytes() - before == pieces * LARGE_PAGE
+    assert arena.large in {3 * LARGE_PAGE, 4 * LARGE_PAGE}  # the mapping need not begin with one
+    assert _large_bytes() - before == arena.large
     assert held.equal(torch.arange(4 * LARGE_PAGE // 8))
     arena.release()
-    assert _large_bytes() == before
+    assert (_large_bytes(), arena.large) == (before, 0)
     held.fill_(7)
-    assert arena.settle()
+    _settle(arena)
+    assert arena.large
     assert (held == 7).all()
+
+
+def _settle(arena):
+    while arena.settle():
+        pass
+
+
+def test_a_system_that_makes_no_large_pages_is_not_asked_again_and_again(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Mapping, "advise", lambda mapping, start, advice, size: asked.append(start))
+    arena = Arena(2 * MOST_FAILURES * PIECE, CPU, "test")
+    arena.take((arena.size,), torch.uint8)
+    _settle(arena)
+    assert (len(asked), arena.large) == (MOST_FAILURES, 0)
+
+
+class Pieces:
+    """Stands for memory that takes so many pieces to settle; knows the priority of the thread that settles it."""
+
+    def __init__(self, count):
+        self.left = count
+        self.begun, self.gate = threading.Semaphore(0), threading.Semaphore(0)
+        self.priorities = set()
+
+    def __call__(self):
+        self.priorities.add(os.getpriority(os.PRIO_PROCESS, 0))
+        self.begun.release()
+        self.gate.acquire()
+        self.left -= 1
+        return self.left > 0
+
+
+def test_settling_goes_behind_everything_else_and_ends():
+    quiet, pieces = threading.Event(), Pieces(2)
+    quiet.set()
+    settling = Settling(pieces, quiet)
+    pieces.begun.acquire()
+    assert not settling.ended
+    pieces.gate.release(2)
+    settling._thread.join()
+    assert (settling.ended, pieces.priorities) == (True, {host.LAST})
+    assert os.getpriority(os.PRIO_PROCESS, 0) == 0, "other threads keep theirs"
+
+
+def test_settling_waits_while_something_is_computed_but_not_for_ever(monkeypatch):
+    monkeypatch.setattr(host, "PACE_S", 600)
+    pieces = Pieces(2)
+    settling = Settling(pieces, threading.Event())
+    settling.stop()
+    assert (settling.ended, pieces.left) == (False, 2)
+    monkeypatch.setattr(host, "PACE_S", 0)
+    settling = Settling(pieces, threading.Event())
+    pieces.gate.release(2)
+    settling._thread.join()
+    assert settling.ended
+
+
+def test_nothing_is_settled_once_it_was_stopped():
+    quiet, pieces = threading.Event(), Pieces(10**9)
+    quiet.set()
+    settling = Settling(pieces, quiet)
+    pieces.begun.acquire()
+    pieces.gate.release()
+    settling.stop()
+    left = pieces.left
+    assert not settling._thread.is_alive()
+    assert (pieces.left, quiet.is_set()) == (left, False)
 
 
 def _large_bytes() -> int:

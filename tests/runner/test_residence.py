@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from contextlib import asynccontextmanager
@@ -115,6 +116,18 @@ async def test_weights_that_were_quantized_are_quantized_again(built, tmp_path):
         assert await answers(runs, capacity) == before
         await runs.load_weights(str(other(directory, tmp_path / "other")))
         assert await answers(runs, capacity) != before
+
+
+async def test_what_was_given_back_is_not_had_again_to_make_it_faster(tiny):
+    async with running(tiny("qwen3")) as (runs, _):
+        while not runs.describe()["large_pages"]["ended"]:
+            await asyncio.sleep(0)
+        await runs.sleep(1)
+        assert "large_pages" in runs.describe(), "the weights stay"
+        await runs.sleep(2)
+        assert "large_pages" not in runs.describe()
+        await runs.wake(ALL)
+        assert runs.describe()["large_pages"].keys() == {"bytes", "of", "ended"}
 
 
 async def test_a_step_without_memory_fails_instead_of_computing_zeros(tiny):

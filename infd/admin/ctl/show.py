@@ -50,6 +50,7 @@ def status(now: protocol.Status) -> None:
         *(((part, held) for part, held in (("weights", now.weights), ("kv_cache", now.kv_cache)) if held != "loaded")),
         *((("stays", _sizes(now.resident)),) if now.resident else ()),
         *((("captured", _captured(now.graphs)),) if now.graphs else ()),
+        *((("large pages", _large(now.large_pages)),) if now.large_pages else ()),
         ("cache", _pages(now)),
         ("ended", ", ".join(f"{count} {reason}" for reason, count in now.terminal.items() if count) or "none yet"),
         ("limits", f"{now.max_model_len} tokens a sequence, {now.rows} sequences, {now.step_tokens} tokens a step"),
@@ -74,6 +75,11 @@ def _captured(graphs: protocol.Captured) -> str:
     failed = f", {len(graphs.failed)} could not be" if graphs.failed else ""
     sizes = f"steps of {len(graphs.captured)} sizes{adapted} in {graphs.capture_s:.1f} s"
     return f"{sizes}, {graphs.to_come} to come{failed}"
+
+
+def _large(pages: protocol.LargePages) -> str:
+    done = f"{pages.bytes / 2**20:,.0f} of {pages.of / 2**20:,.0f} MiB of the weights"
+    return f"{done}, no more to come" if pages.ended else f"{done}; others are moved while nothing is computed"
 
 
 def _pages(now: protocol.Status) -> str:
