@@ -136,8 +136,9 @@ def start(loaded: Loaded) -> int:
 
 @cli.command()
 @click.option("--target", metavar="GPU", help="Compile for this GPU, such as sm_90a or gfx942.  [the one here]")
+@click.option("--tune", is_flag=True, help="Measure first how attention is best cut on the GPU here; takes minutes.")
 @configurable
-def warm(loaded: Loaded, target: str | None) -> int:
+def warm(loaded: Loaded, target: str | None, tune: bool) -> int:
     """Compile the kernels that the model needs of a GPU, so that `infd start` need not.
 
     They are kept in the directory device.kernel_cache, where `infd start` finds them; what is there already is not
@@ -145,7 +146,7 @@ def warm(loaded: Loaded, target: str | None) -> int:
     """
     from infd.daemon.warm import warm
 
-    return warm(loaded.config, _environment(), target)
+    return warm(loaded.config, _environment(), target, tune=tune)
 
 
 @cli.group(no_args_is_help=False)

@@ -18,14 +18,21 @@ if TYPE_CHECKING:
     from infd.kernels.triton.compiled import Entry
 
 
-def warm(config: Config, environment: Environment, target: str | None) -> int:
-    """Compile for `target`, or for the GPU here. Return the exit code. Raises StartError."""
+def warm(config: Config, environment: Environment, target: str | None, *, tune: bool = False) -> int:
+    """Compile for `target`, or for the GPU here, which is measured first if it is to `tune`. Return the exit code.
+
+    Raises StartError.
+    """
     settings = parts.located(config, environment, _directory(config, environment))
     from infd.runner.warming import warm  # torch comes with it
 
     started = time.monotonic()
-    warmed = warm(settings, target, _tell)
+    warmed = warm(settings, target, _tell, tune=tune)
     seconds = time.monotonic() - started
+    for shape, found in warmed.tuned.items():
+        click.echo(
+            f"{shape}: decoding takes {found.few:.0%} of the usual time, prompts {found.many:.0%}: {found.tiling}"
+        )
     made = sum(not entry.found for entry in warmed.entries)
     where = settings.device.kernel_cache or "the compiler's own directory"
     click.echo(

@@ -15,7 +15,7 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from infd.errors import ConfigError, DeviceMissing
+from infd.errors import ConfigError, DeviceMissing, UsageError
 from infd.kernels.flashinfer import modules
 from infd.kernels.flashinfer.presence import cannot_compile
 from infd.kernels.ops import KeyValuePages, LowRank, LowRankPart
@@ -23,9 +23,10 @@ from infd.kernels.select import insisting, lacks_nothing
 from infd.kernels.triton import presence
 from infd.kernels.triton.presence import FLOAT8
 from infd.request import Adapter
+from infd.runner import host
 from infd.runner.adapters import DeviceSlots
 from infd.runner.cache import scaled
-from infd.runner.design import design
+from infd.runner.design import choose_device, design
 from infd.runner.outline import candidates
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.kernels.select import Candidate
     from infd.kernels.triton.compiled import Entry, Ledger
+    from infd.kernels.triton.tiles import Shape
+    from infd.kernels.triton.tuning import Found
     from infd.models.parameter import Target
     from infd.scheduler.plan import StepPlan
 
@@ -63,12 +66,16 @@ class Warmed(Struct, frozen=True):
 
     gpu: str
     entries: list[Entry]
+    tuned: dict[str, Found] = {}
 
 
-def warm(config: Config, target: str | None, notify: Callable[[Entry], object] = lambda _: None) -> Warmed:
+def warm(
+    config: Config, target: str | None, notify: Callable[[Entry], object] = lambda _: None, *, tune: bool = False
+) -> Warmed:
     """Compile for `target`, or for the GPU of this machine, into the directory that the settings name.
 
     notify  called with every kernel, when it is there
+    tune    measure first how attention is best cut on the GPU here
 
     Raises StartError.
     """
@@ -76,6 +83,8 @@ def warm(config: Config, target: str | None, notify: Callable[[Entry], object] =
         raise DeviceMissing(presence.ABSENT)
     from infd.kernels.triton import compiled
 
+    if target is not None and tune:
+        raise UsageError("--tune measures on the GPU that is here: leave --target out")
     if target is not None:
         gpu = compiled.target(target)
     elif not torch.cuda.is_available():
@@ -92,9 +101,26 @@ def warm(config: Config, target: str | None, notify: Callable[[Entry], object] =
     except OSError as error:
         raise ConfigError(f"device.kernel_cache: {directory}: {error.strerror}") from error
     ahead = config.device.flashinfer and gpu.backend == "cuda"
-    with compiled.compiling(gpu), _modules(directory, gpu, ledger) if ahead else nullcontext():
-        issue(config, flashinfer=ahead)
-    return Warmed(f"sm_{gpu.arch}" if gpu.backend == "cuda" else str(gpu.arch), ledger.entries)
+    here = None if target is not None else choose_device(config.device.kind if host.kind(config) == "cuda" else "cuda")
+    with compiled.compiling(gpu, here), _modules(directory, gpu, ledger) if ahead else nullcontext():
+        asked = issue(config, flashinfer=ahead)
+    tuned = {} if here is None or not tune else _tune(asked, here)
+    if tuned:
+        with compiled.compiling(gpu, here):
+            issue(config)
+    return Warmed(compiled.name(gpu), ledger.entries, tuned)
+
+
+def _tune(asked: Sequence[Shape], device: torch.device) -> dict[str, Found]:
+    """Measure how attention over heads of these shapes is best cut, and keep it beside the compiled kernels."""
+    from infd.kernels.triton import blocks, tilings
+    from infd.kernels.triton.tuning import tune
+
+    gpu = blocks.gpu(device)
+    with torch.inference_mode():
+        found = tune(asked, gpu, device)
+    tilings.keep(tilings.directory(), gpu, {name: each.tiling for name, each in found.items()})
+    return found
 
 
 def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> AbstractContextManager[None]:
@@ -108,10 +134,12 @@ def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> Abstract
     return modules.building(capability, lambda name, found, seconds: ledger.add(Entry(name, found, seconds)))
 
 
-def issue(config: Config, *, flashinfer: bool = False) -> None:
+def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
     """Issue a model's first steps, and those with adapters, with a GPU's kernels and without storage.
 
     flashinfer  whether its kernels are called for, too
+
+    Returns the shapes of heads that Triton's attention was asked for.
     """
     with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
         model, ops, dtype, _, max_len = design(
@@ -142,6 +170,7 @@ def issue(config: Config, *, flashinfer: bool = False) -> None:
             runner = Runner(model, ops.attention, ops.draw, rows, layout, cache, slots, Pulse(), graphs)
             for plan in (*first_steps(trial, GPU.type), *adapted_steps(trial, slots, model.targets, dtype)):
                 runner.sample(runner.forward(plan))
+        return getattr(ops.attention, "shapes", [])
 
 
 def adapted_steps(

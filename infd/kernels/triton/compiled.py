@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import torch
+
 _NVIDIA = re.compile(r"sm_(\d{2,3})[af]?")
 _AMD = re.compile(r"gfx\d+[a-z]?")
 
@@ -84,25 +86,30 @@ def here() -> GPUTarget:
     return triton.runtime.driver.active.get_current_target()
 
 
-def aimed_at() -> str | None:
-    """Return what its compiler calls the GPU that is compiled for, in `compiling`; None elsewhere."""
-    active = triton.runtime.driver._active
-    if not isinstance(active, _Absent):
-        return None
-    gpu = active.get_current_target()
+def name(gpu: GPUTarget) -> str:
+    """Return what its compiler calls a GPU."""
     return f"sm_{gpu.arch}" if gpu.backend == "cuda" else str(gpu.arch)
 
 
+def aimed_at() -> tuple[str, torch.device | None] | None:
+    """Return the name of the GPU that is compiled for, in `compiling`, and where it is here; None elsewhere."""
+    active = triton.runtime.driver._active
+    return (name(active.get_current_target()), active.device) if isinstance(active, _Absent) else None
+
+
 @contextmanager
-def compiling(gpu: GPUTarget) -> Iterator[None]:
-    """Compile whatever is launched in here, for `gpu`, and launch nothing. Tensors need no memory behind them."""
+def compiling(gpu: GPUTarget, device: torch.device | None = None) -> Iterator[None]:
+    """Compile whatever is launched in here, for `gpu`, and launch nothing. Tensors need no memory behind them.
+
+    device  where that GPU is here
+    """
     run, drivers = triton.JITFunction.run, triton.runtime.driver
 
     def compile_alone(kernel: Any, *args: Any, warmup: bool, **named: Any) -> Any:
         return run(kernel, *args, warmup=True, **named)
 
     before = drivers._active
-    drivers.set_active(_Absent(gpu))
+    drivers.set_active(_Absent(gpu, device))
     triton.JITFunction.run = compile_alone
     try:
         yield
@@ -114,8 +121,9 @@ def compiling(gpu: GPUTarget) -> Iterator[None]:
 class _Absent:
     """Stands for the driver of a GPU. Itself the device, so that no kernel takes what it keeps of a real one's."""
 
-    def __init__(self, gpu: GPUTarget) -> None:
+    def __init__(self, gpu: GPUTarget, device: torch.device | None) -> None:
         self._gpu = gpu
+        self.device = device
 
     def get_current_target(self) -> GPUTarget:
         return self._gpu

@@ -55,11 +55,13 @@ class Tilings:
 
 def tilings(device: torch.device) -> Tilings:
     """Return those of a device: a GPU that is here, the one that is compiled for, or else a large one."""
-    if device.type == "cuda":
-        gpu = blocks.gpu(device)
-        return Tilings(gpu, kept(directory(), gpu))
-    name = aimed_at()
-    return Tilings(blocks.absent(name) if name else blocks.gpu(device))
+    if (aim := aimed_at()) is not None:
+        name, here = aim
+        if here is None:
+            return Tilings(blocks.absent(name))
+        device = here
+    gpu = blocks.gpu(device)
+    return Tilings(gpu, kept(directory(), gpu) if gpu.name else None)
 
 
 def called(shape: Shape) -> str:

@@ -1,0 +1,222 @@
+"""Find out how attention over heads of one shape is cut best on the GPU that is here, by trying.
+
+Few queries and many are tried apart: blocks for both, and for few how finely keys are shared out. What fails, or gives
+other results than the usual cut, does not count; what gains less than GAIN is not worth being other than usual.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+
+from infd.kernels.ops import FLOAT8, AttentionBatch, KeyValuePages
+from infd.kernels.triton.attention import PagedAttention
+from infd.kernels.triton.blocks import Blocks, Tiling, fitting
+from infd.kernels.triton.tilings import Tilings, called
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from infd.kernels.triton.blocks import Gpu
+    from infd.kernels.triton.tiles import Shape
+
+log = logging.getLogger("infd.kernels")
+
+GAIN: Final = 0.97  # of the usual time, that a cut takes at most to be kept
+ROUNDS: Final = 20  # of which the middle one counts
+PAGE: Final = 16
+FEW: Final = ([(8191, 1)], [(2047, 1)] * 32)  # steps, as (start, count) of their spans
+MANY: Final = ([(0, 2048)],)
+
+
+class Cost(Protocol):
+    """What cuts cost."""
+
+    def few(self, tiling: Tiling) -> float | None:
+        """Return the seconds of steps of few queries; None where they fail, or are wrong."""
+
+    def many(self, tiling: Tiling) -> float | None:
+        """Return the same of steps of many queries."""
+
+
+class Found(Struct, frozen=True):
+    """What was found for one shape. few, many: the time of steps, as a share of the usual one"""
+
+    tiling: Tiling
+    few: float
+    many: float
+
+
+def search(shape: Shape, gpu: Gpu, cost: Cost) -> Found:
+    """Return the best cut of those tried. The usual one must work."""
+    usual = shape.usual(gpu)
+    found = [_best(cost.few, usual, (_few, _shares), shape, gpu), _best(cost.many, usual, (_many,), shape, gpu)]
+    (few, few_share), (many, many_share) = found
+    return Found(replace(few, many=many.many), few_share, many_share)
+
+
+def _best(
+    cost: Callable[[Tiling], float | None],
+    usual: Tiling,
+    ways: Sequence[Callable[[Tiling, Shape, Gpu], Iterator[Tiling]]],
+    shape: Shape,
+    gpu: Gpu,
+) -> tuple[Tiling, float]:
+    """Change one thing after the other; return the best, and its time as a share of the usual one."""
+    reference = cost(usual)
+    assert reference is not None, "attention fails as it is usually cut"
+    best, least = usual, reference
+    for way in ways:
+        for tiling in way(best, shape, gpu):
+            taken = cost(tiling)
+            if taken is not None and taken < least:
+                best, least = tiling, taken
+    return (best, least / reference) if least <= GAIN * reference else (usual, 1.0)
+
+
+def _few(tiling: Tiling, shape: Shape, gpu: Gpu) -> Iterator[Tiling]:
+    for blocks in _fitting([shape.least_rows], (32, 64, 128), (2, 4, 8), (1, 2, 3, 4), shape, gpu):
+        yield replace(tiling, few=blocks)
+
+
+def _shares(tiling: Tiling, shape: Shape, gpu: Gpu) -> Iterator[Tiling]:
+    for programs in (1, 2, 4, 8):
+        for least_keys in (128, 256, 512):
+            yield replace(tiling, programs=programs, least_keys=least_keys)
+
+
+def _many(tiling: Tiling, shape: Shape, gpu: Gpu) -> Iterator[Tiling]:
+    rows = sorted({max(shape.least_rows, rows) for rows in (16, 64, 128)})
+    for blocks in _fitting(rows, (16, 32, 64, 128), (4, 8), (1, 2, 3), shape, gpu):
+        yield replace(tiling, many=blocks)
+
+
+def _fitting(
+    rows: Sequence[int], keys: Sequence[int], warps: Sequence[int], stages: Sequence[int], shape: Shape, gpu: Gpu
+) -> Iterator[Blocks]:
+    for blocks in (Blocks(*each) for each in ((r, k, w, s) for r in rows for k in keys for w in warps for s in stages)):
+        if fitting(blocks, shape.least_rows, shape.block_head, shape.dtype.itemsize, gpu) == blocks:
+            yield blocks
+
+
+class Step(NamedTuple):
+    """What attention reads in one step, and what it gives as usual."""
+
+    batch: AttentionBatch
+    q: Tensor
+    expected: Tensor
+
+
+class Measured:
+    """Costs on a device, of steps with random numbers. Implements `Cost`."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        gpu: Gpu,
+        device: torch.device,
+        timer: Callable[[Callable[[], object]], float],
+        few: Sequence[Sequence[tuple[int, int]]] = FEW,
+        many: Sequence[Sequence[tuple[int, int]]] = MANY,
+    ) -> None:
+        """timer: does work, several times, and returns the seconds of one; few, many: spans of steps"""
+        self._gpu, self._timer = gpu, timer
+        held = FLOAT8 if shape.narrow else shape.dtype
+        pages = max(sum(-(-(start + count) // PAGE) for start, count in spans) for spans in (*few, *many)) + 1
+
+        def drawn(*sizes: int) -> Tensor:
+            return torch.randn(sizes, device=device).to(shape.dtype)
+
+        k, v = (drawn(pages, shape.kv_heads, PAGE, shape.head).to(held) for _ in range(2))
+        scales = torch.ones(2, shape.kv_heads, device=device) if shape.narrow else None
+        self._pages = KeyValuePages(k, v, scales)
+        self._scale = shape.head**-0.5
+        self._tolerance = 1e-4 if shape.dtype is torch.float32 else 2e-2
+        usual = shape.usual(gpu)
+        self._steps: list[list[Step]] = []
+        for steps in (few, many):
+            self._steps.append([])
+            for spans in steps:
+                batch = _batch(spans, device)
+                q = drawn(len(batch.slots), shape.kv_heads * shape.shared, shape.head)
+                self._steps[-1].append(Step(batch, q, self._run(usual, batch, q)()))
+
+    def few(self, tiling: Tiling) -> float | None:
+        return self._seconds(tiling, self._steps[0])
+
+    def many(self, tiling: Tiling) -> float | None:
+        return self._seconds(tiling, self._steps[1])
+
+    def _seconds(self, tiling: Tiling, steps: Sequence[Step]) -> float | None:
+        try:
+            return sum(self._timed(tiling, step) for step in steps)
+        except Exception as error:  # of Triton's compiler, its launcher, or results that are wrong
+            log.debug("attention is not cut as %s: %s", tiling, error)
+            return None
+
+    def _timed(self, tiling: Tiling, step: Step) -> float:
+        work = self._run(tiling, step.batch, step.q)
+        torch.testing.assert_close(work(), step.expected, rtol=self._tolerance, atol=self._tolerance)
+        return self._timer(work)
+
+    def _run(self, tiling: Tiling, batch: AttentionBatch, q: Tensor) -> Callable[[], Tensor]:
+        plan = PagedAttention(tilings=_Always(self._gpu, tiling)).prepare(batch)
+        return partial(plan.run, q, self._pages, scale=self._scale)
+
+
+class _Always(Tilings):
+    """One cut for all shapes."""
+
+    def __init__(self, gpu: Gpu, tiling: Tiling) -> None:
+        super().__init__(gpu)
+        self._tiling = tiling
+
+    def __getitem__(self, shape: Shape) -> Tiling:
+        return self._tiling
+
+
+def _batch(spans: Sequence[tuple[int, int]], device: torch.device) -> AttentionBatch:
+    """Describe a step whose sequences hold pages one behind the other."""
+    held = [-(-(start + count) // PAGE) for start, count in spans]
+    table = torch.zeros(len(spans), max(held), dtype=torch.int32)
+    offsets, slots, page = [0], [], 1
+    for row, ((start, count), pages) in enumerate(zip(spans, held, strict=True)):
+        table[row, :pages] = torch.arange(page, page + pages)
+        slots.append(page * PAGE + torch.arange(start, start + count))
+        offsets.append(offsets[-1] + count)
+        page += pages
+    return AttentionBatch(
+        page_tokens=PAGE,
+        window=None,
+        starts=[start for start, _ in spans],
+        counts=[count for _, count in spans],
+        offsets=offsets,
+        start=torch.tensor([start for start, _ in spans], dtype=torch.int32, device=device),
+        table=table.to(device),
+        slots=torch.cat(slots).to(device),
+    )
+
+
+def on_device(work: Callable[[], object]) -> float:
+    """Return the seconds that work takes a GPU, the middle one of some rounds."""
+    for _ in range(3):
+        work()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(ROUNDS)]
+    for begin, end in events:
+        begin.record()
+        work()
+        end.record()
+    torch.cuda.synchronize()
+    return sorted(begin.elapsed_time(end) for begin, end in events)[ROUNDS // 2] / 1e3
+
+
+def tune(shapes: Sequence[Shape], gpu: Gpu, device: torch.device) -> dict[str, Found]:
+    """Return what is found for some shapes, by what they are called."""
+    return {called(shape): search(shape, gpu, Measured(shape, gpu, device, on_device)) for shape in shapes}
