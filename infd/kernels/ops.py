@@ -331,7 +331,10 @@ class RowKernels(Protocol):
         """Put in place what a step reads."""
 
     def append(self, kept: Kept, row: Tensor, end: Tensor, token: Tensor) -> None:
-        """Write the tokens sampled for some rows, each at position `end`; all three [N] int64, no row twice."""
+        """Write the tokens sampled for some rows, each at position `end`; all three [N] int64.
+
+        What a row keeps that is named twice is undefined: only padding's is.
+        """
 
 
 class History(NamedTuple):

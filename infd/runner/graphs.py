@@ -2,9 +2,11 @@
 
 A step in which every sequence computes one token, and samples, is padded to the next size by the scratch row. All that
 differs from step to step lies in tensors that stay where they are; what was sampled is read from `Rows`, within the
-graph. A size that is not captured yet is computed from the same tensors, kernel by kernel, with the same result. The
-head is left outside, since logits are large and every size would keep its own; so is the sampler, since what it does
-differs with what the rows ask for.
+graph. A size that is not captured yet is computed from the same tensors, kernel by kernel, with the same result.
+
+Of small steps the head is captured, too, and the likeliest token of each row is appended there: where all rows are
+greedy, nothing is left to launch. What other rows are given by the sampler is written over that. Of larger steps the
+head is left outside, since logits are large.
 
 Size 1 is captured first, then the largest, for the memory it took serves all smaller ones, and so on downwards: as
 many as START_S allows before the model serves, the others when nothing else is to do. A size that is wanted often does
@@ -21,7 +23,7 @@ import logging
 import time
 from bisect import bisect_left
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from infd.runner.adapters import DeviceSlots, LastingRows
     from infd.runner.pulse import Pulse
     from infd.runner.rows import Rows
+    from infd.runner.sampler import Likeliest
     from infd.scheduler.layout import CacheLayout
     from infd.scheduler.plan import Span
 
@@ -54,6 +57,7 @@ START_S = 2.0  # that captures may hold up the start
 PATIENCE = 8  # steps of a size that are computed kernel by kernel before capturing it holds one up
 RETRY = 4096  # the same where it failed; each further failure makes it GROWTH times as many
 GROWTH = 4
+LOGITS_BYTES = 2**25  # of a step whose head is captured, at most
 
 
 class Graphs(Protocol):
@@ -153,6 +157,7 @@ class Buffers:
     token     [N] int64
     tables    by page group, [N, pages] int32
     slots     by page group, [N] int64
+    logits    [M, vocab] float32, of the largest step whose head is captured
     """
 
     def __init__(self, rows: Rows, groups: int, most: int) -> None:
@@ -165,6 +170,8 @@ class Buffers:
         self.token = zeros(most, dtype=torch.int64)
         self.tables = [zeros(most, rows.tables.shape[2], dtype=torch.int32) for _ in range(groups)]
         self.slots = [zeros(most, dtype=torch.int64) for _ in range(groups)]
+        small = [size for size in sizes(most) if 4 * size * rows.vocab_size <= LOGITS_BYTES]
+        self.logits = zeros(max(small, default=0), rows.vocab_size, dtype=torch.float32)
 
     def seats(self, size: int, layout: CacheLayout) -> Seats:
         """Return what of it steps of one size use."""
@@ -199,6 +206,19 @@ class Buffers:
         return plans if len(plans) == len(layout.groups) else None
 
 
+class Computed(NamedTuple):
+    """A step that was issued.
+
+    logits    [N, vocab] float32
+    asking    who samples them
+    appended  the rows' likeliest tokens, where the step has written them to `Rows`
+    """
+
+    logits: Tensor
+    asking: Asking
+    appended: Likeliest | None = None
+
+
 class Frame:
     """Steps of one size."""
 
@@ -211,10 +231,12 @@ class Frame:
         layout: CacheLayout,
         cache: Sequence[KeyValuePages],
         model: Model,
+        likeliest: Callable[[Tensor], Likeliest],
         beat: Callable[[], None],
         adapters: LastingRows | None = None,
     ) -> None:
         self.size = size
+        self._find_likeliest = likeliest
         self._plans = plans
         self._adapters = adapters
         self._rows = rows
@@ -225,7 +247,10 @@ class Frame:
         self._sent = buffers.sent[: (2 if self._shift is None else 3) * size]
         self._seats = buffers.seats(size, layout)
         self._padding = np.array([rows.scratch] * size + [0] * (len(self._sent) - size))
+        self._logits = buffers.logits[:size] if size <= len(buffers.logits) else None
         self._hidden: Tensor | None = None
+        self._ends: Tensor | None = None
+        self._likeliest: Likeliest | None = None
         self._replay: Callable[[], None] | None = None
         self._waiting = 0  # steps computed kernel by kernel
         self._failures = 0
@@ -245,8 +270,8 @@ class Frame:
         patience = RETRY * GROWTH ** (self._failures - 1) if self._failures else PATIENCE
         return not self.captured and self._waiting >= patience
 
-    def compute(self, row_ids: Array, starts: list[int]) -> tuple[Tensor, Asking]:
-        """Issue a step: `starts` bounds the position of each row's token. Return logits, and who samples them."""
+    def compute(self, row_ids: Array, starts: list[int]) -> Computed:
+        """Issue a step: `starts` bounds the position of each row's token."""
         bounds = self._fill(row_ids, starts)
         if self._replay is None:
             self._waiting += 1
@@ -254,10 +279,13 @@ class Frame:
         else:
             self._replay()
         assert self._hidden is not None
+        assert self._ends is not None
         count = len(starts)
-        ends = self._seats.position[:count] + 1
-        asking = Asking(self._seats.row[:count], ends, row_ids, bounds + 1)
-        return self._model.logits(self._hidden, self._adapters)[:count], asking
+        asking = Asking(self._seats.row[:count], self._ends[:count], row_ids, bounds + 1)
+        if self._logits is None:
+            return Computed(self._model.logits(self._hidden, self._adapters)[:count], asking)
+        assert self._likeliest is not None
+        return Computed(self._logits[:count], asking, self._likeliest.first(count))
 
     def capture(self, graphs: Graphs) -> None:
         """Capture what `compute` issues, on the scratch row."""
@@ -267,7 +295,7 @@ class Frame:
 
     def release(self) -> None:
         """Forget what was captured, and the memory that it holds."""
-        self._replay = self._hidden = None
+        self._replay = self._hidden = self._ends = self._likeliest = None
         self._waiting = 0
 
     def put_off(self) -> None:
@@ -292,7 +320,7 @@ class Frame:
         return bounds
 
     def _work(self) -> None:
-        """All that the device does of a step up to the head. Nothing in here may depend on what the host knows."""
+        """All that the device does of a step that is captured. Nothing in here may depend on what the host knows."""
         self._rows.seat(self._seats)
         for plan in self._plans:
             plan.begin()
@@ -308,6 +336,11 @@ class Frame:
             adapters=self._adapters,
         )
         self._hidden = self._model.forward(batch)
+        self._ends = self._seats.position + 1
+        if self._logits is not None:
+            self._logits.copy_(self._model.logits(self._hidden, self._adapters))
+            self._likeliest = self._find_likeliest(self._logits)
+            self._rows.append(self._seats.row, self._ends, self._likeliest.tokens)
 
 
 def decoding(
@@ -318,6 +351,7 @@ def decoding(
     layout: CacheLayout,
     cache: Sequence[KeyValuePages],
     slots: DeviceSlots,
+    likeliest: Callable[[Tensor], Likeliest],
     pulse: Pulse,
 ) -> Decoding | None:
     """Return frames of all sizes, or None where attention must look at each step before it is computed."""
@@ -329,9 +363,9 @@ def decoding(
         if plans is None:
             log.warning("decoding steps are not captured: this attention kernel takes each step by itself")
             return None
-        plain.append(Frame(size, buffers, plans, rows, layout, cache, model, pulse.beat))
+        plain.append(Frame(size, buffers, plans, rows, layout, cache, model, likeliest, pulse.beat))
         if (wanting := slots.lasting(size)) is not None:
-            adapted.append(Frame(size, buffers, plans, rows, layout, cache, model, pulse.beat, wanting))
+            adapted.append(Frame(size, buffers, plans, rows, layout, cache, model, likeliest, pulse.beat, wanting))
     return Decoding(graphs, plain, adapted, rows, slots)
 
 
@@ -357,8 +391,8 @@ class Decoding:
         self._generation = slots.weigh()
         self._uncaptured = [plain[0], *plain[:0:-1]]
 
-    def forward(self, spans: Sequence[Span]) -> tuple[Tensor, Asking] | None:
-        """Issue a step, and return its logits and who samples them; None where it is not one of decoding alone."""
+    def forward(self, spans: Sequence[Span]) -> Computed | None:
+        """Issue a step; None where it is not one of decoding alone."""
         for span in spans:
             if span.count != 1 or span.scores or not span.samples:
                 return None

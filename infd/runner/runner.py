@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from infd.runner.graphs import Graphs
     from infd.runner.pulse import Pulse
     from infd.runner.rows import Rows
-    from infd.runner.sampler import Sampled
+    from infd.runner.sampler import Likeliest, Sampled
     from infd.runner.scoring import Scored
     from infd.runner.staging import Part
     from infd.scheduler.layout import CacheLayout
@@ -50,6 +50,7 @@ class Forwarded(Struct):
     """A step whose logits are on their way, and whose prompts are scored.
 
     sampling  indices of the spans that sample, into the plan's spans
+    appended  see graphs.Computed
     """
 
     plan: StepPlan
@@ -57,6 +58,7 @@ class Forwarded(Struct):
     logits: Tensor | None = None
     asking: Asking | None = None
     scored: Scored | None = None
+    appended: Likeliest | None = None
 
 
 class Landing(Struct):
@@ -95,7 +97,8 @@ class Runner:
         self._sampler = Sampler(rows, draw)
         self._decoding = None
         if graphs is not None:
-            self._decoding = decoding(graphs, model, attention, rows, layout, cache, adapters, pulse)
+            likeliest = self._sampler.likeliest
+            self._decoding = decoding(graphs, model, attention, rows, layout, cache, adapters, likeliest, pulse)
 
     @property
     def overlaps(self) -> bool:
@@ -113,7 +116,8 @@ class Runner:
         self._rows.stage(plan.joins, plan.grants)
         if self._decoding is not None and (issued := self._decoding.forward(plan.spans)) is not None:
             self._pulse.beat()
-            return Forwarded(plan, range(len(plan.spans)), *issued)
+            logits, asking, appended = issued
+            return Forwarded(plan, range(len(plan.spans)), logits, asking, appended=appended)
         forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
         gathered = gather(
             plan.spans, self._rows, self._layout, self._cache, self._attention, self.adapters, self._model
@@ -145,7 +149,7 @@ class Runner:
         logits, asking, scored = forwarded.logits, forwarded.asking, forwarded.scored
         sampled = None
         if logits is not None and asking is not None:
-            sampled = self._sampler(logits, asking, mask)
+            sampled = self._sampler(logits, asking, mask, forwarded.appended)
         forwarded.logits = forwarded.scored = None
         landing = Landing(forwarded, sampled, scored)
         if self.overlaps:

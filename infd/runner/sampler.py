@@ -6,7 +6,7 @@ appended to `Rows` on the device, so the next step can follow without the host.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,23 @@ class Asking(Struct):
     positions: Array
 
 
+class Likeliest(NamedTuple):
+    """The likeliest token of each of N rows of logits, as the model gave them.
+
+    largest  [N] float32: its logit
+    tokens   [N] int64
+    verdict  [N] int64: SOUND or NOT_FINITE
+    """
+
+    largest: Tensor
+    tokens: Tensor
+    verdict: Tensor
+
+    def first(self, count: int) -> Likeliest:
+        """Return that of the first rows."""
+        return Likeliest(*(values[:count] for values in self))
+
+
 class Sampled(Struct):
     """What was sampled.
 
@@ -73,10 +90,18 @@ class Sampler:
         self._draw = draw
         self._each = torch.arange(rows.scratch + 1, device=rows.device)
 
-    def __call__(self, logits: Tensor, asking: Asking, allowed: Array | None) -> Sampled:
+    def likeliest(self, logits: Tensor) -> Likeliest:
+        """Find the likeliest tokens of logits [N, vocab] float32."""
+        largest, tokens = self._draw.largest(logits)
+        return Likeliest(largest, tokens, torch.where(largest.isfinite(), SOUND, NOT_FINITE))
+
+    def __call__(
+        self, logits: Tensor, asking: Asking, allowed: Array | None, appended: Likeliest | None = None
+    ) -> Sampled:
         """Choose a token for each row of logits [N, vocab] float32, which are used up.
 
-        allowed  int32 [N, ceil(vocab / 32)] bitmask, or None where everything is
+        allowed   int32 [N, ceil(vocab / 32)] bitmask, or None where everything is
+        appended  what `likeliest` gives, if that is known, and its tokens are in `Rows` already
         """
         stages = self._stages(asking)
         any_asks = Stage(int(np.bitwise_or.reduce(stages)))
@@ -84,17 +109,17 @@ class Sampler:
         scored = [(int(i), asked.logprobs) for i, asked in zip(scoring, self._asked(asking, scoring), strict=True)]
         raw = logits[self._rows.upload(scoring)] if scored else None
 
-        largest, tokens = self._draw.largest(logits)
-        finite = largest.isfinite()
-        left: Tensor | int = SOUND
+        largest, tokens, verdict = appended or self.likeliest(logits)
         if (any_asks & SHAPING or allowed is not None) and self._shape(logits, asking, stages, allowed):
             largest, tokens = self._draw.largest(logits)
-            left = torch.where(largest > -torch.inf, SOUND, NOTHING_ALLOWED)
+            verdict = torch.where((verdict == SOUND) & ~(largest > -torch.inf), NOTHING_ALLOWED, verdict)
+            appended = None
         if Stage.RANDOM in any_asks:
             tokens = self._drawn(logits, largest, tokens, asking, stages)
-        self._rows.append(asking.rows, asking.ends, tokens)
+            appended = None
+        if appended is None:
+            self._rows.append(asking.rows, asking.ends, tokens)
 
-        verdict = torch.where(finite, left, NOT_FINITE)
         values = None
         if raw is not None:
             most = min(max(k for _, k in scored), raw.shape[1])

@@ -149,21 +149,83 @@ def test_captured_steps_give_the_tokens_that_others_do(serve, variant):
     assert graphs.made == len(sizes(ROWS))
 
 
-def test_a_captured_step_is_equal_to_one_that_is_not(serve):
+@pytest.mark.parametrize("logits_bytes", [0, 2**25])
+def test_a_captured_step_is_equal_to_one_that_is_not(serve, monkeypatch, logits_bytes):
+    monkeypatch.setattr("infd.runner.graphs.LOGITS_BYTES", logits_bytes)
     served = serve(Recordings())
     decoding = served.loaded.runner._decoding
     served.start(3)
     spans = [span(row, len(PROMPTS[row]), 1) for row in range(3)]
     with served.loaded.runner.active():
-        before, asking = decoding.forward(spans)
-        ends = asking.ends.clone()
+        logits, asking, appended = decoding.forward(spans)
+        before, ends, tokens = logits.clone(), asking.ends.clone(), logits.argmax(-1)
+        assert (appended is not None) == (logits_bytes > 0)
         while decoding.settle():
             pass
         served.start(3)
-        after, again = decoding.forward(spans)
+        after, again, appended = decoding.forward(spans)
         assert after.equal(before)
+        assert appended is None or appended.tokens.equal(tokens)
         assert again.ends.equal(ends)
         assert again.rows.tolist() == [0, 1, 2]
+
+
+ASKED = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_k": 9},
+    {"temperature": 0.0, "repetition_penalty": 1.5, "logit_bias": {7: 3.0}},
+    {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 0.0, "bad_words": ((9,),), "min_tokens": 4},
+)
+
+
+def started(served: Served, asked) -> None:
+    """Compute the prompts of rows that ask for these."""
+    joins, page = [], 1
+    groups = len(served.loaded.capacity.layout.groups)
+    for row, each in enumerate(asked):
+        held = -(-(len(PROMPTS[row]) + 16) // PAGE)
+        tables = [list(range(page + held * group, page + held * (group + 1))) for group in range(groups)]
+        page += held * groups
+        joins.append(join(row, PROMPTS[row], tables, SamplingParams(max_tokens=16, **each), seed=row))
+    served.step(StepPlan(0, joins, [], [span(row, 0, len(PROMPTS[row])) for row in range(len(asked))]))
+
+
+def test_rows_that_ask_for_more_than_the_likeliest_token_get_it_from_a_captured_step_too(serve, monkeypatch):
+    whole = serve(Recordings(), start_s=60.0)
+    monkeypatch.setattr("infd.runner.graphs.LOGITS_BYTES", 0)
+    outside = serve(Recordings(), start_s=60.0)
+    for asked in (ASKED, ASKED[1:], ASKED[:1]):
+        started(whole, asked)
+        started(outside, asked)
+        assert whole.go_on(len(asked), 6) == outside.go_on(len(asked), 6)
+
+
+@pytest.mark.parametrize(("asked", "appends"), [([ASKED[0]] * 3, 0), ([ASKED[0], ASKED[3]], 0), (ASKED[:2], 1)])
+def test_where_all_rows_are_greedy_the_sampler_launches_nothing(serve, monkeypatch, asked, appends):
+    served = serve(Recordings(), start_s=60.0)
+    started(served, asked)
+    calls = []
+    rows = served.loaded.runner._rows
+    monkeypatch.setattr(rows, "append", lambda *given: calls.append(given) or type(rows).append(rows, *given))
+    tokens = served.go_on(len(asked), 1)[0]
+    assert len(calls) == appends
+    ends = [len(prompt) + 1 for prompt in PROMPTS[: len(asked)]]
+    assert [int(rows.tokens[row, end]) for row, end in enumerate(ends)] == tokens
+    assert rows.length[: len(asked)].tolist() == [end + 1 for end in ends]
+
+
+def test_a_row_of_a_captured_step_whose_logits_are_not_finite_fails_alone(serve):
+    served = serve(Recordings(), start_s=60.0)
+    runner = served.loaded.runner
+    served.start(3)
+    with runner.active():
+        for pages in runner._cache:
+            pages.v[int(runner._rows.tables[1, 0, 0])] = torch.nan
+        plan = StepPlan(1, [], [], [span(row, len(PROMPTS[row]), 1) for row in range(3)])
+        result = runner.read(runner.sample(runner.forward(plan)))
+    assert list(result.failed) == [1]
+    assert len(result.tokens) == 2
 
 
 def test_what_other_sequences_and_nobody_hold_is_left_alone(serve):
