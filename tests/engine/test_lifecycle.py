@@ -7,11 +7,13 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from infd.config import Config, SchedulerConfig, ServerConfig
+from infd.engine import stream
 from infd.engine.engine import Engine
 from infd.engine.state import State
 from infd.errors import CheckpointError, InfdError, RequestError
@@ -19,7 +21,7 @@ from infd.memory import ALL, Held, Part
 from infd.request import FinishReason
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import request
-from tests.fakes import FakeExecutor, capacity, continuation, prompt_likelihoods
+from tests.fakes import FakeExecutor, capacity, continuation, likeliness, prompt_likelihoods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,9 +35,15 @@ PATIENCE = 20_000  # turns of the loop; only a history that fails takes as many
 
 class Histories(RuleBasedStateMachine):
     @initialize(
-        depth=st.integers(1, 3), wakes=st.booleans(), pages=st.sampled_from([20, 64]), score_cost=st.integers(1, 3)
+        depth=st.integers(1, 3),
+        wakes=st.booleans(),
+        pages=st.sampled_from([20, 64]),
+        score_cost=st.integers(1, 3),
+        pending_bytes=st.sampled_from([200, 2000, stream.PENDING_BYTES]),
     )
-    def start(self, depth: int, wakes: bool, pages: int, score_cost: int) -> None:
+    def start(self, depth: int, wakes: bool, pages: int, score_cost: int, pending_bytes: int) -> None:
+        self.patches = pytest.MonkeyPatch()
+        self.patches.setattr(stream, "PENDING_BYTES", pending_bytes)  # so that slow readers are waited for
         self.loop = asyncio.new_event_loop()
         room = capacity(pages=pages, rows=4, step_tokens=16, score_cost=score_cost)
         self.executor = FakeExecutor(room, depth=depth)
@@ -73,6 +81,8 @@ class Histories(RuleBasedStateMachine):
                     scores = delta.prompt_logprobs
                 assert finish.get(index) is None, "something came after the terminal event"
                 tokens[index] += delta.token_ids
+                told = [] if asked.sampling.logprobs is None else list(map(likeliness, delta.token_ids))
+                assert [each.chosen for each in delta.logprobs] == told
                 finish[index] = delta.finish
                 for _ in range(turns):
                     await asyncio.sleep(0)
@@ -102,7 +112,7 @@ class Histories(RuleBasedStateMachine):
         turns=st.sampled_from([0, 0, 0, 5, 50]),
     )
     def arrive(self, prompt: list[int], count: int, choices: int, scored: int | None, turns: int) -> None:
-        asked = request(prompt, count, choices=choices, prompt_logprobs=scored)
+        asked = request(prompt, count, choices=choices, logprobs=scored, prompt_logprobs=scored)
         self.clients.append(self.loop.create_task(self.client(asked, turns)))
 
     @rule(which=st.integers(0, 100))
@@ -164,8 +174,13 @@ class Histories(RuleBasedStateMachine):
                 assert not engine.serving.loop.in_flight
 
     def teardown(self) -> None:
-        if not hasattr(self, "engine"):
-            return
+        if hasattr(self, "engine"):
+            try:
+                self.end()
+            finally:
+                self.patches.undo()
+
+    def end(self) -> None:
         self.executor.wake_error = self.executor.weights_error = None
         self.executor.memory_gate.set()
         self.run(self.recover())

@@ -438,3 +438,27 @@ async def test_an_echo_aborted_before_it_was_scored_has_nothing_in_the_places_of
     (choice,) = body["choices"]
     assert (status, choice["text"], choice["finish_reason"]) == (200, TEXT, "abort")
     assert choice["logprobs"]["token_logprobs"] == choice["prompt_logprobs"] == [None] * len(PROMPT)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_aborted_while_they_wait_for_their_prompts_scores_have_none(stream: bool):
+    prompt = [300 + i % 90 for i in range(61)]
+    room = capacity(pages=512, rows=16, step_tokens=64, max_model_len=256, score_cost=3)
+    async with serving(executor=FakeExecutor(room)) as endpoint:
+        await endpoint.complete(prompt=prompt, max_tokens=1)
+        steps = endpoint.executor.device.steps
+        endpoint.executor.fault = lambda plan: endpoint.executor.gate.clear()  # after the first step of three
+        said = {"prompt": prompt, "prompt_logprobs": 1, "echo": True, "logprobs": 1, "n": 3}
+        post = endpoint.events if stream else endpoint.post
+        asking = asyncio.create_task(post("/v1/completions", said))
+        while endpoint.executor.device.steps == steps:
+            await asyncio.sleep(0)
+        endpoint.engine.abort(endpoint.engine.requests()[0].id)
+        endpoint.executor.gate.set()
+        answer = await asking
+
+    choices = [choice for event in answer for choice in event["choices"]] if stream else answer[1]["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    for choice in choices:
+        assert (choice["text"], choice["finish_reason"]) == (tokenizer().decode(prompt), "abort")
+        assert choice["logprobs"]["token_logprobs"] == choice["prompt_logprobs"] == [None] * len(prompt)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from msgspec import structs
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.request import SamplingParams, TokenLogprobs
@@ -15,12 +16,14 @@ from infd.runner.pulse import Pulse
 from infd.scheduler.plan import StepPlan
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
+from tests.engine.driving import serving
 from tests.runner.driving import config, join, load, request, span
 from tests.runner.fake_model import VOCAB, FakeModel, peak
 from tests.tiny import oracle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence as Many
     from pathlib import Path
 
     from infd.scheduler.plan import StepResult
@@ -193,3 +196,41 @@ async def test_scores_are_transformers_log_softmax_in_chunks_after_preemption_an
             with torch.inference_mode():
                 reference = model(torch.tensor([prompt])).logits[0, :-1]
             check(scored[seq], reference, prompt[1:], most, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_the_first_token_after_cached_pages_is_as_likely_as_transformers_says(
+    tiny: Callable[[str], Path], depth: int
+):
+    directory = tiny("qwen3")
+    settings = Config(
+        model=ModelConfig(path=str(directory), dtype="float32"),
+        device=DeviceConfig(kind="cpu", threads=1, depth=depth),
+        scheduler=SchedulerConfig(max_num_seqs=4, step_tokens=16),
+        cache=CacheConfig(bytes=2**19, page_tokens=4),
+    )
+    firsts: list[TokenLogprobs] = []
+    scores: list[Many[TokenLogprobs]] = []
+    async with serving(LocalExecutor(settings)) as engine:
+        for choices, most in ((1, None), (1, None), (3, 2), (2, 0)):
+            sampling = SamplingParams(max_tokens=2, temperature=0.0, logprobs=4, prompt_logprobs=most)
+            asked = structs.replace(request(LONG, sampling), choices=choices)
+            async with engine.admit(choices, 0) as ticket:
+                begun = set[int]()
+                async for index, delta in await ticket.submit(asked):
+                    if index not in begun:
+                        firsts.append(delta.logprobs[0])
+                        scores += [delta.prompt_logprobs] if delta.prompt_logprobs else []
+                    begun.add(index)
+        assert engine.status().prefix_hits >= 44 * 4, "all but the first, and those that score, found the prompt"
+
+    with torch.inference_mode():
+        reference = oracle(directory)(torch.tensor([LONG])).logits[0]
+    expected = reference[-1].double().log_softmax(-1).topk(4)
+    assert len(firsts) == 7
+    for first in firsts:
+        assert first.top_ids == tuple(expected.indices.tolist())
+        torch.testing.assert_close(torch.tensor(first.top).double(), expected.values, atol=1e-4, rtol=1e-4)
+        assert first.chosen == first.top[0]
+    for told, most in zip(scores, (2, 0), strict=True):
+        check(list(told), reference[:-1], LONG[1:], most, tolerance=1e-4)
