@@ -38,9 +38,13 @@ class Cache:
 
     # Pages of one sequence
 
+    def looks_up(self, seq: Sequence) -> bool:
+        """Whether cached pages are looked up for one that waits. A page holds no logits, so not where it is scored."""
+        return self._prefix_caching and not seq.scoring
+
     def find(self, seq: Sequence) -> int:
         """Fill the tables of one that waits with cached pages, not yet held; return the tokens they cover."""
-        if not self._prefix_caching or seq.scoring:  # a page holds no logits
+        if not self.looks_up(seq):
             return 0
         hit = longest_hit(seq, self._layout, self.index)
         for number, group in enumerate(self._groups):

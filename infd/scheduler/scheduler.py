@@ -332,8 +332,9 @@ class Scheduler:
         self.cache.hold(seq, hit)
         if seq.prompt_cached is None:
             seq.prompt_cached = min(hit, seq.prompt_tokens)
-            self.prefix_queries += seq.prompt_tokens
-            self.prefix_hits += seq.prompt_cached
+            if self.cache.looks_up(seq):
+                self.prefix_queries += seq.prompt_tokens
+                self.prefix_hits += seq.prompt_cached
 
     def _join(self, seq: Sequence, slot: int) -> Join:
         assert seq.row is not None

@@ -171,6 +171,7 @@ def test_a_prompt_to_be_scored_is_computed_whole_and_fills_the_cache_for_others(
 
     assert spans_of(driver, scored) == [(0, 8, False, 8), (8, 8, False, 8), (16, 4, True, 3)]
     assert other.prompt_cached == 16
+    assert (driver.scheduler.prefix_queries, driver.scheduler.prefix_hits) == (20 + 20, 16), "none for the scored one"
     driver.check_answers()
 
 
