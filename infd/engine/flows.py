@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from infd.engine.fanout import FanOut
+from infd.engine.stream import PENDING_BYTES
 from infd.engine.ticket import Flow
 from infd.errors import InfdError, RequestFailed, without_frames
 from infd.request import FinishReason
@@ -34,7 +35,7 @@ class Flows:
         self._measure = measure
         self._wake = wake
         self._alive: dict[Sequence, tuple[Flow, Ticket]] = {}
-        self._fan_out = FanOut(self._deliver)
+        self._fan_out = FanOut(self._deliver, engine.now)
 
     def __len__(self) -> int:
         return len(self._alive)
@@ -94,7 +95,7 @@ class Flows:
         """A step was committed: hand on what it brought, as soon as nothing more urgent is to be done."""
         self._fan_out.post(outcomes)
 
-    def _deliver(self, outcome: Outcome) -> None:
+    def _deliver(self, outcome: Outcome, now: float) -> None:
         """Hand one sequence's news to its stream."""
         seq = outcome.seq
         if seq not in self._alive:
@@ -108,22 +109,19 @@ class Flows:
             self._engine.events.tell("request", "failed", id=seq.request.id, choice=seq.choice, error=repr(seq.failure))
             self._end(seq, FinishReason.ERROR, seq.failure)
             return
-        now = self._engine.now()
         self._measure.delivered(flow, len(outcome.tokens), now)
         flow.last = now
         if flow.first is None:
             flow.first = now
         stream = flow.stream
-        before = stream.delivered
         try:
             stopped = stream.push(outcome.tokens, outcome.logprobs, outcome.finish, outcome.prompt_logprobs)
         except Exception as error:
             self._end(seq, FinishReason.ERROR, error)
             raise
-        ticket.generated_tokens += stream.delivered - before
         if stopped or outcome.finish is not None:
             self._end(seq, FinishReason.STOP if stopped else outcome.finish)
-        elif stream.too_much and not self._scheduler.holds(seq):
+        elif stream.inbox.pending_bytes > PENDING_BYTES and not self._scheduler.holds(seq):
             for each in ticket.flows:  # they go on when their reader has caught up
                 self._scheduler.hold(each.seq)
 

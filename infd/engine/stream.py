@@ -2,14 +2,16 @@
 
 The engine pushes, the caller takes. A slow caller finds several tokens in one
 delta; it never holds up the engine, which computes no more for a caller with
-too much to take. Each stream ends with exactly one terminal event, and nothing
-follows it.
+too much to take. A caller that waits may take tokens as they are pushed, with
+nothing in between: most tokens go that way. Each stream ends with exactly one
+terminal event, and nothing follows it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
@@ -17,7 +19,7 @@ from msgspec import Struct
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Many
 
     from infd.request import TokenLogprobs
@@ -42,6 +44,13 @@ class Watcher(Protocol):
         """
 
 
+class Taker(Protocol):
+    """Called with the new tokens of a choice that goes on, while its caller waits for news."""
+
+    def __call__(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        """Return whether they are taken. If not, they wait in the buffer and the caller is woken."""
+
+
 class Delta(Struct):
     """What came since the caller last looked.
 
@@ -64,21 +73,16 @@ class Delta(Struct):
 class Stream:
     """One choice: the buffer between the engine and its caller."""
 
-    __slots__ = ("_bytes", "_inbox", "_pending", "delivered", "finish", "index", "watcher")
+    __slots__ = ("_bytes", "_pending", "delivered", "finish", "inbox", "index", "watcher")
 
     def __init__(self, inbox: Inbox, index: int, watcher: Watcher | None) -> None:
         self.index = index
         self.watcher = watcher
         self.finish: FinishReason | None = None
         self.delivered = 0  # tokens
-        self._inbox = inbox
+        self.inbox = inbox
         self._pending: Delta | None = None
         self._bytes = 0  # about what is pending takes
-
-    @property
-    def too_much(self) -> bool:
-        """Whether its caller has fallen behind, with this choice and its siblings together."""
-        return self._inbox.pending_bytes > PENDING_BYTES
 
     def push(
         self,
@@ -95,15 +99,16 @@ class Stream:
             return False
         if prompt_logprobs:
             self._append([], [], None, prompt_logprobs=prompt_logprobs)
-        stop_id = None
-        if finish is FinishReason.STOP:
-            stop_id = token_ids[-1]
+        stop_id = token_ids[-1] if finish is FinishReason.STOP else None
         if self.watcher is not None:
-            used = self.watcher.feed(token_ids[:-1] if stop_id is not None else token_ids)
+            used = self.watcher.feed(token_ids if stop_id is None else token_ids[:-1])
             if used is not None:
+                self.delivered += used
                 self._append(token_ids[:used], logprobs[:used], FinishReason.STOP)
                 return True
-        self._append(token_ids, logprobs, finish, stop_id=stop_id)
+        self.delivered += len(token_ids)
+        if finish is not None or not self.inbox.taken(self.index, token_ids, logprobs):
+            self._append(token_ids, logprobs, finish, stop_id=stop_id)
         return False
 
     def end(self, finish: FinishReason, error: Exception | None = None) -> None:
@@ -115,7 +120,7 @@ class Stream:
         """Return and clear what is pending."""
         delta, self._pending = self._pending, None
         assert delta is not None
-        self._inbox.pending_bytes -= self._bytes
+        self.inbox.pending_bytes -= self._bytes
         self._bytes = 0
         return delta
 
@@ -130,16 +135,15 @@ class Stream:
         prompt_logprobs: Many[TokenLogprobs] = (),
     ) -> None:
         self.finish = finish
-        self.delivered += len(token_ids)
         added = TOKEN_BYTES * len(token_ids)
         if logprobs or prompt_logprobs:
             added += sum(LOGPROBS_BYTES + LIKELY_BYTES * len(each.top) for each in (*prompt_logprobs, *logprobs))
         self._bytes += added
-        self._inbox.pending_bytes += added
+        self.inbox.pending_bytes += added
         pending = self._pending
         if pending is None:
             self._pending = Delta(token_ids, logprobs, finish, stop_id, error, prompt_logprobs)
-            self._inbox.announce(self.index)
+            self.inbox.announce(self.index)
         else:
             pending.token_ids = pending.token_ids + token_ids
             pending.logprobs = pending.logprobs + logprobs
@@ -151,15 +155,23 @@ class Inbox:
 
     news           indices of the choices with a delta to take, in the order in which they came
     waiter         resolves with the next
-    pending_bytes  about what all that is pending takes
+    taker          takes tokens before they are news; it refers to all, so it is here only as long as it is needed
+    pending_bytes  about what all that is pending takes; who keeps up never leaves more than PENDING_BYTES
     """
 
-    __slots__ = ("news", "pending_bytes", "waiter")
+    __slots__ = ("news", "pending_bytes", "taker", "waiter")
 
     def __init__(self) -> None:
         self.news: deque[int] = deque()
         self.waiter: asyncio.Future[None] | None = None
+        self.taker: Taker | None = None
         self.pending_bytes = 0
+
+    def taken(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        """Offer tokens if the caller waits, which it does only where all before them are taken."""
+        if self.taker is None or self.waiter is None or self.waiter.done():
+            return False
+        return self.taker(index, token_ids, logprobs)
 
     def announce(self, index: int) -> None:
         self.news.append(index)
@@ -194,6 +206,15 @@ class Choices:
 
     def __aiter__(self) -> Choices:
         return self
+
+    @contextmanager
+    def offered(self, taker: Taker) -> Iterator[None]:
+        """Offer tokens to `taker` within this block, before a caller that waits is woken for them."""
+        self._inbox.taker = taker
+        try:
+            yield
+        finally:
+            self._inbox.taker = None
 
     async def __anext__(self) -> tuple[int, Delta]:
         while not self._inbox.news:

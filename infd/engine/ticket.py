@@ -56,7 +56,6 @@ class Ticket:
         self.flows: list[Flow] = []
         self.prompt_tokens = 0  # of all its requests; choices share their prompt
         self.cached_tokens = 0  # of these, found in the cache
-        self.generated_tokens = 0  # handed to its reader
         self.departure = (
             "disconnect"  # how its reader leaves, where it does not wait for the end: slow_reader if dropped
         )
@@ -98,6 +97,11 @@ class Ticket:
         self._engine.door.call(self)
         if self._preparing is not None:
             self._preparing.reschedule(0.0)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens handed to its reader."""
+        return sum(flow.stream.delivered for flow in self.flows)
 
     @property
     def times(self) -> Times:

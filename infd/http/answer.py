@@ -17,8 +17,9 @@ from infd.text.markup import joined
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
-    from infd.engine.stream import Choices, Delta
+    from infd.engine.stream import Choices, Delta, Taker
     from infd.request import TokenLogprobs
     from infd.text.markup import Aside
     from infd.text.reply import Reply
@@ -104,12 +105,41 @@ class Answer:
             parts.append(self._part(*choices.take()))
         return parts
 
+    @property
+    def single(self) -> bool:
+        """Whether it is one choice."""
+        return len(self._replies) == 1
+
+    def offered(self, taker: Taker) -> AbstractContextManager[None]:
+        """Offer tokens to `taker` within this block, as `Choices.offered` does, but not a choice's first, with which it
+        tells of its prompt.
+        """
+
+        def unless_unopened(index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+            return index not in self._unopened and taker(index, token_ids, logprobs)
+
+        return self._choices.offered(unless_unopened if self._unopened else taker)
+
+    def part(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> Part:
+        """Return what these tokens bring to a choice that goes on."""
+        reply = self._replies[index]
+        part = Part(index, reply.take(), token_ids, logprobs)
+        if reply.reading is not None:
+            part.aside = reply.reading.take()
+        return part
+
     async def gather(self) -> list[Part]:
         """Return every choice whole, in order of index; where fewer are returned than made, the best of them."""
         pieces: list[list[Part]] = [[] for _ in self._replies]
-        async for parts in self:
-            for part in parts:
-                pieces[part.index].append(part)
+
+        def keep(index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+            pieces[index].append(self.part(index, token_ids, logprobs))
+            return True
+
+        with self.offered(keep):
+            async for parts in self:
+                for part in parts:
+                    pieces[part.index].append(part)
         whole = [_joined(parts) for parts in pieces]
         return whole if self._answers_each == self._choices_each else self._best(whole)
 
@@ -125,8 +155,6 @@ class Answer:
         return best
 
     def _part(self, index: int, delta: Delta) -> Part:
-        if delta.finish is None and not self._unopened:
-            return _part(index, self._replies[index], delta)
         part = self._generated(index, delta)
         if index in self._unopened:
             self._unopened.remove(index)
@@ -143,13 +171,13 @@ class Answer:
             assert prompt * self._choices_each not in self._unopened, "a choice has begun before the scores were known"
 
     def _generated(self, index: int, delta: Delta) -> Part:
-        reply = self._replies[index]
         if delta.finish is None:
-            return _part(index, reply, delta)
+            return self.part(index, delta.token_ids, delta.logprobs)
         if delta.finish is FinishReason.ERROR:
             error = delta.error or RequestFailed("the engine gave no reason")
             raise error.with_traceback(None)  # many streams may end with one error: each shows its own way only
         stop_id = delta.stop_id if delta.stop_id in self._stop_ids else None
+        reply = self._replies[index]
         if stop_id is not None and self._show_stop_id:
             reply.feed([stop_id])
         part = Part(index, reply.finish(), delta.token_ids, delta.logprobs, delta.finish, stop_id)
@@ -158,13 +186,6 @@ class Answer:
         if reply.reading is not None:
             part.aside = reply.reading.take()
         return part
-
-
-def _part(index: int, reply: Reply, delta: Delta) -> Part:
-    part = Part(index, reply.take(), delta.token_ids, delta.logprobs)
-    if reply.reading is not None:
-        part.aside = reply.reading.take()
-    return part
 
 
 def _joined(parts: list[Part]) -> Part:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from infd.http.pieces import Pieces
     from infd.http.sse import EventStream
     from infd.offload import Offload
+    from infd.request import TokenLogprobs
 
 # Explaining so many tokens, each with 20 alternatives, takes about 4 ms.
 SHORT_EXPLANATION: Final = 128
@@ -81,12 +82,26 @@ async def answer(
 
 
 async def _stream(answer: Answer, format: Format, events: EventStream, offload: Offload) -> None:
-    async for parts in answer:
-        if _is_long(parts):
-            await events.send_pieces(await offload(format.events, parts))
-        elif news := format.events(parts):
-            await events.send(b"".join(news))
+    def write(index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        """Write while the reader keeps up, without waking this task for each token."""
+        if not events.writable:
+            return False
+        if news := format.events(answer.part(index, token_ids, logprobs)):
+            events.write(b"".join(news))
+        return True
+
+    # What a step brings to several choices goes out in one write.
+    with answer.offered(write) if answer.single else nullcontext():
+        async for parts in answer:
+            if _is_long(parts):
+                await events.send_pieces(await offload(_events, format, parts))
+            elif news := _events(format, parts):
+                await events.send(b"".join(news))
     await events.send(format.closing_events() + DONE)
+
+
+def _events(format: Format, parts: list[Part]) -> Pieces:
+    return [piece for part in parts for piece in format.events(part)]
 
 
 def _is_long(parts: list[Part]) -> bool:

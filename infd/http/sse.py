@@ -82,7 +82,7 @@ class EventStream:
         self._quiet_beats = 0
         self._lagging = False
         self._transport: asyncio.Transport | None = None
-        self._direct = False  # headers and a first chunk have left, and more chunks may follow
+        self._direct: asyncio.Transport | None = None  # once headers and a first chunk have left, and chunks may follow
 
     def __enter__(self) -> EventStream:
         return self
@@ -95,20 +95,30 @@ class EventStream:
         """What waits on our side of the kernel."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
+    @property
+    def writable(self) -> bool:
+        """Whether `write` may be called: the response has begun, and its reader has taken all that was written."""
+        transport = self._direct
+        return transport is not None and not (transport.get_write_buffer_size() or transport.is_closing())
+
+    def write(self, events: bytes) -> None:
+        """Write whole events while the response is `writable`: what response.write comes to, without its four calls."""
+        assert self._direct is not None
+        self._quiet_beats = 0
+        self._direct.write(b"%x\r\n%b\r\n" % (len(events), events))
+
     async def send(self, events: bytes) -> None:
         """Write whole events. Waits for a reader that lags; raises ConnectionError when it is gone."""
         self._quiet_beats = 0
         transport = self._transport or await self._begin()
         if len(events) > HIGH_WATER or transport.get_write_buffer_size():
             await self._send_slowly((events,))
-        elif not self._direct:
-            await self.response.write(events)  # with the headers, which wait for it
-            self._direct = self.response.headers.get("Transfer-Encoding") == "chunked"
-        elif transport.is_closing():
-            raise ConnectionResetError("the client has gone")
+        elif self.writable:
+            self.write(events)
         else:
-            # What response.write comes to, without its four calls: this runs once per token of every stream.
-            transport.write(b"%x\r\n%b\r\n" % (len(events), events))
+            await self.response.write(events)  # with the headers, the first time: they wait for it
+            if self.response.headers.get("Transfer-Encoding") == "chunked":
+                self._direct = transport
 
     async def send_pieces(self, events: Pieces) -> None:
         """Write whole events that are too large to be joined; nothing comes between their pieces."""

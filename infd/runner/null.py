@@ -164,8 +164,7 @@ class NullExecutor:
                 self._logprobs.pop(join.row, None)
             else:
                 self._logprobs[join.row] = join.sampling.logprobs
-        sampling = [span for span in plan.spans if span.samples]
-        mixed = [(seeds[s.row] + (s.start + s.count) * POSITION_FACTOR) & 0xFFFFFFFF for s in sampling]
+        mixed = [(seeds[s.row] + (s.start + s.count) * POSITION_FACTOR) & 0xFFFFFFFF for s in plan.spans if s.samples]
         tokens = [first + ((mix ^ mix >> 15) * POSITION_FACTOR >> 7) % ordinary for mix in mixed]
         result = StepResult([int(span.samples) for span in plan.spans], tokens)
         if self._logprobs or any(span.scores for span in plan.spans):

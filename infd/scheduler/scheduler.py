@@ -371,9 +371,9 @@ class Scheduler:
         if span.scores and seq.scoring:
             seq.score(span.start, result.prompt_logprobs[number])
         if tokens:
-            logprobs = result.logprobs.get(number, [])
             kept = self._append(seq, tokens, step)
-            outcome = Outcome(seq, tokens[:kept], logprobs[:kept], seq.finish)
+            logprobs = result.logprobs[number][:kept] if number in result.logprobs else []
+            outcome = Outcome(seq, tokens if kept == len(tokens) else tokens[:kept], logprobs, seq.finish)
         elif seq.idle:
             self.remove(seq, FinishReason.LENGTH)
             outcome = Outcome(seq, [], [], seq.finish)
@@ -387,13 +387,13 @@ class Scheduler:
 
     def _append(self, seq: Sequence, tokens: list[int], step: int) -> int:
         """Add the tokens that `step` sampled, up to the first that ends the sequence; return how many were kept."""
-        end_ids, first = seq.request.end_ids, seq.prompt_tokens + seq.request.sampling.min_tokens
+        known, end_ids = seq.tokens, seq.request.end_ids
         for kept, token in enumerate(tokens, 1):
-            seq.tokens.append(token)
-            if token in end_ids and len(seq.tokens) > first:
+            known.append(token)
+            if token in end_ids and seq.generated > seq.request.sampling.min_tokens:
                 self.remove(seq, FinishReason.STOP)
                 return kept
-            if len(seq.tokens) >= seq.limit:
+            if len(known) >= seq.limit:
                 self.remove(seq, FinishReason.LENGTH)
                 return kept
         if seq.step > step:

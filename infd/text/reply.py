@@ -67,16 +67,14 @@ class Reply:
         self.reading = reading
         self._min_tokens = min_tokens
         self._tokens = 0
-        self._ready: list[str] = []  # may be sent
+        self._ready = ""  # may be sent
         self._held = ""  # follows it, and may begin a stop string
         self.stop_reason: str | None = None
 
     def feed(self, token_ids: list[int]) -> int | None:
         """Add tokens; return how many of them were needed to complete a stop string, or None to go on."""
         if self._search is None and self.reading is None:
-            text = self._detokenizer.feed(token_ids)
-            if text:
-                self._ready.append(text)
+            self._ready += self._detokenizer.feed(token_ids)
             return None
         for used, token_id in enumerate(token_ids, 1):
             self._tokens += 1
@@ -89,8 +87,7 @@ class Reply:
 
     def take(self) -> str:
         """Return the text that is safe to send and was not taken before."""
-        text = "".join(self._ready)
-        self._ready.clear()
+        text, self._ready = self._ready, ""
         return text
 
     def finish(self) -> str:
@@ -100,7 +97,7 @@ class Reply:
             self._release(self._held)
             self._held = ""
         if self.reading is not None:
-            self._ready.append(self.reading.finish())
+            self._ready += self.reading.finish()
         return self.take()
 
     def _add(self, text: str) -> bool:
@@ -125,4 +122,4 @@ class Reply:
 
     def _release(self, text: str) -> None:
         """Let go of text in which no stop string can begin any more."""
-        self._ready.append(text if self.reading is None else self.reading.feed(text))
+        self._ready += text if self.reading is None else self.reading.feed(text)

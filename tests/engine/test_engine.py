@@ -31,6 +31,7 @@ from tests.fakes import FakeExecutor, FakeStep, Seated, capacity, continuation, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from infd.request import TokenLogprobs
     from infd.scheduler.plan import StepPlan
 
 POISON = 499
@@ -144,6 +145,60 @@ async def test_a_watcher_that_raises_fails_its_own_choice_only():
     async with serving() as engine, engine.admit(2, 0) as ticket:
         choices = await ticket.submit(request([5]), request([6]), watchers=[Broken(), None])
         answer = await collect(choices)
+
+    assert answer == {0: ([], FinishReason.ERROR), 1: (continuation([6], 5), FinishReason.LENGTH)}
+
+
+async def test_a_caller_that_waits_may_take_tokens_as_they_are_pushed_and_sleep_on_until_the_end():
+    want = continuation([1, 2], 20)
+    taken: list[int] = []
+
+    def take(index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        taken.extend(token_ids)
+        return True
+
+    async with serving() as engine, engine.admit(1, 0) as ticket:
+        choices = await ticket.submit(request([1, 2], 20))
+        with choices.offered(take):
+            deltas = [delta async for _, delta in choices]
+        assert ticket.generated_tokens == 20
+
+    assert taken == want[:-1]
+    assert [(delta.token_ids, delta.finish) for delta in deltas] == [(want[-1:], FinishReason.LENGTH)]
+
+
+async def test_tokens_that_are_not_taken_as_they_are_pushed_come_in_their_place():
+    got: dict[int, list[int]] = {0: [], 1: []}
+    asked = 0
+
+    def take(index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked % 3 == 0:
+            return False
+        got[index] += token_ids
+        return True
+
+    async with serving() as engine, engine.admit(2, 0) as ticket:
+        choices = await ticket.submit(request([1, 2], 30, choices=2))
+        with choices.offered(take):
+            async for index, delta in choices:
+                got[index] += delta.token_ids
+
+    assert asked > 10
+    assert got == {n: continuation([1, 2], 30, seed=n) for n in range(2)}
+
+
+async def test_tokens_that_cannot_be_taken_fail_their_own_choice_only():
+    def take(index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        if index == 0:
+            raise ValueError("broken")
+        return False
+
+    async with serving() as engine, engine.admit(2, 0) as ticket:
+        choices = await ticket.submit(request([5]), request([6]))
+        with choices.offered(take):
+            answer = await collect(choices)
 
     assert answer == {0: ([], FinishReason.ERROR), 1: (continuation([6], 5), FinishReason.LENGTH)}
 

@@ -45,7 +45,7 @@ def part(text: str, *, index: int = 0, token_ids: list[int] | None = None, **res
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_chunk_cut_around_its_text_is_the_chunk_encoded_whole(text: str):
     format = chat_format(stream=True, stream_options={"include_usage": True})
-    opening, quick = decoded(format.events([part(text, index=1)]))
+    opening, quick = decoded(format.events(part(text, index=1)))
     (whole,) = decoded(format._event(part(text, index=1)))
 
     assert quick == whole
@@ -54,7 +54,7 @@ def test_a_chunk_cut_around_its_text_is_the_chunk_encoded_whole(text: str):
     assert quick["usage"] is None
 
     completion = completion_format()
-    (quick,) = decoded(completion.events([part(text, index=3)]))
+    (quick,) = decoded(completion.events(part(text, index=3)))
     assert quick["choices"] == [{"index": 3, "text": text, "logprobs": None, "finish_reason": None}]
     assert "usage" not in quick
 
@@ -63,7 +63,7 @@ def test_a_chunk_cut_around_its_text_is_the_chunk_encoded_whole(text: str):
 def test_a_chunk_cut_around_its_thought_is_the_chunk_encoded_whole(text: str):
     format = chat_format(marked_up=True)
     thinking = part("", index=1, aside=Aside(text, 1))
-    opening, quick = decoded(format.events([thinking]))
+    opening, quick = decoded(format.events(thinking))
 
     assert quick == decoded(format._event(thinking))[0]
     assert quick["choices"][0]["delta"] == {"reasoning_content": text, "reasoning": text}
@@ -72,18 +72,20 @@ def test_a_chunk_cut_around_its_thought_is_the_chunk_encoded_whole(text: str):
 
 def test_an_event_holds_no_line_break_but_its_end():
     for text in TEXTS:
-        for block in b"".join(chat_format().events([part(text)])).split(b"\n\n")[:-1]:
+        for block in b"".join(chat_format().events(part(text))).split(b"\n\n")[:-1]:
             assert b"\n" not in block
 
 
 def test_tokens_that_show_nothing_yet_send_nothing():
     format = completion_format()
 
-    assert format.events([part("")]) == []
+    assert format.events(part("")) == []
 
 
-def test_parts_of_several_choices_go_out_together():
-    events = decoded(completion_format().events([part("a", index=0), part("b", index=2), part("c", index=0)]))
+def test_each_choice_has_events_of_its_own():
+    format = completion_format()
+    parts = part("a", index=0), part("b", index=2), part("c", index=0)
+    events = [event for each in parts for event in decoded(format.events(each))]
 
     assert [(event["choices"][0]["index"], event["choices"][0]["text"]) for event in events] == [
         (0, "a"),
@@ -95,7 +97,7 @@ def test_parts_of_several_choices_go_out_together():
 def test_the_last_part_says_how_it_ended():
     finish = part("end", finish=FinishReason.STOP, stop_reason="###")
 
-    _, event = decoded(chat_format().events([finish]))
+    _, event = decoded(chat_format().events(finish))
 
     assert event["choices"] == [
         {
@@ -120,7 +122,7 @@ def test_usage_comes_last_if_asked_for_and_in_every_event_if_asked_for():
 
     (closing,) = decoded([last.closing_events()])
     assert (closing["choices"], closing["usage"]) == ([], usage)
-    assert [event["usage"] for event in decoded(every.events([part("a")]))] == [usage, usage]
+    assert [event["usage"] for event in decoded(every.events(part("a")))] == [usage, usage]
     assert chat_format().closing_events() == b""
 
 
@@ -137,7 +139,7 @@ def test_timings_come_with_the_final_usage_and_only_there():
     }
     for streamed in (chat_format, completion_format):
         format = streamed(stream=True, stream_options={"include_usage": True})
-        assert all("timings" not in event for event in decoded(format.events([part("a")])))
+        assert all("timings" not in event for event in decoded(format.events(part("a"))))
         (closing,) = decoded([format.closing_events()])
         assert closing["timings"] == timings
     for whole in (chat_format(), completion_format()):
@@ -176,8 +178,8 @@ def test_completion_logprobs_are_parallel_lists_whose_offsets_go_on():
     format = completion_format(logprobs=1)
     a, b = tokenizer().encode("ab")[0], tokenizer().encode("c")[0]
 
-    (first,) = decoded(format.events([part("ab", token_ids=[a], logprobs=[TokenLogprobs(-1.0, (b,), (-0.5,))])]))
-    (second,) = decoded(format.events([part("c", token_ids=[b], logprobs=[TokenLogprobs(-0.2, (b,), (-0.2,))])]))
+    (first,) = decoded(format.events(part("ab", token_ids=[a], logprobs=[TokenLogprobs(-1.0, (b,), (-0.5,))])))
+    (second,) = decoded(format.events(part("c", token_ids=[b], logprobs=[TokenLogprobs(-0.2, (b,), (-0.2,))])))
 
     assert first["choices"][0]["logprobs"] == {
         "text_offset": [0],
@@ -189,7 +191,8 @@ def test_completion_logprobs_are_parallel_lists_whose_offsets_go_on():
 
 
 def test_token_ids_are_shown_where_asked_with_the_prompt_they_answer():
-    chunk = decoded(completion_format(return_token_ids=True).events([part("a", index=2), part("b", index=2)]))
+    format = completion_format(return_token_ids=True)
+    chunk = decoded(format.events(part("a", index=2)) + format.events(part("b", index=2)))
     assert [event["choices"][0].get("prompt_token_ids") for event in chunk] == [[6, 7], None]
     assert [event["choices"][0]["token_ids"] for event in chunk] == [[3], [3]]
 
@@ -206,8 +209,9 @@ def test_what_the_choices_repeat_of_a_prompt_is_kept_once_and_in_pieces(fields: 
         part("a", index=index, opening=opening, logprobs=[likely], finish=FinishReason.LENGTH) for index in range(64)
     ]
 
-    for explain in (CompletionFormat.whole, CompletionFormat.events):
-        pieces = explain(completion_format(n=64, **fields), parts)
+    streamed = completion_format(n=64, **fields)
+    events = [piece for each in parts for piece in streamed.events(each)]
+    for pieces in (completion_format(n=64, **fields).whole(parts), events):
         kept = {id(piece): len(piece) for piece in pieces}
         assert sum(map(len, pieces)) > 20 * sum(kept.values())
         assert max(kept.values()) < 2**16

@@ -41,14 +41,15 @@ async def held(**options: Any) -> AsyncIterator[Endpoint]:
         executor.gate.set()
 
 
-def raw(endpoint: Endpoint, body: dict[str, Any], path: str = COMPLETIONS) -> socket.socket:
+def raw(endpoint: Endpoint, body: dict[str, Any], *, version: str = "1.1") -> socket.socket:
     """Send a request and read nothing."""
     host, port = endpoint.url.removeprefix("http://").split(":")
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect((host, int(port)))
     data = msgspec.json.encode(body)
-    client.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(data), data))
+    head = f"POST {COMPLETIONS} HTTP/{version}\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    client.sendall(head.encode() + data)
     client.setblocking(False)
     return client
 
@@ -73,9 +74,18 @@ BOUND = 2 * sse.HIGH_WATER + 64  # what may wait, one slice more, and the frames
 LONG = {"prompt": [5, 6, 7], "seed": 0, "n": 4, "max_tokens": 250, "logprobs": 20, "stream": True}
 
 
-async def test_a_slow_reader_holds_little_and_holds_up_nobody(endpoint: Endpoint):
-    whole = await endpoint.events(COMPLETIONS, LONG)
-    client = raw(endpoint, LONG)
+@pytest.fixture
+async def roomy() -> AsyncIterator[Endpoint]:
+    limits = capacity(pages=1024, rows=16, step_tokens=64, max_model_len=1024)
+    async with serving(executor=FakeExecutor(limits)) as endpoint:
+        yield endpoint
+
+
+@pytest.mark.parametrize("n", [1, 4])
+async def test_a_slow_reader_holds_little_and_holds_up_nobody(roomy: Endpoint, n: int):
+    endpoint, long = roomy, {**LONG, "n": n, "max_tokens": 1000 // n}
+    whole = await endpoint.events(COMPLETIONS, long)
+    client = raw(endpoint, long)
     streams = endpoint.server.service.streams
     await until(lambda: any(stream.buffered_bytes for stream in streams))
 
@@ -125,6 +135,19 @@ def dechunk(received: bytes) -> list[Any]:
         text += rest[: int(size, 16)]
         rest = rest[int(size, 16) + 2 :]
     return decode_events(text.decode())
+
+
+async def test_a_client_of_http_1_0_gets_the_same_events_unchunked(endpoint: Endpoint):
+    said = {"prompt": [5, 6, 7], "seed": 0, "max_tokens": 20, "stream": True}
+    client = raw(endpoint, said, version="1.0")
+    received = b""
+    while data := await asyncio.get_running_loop().sock_recv(client, 2**16):
+        received += data
+    client.close()
+
+    head, _, events = received.partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert joined_text(decode_events(events.decode())) == joined_text(await endpoint.events(COMPLETIONS, said))
 
 
 async def test_a_reader_that_stops_reading_is_dropped(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch):

@@ -37,8 +37,8 @@ ENTRY_BYTES: Final = 128
 class Format(Protocol):
     """One answer, in the words of one API."""
 
-    def events(self, parts: list[Part]) -> Pieces:
-        """Return the framed events of what is new; none if it shows nothing yet."""
+    def events(self, part: Part) -> Pieces:
+        """Return the framed events of what is new in one choice; none if it shows nothing yet."""
 
     def closing_events(self) -> bytes:
         """Return what follows the last part, before the mark that ends the stream."""

@@ -77,23 +77,16 @@ class ChatFormat:
             self._around(ChatDelta(reasoning_content=PLACE, reasoning=PLACE), request.n or 1) if marked_up else []
         )
 
-    def events(self, parts: list[Part]) -> Pieces:
-        pieces: Pieces = []
-        for part in parts:
-            if part.index not in self._begun:
-                self._begun.add(part.index)
-                pieces += self._opening_event(part)
-            if part.finish is None and part.aside is None and self._only_text:
-                if part.text:
-                    before, after = self._frames[part.index]
-                    pieces += before, msgspec.json.encode(part.text), after
-                continue
-            self._note(part)
-            if part.finish is None and self._only_text and (thought := self._thought_alone(part)):
-                pieces.append(msgspec.json.encode(thought).join(self._thought_frames[part.index]))
-            elif not self._only_text or self._shows(part):
-                pieces += self._event(part)
-        return pieces
+    def events(self, part: Part) -> Pieces:
+        if part.index not in self._begun:
+            self._begun.add(part.index)
+            return self._opening_event(part) + self.events(part)
+        if part.finish is None and part.aside is None and self._only_text:
+            return [msgspec.json.encode(part.text).join(self._frames[part.index])] if part.text else []
+        self._note(part)
+        if part.finish is None and self._only_text and (thought := self._thought_alone(part)):
+            return [msgspec.json.encode(thought).join(self._thought_frames[part.index])]
+        return self._event(part) if self._shows(part) or not self._only_text else []
 
     def closing_events(self) -> bytes:
         if not self._include_usage:

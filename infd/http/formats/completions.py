@@ -76,17 +76,11 @@ class CompletionFormat:
         self._offsets = [0] * choices  # characters already explained
         self._frames = [around(self._chunk([CompletionChoice(index=i, text=PLACE)])) for i in range(choices)]
 
-    def events(self, parts: list[Part]) -> Pieces:
-        pieces: Pieces = []
-        for part in parts:
-            if part.finish is None and self._only_text and part.opening is None:
-                if part.text:
-                    before, after = self._frames[part.index]
-                    pieces += before, msgspec.json.encode(part.text), after
-            else:
-                choice, fillings = self._choice(part)
-                pieces += framed(filled(self._chunk([choice]), fillings))
-        return pieces
+    def events(self, part: Part) -> Pieces:
+        if part.finish is None and self._only_text and part.opening is None:
+            return [msgspec.json.encode(part.text).join(self._frames[part.index])] if part.text else []
+        choice, fillings = self._choice(part)
+        return framed(filled(self._chunk([choice]), fillings))
 
     def closing_events(self) -> bytes:
         if not self._include_usage:
