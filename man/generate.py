@@ -13,9 +13,12 @@ import click
 from infd.admin.ctl import cli as infdctl
 from infd.cli import cli as infd
 from infd.config import SETTINGS, Config
+from infd.kernels.select import CACHED, CANDIDATES, QUANTIZED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from infd.kernels.select import Candidate
 
 DIRECTORY = Path(__file__).parent
 
@@ -213,7 +216,7 @@ A request that asks for none gets 0, or this one where it is later.
 def pages() -> dict[str, str]:
     """Return each page's text by file name."""
     return {
-        "infd.1": command_page("infd", infd, INFD_END),
+        "infd.1": command_page("infd", infd, "\n" + "\n".join(_kernels()) + INFD_END),
         "infdctl.1": command_page("infdctl", infdctl, INFDCTL_END),
         "infd.toml.5": settings_page(),
     }
@@ -255,6 +258,31 @@ def settings_page() -> str:
         flag = f" Flag: {setting.flag}." if setting.flag else ""
         lines.append(_text(_sentence(setting.help) + default + flag))
     return "\n".join(lines) + TOML_END
+
+
+def _kernels() -> Iterator[str]:
+    """Yield what each kernel computes in: the tables that `infd start` chooses from."""
+    yield ".SH KERNELS"
+    yield _text(
+        "Of each family, best first: on which devices a kernel runs, and in which types of activations. Attention keeps"
+        " keys and values in that type, unless it is listed for another cache. The first that lacks nothing is used;"
+        " infdctl ops shows which, and what the others lack."
+    )
+    families: dict[str, Sequence[Candidate]] = {
+        **CANDIDATES,
+        **{f"linear, vocabulary: weights of {how}": some for how, some in QUANTIZED.items()},
+        **{f"attention: a cache of {how}": CACHED[how]["attention"] for how in ("int8", "fp8")},
+    }
+    for family, some in families.items():
+        yield ".TP"
+        yield f".B {_text(family)}"
+        yield _text("; ".join(map(_ability, some)) + ".")
+
+
+def _ability(candidate: Candidate) -> str:
+    kinds = {"cpu": "a CPU", "cuda": "a GPU"}
+    where = " and ".join(kinds[kind] for kind in candidate.kinds) or "any device"
+    return f"{candidate.name}: {where}, {' and '.join(candidate.dtypes) or 'any type'}"
 
 
 def _struct(annotation: str) -> type:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from infd import embedded
+from infd.apart.client import Worker
 from infd.config import CacheConfig, Config, DeviceConfig, Environment, HubAccess, LoraConfig, ModelConfig
 from infd.daemon import given, parts
 from infd.daemon.examine import examine
@@ -21,6 +23,7 @@ from infd.errors import ConfigError, StartError
 from infd.models.transformers import known
 from infd.runner.loading import build
 from infd.runner.pulse import Pulse
+from infd.text import apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,8 +147,8 @@ def test_a_tokenizer_that_cannot_be_read_is_told_in_starts_words(checkpoint: Pat
 
     (fault,) = examine(checkpoint, config(checkpoint)).faults
 
-    with pytest.raises(StartError) as refused:
-        parts.Language.load(checkpoint, ModelConfig())
+    with closing(Worker(apart.MODULE)) as worker, pytest.raises(StartError) as refused:
+        parts.Language.load(checkpoint, ModelConfig(), worker)
     assert str(refused.value) == fault
 
 

@@ -241,10 +241,10 @@ class CacheConfig(Section, frozen=True, kw_only=True):
         about("size of the cache (default: from free memory)", flag="--kv-cache-bytes"),
     ] = None
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"],
+        Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"],
         about(
             "type of cached keys and values; auto: that of activations, the only float that is kept as it is; int8 is"
-            " for a CPU, fp8 (e4m3) for a GPU",
+            " for a CPU, fp8, or fp8_e4m3, for a GPU",
             flag="--kv-cache-dtype",
         ),
     ] = "auto"

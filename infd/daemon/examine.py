@@ -16,7 +16,6 @@ from infd.models.config import architecture
 from infd.runner.host import kind
 from infd.runner.outline import candidates, outline
 from infd.text import apart
-from infd.text.conversion import VOCABULARIES
 from infd.weights.checkpoint import INDEX, SINGLE, Checkpoint, indexed_files, read_config
 
 if TYPE_CHECKING:
@@ -60,11 +59,8 @@ def examine(directory: Path, config: Config) -> Examined:
     found.collect(lambda: parts.Sizes.read(directory) if null else _decide(found, directory, config))
     if not null:
         found.collect(lambda: Checkpoint(directory).close())
-    if _is_quick(directory):
-        with closing(Worker(apart.MODULE)) as worker:
-            found.collect(lambda: parts.Language.load(directory, config.model, worker))
-    else:
-        found.unchecked.append("whether transformers can convert its tokenizer, which is no tokenizer.json")
+    with closing(Worker(apart.MODULE)) as worker:
+        found.collect(lambda: parts.Language.load(directory, config.model, worker))
     if not null and not found.faults:
         found.unchecked.append(UNREAD)
     return found
@@ -82,11 +78,6 @@ def _decide(found: Examined, directory: Path, config: Config) -> None:
         found.unchecked.append(f"whether transformers' code for {found.architecture} runs over infd's attention")
     if device != "cpu":
         found.unchecked.append("what the GPU, and the kernels for it, can do")
-
-
-def _is_quick(directory: Path) -> bool:
-    """Say whether the tokenizer is read, or known to be missing, without transformers."""
-    return (directory / "tokenizer.json").exists() or not any((directory / name).is_file() for name in VOCABULARIES)
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -202,6 +202,17 @@ def vocabulary_of(linear: str, vocabulary: str) -> str:
     return "int8" if linear == "int4" else linear
 
 
+_FLOAT8: Mapping[str, Sequence[Candidate]] = MappingProxyType(
+    {
+        "attention": (
+            _triton("attention:Float8PagedAttention", "triton fp8", float8=True, heads=True),
+            _flashinfer("attention:Float8PagedAttention", "flashinfer fp8", float8=True),
+            _reference("attention:Float8PagedAttention", "reference fp8", _CPU),
+        ),
+        "stack": (_reference("dense:Stack"),),  # the native one would want native attention
+    }
+)
+
 # What attention keeps in the cache, as cache.dtype calls it.
 CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
     {
@@ -216,14 +227,7 @@ CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
                 _reference("attention:Int8PagedAttention", "reference int8", _CPU),
             )
         },
-        "fp8": {
-            "attention": (
-                _triton("attention:Float8PagedAttention", "triton fp8", float8=True, heads=True),
-                _flashinfer("attention:Float8PagedAttention", "flashinfer fp8", float8=True),
-                _reference("attention:Float8PagedAttention", "reference fp8", _CPU),
-            ),
-            "stack": (_reference("dense:Stack"),),  # the native one would want native attention
-        },
+        **dict.fromkeys(("fp8", "fp8_e4m3"), _FLOAT8),
     }
 )
 

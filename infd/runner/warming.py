@@ -19,7 +19,7 @@ from infd.errors import ConfigError, DeviceMissing, UsageError
 from infd.kernels.flashinfer import modules
 from infd.kernels.flashinfer.presence import cannot_compile
 from infd.kernels.ops import KeyValuePages, LowRank, LowRankPart
-from infd.kernels.select import insisting, lacks_nothing
+from infd.kernels.select import CACHED, insisting, lacks_nothing
 from infd.kernels.triton import presence
 from infd.kernels.triton.presence import FLOAT8
 from infd.request import Adapter
@@ -93,7 +93,11 @@ def warm(
         raise DeviceMissing(reason)
     else:
         gpu = compiled.here()
-    if config.cache.dtype == "fp8" and gpu.backend == "cuda" and gpu.arch < (least := 10 * FLOAT8[0] + FLOAT8[1]):
+    if (
+        CACHED.get(config.cache.dtype) is CACHED["fp8"]
+        and gpu.backend == "cuda"
+        and gpu.arch < (least := 10 * FLOAT8[0] + FLOAT8[1])
+    ):
         raise DeviceMissing(f"cache.dtype fp8 wants compute capability {least / 10}; sm_{gpu.arch} is older")
     directory = Path(config.device.kernel_cache) if config.device.kernel_cache else None
     try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FEWEST: Final = 64  # tokens of a vocabulary
-VOCABULARIES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+_VOCABULARIES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 _SENTENCEPIECE: Final = (("sentencepiece", "sentencepiece"), ("google.protobuf", "protobuf"))  # module, package
 _TIKTOKEN: Final = (("tiktoken", "tiktoken"),)
 
@@ -31,9 +31,9 @@ def convert(directory: Path) -> bytes:
         if path.is_fifo():  # transformers would wait for what comes out of it
             raise CheckpointError(f"{path}: not a regular file")
     without = f"{directory / 'tokenizer.json'} is missing"
-    file = next((directory / name for name in VOCABULARIES if (directory / name).is_file()), None)
+    file = next((directory / name for name in _VOCABULARIES if (directory / name).is_file()), None)
     if file is None:
-        raise CheckpointError(f"{without}, and so is any of {', '.join(VOCABULARIES)}")
+        raise CheckpointError(f"{without}, and so is any of {', '.join(_VOCABULARIES)}")
     if packages := _missing(file):
         raise CheckpointError(f"{without}; to convert {file.name}: pip install {' '.join(packages)}")
     from transformers import AutoTokenizer

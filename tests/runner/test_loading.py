@@ -159,14 +159,15 @@ def test_a_cache_of_another_float_is_refused_by_the_kernels_that_do_not_keep_it(
         build(of_cache(settings(tiny("qwen3")), dtype), Pulse())
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
 def test_a_cache_of_8_bit_floats_is_as_small_as_its_name_says_and_may_be_divided_by_the_checkpoints_numbers(
-    tiny, tmp_path, caplog
+    tiny, tmp_path, caplog, name
 ):
     caplog.set_level(logging.INFO, "infd")
     plain = settings(
         with_cache_scales(tiny("qwen3"), tmp_path, {"k_scale": torch.tensor(0.5), "v_scale": torch.ones(2)})
     )
-    small = msgspec.structs.replace(plain, cache=msgspec.structs.replace(plain.cache, dtype="fp8"))
+    small = of_cache(plain, name)
     wide, narrow = build(plain, Pulse()), build(small, Pulse())
     assert (wide.facts["cache_dtype"], narrow.facts["cache_dtype"]) == ("float32", "fp8")
     assert narrow.capacity.pages / wide.capacity.pages == pytest.approx(4, rel=0.01)
