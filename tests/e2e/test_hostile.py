@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from infd import embedded
 from infd.admin.ctl.client import AdminClient
 from infd.admin.protocol import Requests, Status
+from tests.e2e.clients import FULL, resident_kib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -366,6 +367,27 @@ def test_bodies_too_large_or_compressed_are_refused_unread(start_daemon: Start) 
             body = b"".join(b"1\r\n%c\r\n" % byte for byte in COMPLETION.ljust(size))
             chunked = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + body + b"0\r\n\r\n"
             assert statuses(answers_to(daemon, head + chunked)) == [status]
+
+
+def test_refused_bodies_of_a_megabyte_leave_memory_as_it_was(start_daemon: Start) -> None:
+    large = "x" * 1_000_000
+    refused = [
+        (COMPLETIONS, json.dumps({"prompt": large, "temperature": 9}).encode(), 400),
+        (COMPLETIONS, json.dumps({"prompt": large})[:-1].encode(), 400),
+        (CHAT, json.dumps({"messages": [{**USER, "content": large}], "max_tokens": -1}).encode(), 400),
+        ("/nowhere", large.encode(), 404),
+    ]
+    daemon = start_daemon(*QUICK).ready()
+    with connected(daemon) as connection:
+        for path, body, status in refused:
+            assert refusal(connection, path, body)[0] == status
+    before = resident_kib(daemon)
+    with unharmed(daemon), connected(daemon) as connection:
+        for _ in range(100 if FULL else 15):
+            for path, body, _ in refused:
+                refusal(connection, path, body)
+
+    assert resident_kib(daemon) - before < 20 * 1024
 
 
 def test_floods_of_choices_and_of_ids_are_refused_before_they_cost_anything(start_daemon: Start) -> None:
