@@ -60,7 +60,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         about("names that clients use; the first is reported (default: from the path)", flag="--served-name"),
     ] = ()
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], about("type of weights and activations", flag="--dtype")
+        Literal["auto", "float32", "bfloat16", "float16", "float", "half"],
+        about("type of weights and activations; float is float32, half is float16", flag="--dtype"),
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "int4"],

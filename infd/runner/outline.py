@@ -6,6 +6,7 @@ Without torch: `infd start` decides it here before it builds anything, and `infd
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 CPUINFO = Path("/proc/cpuinfo")
 DTYPES = ("float32", "bfloat16", "float16")
+SHORT = MappingProxyType({"float": "float32", "half": "float16"})  # as others' command lines call them
 # Of the families that settings choose among: the setting, and what it is called where that is no choice of kernels.
 CHOSEN = {
     "attention": ("cache", "dtype", "--kv-cache-dtype"),
@@ -91,7 +93,7 @@ def choose_dtype(wanted: str, described: Mapping[str, Any], kind: str | None) ->
     None where that depends on the kind of device, and the kind is not known.
     """
     if wanted != "auto":
-        return wanted
+        return SHORT.get(wanted, wanted)
     stored = stored_dtype(described)
     if stored not in DTYPES:
         stored = "float32"

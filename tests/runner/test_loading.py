@@ -48,6 +48,10 @@ def test_a_gpu_takes_the_type_of_the_checkpoint():
 
 def test_a_type_that_is_asked_for_is_taken():
     assert choose_dtype("float16", {"dtype": "bfloat16"}, "cpu") == "float16"
+    assert (choose_dtype("half", {}, "cpu"), choose_dtype("float", {"dtype": "float16"}, None)) == (
+        "float16",
+        "float32",
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
