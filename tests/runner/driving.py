@@ -43,7 +43,9 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
 def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48, bank: Bank | None = None) -> Loaded:
     ops = select(CPU, torch.float32, insisting("reference", CANDIDATES))
     chosen = Design(model, replace(ops, attention=HistoryAttention()), torch.float32, CPU, max_len)
-    return assemble(settings, chosen, bank or HostBank(), Arena(64, CPU, "weights"), pulse)
+    loaded = assemble(settings, chosen, bank or HostBank(), Arena(64, CPU, "weights"), pulse)
+    # On a busy machine a scored token may be measured to cost a whole step.
+    return replace(loaded, capacity=replace(loaded.capacity, score_cost=1))
 
 
 def executor(model: FakeModel, settings: Config) -> LocalExecutor:
