@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.errors import ConfigError
 from infd.request import SamplingParams
 from infd.runner.local import LocalExecutor
 from tests.runner.driving import generate, request
@@ -74,22 +75,23 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def expected(directory: Path) -> list[list[int]]:
-    """What transformers generates, each by a model of its own: a dynamic one remembers what it has turned."""
-    answers = []
-    for prompt in PROMPTS:
-        made = oracle(directory).generate(
-            input_ids=torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=NEW,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        assert (margins(torch.cat(made.logits)) > CLEAR).all(), "these answers are in doubt: choose other prompts"
-        answers.append(made.sequences[0, len(prompt) :].tolist())
-    return answers
+    return [theirs(directory, prompt) for prompt in PROMPTS]
+
+
+def theirs(directory: Path, prompt: list[int]) -> list[int]:
+    """Return what transformers generates, by a model of its own: a dynamic one remembers what it has turned."""
+    made = oracle(directory).generate(
+        input_ids=torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    assert (margins(torch.cat(made.logits)) > CLEAR).all(), "these answers are in doubt: choose other prompts"
+    return made.sequences[0, len(prompt) :].tolist()
 
 
 async def answers(
@@ -129,6 +131,17 @@ async def test_answers_are_those_of_transformers_on_both_sides_of_a_boundary(
 
 async def test_what_is_preempted_for_want_of_pages_is_turned_by_the_same_angles(directory, expected):
     assert await answers(directory, depth=2, rows=8, pages=30) == expected
+
+
+async def test_dynamic_rope_alone_may_be_told_to_serve_any_length(tmp_path):
+    variant, settings = MODELS["dynamic"]
+    directory = make(variant, tmp_path / "dynamic", **settings)
+    prompt = text(5 * AT, 4)  # 4 is the factor
+    assert await answers(directory, [prompt], max_model_len=6 * AT, depth=2) == [theirs(directory, prompt)]
+    variant, settings = MODELS["phi3"]
+    directory = make(variant, tmp_path / "phi3", **settings)
+    with pytest.raises(ConfigError, match="max_model_len is 513; the model was made for at most 512 tokens"):
+        await answers(directory, max_model_len=513)
 
 
 def changed(directory: Path, to: Path, **settings: object) -> Path:

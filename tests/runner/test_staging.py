@@ -34,6 +34,7 @@ from tests.runner.apart import APART, Away, Device, Waited
 from tests.runner.driving import CPU, join, span
 from tests.runner.recording import TableAttention
 from tests.runner.test_overlap import ASKED
+from tests.tiny import make
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,6 +144,7 @@ def plans(runner: Runner) -> Iterator[StepPlan]:
         tables = [list(range(page + held * group, page + held * (group + 1))) for group in range(groups)]
         page += held * groups
         joins.append(join(row, prompt, tables, SamplingParams(max_tokens=9, **asked), seed=row))
+        joins[-1].regime = runner._layout.regimes.of(len(prompt), len(prompt))
         spans.append(span(row, 0, len(prompt), scores=len(prompt) - 1 if "prompt_logprobs" in asked else 0))
     joins[1].slot = 1
     low = {
@@ -184,11 +186,15 @@ def results(runner: Runner, strict) -> list[object]:
 
 
 @pytest.mark.parametrize("graphs", [None, Again()], ids=["launched", "replayed"])
-@pytest.mark.parametrize("variant", ["llama", "gemma3"])
-def test_steps_are_issued_without_waiting_and_tell_what_they_would_where_memory_is_one(tiny, device, variant, graphs):
+@pytest.mark.parametrize("variant", ["llama", "gemma3", "phi3-long", "dynamic"])
+def test_steps_are_issued_without_waiting_and_tell_what_they_would_where_memory_is_one(
+    tiny, device, variant, graphs, tmp_path
+):
+    changed = {"max_position_embeddings": 8, "rope_parameters": {"rope_type": "dynamic", "factor": 8.0}}
+    checkpoint = make("llama", tmp_path, **changed) if variant == "dynamic" else tiny(variant)
     carried = Pinned(APART, device.pin, device.event)
-    apart = assembled(tiny(variant), APART, carried, graphs)
-    here = assembled(tiny(variant), CPU, Shared(CPU), graphs)
+    apart = assembled(checkpoint, APART, carried, graphs)
+    here = assembled(checkpoint, CPU, Shared(CPU), graphs)
     assert apart.overlaps
     assert not here.overlaps
     assert isinstance(apart._rows.tokens, Away)
