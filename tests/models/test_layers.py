@@ -123,9 +123,7 @@ def test_layers_of_one_model_are_laid_out_alike():
     assert ropes[1].table.equal(ours(long, 128, 64))
     dynamic = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}
     ropes.append(Rope(blueprint, rope_parameters(Settings(dynamic)), 128))
-    with pytest.raises(
-        CheckpointError, match="layers change their rotary angles at different lengths, or in different"
-    ):
+    with pytest.raises(CheckpointError, match="layers whose angles change at different lengths, or in different ways"):
         lay_out(ropes)
 
 

@@ -118,7 +118,8 @@ def lay_out(ropes: Sequence[Rope]) -> Regimes:
     found = {rope.regimes for rope in ropes if rope.regimes.several}
     if len(found) > 1:
         raise CheckpointError(
-            "config.json: layers change their rotary angles at different lengths, or in different ways"
+            "config.json: rope_parameters: layers whose angles change at different lengths, or in different ways,"
+            " are not computed yet"
         )
     regimes = found.pop() if found else Regimes()
     for rope in ropes:
