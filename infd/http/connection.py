@@ -118,6 +118,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             if deadline is not None:
                 deadline.cancel()
         super().connection_lost(exc)
+        self._stream = self._arriving = None  # both refer to us
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import json
 import logging
+import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +16,7 @@ from infd.engine.stream import Choices, Delta, Inbox, Stream
 from infd.engine.ticket import Flow, Ticket
 from infd.errors import InfdError
 from infd.http.answer import Answer, Part
+from infd.http.connection import Connection
 from infd.http.schema.chat import ChatRequest
 from infd.http.schema.completions import CompletionRequest
 from infd.http.service import Exchange
@@ -22,6 +25,7 @@ from infd.request import Request
 from infd.scheduler.sequence import Sequence
 from infd.text.reply import Reply
 from tests.http.endpoint import serving
+from tests.http.test_connections import connect
 from tests.http.test_streaming import COMPLETIONS, until
 
 if TYPE_CHECKING:
@@ -195,3 +199,17 @@ async def test_nothing_is_left_of_a_request_that_failed(
         await endpoint.idle()
 
         assert await released(endpoint), owners()
+
+
+@pytest.mark.parametrize("body", [b"", b"{"])
+async def test_nothing_is_left_of_a_connection_that_ends_within_a_body(endpoint: Endpoint, body: bytes):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+    client = await connect(endpoint, head + body)
+    await until(lambda: endpoint.server.service.metrics.connections)
+    await asyncio.sleep(0)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    await until(lambda: not endpoint.server.service.metrics.connections)
+
+    assert await released(endpoint), owners()
+    assert not [each for each in gc.get_objects() if isinstance(each, Connection)]
