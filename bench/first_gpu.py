@@ -394,7 +394,7 @@ def dry_run(parts: Sequence[Part], site: Site, without: Without, scratch: Path) 
         if (reason := cannot(part, site)) is not None:
             print(f"  here: {reason}")
         env = site.environment(without, flashinfer=part.flashinfer)
-        said = _collect(part, env) if part.tests else _import(part, arguments(part, without, path)[1:])
+        said = _collect(part, env) if part.tests else _import(part, arguments(part, without, path)[1:], env)
         print(f"  {'FAIL ' + said if said else 'ok'}", flush=True)
         failed += bool(said)
     return failed
@@ -407,10 +407,9 @@ def _collect(part: Part, env: dict[str, str]) -> str:
     return "" if not collected.returncode else (collected.stdout + collected.stderr)[-3000:]
 
 
-def _import(part: Part, given: list[str]) -> str:
-    """Import a script and have it read its arguments; return what went wrong."""
-    if str(BENCH) not in sys.path:
-        sys.path.insert(0, str(BENCH))
+def _import(part: Part, given: list[str], env: dict[str, str]) -> str:
+    """Import a script in this process and have it read its arguments; return what went wrong."""
+    sys.path[:0] = [folder for folder in env["PYTHONPATH"].split(os.pathsep) if folder not in sys.path]
     try:
         importlib.import_module(part.script).parse(given)
     except (Exception, SystemExit) as error:
