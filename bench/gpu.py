@@ -12,6 +12,9 @@ entry into the cache are timed with each kernel that does not refuse.
 A floor is the time of moving the bytes that must be moved, or of the arithmetic that must be done, whichever is longer;
 `x` says how many times that long it took. Each figure is written as it is found, a line of JSON.
 
+What a step has the driver do is counted by torch's profiler, which slows what comes after it: `--parts calls` does that
+and nothing else.
+
 FlashInfer's modules are compiled when they are first called for, which takes minutes: `--only triton` leaves them out,
 `--flashinfer` has whole steps and the server compute with them.
 
@@ -34,7 +37,7 @@ import torch
 from gpu_kernels import kernels
 from gpu_machine import MODELS, PAGE, Bench, Figures, Traffic
 from gpu_served import Cores, by_transformers, over_http, weight, write
-from gpu_steps import asked_of, decode, others, plain
+from gpu_steps import asked_of, calls, decode, others, plain
 
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
 from infd.errors import DeviceMissing
@@ -55,7 +58,7 @@ if TYPE_CHECKING:
     from infd.runner.runner import Runner
 
 
-PARTS = ["steps", "served", "kernels"]
+PARTS = ["steps", "served", "kernels", "calls"]
 
 
 def fill(bench: Bench, ops: Ops, config: dict[str, Any], *, length: int) -> tuple[Model, Arena]:
@@ -147,7 +150,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--served", type=int, default=512, help="tokens of an answer over HTTP; 0: serve nothing")
-    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS, help="what is measured")
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS[:-1], help="what is measured")
     parser.add_argument(
         "--only", nargs="+", default=[], help="the kernels measured by themselves, as `infdctl ops` says"
     )
@@ -185,7 +188,7 @@ def measure(arguments: argparse.Namespace) -> None:
             print(f"\n{name}")
             bench.figures.model = name
             with tempfile.TemporaryDirectory() as directory:
-                if {"steps", "served"} & {*arguments.parts}:
+                if {"steps", "served", "calls"} & {*arguments.parts}:
                     bare, traffic = engine(bench, ops, MODELS[name], arguments, Path(directory))
                 if "served" in arguments.parts and arguments.served:
                     serve(bench, Path(directory), bare, traffic, MODELS[name], arguments)
@@ -210,7 +213,11 @@ def engine(
         runner = put_together(bench, ops, model, weights, rows=rows, length=longest, graphs=graphs)
         print(f"{how}: {runner.facts()}")
         with runner.active():
-            bare = plain(bench, runner, traffic, arguments, how)
+            if arguments.parts == ["calls"]:
+                for batch in arguments.batches:
+                    calls(bench, runner, [arguments.context] * batch, how)
+            else:
+                bare = plain(bench, runner, traffic, arguments, how)
             if graphs is arguments.graphs and "steps" in arguments.parts:
                 others(bench, runner, traffic, model, arguments)
         del runner

@@ -25,7 +25,7 @@ import zipfile
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
 MOST_BYTES = 45 * 2**20  # beside the tree
-TARGET = "sm_90a"
+TARGET, CAPABILITY = "sm_90a", (9, 0)
 PYTHON = "3.12"
 PLATFORMS = [f"manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "_2_17", "2014")]
 CURAND = "nvidia-curand==10.4.0.35"
 UNUSED = ("cublasLt.h", "cublas_v2.h")
 HEADS = (16, 32)  # of queries, beside 8 of keys: Qwen3-0.6B; Qwen3-8B and Llama 3.1 8B
+HEAD, PAGE = 128, 16
 CACHES = ("auto", "fp8")
 
 
@@ -100,8 +101,28 @@ def compile_modules(folder: Path, flags: Sequence[str]) -> Iterator[Path]:
             command += ["--dtype", "bfloat16", "--set", "device.flashinfer=true", "--set", f"cache.dtype={cache}"]
             command += ["--set", f"device.kernel_cache={kept}"]
             subprocess.run(command, cwd=ROOT, env=env, check=True)
+    print("modules that tests and comparisons ask for besides", flush=True)
+    subprocess.run([sys.executable, __file__, "--beside", str(kept)], cwd=ROOT, env=env, check=True)
     version = metadata.version("flashinfer-python")
     yield from sorted((kept / ".cache/flashinfer" / version / TARGET.removeprefix("sm_") / "cached_ops").glob("*/*.so"))
+
+
+def beside(kept: Path) -> None:
+    """Compile what only tests and bench/gpu.py call for: decoding that is planned, prompts by FA2, another gate."""
+    import torch
+
+    from infd.kernels.flashinfer import modules
+
+    modules.keep(kept, CAPABILITY)
+    with modules.building(CAPABILITY, lambda name, found, seconds: print(f"{name}: {seconds:.0f} s", flush=True)):
+        package: Any = sys.modules["flashinfer"]
+        package.gelu_tanh_and_mul()
+        kinds = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
+        for wrapper in (
+            package.BatchDecodeWithPagedKVCacheWrapper(None, use_tensor_cores=False),
+            package.BatchPrefillWithPagedKVCacheWrapper(None, backend="fa2"),
+        ):
+            wrapper.plan(HEAD, PAGE, **kinds, window_left=-1, logits_soft_cap=None)
 
 
 def pack_flashinfer(kit: Path, built: Path, flags: Sequence[str]) -> None:
@@ -146,7 +167,11 @@ def main() -> None:
     parser.add_argument("--flashinfer", action="store_true", help="needs nvcc, and what `make test-triton` installs")
     parser.add_argument("--built", type=Path, default=ROOT / "build" / "gpu-kit", help="where modules are compiled")
     parser.add_argument("--pip", default="", help="flags for pip, such as another index")
+    parser.add_argument("--beside", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.beside is not None:
+        beside(asked.beside)
+        return
     flags = asked.pip.split()
     asked.out.mkdir(parents=True, exist_ok=True)
     for old in asked.out.glob("*.whl"):

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import zlib
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -182,19 +183,21 @@ def by_transformers(
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device)
     if not hasattr(model, "generate_batch"):
         return "this transformers has no continuous batching"
+    settings = {setting.name for setting in fields(ContinuousBatchingConfig)}
+    size_of_page = "page_size" if "page_size" in settings else "block_size"  # as it was called up to transformers 5.17
     found = {}
     chance = random.Random(3)  # noqa: S311 - prompts, not secrets
     try:
         for batch in batches:
             for tokens in (FEW, asked.tokens):  # the first time sets up
-                settings = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+                generation = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
                 prompts = [[chance.randrange(FIRST, size - SPECIAL) for _ in range(asked.prompt)] for _ in range(batch)]
                 # Elsewhere than on a GPU it would take most of the machine's memory.
                 held = None if device.type == "cuda" else batch * (2 + (asked.prompt + tokens) // BLOCK)
                 answers = model.generate_batch(
                     prompts,
-                    generation_config=settings,
-                    continuous_batching_config=ContinuousBatchingConfig(page_size=BLOCK, num_blocks=held),
+                    generation_config=generation,
+                    continuous_batching_config=ContinuousBatchingConfig(num_blocks=held, **{size_of_page: BLOCK}),
                     record_timestamps=True,
                 )
             times = [answer.timestamps for answer in answers.values()]

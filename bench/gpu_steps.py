@@ -55,7 +55,6 @@ def plain(bench: Bench, runner: Runner, traffic: Traffic, arguments: Namespace, 
     rates, asked = {}, asked_of(arguments)
     for batch in arguments.batches:
         decode(bench, runner, [context] * batch, count, f"behind {context}, {how}", traffic.decoding(batch, context))
-        calls(bench, runner, [context] * batch, how)
         if asked.tokens:
             rates[batch] = batch / step_s(bench, runner, [asked.prompt] * batch, asked.tokens)
     return rates
@@ -105,11 +104,10 @@ def decode(
 
 def calls(bench: Bench, runner: Runner, contexts: Some[int], how: str) -> None:
     """Report what one decoding step has the driver do: kernels launched, copies and fills, graphs replayed."""
-    if bench.device.type != "cuda":
-        return
+    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 1 + (bench.device.type == "cuda")]
     plans = decoding([context - COUNTED for context in contexts], COUNTED + 1)
     run(bench, runner, islice(plans, 1))
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with torch.profiler.profile(activities=kinds) as seen:
         run(bench, runner, plans)
     asked = issued((event.key, event.count / COUNTED) for event in seen.key_averages())
     print(f"{len(contexts)} that decode, {how}, a step: {asked}")

@@ -54,6 +54,14 @@ def test_without_graphs_every_step_is_launched(monkeypatch: pytest.MonkeyPatch, 
     assert [name for name in names if "with 4 adapters" in name]
 
 
+def test_calls_are_counted_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = f"gpu.py --device cpu --models tiny --batches 2 --context 32 --parts calls --json {tmp_path}/gpu.jsonl"
+    monkeypatch.setattr(sys, "argv", command.split())
+    main()
+    names = [json.loads(line).get("name") for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert names[2:] == ["calls of 2 that decode, launched", "calls of 2 that decode, replayed"]
+
+
 def test_calls_of_cuda_are_counted_by_what_they_give_the_device() -> None:
     counts = [("cudaLaunchKernelExC", 3.0), ("cuLaunchKernel", 2.0), ("cudaMemcpyAsync", 1.5), ("cudaGraphLaunch", 1.0)]
     assert issued([*counts, ("aten::mm", 9.0)]) == {"launches": 5.0, "copies": 1.5, "replays": 1.0}
