@@ -603,9 +603,12 @@ def test_what_was_captured_holds_after_weights_and_cache_were_given_back(serve, 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
-def test_on_a_gpu_captured_steps_are_equal_to_those_that_are_not(tiny, variant):
+@pytest.mark.parametrize("logits_bytes", [0, 2**25])
+def test_on_a_gpu_captured_steps_are_equal_to_those_that_are_not(tiny, monkeypatch, variant, logits_bytes):
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
+    monkeypatch.setattr("infd.runner.graphs.START_S", 0.0)
+    monkeypatch.setattr("infd.runner.graphs.LOGITS_BYTES", logits_bytes)
     loaded, eager = (
         loading.build(settings(str(tiny(variant)), "cuda", graphs=graphs), Pulse()) for graphs in (True, False)
     )
@@ -615,6 +618,7 @@ def test_on_a_gpu_captured_steps_are_equal_to_those_that_are_not(tiny, variant):
     spans = [span(row, len(PROMPTS[row]), 1) for row in range(3)]
     with loaded.runner.active():
         before = decoding.forward(spans)[0].clone()
+        assert served.captured == [1], "or the test compares captured steps with themselves"
         while decoding.settle():
             pass
         served.start(3)
