@@ -158,7 +158,8 @@ class Site:
             folders.append(self._unpacked("wheels", self._kit.glob("*.whl")))
         if flashinfer and (archive := self.flashinfer) is not None:
             folders.append(self._unpacked("flashinfer", [archive]))
-        return dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, folders)), PYTHONUNBUFFERED="1")
+        made = {"FLASHINFER_DISABLE_JIT": "1"} if flashinfer else {}  # what the kit lacks cannot be compiled from it
+        return dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, folders)), PYTHONUNBUFFERED="1", **made)
 
     @property
     def flashinfer(self) -> Path | None:

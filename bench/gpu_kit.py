@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
 MOST_BYTES = 45 * 2**20  # beside the tree
+TOOLKIT = Path("/usr/local/cuda/bin/nvcc")
 TARGET, CAPABILITY = "sm_90a", (9, 0)
 PYTHON = "3.12"
 PLATFORMS = [f"manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "_2_17", "2014")]
@@ -68,7 +69,10 @@ def toolkit(folder: Path, flags: Sequence[str]) -> dict[str, str]:
                 for name in opened.namelist():
                     if name.endswith(".h"):
                         (folder / Path(name).name).write_bytes(opened.read(name))
-    return {"FLASHINFER_EXTRA_CUDAFLAGS": f"-I{folder}", "FLASHINFER_EXTRA_LDFLAGS": f"-L{folder}"}
+    # FlashInfer takes the folder above whichever nvcc comes first in $PATH, which may be a script elsewhere.
+    cuda = os.environ.get("CUDA_HOME", str(TOOLKIT.parents[1]))
+    found = {"FLASHINFER_EXTRA_CUDAFLAGS": f"-I{folder}", "FLASHINFER_EXTRA_LDFLAGS": f"-L{folder}"}
+    return {"CUDA_HOME": cuda, **found}
 
 
 def checkpoint(directory: Path, heads: int) -> None:

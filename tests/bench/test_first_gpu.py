@@ -8,6 +8,7 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 import first_gpu
+import gpu_kit
 import gpu_probe
 import pytest
 import torch
@@ -231,3 +232,12 @@ def test_the_kit_pins_what_the_constraints_pin() -> None:
         pins = [line for line in (first_gpu.BENCH / name).read_text().splitlines() if "==" in line]
         assert pins
         assert set(pins) <= constraints
+
+
+def test_of_flashinfer_the_kit_has_the_python_and_what_naming_a_module_reads(tmp_path: Path) -> None:
+    kept = ["__init__.py", "data/csrc/norm.cu", "data/build_utils.py", "jit/core.py", "tuned/h100.json"]
+    left = ["__pycache__/core.pyc", "data/csrc/moe/gemm.cu", "data/cutlass/include/cute.hpp", "notes.md"]
+    for name in (*kept, *left):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert {str(path.relative_to(tmp_path)) for path in gpu_kit._pruned(tmp_path)} == set(kept)
