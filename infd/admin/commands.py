@@ -30,7 +30,7 @@ from infd.errors import (
 from infd.memory import ALL
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from infd.engine.engine import Engine
     from infd.engine.wish import Move
@@ -65,12 +65,14 @@ class Desk(Struct, frozen=True):
     model      the name under which it is served
     drain      do what TERM does, without waiting for the end of it; harmless when repeated
     lora_root  the directory that holds what may be loaded as an adapter; empty: nothing may
+    apart      which of the checkpoint's texts run in a process of their own, and why
     """
 
     engine: Engine
     model: str
     drain: Callable[[], None]
     lora_root: str = ""
+    apart: Mapping[str, str] = {}
 
 
 class Verb(Struct, frozen=True):
@@ -107,7 +109,7 @@ async def version(desk: Desk, asked: protocol.Nothing) -> protocol.Version:
 
 async def status(desk: Desk, asked: protocol.Nothing) -> protocol.Status:
     now = msgspec.structs.asdict(desk.engine.status())
-    own = {"version": __version__, "pid": os.getpid(), "model": desk.model}
+    own = {"version": __version__, "pid": os.getpid(), "model": desk.model, "apart": dict(desk.apart)}
     facts = desk.engine.describe()
     names = ("device", "dtype", "quantization", "vocabulary", "cache_dtype", "resident", "graphs", "large_pages")
     told = {name: facts[name] for name in names if name in facts}

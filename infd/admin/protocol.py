@@ -83,6 +83,7 @@ class Status(Struct):
     cache_dtype      the type of cached keys and values
     graphs           which decoding steps are captured; None where none are ever
     large_pages      None where weights are not moved into them
+    apart            which of the checkpoint's texts run in a process of their own, and why
     """
 
     version: str
@@ -118,6 +119,7 @@ class Status(Struct):
     resident: dict[str, int] = {}
     graphs: Captured | None = None
     large_pages: LargePages | None = None
+    apart: dict[str, str] = {}
 
 
 class RequestRow(Struct):

@@ -23,7 +23,7 @@ from infd.admin.listener import Listener
 from infd.admin.peers import ADMINS, READERS, Access, HasOptions, Peer, peer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from aiohttp.typedefs import Handler
@@ -45,6 +45,7 @@ class AdminServer:
     lora_root    the directory that holds what may be loaded as an adapter; empty: nothing may
     drain        do what TERM does, without waiting for the end of it
     access       who may ask; by default this process's owner, root and infd's groups
+    apart        which of the checkpoint's texts run in a process of their own, and why
     identify     reads a connection's credentials; a test may claim to be somebody else
     """
 
@@ -57,9 +58,10 @@ class AdminServer:
         lora_root: str = "",
         drain: Callable[[], None],
         access: Access | None = None,
+        apart: Mapping[str, str] | None = None,
         identify: Callable[[HasOptions], Peer] = peer_of,
     ) -> None:
-        self._desk = Desk(engine, model or config.model.path, drain, lora_root)
+        self._desk = Desk(engine, model or config.model.path, drain, lora_root, {} if apart is None else apart)
         self._access = access if access is not None else Access.of_this_process()
         self._identify = identify
         self._listener: Listener | None = None

@@ -27,7 +27,10 @@ _REFUSALS: Final = {kind.__name__: kind for kind in (InvalidRequest, TooCostly)}
 
 
 class Worker:
-    """Does one task at a time. Any thread but the event loop's may ask; it waits."""
+    """Does one task at a time. Any thread but the event loop's may ask; it waits.
+
+    reasons  why what is done here, for operators: filled by whoever asks
+    """
 
     def __init__(self, module: str) -> None:
         """Let `module` be what runs there: a program that calls `child.serve`."""
@@ -37,6 +40,7 @@ class Worker:
         self._connection: socket.socket | None = None
         self._kept: list[wire.Order] = []
         self._closed = False
+        self.reasons: dict[str, str] = {}
 
     def ask(self, task: Struct, reply: type[R], *, seconds: float) -> R:
         """Return what comes of a task.

@@ -87,7 +87,12 @@ class Daemon:
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
         self.admin = AdminServer(
-            self.engine, config, model=self.names[0], lora_root=given.lora_root(config), drain=self._on_drain
+            self.engine,
+            config,
+            model=self.names[0],
+            lora_root=given.lora_root(config),
+            drain=self._on_drain,
+            apart=self.worker.reasons,
         )
 
     async def run(self) -> int:

@@ -202,6 +202,7 @@ class ChatTemplate:
     def _compile_source(self, name: str) -> Template:
         source = self._sources[name]
         if self._worker is not None and (objection := _objection(source)) is not None:
+            self._worker.reasons[f"chat template {name!r}"] = objection
             _LOG.warning(
                 "a chat template runs in a process of its own, which is slower: infd cannot tell what it costs",
                 extra={"template": name, "reason": objection},

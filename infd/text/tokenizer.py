@@ -78,6 +78,18 @@ class Library:
             ),
         )
 
+    @classmethod
+    def load(cls, content: bytes, additions: Additions) -> Library:
+        """Load a tokenizer.json. Raises CheckpointError."""
+        try:
+            return cls(tokenizers.Tokenizer.from_buffer(content), additions)
+        except CheckpointError:
+            raise
+        except BaseException as error:  # the library raises the bare class, and panics
+            if isinstance(error, Exception) or _is_panic(error):
+                raise CheckpointError(str(error)) from error
+            raise
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             # Unlike `encode`, this one lets go of the interpreter's lock.
@@ -85,14 +97,18 @@ class Library:
         except TypeError as error:
             raise InvalidRequest(f"the text is not valid Unicode{_where(text)}") from error
         except BaseException as error:
-            raise _unpanicked(error) from error
+            if _is_panic(error):
+                raise WorkerFailed(f"the tokenizers library panicked: {error}") from error
+            raise
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         try:
             # Unlike `decode`, this one lets go of the interpreter's lock.
             return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         except BaseException as error:
-            raise _unpanicked(error) from error
+            if _is_panic(error):
+                raise WorkerFailed(f"the tokenizers library panicked: {error}") from error
+            raise
 
     def id_of(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
@@ -228,23 +244,18 @@ def _backend(content: bytes, additions: Additions, worker: Worker | None) -> Bac
         content, objection = vetting.tokenizers.read(content)
         objection = objection or vetting.tokenizers.objection_to_added(additions)
         if objection is not None:
+            worker.reasons["tokenizer"] = objection
             _LOG.warning(
                 "the model's tokenizer runs in a process of its own, which is slower: infd cannot tell what it costs",
                 extra={"reason": objection},
             )
             return ApartTokenizer(worker, content, additions)
-    try:
-        backend = tokenizers.Tokenizer.from_buffer(content)
-    except BaseException as error:  # the library raises the bare class
-        raise CheckpointError(str(_unpanicked(error))) from error
-    return Library(backend, additions)
+    return Library.load(content, additions)
 
 
-def _unpanicked(error: BaseException) -> BaseException:
-    """Return an Exception in place of a panic of code in Rust, which is none and would pass all who handle errors."""
-    if type(error).__name__ == "PanicException":
-        return WorkerFailed(f"the tokenizers library panicked: {error}")
-    return error
+def _is_panic(error: BaseException) -> bool:
+    """Say whether code in Rust has panicked. That is no Exception, and would pass by all who handle errors."""
+    return type(error).__name__ == "PanicException"
 
 
 def _where(text: str) -> str:

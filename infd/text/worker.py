@@ -6,10 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tokenizers
-
 from infd.apart.child import serve
-from infd.errors import CheckpointError
 from infd.text import apart
 from infd.text.chat import Compiled
 from infd.text.conversion import convert
@@ -31,10 +28,7 @@ class Desk:
     def do(self, task: Task) -> Any:
         match task:
             case apart.Load(content, additions):
-                try:
-                    self._tokenizer = Library(tokenizers.Tokenizer.from_buffer(content), additions)
-                except Exception as error:  # the library raises the bare class
-                    raise CheckpointError(str(error)) from error
+                self._tokenizer = Library.load(content, additions)
                 return apart.Loaded(self._tokenizer.vocabulary, self._tokenizer.tokens())
             case apart.Encode(text, add_special_tokens):
                 assert self._tokenizer is not None

@@ -51,6 +51,7 @@ def status(now: protocol.Status) -> None:
         *((("stays", _sizes(now.resident)),) if now.resident else ()),
         *((("captured", _captured(now.graphs)),) if now.graphs else ()),
         *((("large pages", _large(now.large_pages)),) if now.large_pages else ()),
+        *(("apart", f"{text}, whose cost is not known: {reason}") for text, reason in now.apart.items()),
         ("cache", _pages(now)),
         ("ended", ", ".join(f"{count} {reason}" for reason, count in now.terminal.items() if count) or "none yet"),
         ("limits", f"{now.max_model_len} tokens a sequence, {now.rows} sequences, {now.step_tokens} tokens a step"),
