@@ -25,7 +25,7 @@ InfdError
 │   └── Internal           500, our bug; the message names the request id
 ├── AdapterExists          another stands under that name
 ├── AdapterTooLarge        there is no room for it beside the others
-├── WorkerFailed           a checkpoint's text ended the process that it ran in, or failed there as nobody foresaw
+├── TextFailed             a checkpoint's text failed as nobody foresaw, or ended the process that it ran in
 ├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
 ├── WrongState             an operator's wish that cannot be begun now
 ├── Busy                   an operator's wish that waits for another one to end
@@ -246,8 +246,8 @@ class AdapterTooLarge(InfdError):
         )
 
 
-class WorkerFailed(InfdError):
-    """A task that runs apart from the daemon panicked, or ended its process. The next one gets another process."""
+class TextFailed(InfdError):
+    """A checkpoint's text failed as nobody foresaw: a library panicked over it, or it ended the worker."""
 
 
 class RequestFailed(InfdError):

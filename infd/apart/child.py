@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from infd.apart import wire
-from infd.errors import InfdError, RequestError
+from infd.errors import InfdError, RequestError, TextFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +68,8 @@ def _done(
     """Return what to answer, and whether this process may do more: a library that panicked may be broken."""
     try:
         return wire.Reply(msgspec.Raw(msgspec.msgpack.encode(do(decoder.decode(order.task))))), True
+    except TextFailed as error:
+        return wire.Reply(failed=True, message=str(error)[:_MESSAGE]), False
     except RequestError as error:
         return wire.Reply(refused=type(error).__name__, message=str(error), param=error.param), True
     except InfdError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from infd.apart import wire
-from infd.errors import CheckpointError, InvalidRequest, TooCostly, WorkerFailed
+from infd.errors import CheckpointError, InvalidRequest, TextFailed, TooCostly
 
 if TYPE_CHECKING:
     from msgspec import Struct
@@ -38,7 +38,7 @@ class Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._kept: list[wire.Order] = []
+        self._kept: dict[type[Struct], wire.Order] = {}
         self._closed = False
         self.reasons: dict[str, str] = {}
 
@@ -46,7 +46,7 @@ class Worker:
         """Return what comes of a task.
 
         Raises InvalidRequest and CheckpointError as the task raised them, TooCostly after so many seconds,
-        WorkerFailed where the task failed otherwise or ended the process.
+        TextFailed where the task failed otherwise or ended the process.
         """
         order = wire.Order(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
         with self._lock:
@@ -55,10 +55,10 @@ class Worker:
             return msgspec.msgpack.decode(self._do(order), type=reply)
 
     def keep(self, task: Struct, reply: type[R], *, seconds: float) -> R:
-        """Do the same with a task that later ones build upon: each new process begins with it."""
+        """Do the same with a task that later ones build upon: each new process begins with the last of its kind."""
         result = self.ask(task, reply, seconds=seconds)
         with self._lock:
-            self._kept.append(wire.Order(msgspec.Raw(msgspec.msgpack.encode(task)), seconds))
+            self._kept[type(task)] = wire.Order(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
         return result
 
     @property
@@ -68,7 +68,7 @@ class Worker:
         return None if process is None else process.pid
 
     def close(self) -> None:
-        """End the process, whatever it does. What is asked later raises WorkerFailed."""
+        """End the process, whatever it does. What is asked later raises TextFailed."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -78,7 +78,7 @@ class Worker:
 
     def _start(self) -> None:
         if self._closed:
-            raise WorkerFailed("the worker is closed")
+            raise TextFailed("the worker is closed")
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", self._module, str(theirs.fileno())]
@@ -91,7 +91,7 @@ class Worker:
                 pass_fds=(theirs.fileno(),),
                 process_group=0,  # a terminal's INT is for the daemon
             )
-        for order in self._kept:
+        for order in self._kept.values():
             self._do(order)
 
     def _do(self, order: wire.Order) -> msgspec.Raw:
@@ -108,19 +108,19 @@ class Worker:
             code = self._end()
             if code == -signal.SIGALRM:
                 raise TooCostly(f"took more than {order.seconds:g} s") from None
-            raise WorkerFailed(f"a checkpoint's text ended its worker ({_named(code)})") from None
+            raise TextFailed(f"a checkpoint's text ended its worker ({_named(code)})") from None
         except BaseException:  # what comes of the task belongs to nobody any more
             self._end()
             raise
         if reply.failed:
             self._end()
-            raise WorkerFailed(f"a checkpoint's text failed in its worker: {reply.message}")
+            raise TextFailed(f"a checkpoint's text failed in its worker: {reply.message}")
         if reply.refused:
             if reply.refused == CheckpointError.__name__:
                 raise CheckpointError(reply.message)
             kind = _REFUSALS.get(reply.refused)
             if kind is None:
-                raise WorkerFailed(f"a checkpoint's text failed in its worker: {reply.message}")
+                raise TextFailed(f"a checkpoint's text failed in its worker: {reply.message}")
             raise kind(reply.message, param=reply.param)
         return reply.result
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from infd.errors import CheckpointError, InvalidRequest, TooCostly, WorkerFailed
+from infd.errors import CheckpointError, InvalidRequest, TextFailed, TooCostly
 from infd.text.bound import Bound  # noqa: TC001 (msgspec reads annotations)
 from infd.text.checkpoint import Additions  # noqa: TC001 (msgspec reads annotations)
 from infd.text.detokenize import detokenizer_of
@@ -106,7 +106,7 @@ class ApartTokenizer:
             loaded = worker.keep(Load(content, additions), Loaded, seconds=LOAD_S)
         except TooCostly as error:
             raise CheckpointError(f"the tokenizer {error} to load") from error
-        except WorkerFailed as error:
+        except TextFailed as error:
             raise CheckpointError(f"the tokenizer cannot be loaded: {error}") from error
         self.vocabulary, self._tokens = loaded.vocabulary, loaded.tokens
         pieces = self.vocabulary.pieces
@@ -168,5 +168,5 @@ def convert(directory: Path, worker: Worker | None) -> bytes:
         return conversion.convert(directory)
     try:
         return worker.ask(Convert(str(directory)), bytes, seconds=CONVERT_S)
-    except (TooCostly, WorkerFailed) as error:
+    except (TooCostly, TextFailed) as error:
         raise CheckpointError(f"{directory}: its tokenizer cannot be converted: {error}") from error

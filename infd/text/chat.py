@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jinja2 import TemplateSyntaxError, meta
 
-from infd.errors import ConfigError, InvalidRequest, TooCostly, WorkerFailed
+from infd.errors import ConfigError, InvalidRequest, TextFailed, TooCostly
 from infd.text import vetting
 from infd.text.apart import ApartTemplate
 from infd.text.sandbox import Exhausted, Limits, Sandbox
@@ -77,7 +77,7 @@ class ChatTemplate:
         for name in files.templates:
             try:
                 template._compile(name)
-            except (InvalidRequest, WorkerFailed) as error:
+            except (InvalidRequest, TextFailed) as error:
                 _LOG.warning(
                     "a chat template of the model cannot be used; --chat-template FILE replaces it",
                     extra={"template": name, "reason": str(error)},
@@ -94,7 +94,7 @@ class ChatTemplate:
             template._compile("default")
         except OSError as error:
             raise ConfigError(f"chat template {file}: {error.strerror}") from error
-        except (UnicodeDecodeError, InvalidRequest, WorkerFailed) as error:
+        except (UnicodeDecodeError, InvalidRequest, TextFailed) as error:
             raise ConfigError(f"chat template {file}: {error}") from error
         return template
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import tokenizers
 
-from infd.errors import CheckpointError, InvalidRequest, WorkerFailed
+from infd.errors import CheckpointError, InvalidRequest, TextFailed
 from infd.text import vetting
 from infd.text.apart import ApartTokenizer, Vocabulary, convert
 from infd.text.bound import bound
@@ -97,8 +97,8 @@ class Library:
         except TypeError as error:
             raise InvalidRequest(f"the text is not valid Unicode{_where(text)}") from error
         except BaseException as error:
-            if _is_panic(error):
-                raise WorkerFailed(f"the tokenizers library panicked: {error}") from error
+            if isinstance(error, Exception) or _is_panic(error):
+                raise TextFailed(f"the tokenizers library failed: {error}") from error
             raise
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -106,8 +106,8 @@ class Library:
             # Unlike `decode`, this one lets go of the interpreter's lock.
             return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         except BaseException as error:
-            if _is_panic(error):
-                raise WorkerFailed(f"the tokenizers library panicked: {error}") from error
+            if isinstance(error, Exception) or _is_panic(error):
+                raise TextFailed(f"the tokenizers library failed: {error}") from error
             raise
 
     def id_of(self, token: str) -> int | None:
@@ -115,6 +115,16 @@ class Library:
 
     def has(self, token_id: int) -> bool:
         return self._backend.id_to_token(token_id) is not None
+
+    def vanishing(self) -> str | None:
+        """Return an added token of which normalization leaves nothing: the library finds it within characters."""
+        normalizer = self._backend.normalizer
+        if normalizer is None:
+            return None
+        added = self._backend.get_added_tokens_decoder().values()
+        return next(
+            (token.content for token in added if token.normalized and not normalizer.normalize_str(token.content)), None
+        )
 
     def tokens(self) -> list[str | None]:
         """Return every token, by id."""
@@ -240,17 +250,21 @@ class Tokenizer:
 
 
 def _backend(content: bytes, additions: Additions, worker: Worker | None) -> Backend:
-    if worker is not None:
-        content, objection = vetting.tokenizers.read(content)
-        objection = objection or vetting.tokenizers.objection_to_added(additions)
-        if objection is not None:
-            worker.reasons["tokenizer"] = objection
-            _LOG.warning(
-                "the model's tokenizer runs in a process of its own, which is slower: infd cannot tell what it costs",
-                extra={"reason": objection},
-            )
-            return ApartTokenizer(worker, content, additions)
-    return Library.load(content, additions)
+    if worker is None:
+        return Library.load(content, additions)
+    vetted, objection = vetting.tokenizers.read(content)
+    objection = objection or vetting.tokenizers.objection_to_added(additions)
+    if objection is None:
+        library = Library.load(vetted, additions)
+        if (token := library.vanishing()) is None:
+            return library
+        objection = f"the added token {token!r}, of which normalization leaves nothing"
+    worker.reasons["tokenizer"] = objection
+    _LOG.warning(
+        "the model's tokenizer runs in a process of its own, which is slower: infd cannot tell what it costs",
+        extra={"reason": objection},
+    )
+    return ApartTokenizer(worker, content, additions)
 
 
 def _is_panic(error: BaseException) -> bool:

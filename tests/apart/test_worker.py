@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from infd.apart.client import Worker
-from infd.errors import CheckpointError, InvalidRequest, TooCostly, WorkerFailed
+from infd.errors import CheckpointError, InvalidRequest, TextFailed, TooCostly
 from tests.apart.program import Do
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def test_a_process_that_does_not_even_end_at_its_limit_is_ended(worker: Worker, 
 def test_a_task_that_ruins_its_process_fails_alone(worker: Worker, what: str, reason: str):
     before = ask(worker, "pid")
 
-    with pytest.raises(WorkerFailed, match=reason):
+    with pytest.raises(TextFailed, match=reason):
         ask(worker, what)
     assert ask(worker, "pid") != before
 
@@ -97,7 +97,7 @@ def test_refusals_are_those_that_were_raised(worker: Worker):
 
 def test_a_new_process_begins_with_what_is_kept(worker: Worker):
     assert worker.keep(Do("count"), int, seconds=LONG_S) == 1
-    with pytest.raises(WorkerFailed):
+    with pytest.raises(TextFailed):
         ask(worker, "abort")
 
     assert ask(worker, "count") == 2
@@ -121,7 +121,7 @@ def test_closing_ends_a_task_under_way(worker: Worker):
     def spin() -> None:
         try:
             ask(worker, "hold the interpreter")
-        except WorkerFailed as error:
+        except TextFailed as error:
             failed.append(error)
 
     thread = threading.Thread(target=spin)
@@ -132,7 +132,7 @@ def test_closing_ends_a_task_under_way(worker: Worker):
 
     assert len(failed) == 1
     assert select.select([ended], [], [], LONG_S)[0]
-    with pytest.raises(WorkerFailed, match="closed"):
+    with pytest.raises(TextFailed, match="closed"):
         ask(worker, "echo")
 
 

@@ -6,9 +6,11 @@ import asyncio
 import gc
 import json
 import logging
+import resource
 import socket
 import struct
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
@@ -21,23 +23,28 @@ import uvloop
 from infd import embedded
 from infd.admin.commands import VERBS
 from infd.admin.server import AdminServer
+from infd.apart.client import Worker
 from infd.config import Config, LimitsConfig
-from infd.errors import CheckpointError, RequestError
+from infd.errors import CheckpointError, RequestError, TextFailed
 from infd.http import body, sampling
 from infd.http.conversation import conversation, offered
 from infd.http.schema.chat import ChatRequest, Message
 from infd.http.schema.completions import CompletionRequest
 from infd.http.schema.tokens import DetokenizeRequest, TokenizeRequest
 from infd.http.schema.tools import Called, Function, Tool
+from infd.text import apart
+from infd.text.chat import PROBING, ChatTemplate
 from infd.text.markup import joined
 from infd.text.reasoning.qwen3 import Qwen3
 from infd.text.reply import Reply
+from infd.text.sandbox import BRIEF, Limits
 from infd.text.stops import StopStrings
 from infd.text.syntax import Syntax
 from infd.text.tokenizer import Tokenizer
 from infd.text.tools.hermes import Hermes
 from infd.weights.checkpoint import TensorFile
 from tests.fuzz.grammar import Chooser, mapping
+from tests.fuzz.hostile import template, text, tokenizer
 from tests.fuzz.wire import BODIES, LAST, cut, made, statuses
 from tests.http.endpoint import serving
 
@@ -46,11 +53,18 @@ if TYPE_CHECKING:
 
 
 SILENCE_S = 0.03
+MARGIN_S, START_S = 3.0, 3.0  # beyond a cap, and until a process has started, on a machine that is busy
+MOST_KIB = 2**19  # by which a text may raise what this process has taken at most
 NESTED = (*Tool.__struct_fields__, *Function.__struct_fields__, *Called.__struct_fields__, "arguments")
 
 
 class Target(ABC):
-    """Called with each input."""
+    """Called with each input.
+
+    noise  how many damaged inputs a run of the suite tries
+    """
+
+    noise = 600
 
     @abstractmethod
     def __call__(self, data: bytes) -> None: ...
@@ -217,12 +231,85 @@ class MarkupTarget(Target):
         return content, aside.thought, [(call.name or "", call.arguments) for call in aside.calls]
 
 
+class HostileTarget(Target):
+    """A stranger's text, in process where it is vetted, in a worker where it is not: it ends by its cap, with a
+    refusal at most, and takes memory in proportion.
+    """
+
+    noise = 25
+
+    def __init__(self) -> None:
+        self._worker = Worker(apart.MODULE)
+
+    def __call__(self, data: bytes) -> None:
+        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+        cap = self.use(Chooser(data))
+        assert time.monotonic() - began < cap, "it took longer than it may"
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KIB, "it took too much memory"
+
+    @abstractmethod
+    def use(self, choose: Chooser) -> float:
+        """Make something, use it, and return the seconds that this may take at most."""
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+class TemplateTarget(HostileTarget):
+    """A chat template: compiled, rendered; what it reads is found out."""
+
+    MESSAGES = ({"role": "user", "content": "some words, " * 200}, {"role": "assistant", "content": "é🙂"})
+
+    def use(self, choose: Chooser) -> float:
+        limits = Limits(seconds=0.2) if choose.below(2) else BRIEF
+        chat = ChatTemplate({"default": template(choose)}, {"bos_token": "<s>"}, worker=self._worker)
+        with suppress(RequestError):
+            chat.render(self.MESSAGES, tools=[{"type": "function"}], limits=limits)
+        # Apart: a compilation, which renders a word, and a rendering, each with the start of a process.
+        more = apart.COMPILE_S + apart.MARGIN_S + 2 * START_S if chat.apart else PROBING.seconds
+        return MARGIN_S + limits.seconds + more
+
+
+class TokenizerTarget(HostileTarget):
+    """A tokenizer.json: loaded, asked to encode a text and to give it back, whole and in a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._directory = tempfile.TemporaryDirectory(prefix="infd-fuzz-")
+
+    def use(self, choose: Chooser) -> float:
+        Path(self._directory.name, "tokenizer.json").write_bytes(tokenizer(choose))
+        said = text(choose)
+        try:
+            found = Tokenizer.load(self._directory.name, self._worker)
+        except CheckpointError:
+            return MARGIN_S + START_S
+        try:
+            ids = found.encode(said)
+        except RequestError:
+            return MARGIN_S + 2 * START_S + apart.ENCODE_S
+        except TextFailed:
+            if not found.apart:
+                raise
+            return MARGIN_S + 2 * START_S + apart.ENCODE_S
+        found.decode(ids)
+        reply = Reply(found)
+        reply.feed(ids[:64])
+        reply.finish()
+        return MARGIN_S + (2 * START_S + apart.ENCODE_S if found.apart else 0)
+
+    def close(self) -> None:
+        super().close()
+        self._directory.cleanup()
+
+
 class SocketTarget(Target):
     """Raw bytes on a connection: whatever comes back is no 5xx but a documented 503, and the server goes on.
 
     A last request follows them, so that the answers end; where it was taken for a part of them, silence ends the wait.
     """
 
+    noise = 60
     last: bytes
 
     def __init__(self) -> None:
@@ -445,6 +532,8 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "header": HeaderTarget,
     "stops": StopTarget,
     "markup": MarkupTarget,
+    "template": TemplateTarget,
+    "tokenizer": TokenizerTarget,
     "http": HttpTarget,
     "admin": AdminTarget,
 }
@@ -476,6 +565,10 @@ def examples(target: str) -> list[bytes]:
                 b"\x83\x02\x04\x08a\x07\x07\x03",
                 b'\x01<tool_call>{"arguments": {}, "name": "f"}</tool_call>',
             ]
+        case "template":
+            return [bytes((seed * 7 + n * step) % 256 for n in range(60)) for seed in range(8) for step in (11, 37)]
+        case "tokenizer":
+            return [bytes((seed * 5 + n * step) % 256 for n in range(40)) for seed in range(8) for step in (13, 41)]
         case "http":
             data = json.dumps(chat).encode()
             post = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(data)

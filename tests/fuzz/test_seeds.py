@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import targets
-from tests.fuzz.targets import TARGETS, SocketTarget, examples
+from tests.fuzz.targets import TARGETS, examples
 from tests.fuzz.wire import statuses
 
 SEEDS = Path(__file__).parent / "seeds"
@@ -83,5 +83,5 @@ def test_no_input_breaks_a_target(name: str) -> None:
     with closing(target):
         for data in known:
             target(data)
-        for _ in range(60 if isinstance(target, SocketTarget) else 600):
+        for _ in range(target.noise):
             target(damaged(chance.choice(known), chance))

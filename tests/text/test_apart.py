@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from infd.apart.client import Worker
-from infd.errors import CheckpointError, InvalidRequest, TooCostly, WorkerFailed
+from infd.errors import CheckpointError, InvalidRequest, TextFailed, TooCostly
 from infd.text import apart
 from infd.text.chat import ChatTemplate
 from infd.text.detokenize import detokenizer
@@ -90,7 +90,7 @@ def test_whatever_else_a_template_does_it_ends(source: str, worker: Worker, monk
     monkeypatch.setattr(apart, "COMPILE_S", 0.5)  # it renders a word to find out what the template takes
     template = ChatTemplate({"default": source}, worker=worker)
 
-    with suppress(InvalidRequest, WorkerFailed):
+    with suppress(InvalidRequest, TextFailed):
         template.render(HELLO, limits=QUICK)
     assert ChatTemplate({"default": APART + "ok"}, worker=worker).render(HELLO) == "ok"
 
@@ -142,7 +142,7 @@ def test_a_text_over_which_an_expression_backtracks_fails_alone(tmp_path: Path, 
     tokenizer = Tokenizer.load(hostile(tmp_path), worker)
     expected = tokenizer.encode("the dog")
 
-    with pytest.raises((WorkerFailed, TooCostly)):  # the library gives up by a panic
+    with pytest.raises((TextFailed, TooCostly)):  # the library gives up by a panic
         tokenizer.encode("a" * 40 + "b")
     assert tokenizer.encode("the dog") == expected
 
@@ -150,7 +150,7 @@ def test_a_text_over_which_an_expression_backtracks_fails_alone(tmp_path: Path, 
 def test_a_panic_of_the_library_in_this_process_is_an_exception(tmp_path: Path):
     tokenizer = Tokenizer.load(hostile(tmp_path))
 
-    with pytest.raises(WorkerFailed, match="panicked"):
+    with pytest.raises(TextFailed, match="retry-limit"):
         tokenizer.encode("a" * 40 + "b")
 
 
@@ -165,6 +165,18 @@ def test_a_text_that_is_multiplied_fails_alone(tmp_path: Path, worker: Worker, m
         tokenizer.encode("aaaa")
     monkeypatch.undo()
     assert tokenizer.encode("the dog") == expected
+
+
+def test_an_added_token_of_which_nothing_is_left_is_a_reason_to_run_apart(tmp_path: Path, worker: Worker):
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
+    blank = {"id": 900, "content": " ", "normalized": True, **flags}
+    strip = {"type": "Strip", "strip_left": True, "strip_right": True}
+    tokenizer = Tokenizer.load(hostile(tmp_path, added_tokens=[blank], normalizer=strip), worker)
+
+    assert "the added token ' '" in worker.reasons["tokenizer"]
+    with pytest.raises(TextFailed):
+        tokenizer.encode("é")
+    assert tokenizer.encode("e") == tokenizer.encode("e")
 
 
 def test_a_tokenizer_whose_text_could_not_be_streamed_is_refused_by_name(tmp_path: Path, worker: Worker):

@@ -169,6 +169,7 @@ def test_of_a_key_that_occurs_twice_one_is_read_and_the_same_is_loaded():
             "normalizer: steps that multiply",
         ),
         ({"normalizer": {"type": "Prepend", "prepend": "a" * 99}}, "normalizer: Prepend: prepend"),
+        ({"normalizer": {"type": "Prepend", "prepend": ""}}, "normalizer: Prepend: prepend"),  # the library may panic
         ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 99}}, "normalizer: not a list"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap(b"a" * 99)}}, "precompiled_charsmap"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "precompiled_charsmap"),
@@ -183,9 +184,12 @@ def test_of_a_key_that_occurs_twice_one_is_read_and_the_same_is_loaded():
         ({"added_tokens": [{"id": 1, "content": "a", "surprise": 1}]}, "added_tokens"),
         (model(end_of_word_suffix="a" * 99), "model: an affix"),
         (model(dropout=0.5), "model: dropout"),
+        (model(continuing_subword_prefix="a"), "model: continuing_subword_prefix"),  # may abort the process at load
         (model(type="Novel"), "model: the type Novel"),
-        (model(type="WordPiece", max_input_chars_per_word=10**9), "model: max_input_chars_per_word"),
-        (model(type="Unigram", vocab=[["a" * 999, 0.0]]), "model: pieces"),
+        (model(type="WordPiece", unk_token="a", max_input_chars_per_word=10**9), "model: max_input_chars_per_word"),
+        (model(type="Unigram", vocab=[["a" * 999, 0.0]], unk_id=0), "model: pieces"),
+        (model(type="Unigram", vocab=[["a", 0.0]]), "model: unk_id"),
+        (model(unk_token="nowhere"), "model: unk_token"),
         ({"model": {"type": "BPE"}}, "infd does not read it"),
     ],
 )

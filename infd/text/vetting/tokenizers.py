@@ -195,7 +195,15 @@ def _model_objection(model: _Model) -> str | None:
     affixes = (model.continuing_subword_prefix, model.end_of_word_suffix, model.unk_token)
     if any(affix is not None and len(affix) > SHORT for affix in affixes):
         return "model: an affix out of proportion"
+    unknown = model.unk_token
+    if unknown is None:
+        unknown = {"WordPiece": "[UNK]", "WordLevel": "<unk>"}.get(model.type or "")
+    # Without it the library would fail over some texts.
+    if unknown is not None and (unknown == "" or msgspec.json.encode(unknown) not in bytes(model.vocab)):
+        return "model: unk_token is not in the vocabulary"
     match model.type:
+        case "BPE" if model.continuing_subword_prefix:  # of which the library cuts as many bytes off the other half
+            return "model: continuing_subword_prefix"
         case "BPE":
             return "model: dropout" if model.dropout else None
         case "WordPiece":
@@ -204,16 +212,18 @@ def _model_objection(model: _Model) -> str | None:
         case "WordLevel":
             return None
         case "Unigram":
-            return _unigram_objection(model.vocab)
+            return _unigram_objection(model)
     return f"model: the type {str(model.type)[:SHORT]}"
 
 
-def _unigram_objection(vocabulary: Raw) -> str | None:
+def _unigram_objection(model: _Model) -> str | None:
     """At each character the library tries all pieces that begin there; its table has a node for each of theirs."""
     try:
-        pieces = msgspec.json.decode(vocabulary, type=list[tuple[str, float]])
+        pieces = msgspec.json.decode(model.vocab, type=list[tuple[str, float]])
     except msgspec.MsgspecError:
         return "model: vocab"
+    if model.unk_id is None or not 0 <= model.unk_id < len(pieces):
+        return "model: unk_id"
     sizes = [len(piece) for piece, _ in pieces]
     if len(sizes) > MOST_PIECES or max(sizes, default=0) > LONGEST_WORD or sum(sizes) > PIECE_CHARACTERS:
         return "model: pieces out of proportion"
@@ -237,6 +247,10 @@ def _letter(value: Any) -> bool:
 
 def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= SHORT
+
+
+def _none(value: Any) -> bool:
+    return type(value) is int and value == 0
 
 
 def _one_of(*words: str) -> Check:
@@ -312,7 +326,7 @@ _NORMALIZERS: Final[Mapping[str, Mapping[str, Check]]] = {
     **{kind: {} for kind in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "ByteLevel")},
     "Strip": {"strip_left": _flag, "strip_right": _flag},
     "BertNormalizer": dict.fromkeys(("clean_text", "handle_chinese_chars", "strip_accents", "lowercase"), _flag),
-    "Prepend": {"prepend": _short},
+    "Prepend": {"prepend": lambda value: _short(value) and value != ""},
     "Replace": {"pattern": _pattern, "content": _short},
     "Precompiled": {"precompiled_charsmap": _charsmap},
 }
@@ -339,6 +353,6 @@ _DECODERS: Final[Mapping[str, Mapping[str, Check]]] = {
     "WordPiece": {"prefix": _short, "cleanup": _flag},
     "BPEDecoder": {"suffix": _short},
     "CTC": {"pad_token": _short, "word_delimiter_token": _short, "cleanup": _flag},
-    "Strip": {"content": _letter, "start": _count, "stop": _count},
+    "Strip": {"content": _letter, "start": _count, "stop": _none},
     "Replace": {"pattern": _string_pattern, "content": _short},
 }
