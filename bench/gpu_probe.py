@@ -389,19 +389,20 @@ def results(names: Sequence[str], device: str) -> Iterator[Found]:
     left = list(names)
     while left:
         command = [sys.executable, __file__, "--attempt", "--device", device, "--cases", *left]
-        begun = None
+        begun, first = "", left[0]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 said = json.loads(line)
-                begun = said.get("begun")
-                if begun is None:
+                begun = said.get("begun", "")
+                if not begun:
                     left.remove(said["name"])
                     yield said
         if process.returncode:
-            name = begun or left[0]
-            left.remove(name)
-            yield {"name": name, "ok": False, "error": f"its process ended with {process.returncode}", "s": CASE_S}
+            # One that ends before its first case would do so again; behind a result it has only ended badly.
+            for name in [begun] if begun else left[:] if first in left else []:
+                left.remove(name)
+                yield {"name": name, "ok": False, "error": f"its process ended with {process.returncode}", "s": 0.0}
 
 
 def describe(result: Found) -> str:

@@ -196,6 +196,7 @@ def test_a_case_that_fails_or_ends_its_process_does_not_end_the_others(
         "def holds(probe): return {'number': 1.0}\n"
         "gpu_probe.CASES = (fails, ends, holds)\n"
         "gpu_probe.attempt(sys.argv[sys.argv.index('--cases') + 1:], 'cpu')\n"
+        "os._exit(9)\n"  # as CUDA may, when a process that has lost it ends
     )
     monkeypatch.setattr(gpu_probe, "__file__", str(script))
     monkeypatch.setenv("PYTHONPATH", str(first_gpu.BENCH))
@@ -208,6 +209,14 @@ def test_a_case_that_fails_or_ends_its_process_does_not_end_the_others(
         1.0,
     )
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["FAIL", "FAIL", "ok"]
+
+
+def test_where_no_case_can_begin_all_have_failed_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "probe.py"
+    script.write_text("raise SystemExit('there is no GPU')\n")
+    monkeypatch.setattr(gpu_probe, "__file__", str(script))
+    found = list(gpu_probe.results(["arena", "park"], "cpu"))
+    assert [(each["name"], each["ok"]) for each in found] == [("arena", False), ("park", False)]
 
 
 def test_the_cases_that_need_no_cuda_run_on_a_cpu() -> None:
