@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from jinja2 import TemplateSyntaxError, meta
 
-from infd.errors import ConfigError, InvalidRequest, TextFailed, TooCostly
+from infd.errors import ConfigError, InvalidRequest, TextFailed, TooCostly, without_frames
 from infd.text import vetting
 from infd.text.apart import ApartTemplate
 from infd.text.sandbox import Exhausted, Limits, Sandbox
@@ -193,7 +193,7 @@ class ChatTemplate:
             try:
                 compiled = self._compile_source(name)
             except InvalidRequest as error:
-                compiled = error.with_traceback(None)
+                compiled = without_frames(error)
             self._compiled[name] = compiled
         if isinstance(compiled, InvalidRequest):
             raise InvalidRequest(str(compiled), param=compiled.param)

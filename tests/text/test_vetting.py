@@ -98,6 +98,7 @@ def test_the_expressions_of_known_tokenizers_are_fast(pattern: str):
         *(r"\s+(?!\S)|x", r"\s*[\r\n]+|\s|\s+", r"\s+(?!\s)|\s+", r"(?=a+b)c", r"(?<!a)b", r"a+\b", r"(a)\1", r"(?:a"),
         *(r"[a", "", "x|", r"\p{L}+\p{N}", r"a+(?:b)", r"[a&&[^b]]+c", f"{KNOWN['o200k']}b", "(?:a+|b)", r"a+^"),
         KNOWN["o200k"].replace("|", "x|", 1),
+        *("a*", "a|b?", "(?:a)?", r"\b", "^"),  # which match nothing at all
     ],
 )
 def test_an_expression_that_may_backtrack_is_not_taken_for_fast(pattern: str):

@@ -85,7 +85,7 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 def _never_fails_late(alternative: str) -> bool:
-    at, endless = 0, False
+    at, endless, consumes = 0, False, False
     while at < len(alternative):
         item = _ITEM.match(alternative, at)
         if item is None:
@@ -95,6 +95,7 @@ def _never_fails_late(alternative: str) -> bool:
             if not all(map(_is_plain, item["inner"].split("|"))):
                 return False
             skippable = item["optional"] == "?"
+            consumes = consumes or not skippable
         elif item["edge"] is not None:
             skippable = False
         else:
@@ -103,13 +104,14 @@ def _never_fails_late(alternative: str) -> bool:
             if most is not None and most > MOST_REPEATED:
                 return False
             skippable = least == 0
+            consumes = consumes or not skippable
             if endless and not skippable:
                 return False
             endless = endless or most is None
             continue
         if endless and not skippable:
             return False
-    return bool(alternative)
+    return consumes  # of nothing found between two characters the library makes more than it can count
 
 
 def _range(times: str, item: re.Match[str]) -> tuple[int, int | None]:
