@@ -155,7 +155,9 @@ class Site:
         folders = [self._without_vmm()] if without.vmm else []
         folders += [BENCH, ROOT]
         if self._kit is not None:
-            folders.append(self._unpacked("wheels", self._kit.glob("*.whl")))
+            here = (f"-cp{sys.version_info.major}{sys.version_info.minor}-", "-py3-none-")
+            wheels = [wheel for wheel in self._kit.glob("*.whl") if any(tag in wheel.name for tag in here)]
+            folders.append(self._unpacked("wheels", wheels))
         if flashinfer and (archive := self.flashinfer) is not None:
             folders.append(self._unpacked("flashinfer", [archive]))
         made = {"FLASHINFER_DISABLE_JIT": "1"} if flashinfer else {}  # what the kit lacks cannot be compiled from it

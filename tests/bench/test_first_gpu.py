@@ -110,6 +110,7 @@ def test_the_kits_wheels_are_unpacked_where_parts_find_them(tmp_path: Path) -> N
     kit.mkdir()
     with zipfile.ZipFile(kit / "carried-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("carried.py", "found = True\n")
+    (kit / "msgspec-1-cp27-cp27-linux.whl").write_text("for another Python")
     env = Site(kit, tmp_path).environment(Without(), flashinfer=True)
     subprocess.run([sys.executable, "-c", "import carried, gpu_reports"], env=env, check=True)
 
