@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from infd.config import Config
+    from infd.errors import DeviceLost
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 
@@ -47,10 +48,10 @@ class TorchCalls(NullExecutor):
         self._queue: SimpleQueue[NullStep | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    async def load(self) -> Capacity:
+    async def load(self, lost: Callable[[DeviceLost], None] | None = None) -> Capacity:
         self._thread = threading.Thread(target=self._work, args=(asyncio.get_running_loop(),), name="torch-calls")
         self._thread.start()
-        return await super().load()
+        return await super().load(lost)
 
     def forward(self, plan: StepPlan) -> TorchStep:  # type: ignore[override]  # all that the engine knows is sample()
         return TorchStep(self, super().forward(plan))
