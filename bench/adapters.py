@@ -11,7 +11,7 @@ import torch
 
 from infd import embedded
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
-from infd.kernels.ops import LowRank, LowRankPart
+from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.request import Adapter, SamplingParams
 from infd.runner.loading import build
 from infd.runner.pulse import Pulse

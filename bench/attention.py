@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from infd.kernels.cpu.attention import PagedAttention as Native
 from infd.kernels.cpu.library import Library
-from infd.kernels.ops import AttentionBatch, KeyValuePages
+from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 from infd.kernels.reference import int8
 from infd.kernels.reference.attention import PagedAttention as Reference
 

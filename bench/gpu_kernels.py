@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gpu_machine import PAGE, Bench, Shape
 
-from infd.kernels.ops import AttentionBatch, Drawing, History, KeyValuePages
+from infd.kernels.families.attention import AttentionBatch, KeyValuePages
+from infd.kernels.families.draw import Drawing, History
 from infd.kernels.reference import attention as reference_attention
 from infd.kernels.reference import dense
 from infd.kernels.reference.drawing import draw
@@ -17,7 +18,9 @@ from infd.kernels.select import CANDIDATES, Facts, insisting, select
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from infd.kernels.ops import Attention, Draw, Ops
+    from infd.kernels.families.attention import Attention
+    from infd.kernels.families.draw import Draw
+    from infd.kernels.ops import Ops
 
 IMPOSSIBLE = -1e30  # so little stands for no chance where results are compared
 

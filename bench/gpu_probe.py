@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gpu_machine import Again
 
+from infd.kernels.families.draw import Drawing
 from infd.kernels.flashinfer import presence as flashinfer_presence
-from infd.kernels.ops import Drawing
 from infd.kernels.reference.drawing.draw import Draw as ReferenceDraw
 from infd.kernels.select import select
 from infd.kernels.triton import presence as triton_presence

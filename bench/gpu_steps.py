@@ -12,7 +12,7 @@ from gpu_machine import PAGE, Bench, Traffic
 from gpu_served import Asked
 from torch.profiler import ProfilerActivity
 
-from infd.kernels.ops import LowRank, LowRankPart
+from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.request import Adapter, SamplingParams
 from infd.runner.graphs import PATIENCE
 from infd.scheduler.plan import Join, Load, Span, StepPlan

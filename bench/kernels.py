@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import Form
+    from infd.kernels.families.matrices import Form
 
 # Outputs and inputs of a decoder layer's matrices.
 SHAPES = {

@@ -14,7 +14,7 @@ import time
 import torch
 from msgspec.structs import replace
 
-from infd.kernels.ops import AttentionBatch, KeyValuePages
+from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 from infd.kernels.reference.dense import Stack
 from infd.kernels.select import select
 from infd.models import registry

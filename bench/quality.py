@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoTokenizer
 
-from infd.kernels.ops import AttentionBatch, KeyValuePages
+from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 from infd.kernels.select import CACHED, CANDIDATES, quantized, select
 from infd.models import registry
 from infd.models.base import Batch

@@ -36,7 +36,7 @@ TABLE: dict[str, set[str]] = {
     },
     "executors": {"runner", "scheduler.plan", "scheduler.layout", "engine.executor"},
     "models": {"kernels", "scheduler.layout"},
-    "adapters": {"weights", "kernels.ops"},
+    "adapters": {"weights", "kernels.families"},
     "weights": set(),
     "hub": {"weights.checkpoint"},
     "kernels": set(),

@@ -15,7 +15,7 @@ from infd.adapters.files import locate
 from infd.adapters.fit import fit
 from infd.adapters.peft import PeftConfig
 from infd.errors import AdapterTooLarge, CheckpointError
-from infd.kernels.ops import LowRank, LowRankPart
+from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.request import AdapterFacts
 from infd.weights.checkpoint import TensorFile
 from infd.weights.formats.plain import PlainReader

@@ -14,7 +14,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import Form
+    from infd.kernels.families.matrices import Form
 
 
 class NormRecipe(NamedTuple):
@@ -38,7 +38,7 @@ Last = NormRecipe | float | None
 
 
 class AttentionRecipe(Struct, frozen=True, kw_only=True):
-    """See models/layers/attention.py, whose words these are. `rope` [max_len, 2, R / 2] as in ops.Rope."""
+    """See models/layers/attention.py, whose words these are. `rope` [max_len, 2, R / 2] as in families.rope.Rope."""
 
     layer: int
     group: int

@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
 
-    from infd.kernels.ops import AttentionPlan, KeyValuePages
+    from infd.kernels.families.attention import AttentionPlan, KeyValuePages
     from infd.models.parameter import Parameter, Target
     from infd.scheduler.layout import CacheLayout
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from infd.kernels.ops import FLOAT8
+from infd.kernels.families.attention import FLOAT8
 from infd.kernels.recipe import LayerRecipe
 from infd.models.base import PageTensor
 from infd.models.layers import cache_scales
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import Stacked
+    from infd.kernels.families.stack import Stacked
     from infd.kernels.recipe import AttentionRecipe, GatedRecipe
     from infd.models.base import Adapted, Batch
     from infd.models.layers.branch import Branch

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from infd.kernels.ops import Form, Matrices, Ops
+    from infd.kernels.families.matrices import Form, Matrices
+    from infd.kernels.ops import Ops
     from infd.models.layers.rope import Rope
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from infd.errors import RequestFailed
-from infd.kernels.ops import ALIGNED, LowRank, LowRankPart
+from infd.kernels.families.adapters import ALIGNED, LowRank, LowRankPart
 from infd.runner.staging import staging as usual
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.ops import LastingLora, Lora, SlotWeights, Upload
+    from infd.kernels.families.adapters import LastingLora, Lora, SlotWeights
+    from infd.kernels.families.host import Upload
     from infd.models.parameter import Target
     from infd.request import Adapter
     from infd.runner.staging import Staging

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.kernels.ops import LEAST_ROWS, AttentionBatch
+from infd.kernels.families.attention import AttentionBatch
+from infd.kernels.families.matrices import LEAST_ROWS
 from infd.models.base import Batch, Wanted
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import Attention, AttentionPlan, KeyValuePages
+    from infd.kernels.families.attention import Attention, AttentionPlan, KeyValuePages
     from infd.models.base import Model
     from infd.runner.adapters import AdaptedRows, DeviceSlots
     from infd.runner.rows import Rows

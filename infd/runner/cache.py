@@ -9,7 +9,7 @@ import torch
 from msgspec import Struct
 
 from infd.errors import OutOfMemory
-from infd.kernels.ops import FLOAT8, KeyValuePages
+from infd.kernels.families.attention import FLOAT8, KeyValuePages
 from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from infd.kernels.ops import AttentionBatch, Seats
+from infd.kernels.families.attention import AttentionBatch
+from infd.kernels.families.rows import Seats
 from infd.models.base import Batch
 from infd.runner.faults import lacks_memory, let_go
 from infd.runner.sampler import Asking
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.ops import Attention, KeyValuePages, LastingPlan
+    from infd.kernels.families.attention import Attention, KeyValuePages, LastingPlan
     from infd.models.base import Model
     from infd.runner.adapters import DeviceSlots, LastingRows
     from infd.runner.pulse import Pulse

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from infd.adapters.reading import AdapterReader
 from infd.errors import CheckpointError, ConfigError, OutOfMemory, RequestFailed
+from infd.kernels.families.attention import FLOAT8
 from infd.kernels.flashinfer import modules
-from infd.kernels.ops import FLOAT8
 from infd.kernels.select import vocabulary_of
 from infd.kernels.triton.presence import installed
 from infd.models.config import architecture

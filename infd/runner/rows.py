@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.kernels.ops import Kept
+from infd.kernels.families.rows import Kept
 from infd.kernels.reference.rows import Rows as Reference
 from infd.runner.memory import zeros
 from infd.runner.staging import staging as usual
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.ops import RowKernels, Seats
+    from infd.kernels.families.rows import RowKernels, Seats
     from infd.runner.staging import Staging
     from infd.scheduler.plan import Grant, Join
 

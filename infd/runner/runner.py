@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.ops import Attention, Draw, KeyValuePages
+    from infd.kernels.families.attention import Attention, KeyValuePages
+    from infd.kernels.families.draw import Draw
     from infd.models.base import Model
     from infd.runner.adapters import DeviceSlots
     from infd.runner.graphs import Graphs

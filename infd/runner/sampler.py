@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.kernels.ops import Drawing, History
+from infd.kernels.families.draw import Drawing, History
 from infd.runner.rows import Float, Integer, Stage
 from infd.runner.sampling import bias, floor, scores, words
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.ops import Draw
+    from infd.kernels.families.draw import Draw
     from infd.runner.rows import Asked, Rows
     from infd.runner.staging import Staging
 

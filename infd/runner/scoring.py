@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.kernels.ops import LEAST_ROWS
+from infd.kernels.families.matrices import LEAST_ROWS
 from infd.request import TokenLogprobs
 from infd.runner.sampling import scores
 

@@ -16,9 +16,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from infd.errors import ConfigError, DeviceMissing, UsageError
+from infd.kernels.families.adapters import LowRank, LowRankPart
+from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.flashinfer import modules
 from infd.kernels.flashinfer.presence import cannot_compile
-from infd.kernels.ops import KeyValuePages, LowRank, LowRankPart
 from infd.kernels.select import CACHED, insisting, lacks_nothing
 from infd.kernels.triton import presence
 from infd.kernels.triton.presence import FLOAT8

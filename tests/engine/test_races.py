@@ -39,7 +39,7 @@ from infd.errors import (
     Overtaken,
     WrongState,
 )
-from infd.kernels.ops import LowRank
+from infd.kernels.families.adapters import LowRank
 from infd.memory import ALL, Memory, Part
 from infd.request import FinishReason, Request, SamplingParams
 from infd.runner.local import LocalExecutor

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from infd.kernels.cpu import attention as native
 from infd.kernels.cpu.library import Library, NativeMissing
-from infd.kernels.ops import KeyValuePages
+from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.reference import int8
 from tests.kernels.paging import PagedSpan, attention_batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import Attention
+    from infd.kernels.families.attention import Attention
 
 KV_HEADS = 2
 

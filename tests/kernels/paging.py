@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from infd.kernels.ops import AttentionBatch
+from infd.kernels.families.attention import AttentionBatch
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infd.kernels.cpu.library import BEST_FIRST
-from infd.kernels.ops import KeyValuePages
+from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.reference import int8
 from infd.kernels.reference.attention import Int8PagedAttention
 from tests.kernels.attention_case import Case, implementation

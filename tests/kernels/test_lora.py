@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infd.kernels.cpu.lora import Lora
-from infd.kernels.ops import LowRank, LowRankPart
+from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.reference.lora import Lora as Reference
 
 TOKENS, OUTPUTS = 45, 150

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from infd.kernels.ops import KeyValuePages
+from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.select import select
 from infd.models import registry
 from infd.models.base import Batch, Wanted

@@ -43,13 +43,16 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
 def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48, bank: Bank | None = None) -> Loaded:
     ops = select(CPU, torch.float32, insisting("reference", CANDIDATES))
     chosen = Design(model, replace(ops, attention=HistoryAttention()), torch.float32, CPU, max_len)
-    loaded = assemble(settings, chosen, bank or HostBank(), Arena(64, CPU, "weights"), pulse)
-    # On a busy machine a scored token may be measured to cost a whole step.
-    return replace(loaded, capacity=replace(loaded.capacity, score_cost=1))
+    return assemble(settings, chosen, bank or HostBank(), Arena(64, CPU, "weights"), pulse)
 
 
 def executor(model: FakeModel, settings: Config) -> LocalExecutor:
-    return LocalExecutor(settings, lambda settings, pulse: load(model, settings, pulse))
+    def build(settings: Config, pulse: Pulse) -> Loaded:
+        loaded = load(model, settings, pulse)
+        # On a busy machine a scored token may be measured to cost a whole step.
+        return replace(loaded, capacity=replace(loaded.capacity, score_cost=1))
+
+    return LocalExecutor(settings, build)
 
 
 def request(prompt: list[int], sampling: SamplingParams = GREEDY, *, name: str = "r", **fields: object) -> Request:

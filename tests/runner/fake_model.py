@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels.ops import LEAST_ROWS
+from infd.kernels.families.matrices import LEAST_ROWS
 from infd.models.base import Batch, PageTensor
 from infd.scheduler.layout import CacheLayout, PageGroup
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch, KeyValuePages
+    from infd.kernels.families.attention import AttentionBatch, KeyValuePages
     from infd.models.base import Adapted
     from infd.models.parameter import Target
 

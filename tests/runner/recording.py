@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch, KeyValuePages, LowRank
+    from infd.kernels.families.adapters import LowRank
+    from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 
 
 class Recordings:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
-from infd.kernels.ops import LowRank, LowRankPart
+from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.reference.lora import Lora
 from infd.kernels.select import CANDIDATES, insisting

@@ -14,7 +14,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from infd.kernels.ops import LowRank, LowRankPart
+from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.reference.drawing.draw import Draw
 from infd.kernels.select import select
 from infd.models import registry

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch, KeyValuePages
+    from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 
 
 class Step(ctypes.Structure):

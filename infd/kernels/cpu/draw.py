@@ -12,7 +12,7 @@ from infd.kernels.reference.drawing import noise, shaping
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import Drawing
+    from infd.kernels.families.draw import Drawing
 
 
 class Draw:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import LowRank, Upload
+    from infd.kernels.families.adapters import LowRank
+    from infd.kernels.families.host import Upload
 
     Groups = Sequence[tuple[Tensor, LowRank]]
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionPlan, KeyValuePages, LayersBatch
+    from infd.kernels.families.attention import AttentionPlan, KeyValuePages
+    from infd.kernels.families.stack import LayersBatch
     from infd.kernels.recipe import Last, LayerRecipe, ProductRecipe
 
 SLICE = 4  # layers of one call: between calls the device thread can be stopped, and is seen to be alive

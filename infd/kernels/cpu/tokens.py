@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels import ops
 from infd.kernels.cpu.library import FLOAT, INT, POINTER, Library
+from infd.kernels.families.rope import Rope as RopeFamily
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class Norm:
         return out, stream
 
 
-class Rope(ops.Rope):
+class Rope(RopeFamily):
     def __init__(self, library: Library | None = None) -> None:
         self._rotate = (library or Library()).kernel(
             "rope", INT, POINTER, INT, POINTER, INT, INT, INT, POINTER, POINTER, INT, INT

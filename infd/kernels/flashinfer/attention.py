@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infd.kernels.families.attention import FLOAT8
 from infd.kernels.flashinfer.lasting import LastingPlan
 from infd.kernels.flashinfer.left import Left
 from infd.kernels.flashinfer.space import BYTES, Space
 from infd.kernels.flashinfer.steps import Steps
 from infd.kernels.flashinfer.wrappers import Asked, Keys, Wrapper, plan
-from infd.kernels.ops import FLOAT8
 from infd.kernels.triton.attention import Float8PagedAttention as Float8Other
 from infd.kernels.triton.attention import PagedAttention as Other
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch, AttentionPlan
+    from infd.kernels.families.attention import AttentionBatch, AttentionPlan
 
 
 class PagedAttention:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from infd.kernels.families.attention import FLOAT8
 from infd.kernels.flashinfer.wrappers import Asked
-from infd.kernels.ops import FLOAT8
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from infd.kernels.ops import KeyValuePages
+    from infd.kernels.families.attention import KeyValuePages
 
 HEADS = (64, 128, 256)  # sizes of a head that all of its kernels take
 WIDE = (128, 256)  # those that they are known to read in 8-bit floats; its sources doubt smaller ones

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from infd.kernels.families.attention import AttentionBatch
+    from infd.kernels.families.attention import LastingPlan as OtherPlan
     from infd.kernels.flashinfer.space import Space
-    from infd.kernels.ops import AttentionBatch
-    from infd.kernels.ops import LastingPlan as OtherPlan
 
 PLANNED = 2**20  # bytes for what the plan of one size says: some numbers for each part
 

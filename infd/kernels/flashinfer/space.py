@@ -17,8 +17,8 @@ from infd.kernels.flashinfer.wrappers import Asked, Wrapper, Wrappers
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.kernels.families.attention import KeyValuePages
     from infd.kernels.flashinfer.left import Left
-    from infd.kernels.ops import KeyValuePages
 
 PARTIAL = 128 * 2**20  # bytes for the results of parts; all wrappers share them, since steps follow one another
 SCRATCH = 32 * 2**20  # the same of XQA, whose parts are no more than the device has multiprocessors

@@ -17,9 +17,9 @@ from infd.kernels.flashinfer.fits import asks, cannot_write
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.kernels.families.attention import AttentionBatch, AttentionPlan, KeyValuePages
     from infd.kernels.flashinfer.space import Space
     from infd.kernels.flashinfer.wrappers import Asked, Wrapper
-    from infd.kernels.ops import AttentionBatch, AttentionPlan, KeyValuePages
 
 
 class Steps(ABC):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infd.kernels import ops
+from infd.kernels.families.rope import Rope as RopeFamily
 from infd.kernels.flashinfer.fits import HEADS, LOADED, loadable, name
 from infd.kernels.flashinfer.left import Left
 from infd.kernels.triton import activation, norm, rope
@@ -19,11 +19,14 @@ from infd.kernels.triton import activation, norm, rope
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from infd.kernels.families.activation import Activation as ActivationFamily
+    from infd.kernels.families.norm import Norm as NormFamily
+
 
 class Norm:
     """The norm family."""
 
-    def __init__(self, package: Any = None, other: ops.Norm | None = None) -> None:
+    def __init__(self, package: Any = None, other: NormFamily | None = None) -> None:
         package = package or import_module("flashinfer")
         self._norm = {0.0: package.rmsnorm, 1.0: package.gemma_rmsnorm}
         self._add = {0.0: package.fused_add_rmsnorm, 1.0: package.gemma_fused_add_rmsnorm}
@@ -65,10 +68,10 @@ class Norm:
         return None if loadable(*given) else "norms of rows that lie askew"
 
 
-class Rope(ops.Rope):
+class Rope(RopeFamily):
     """The rope family. Entering the cache is another launch, where Triton's does both in one."""
 
-    def __init__(self, package: Any = None, other: ops.Rope | None = None) -> None:
+    def __init__(self, package: Any = None, other: RopeFamily | None = None) -> None:
         self._turn = (package or import_module("flashinfer")).apply_rope_with_cos_sin_cache
         self._other = other or rope.Rope()
         self._left = Left()
@@ -98,7 +101,7 @@ class Rope(ops.Rope):
 class Activation:
     """The activation family."""
 
-    def __init__(self, package: Any = None, other: ops.Activation | None = None) -> None:
+    def __init__(self, package: Any = None, other: ActivationFamily | None = None) -> None:
         package = package or import_module("flashinfer")
         self._silu, self._gelu_tanh = package.silu_and_mul, package.gelu_tanh_and_mul
         self._other = other or activation.Activation()

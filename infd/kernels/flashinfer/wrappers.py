@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch
+    from infd.kernels.families.attention import AttentionBatch
 
 SOME = (1, 2, 3)  # heads that share one of keys: so few multiply no slower without tensor cores than keys are read
 

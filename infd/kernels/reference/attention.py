@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from infd.kernels.ops import FLOAT8
+from infd.kernels.families.attention import FLOAT8
 from infd.kernels.reference import int8
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch, KeyValuePages
+    from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 
 SHORT = 256  # keys; padding up to here costs less than one bucket more
 BUCKET_CPU = 2048  # keys; copies of a few megabytes stay in the CPU's cache, and come from memory already mapped

@@ -8,7 +8,8 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
-from infd.kernels import ops
+from infd.kernels.families.matrices import LEAST_ROWS
+from infd.kernels.families.rope import Rope as RopeFamily
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ class Plain(Struct, frozen=True):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    least_rows: int = ops.LEAST_ROWS
+    least_rows: int = LEAST_ROWS
 
     def rows(self, kept: Tensor, first: int, count: int) -> Tensor:
         return kept.narrow(0, first, count)
@@ -57,7 +58,7 @@ class Norm:
         return self.rms_norm(stream, weight, eps, offset), stream
 
 
-class Rope(ops.Rope):
+class Rope(RopeFamily):
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from msgspec import Struct
 from torch.nn import functional as F
 
-from infd.kernels.ops import LEAST_ROWS
+from infd.kernels.families.matrices import LEAST_ROWS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from infd.kernels.ops import LowRank, Upload
+    from infd.kernels.families.adapters import LowRank
+    from infd.kernels.families.host import Upload
 
 
 class Lora:

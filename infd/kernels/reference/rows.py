@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import Kept, Seats
+    from infd.kernels.families.rows import Kept, Seats
 
 
 class Rows:

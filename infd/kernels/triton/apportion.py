@@ -16,7 +16,7 @@ import triton.language as tl
 from infd.kernels.triton.tiles import Cut
 
 if TYPE_CHECKING:
-    from infd.kernels.ops import AttentionBatch
+    from infd.kernels.families.attention import AttentionBatch
     from infd.kernels.triton.blocks import Tiling
     from infd.kernels.triton.tiles import Shape
 

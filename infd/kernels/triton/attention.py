@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from infd.kernels.ops import FLOAT8
+from infd.kernels.families.attention import FLOAT8
 from infd.kernels.triton.apportion import Apportioned
 from infd.kernels.triton.pages import store
 from infd.kernels.triton.tiles import Cut, Shape, cut
@@ -25,7 +25,7 @@ from infd.kernels.triton.tilings import Tilings, tilings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch, KeyValuePages
+    from infd.kernels.families.attention import AttentionBatch, KeyValuePages
     from infd.kernels.triton.blocks import Tiling
 
 AT_ONCE = 16  # parts that are merged in one go

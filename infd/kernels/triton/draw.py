@@ -28,7 +28,7 @@ from infd.kernels.triton import shaping
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import Drawing
+    from infd.kernels.families.draw import Drawing
 
 BLOCK = 4096
 INFINITY = tl.constexpr(0x7F800000)  # the bits of the largest distance

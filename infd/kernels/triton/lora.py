@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from infd.kernels.ops import ALIGNED
+from infd.kernels.families.adapters import ALIGNED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.ops import LowRank
+    from infd.kernels.families.adapters import LowRank
 
     Array = npt.NDArray[Any]
     Groups = Sequence[tuple[Tensor, LowRank]]

@@ -14,7 +14,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import KeyValuePages
+    from infd.kernels.families.attention import KeyValuePages
 
 BLOCK = 2048  # numbers that a program moves at most
 

@@ -13,7 +13,8 @@ from infd.kernels.triton.pages import held, limit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionPlan, HeadNorm, KeyValuePages
+    from infd.kernels.families.attention import AttentionPlan, KeyValuePages
+    from infd.kernels.families.norm import HeadNorm
     from infd.kernels.recipe import NormRecipe
 
 TILE = 1024  # numbers that a program turns, about

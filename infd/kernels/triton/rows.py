@@ -10,7 +10,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import Kept, Seats
+    from infd.kernels.families.rows import Kept, Seats
 
 PAGES = 1024  # of a table that a program copies
 ROWS = 128  # that a program appends to

@@ -15,7 +15,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import History
+    from infd.kernels.families.draw import History
 
 BLOCK = 4096  # tokens of the vocabulary that a program looks at
 PLACES = 1024  # of a sequence

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch
+    from infd.kernels.families.attention import AttentionBatch
     from infd.kernels.triton.blocks import Gpu
 
 

@@ -14,7 +14,7 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from infd.kernels.ops import FLOAT8, AttentionBatch, KeyValuePages
+from infd.kernels.families.attention import FLOAT8, AttentionBatch, KeyValuePages
 from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.blocks import Blocks, Tiling, fitting
 from infd.kernels.triton.tilings import Tilings, called

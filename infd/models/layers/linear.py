@@ -1,4 +1,4 @@
-"""Products with weights, in whatever form `kernels/ops.py` Form keeps them."""
+"""Products with weights, in whatever form `kernels/families/matrices.py` Form keeps them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from infd.errors import CheckpointError
-from infd.kernels.ops import LEAST_ROWS
+from infd.kernels.families.matrices import LEAST_ROWS
 from infd.models.base import PageTensor
 from infd.models.layers.attention import page_groups
 from infd.models.transformers import attention

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
-from infd.kernels.ops import History
+from infd.kernels.families.draw import History
 from infd.kernels.reference.drawing import shaping, temperature
 
 VOCAB = 50

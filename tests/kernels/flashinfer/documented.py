@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import AttentionBatch, KeyValuePages
+    from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 
 INSTALLED = find_spec("flashinfer") is not None
 LOADED = 16  # bytes that its kernels read at once

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from infd.kernels.ops import FLOAT8
+from infd.kernels.families.attention import FLOAT8
 from tests.kernels.attention_case import Case
 from tests.kernels.flashinfer.documented import Package, Plain
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from infd.kernels.ops import FLOAT8, AttentionBatch, KeyValuePages
+from infd.kernels.families.attention import FLOAT8, AttentionBatch, KeyValuePages
 from tests.kernels.attention_case import KV_HEADS, Case, bits
 from tests.kernels.flashinfer.documented import Package, Plain, gather
 from tests.runner.recording import Recordings
@@ -17,7 +17,7 @@ from tests.runner.recording import Recordings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import Attention
+    from infd.kernels.families.attention import Attention
 
 SIZE, HEAD, SHARED = 3, 64, 2
 WIDTH, PAGES = 12, 40  # of a table, of the cache

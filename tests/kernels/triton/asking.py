@@ -16,7 +16,7 @@ import torch
 import triton
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
-from infd.kernels.ops import LowRank, LowRankPart
+from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.triton.compiled import compiling, target
 from infd.request import Adapter, SamplingParams
 from infd.runner import warming

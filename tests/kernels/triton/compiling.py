@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from infd.kernels.ops import Drawing, History, Kept, KeyValuePages, LowRank, LowRankPart, Seats
+from infd.kernels.families.adapters import LowRank, LowRankPart
+from infd.kernels.families.attention import KeyValuePages
+from infd.kernels.families.draw import Drawing, History
+from infd.kernels.families.rows import Kept, Seats
 from infd.kernels.recipe import NormRecipe
 from infd.kernels.triton.activation import Activation
 from infd.kernels.triton.attention import PagedAttention

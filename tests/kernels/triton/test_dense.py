@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from infd.kernels.ops import KeyValuePages
+from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.recipe import NormRecipe
 from infd.kernels.reference import dense
 from infd.kernels.reference.attention import PagedAttention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infd.kernels.ops import Drawing
+from infd.kernels.families.draw import Drawing
 from infd.kernels.reference.drawing import noise, temperature
 from infd.kernels.reference.drawing.draw import Draw as Reference
 from infd.kernels.reference.drawing.truncation import truncate

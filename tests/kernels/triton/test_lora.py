@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from infd.kernels.ops import ALIGNED, LowRank, LowRankPart
+from infd.kernels.families.adapters import ALIGNED, LowRank, LowRankPart
 from infd.kernels.reference.lora import Lora as Reference
 from infd.runner.staging import staging
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infd.kernels.ops import Kept, Seats
+from infd.kernels.families.rows import Kept, Seats
 from infd.kernels.reference.rows import Rows as Reference
 
 ROWS, LONGEST, VOCAB = 9, 12000, 500

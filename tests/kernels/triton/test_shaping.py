@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infd.kernels.ops import History
+from infd.kernels.families.draw import History
 from infd.kernels.reference.drawing import shaping
 
 ROWS, VOCAB, LONGEST = 6, 5003, 1500  # more than a block of either; no multiple of 32

@@ -15,7 +15,7 @@ from infd.kernels.reference.drawing import choice, noise, shaping, temperature, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.ops import Drawing
+    from infd.kernels.families.draw import Drawing
 
 WIDTH = 128  # largest logits looked at first
 WIDER = 16  # times as many when those do not settle it: sorting a whole row costs ten times as much

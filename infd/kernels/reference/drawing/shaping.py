@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.ops import History
+    from infd.kernels.families.draw import History
 
 
 def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:

@@ -1,0 +1,44 @@
+"""Rotary positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from infd.kernels.families.attention import AttentionPlan, KeyValuePages
+    from infd.kernels.families.norm import HeadNorm
+
+
+class Rope(Protocol):
+    def __call__(
+        self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Rotate the first R numbers of every head of q [T, H, D] and k [T, K, D]; leave the others as they are.
+
+        positions    [T] int64
+        table        [max_len, 2, R / 2] float32: cosines, then sines
+        interleaved  pairs are neighbours (GPT-J style), not i and i + R / 2 (GPT-NeoX style)
+        """
+
+    def enter(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        plan: AttentionPlan,
+        pages: KeyValuePages,
+        *,
+        interleaved: bool = False,
+        q_norm: HeadNorm | None = None,
+        k_norm: HeadNorm | None = None,
+    ) -> Tensor:
+        """Norm and rotate q and k, put k and v into the cache, and return q: what a layer does before it attends."""
+        q = q if q_norm is None else q_norm(q)
+        k = k if k_norm is None else k_norm(k)
+        q, k = self(q, k, positions, table, interleaved=interleaved)
+        plan.write(k, v, pages)
+        return q
