@@ -1,8 +1,9 @@
 """What runs in the worker: take an order, do it, answer, until the daemon is gone.
 
-The kernel ends this process at a task's limit (SIGALRM), when the daemon's end of the connection closes (SIGIO), and
+The kernel ends this process at a task's limit (SIGALRM), when the daemon closes its standard input or ends (SIGIO), and
 before any other process where memory runs out. Neither signal has a handler, so nothing depends on what the task does
-meanwhile. (PR_SET_PDEATHSIG would end it with the thread that started it.)
+meanwhile. (PR_SET_PDEATHSIG would end it with the thread that started it. The connection cannot serve for SIGIO: the
+kernel may announce an order after it has been read.)
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -33,7 +35,7 @@ _MESSAGE: Final = 500  # characters
 def serve(tasks: Any, do: Callable[[Any], Any]) -> None:
     """Do tasks of a msgspec type for the parent process, over the descriptor that the first argument names."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    _end_with_standard_input()
     for limit, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CORE, 0)):
         with suppress(ValueError, OSError):  # a lower limit is set already
             resource.setrlimit(limit, (most, most))
@@ -44,22 +46,19 @@ def serve(tasks: Any, do: Callable[[Any], Any]) -> None:
         while True:
             order = wire.receive(connection, wire.Order)
             signal.setitimer(signal.ITIMER_REAL, order.seconds)
-            _end_with(connection, True)
             reply, usable = _done(order, decoder, do)
-            _end_with(connection, False)
             wire.send(connection, reply)
             signal.setitimer(signal.ITIMER_REAL, 0)
             if not usable:
                 return
 
 
-def _end_with(connection: socket.socket, yes: bool) -> None:
-    """Let whatever comes over the connection, which during a task is its end only, end this process."""
-    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
-    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if yes else flags & ~os.O_ASYNC)
-    with suppress(BlockingIOError):
-        if yes and not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):  # it had ended before
-            sys.exit()
+def _end_with_standard_input() -> None:
+    """Have the kernel end this process at the end of its standard input, on which nothing else ever arrives."""
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # it has ended already
+        sys.exit()
 
 
 def _done(

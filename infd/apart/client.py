@@ -85,7 +85,7 @@ class Worker:
             self._connection = ours
             self._process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # whose end is the worker's
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -138,6 +138,8 @@ class Worker:
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
         return code
 
 

@@ -116,15 +116,24 @@ class Library:
     def has(self, token_id: int) -> bool:
         return self._backend.id_to_token(token_id) is not None
 
-    def vanishing(self) -> str | None:
-        """Return an added token of which normalization leaves nothing: the library finds it within characters."""
+    def objection(self) -> str | None:
+        """Return what is wrong with an added token over which the library panics in some texts.
+
+        Normalization leaves nothing of it, so that it is found within characters; or another one strips the white
+        space that it begins or ends with, so that two overlap.
+        """
         normalizer = self._backend.normalizer
-        if normalizer is None:
-            return None
-        added = self._backend.get_added_tokens_decoder().values()
-        return next(
-            (token.content for token in added if token.normalized and not normalizer.normalize_str(token.content)), None
-        )
+        added = list(self._backend.get_added_tokens_decoder().values())
+        strips = any(token.lstrip or token.rstrip for token in added)
+        for token in added:
+            found = token.content
+            if token.normalized and normalizer is not None:
+                found = normalizer.normalize_str(found)
+            if not found:
+                return f"the added token {token.content!r}, of which normalization leaves nothing"
+            if strips and found.strip() != found:
+                return f"the added token {token.content!r}, whose white space another one strips"
+        return None
 
     def tokens(self) -> list[str | None]:
         """Return every token, by id."""
@@ -256,9 +265,8 @@ def _backend(content: bytes, additions: Additions, worker: Worker | None) -> Bac
     objection = objection or vetting.tokenizers.objection_to_added(additions)
     if objection is None:
         library = Library.load(vetted, additions)
-        if (token := library.vanishing()) is None:
+        if (objection := library.objection()) is None:
             return library
-        objection = f"the added token {token!r}, of which normalization leaves nothing"
     worker.reasons["tokenizer"] = objection
     _LOG.warning(
         "the model's tokenizer runs in a process of its own, which is slower: infd cannot tell what it costs",

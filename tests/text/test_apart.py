@@ -167,6 +167,15 @@ def test_a_text_that_is_multiplied_fails_alone(tmp_path: Path, worker: Worker, m
     assert tokenizer.encode("the dog") == expected
 
 
+def test_an_added_token_whose_white_space_another_strips_is_a_reason_to_run_apart(tmp_path: Path, worker: Worker):
+    flags = {"single_word": False, "normalized": False, "special": False}
+    blank = {"id": 900, "content": " ", "lstrip": True, "rstrip": False, **flags}
+    mark = {"id": 901, "content": "<m>", "lstrip": True, "rstrip": True, **flags}
+
+    assert Tokenizer.load(hostile(tmp_path, added_tokens=[blank, mark]), worker).apart
+    assert not Tokenizer.load(hostile(tmp_path, added_tokens=[mark]), worker).apart
+
+
 def test_an_added_token_of_which_nothing_is_left_is_a_reason_to_run_apart(tmp_path: Path, worker: Worker):
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
     blank = {"id": 900, "content": " ", "normalized": True, **flags}
