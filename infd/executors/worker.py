@@ -28,20 +28,20 @@ from infd.telemetry import log
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from infd.config import Config
     from infd.engine.executor import Executor
     from infd.scheduler.plan import StepResult
 
     Progress = Callable[[int, int], None]
-    Build = Callable[[Config, Progress], Executor]
+    Build = Callable[[wire.Start, Progress], Executor]
 
 BEAT_S: Final = 0.25  # between two looks at the pulse
 LEVELS: Final = (1, 2)  # of sleep
 
 
-def local(config: Config, progress: Progress) -> Executor:
-    """Return an executor over this process's device thread."""
-    return LocalExecutor(config, partial(build_runner, progress=progress))
+def local(start: wire.Start, progress: Progress) -> Executor:
+    """Return an executor over this process's device thread, and send this process's log where the daemon's goes."""
+    log.configure(start.config.log, start.journal_stream)
+    return LocalExecutor(start.config, partial(build_runner, progress=progress))
 
 
 class Worker:
@@ -82,9 +82,8 @@ class Worker:
 
     def _receive(self, order: wire.Order) -> None:
         match order:
-            case wire.Start(config, journal_stream):
-                log.configure(config.log, journal_stream)
-                self._executor = self._build(config, self._report)
+            case wire.Start():
+                self._executor = self._build(order, self._report)
                 self._begin(self._answer(START, self._load()))
             case wire.Forward(step, plan):
                 self._steps[step] = self.executor.forward(plan)

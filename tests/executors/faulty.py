@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from infd.config import Config
+    from infd.executors.wire import Start
     from infd.models.base import Batch
     from infd.runner.loading import Loaded
     from infd.runner.pulse import Pulse
@@ -46,11 +47,15 @@ def faulty(config: Config, progress: Callable[[int, int], None] = lambda done, t
     return LocalExecutor(config, build)
 
 
+def started(start: Start, progress: Callable[[int, int], None]) -> LocalExecutor:
+    return faulty(start.config, progress)
+
+
 class Beside:
     """The other side of a RemoteExecutor, on the same event loop."""
 
     def __init__(self, theirs: socket.socket) -> None:
-        self._task = asyncio.ensure_future(serve(socket.socket(fileno=theirs.detach()), faulty))
+        self._task = asyncio.ensure_future(serve(socket.socket(fileno=theirs.detach()), started))
 
     async def wait(self) -> int:
         return await self._task
