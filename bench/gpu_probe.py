@@ -259,6 +259,31 @@ def captures(probe: Probe) -> Found:
     return {"ms": 1e3 * taken / count}
 
 
+def graphs_dropped_in_flight(probe: Probe) -> Found:
+    """Whether a graph may be dropped, and another captured in the memory of its pool, while its replays still run."""
+    graphs, rounds, replays, additions = probe.graphs(), 50, 10, 8
+    x = torch.ones(2**24 // probe.scale, device=probe.device)
+    out, total = torch.zeros(1, device=probe.device), torch.zeros(1, device=probe.device)
+
+    def work() -> None:
+        y = x
+        for _ in range(additions):  # each sum is new memory of the pool
+            y = y + 1.0
+        out.add_(y[-1])
+
+    for _ in range(rounds):
+        replay = graphs.capture(work)
+        out.zero_()
+        for _ in range(replays):
+            replay()
+        total += out
+        del replay
+    expected = float(rounds * replays * (additions + 1))
+    if total.item() != expected:
+        raise RuntimeError(f"graphs that were dropped while they ran gave {total.item()} instead of {expected}")
+    return {}
+
+
 def launches(probe: Probe) -> Found:
     """What the host spends on one call: of torch, of a Triton kernel, and to replay a graph of 200 kernels."""
     x = torch.ones(256, 1024, device=probe.device).bfloat16()
@@ -351,6 +376,7 @@ CASES = (
     wake_up,
     capture_beside_a_waiter,
     captures,
+    graphs_dropped_in_flight,
     launches,
     rows_of_products,
     draws,
