@@ -212,4 +212,4 @@ async def test_nothing_is_left_of_a_connection_that_ends_within_a_body(endpoint:
     await until(lambda: not endpoint.server.service.metrics.connections)
 
     assert await released(endpoint), owners()
-    assert not [each for each in gc.get_objects() if isinstance(each, Connection)]
+    await until(lambda: not any(isinstance(each, Connection) for each in gc.get_objects()))
