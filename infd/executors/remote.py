@@ -220,7 +220,8 @@ class RemoteExecutor:
                 self._progress(done, total)
             case wire.Loaded():
                 self._state = answer.state
-                self._calls.pop(START).set_result(answer)
+                if not (started := self._calls.pop(START)).done():  # who loads may have been cancelled
+                    started.set_result(answer)
             case wire.Returned(call, state, value):
                 self._state = state
                 if not (future := self._calls.pop(call)).done():

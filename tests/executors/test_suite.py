@@ -158,3 +158,18 @@ async def test_progress_is_reported(make):
     told: list[tuple[int, int]] = []
     async with running(make(config(), lambda done, total: told.append((done, total)))):
         assert told == [(3, 4)]
+
+
+async def test_the_answer_to_a_load_that_was_cancelled_is_dropped():
+    told: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    executor = remote(config())
+    loading = asyncio.ensure_future(executor.load())
+    while not executor._calls:
+        await asyncio.sleep(0)
+    loading.cancel()
+    while executor._calls:  # until it has arrived
+        await asyncio.sleep(0.01)
+    await executor.close()
+
+    assert not told
