@@ -95,7 +95,7 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
     from infd.config import Config, DeviceConfig
     from infd.engine.fanout import FanOut
     from infd.engine.loop import StepLoop
-    from infd.runner.local import LocalExecutor
+    from infd.executors.local import LocalExecutor
     from infd.telemetry.events import Events
 
     pace = Pace(step_s)

@@ -24,8 +24,8 @@ from safetensors.torch import save_file
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.engine.engine import Engine
+from infd.executors.local import LocalExecutor
 from infd.request import Request, SamplingParams
-from infd.runner.local import LocalExecutor
 from infd.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:

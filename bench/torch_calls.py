@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from infd.cli import main
 from infd.daemon import parts
-from infd.runner.null import NullExecutor, NullStep
+from infd.executors.null import NullExecutor, NullStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -34,7 +34,7 @@ TABLE: dict[str, set[str]] = {
         "scheduler.plan",
         "scheduler.layout",
     },
-    "executors": {"runner", "scheduler.plan", "scheduler.layout", "engine.executor"},
+    "executors": {"runner", "scheduler.plan", "scheduler.layout", "engine.executor", "adapters", "weights.checkpoint"},
     "models": {"kernels", "scheduler.layout"},
     "adapters": {"weights", "kernels.families"},
     "weights": set(),

@@ -86,7 +86,7 @@ def executor(
     if config.device.kind == "null":
         if config.device.own_process:
             raise ConfigError("device.own_process: the null device computes nothing and needs no process; unset it")
-        from infd.runner.null import NullExecutor
+        from infd.executors.null import NullExecutor
 
         return NullExecutor(
             config, lambda: Sizes.read(directory.result()), lambda: directory.result().absolute().parent
@@ -99,7 +99,7 @@ def executor(
             progress,
             journal_stream=environment.journal_stream,
         )
-    from infd.runner.local import LocalExecutor, build_runner
+    from infd.executors.local import LocalExecutor, build_runner
 
     def build(config: Config, pulse: Pulse) -> Loaded:
         return build_runner(located(config, environment, directory.result()), pulse, progress)

@@ -20,9 +20,9 @@ import uvloop
 
 from infd.errors import DeviceLost, Fault, InfdError
 from infd.executors import wire
+from infd.executors.local import LocalExecutor, build_runner
 from infd.executors.remote import START
 from infd.memory import share_heap
-from infd.runner.local import LocalExecutor, build_runner
 from infd.telemetry import log
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import torch
 from infd.config import CacheConfig, Config, DeviceConfig, LoraConfig, ModelConfig, SchedulerConfig
 from infd.engine.engine import Engine
 from infd.errors import RequestFailed
+from infd.executors.local import LocalExecutor
 from infd.request import Request, SamplingParams
 from infd.runner.adapters import DeviceSlots
-from infd.runner.local import LocalExecutor
 from infd.telemetry.metrics import Metrics
 from tests.adapters.making import EVERY_PRODUCT, make
 from tests.engine.driving import running

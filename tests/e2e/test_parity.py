@@ -11,8 +11,8 @@ import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.engine.engine import Engine
+from infd.executors.local import LocalExecutor
 from infd.request import Request, SamplingParams
-from infd.runner.local import LocalExecutor
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import running
 from tests.tiny import FAMILIES, VOCAB, continuation, oracle

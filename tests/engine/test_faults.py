@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from infd.engine.engine import Engine
+    from infd.executors.local import LocalExecutor
     from infd.request import Request
-    from infd.runner.local import LocalExecutor
     from infd.scheduler.plan import StepResult
 
 POISON = 97  # stands in one prompt, and in no answer

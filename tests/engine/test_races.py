@@ -39,10 +39,10 @@ from infd.errors import (
     Overtaken,
     WrongState,
 )
+from infd.executors.local import LocalExecutor
 from infd.kernels.families.adapters import LowRank
 from infd.memory import ALL, Memory, Part
 from infd.request import FinishReason, Request, SamplingParams
-from infd.runner.local import LocalExecutor
 from infd.runner.memory import Arena
 from infd.telemetry.metrics import Metrics
 from infd.text.chat import ChatTemplate

@@ -7,9 +7,9 @@ import socket
 from typing import TYPE_CHECKING
 
 from infd.errors import CheckpointError, DeviceLost
+from infd.executors.local import LocalExecutor
 from infd.executors.remote import RemoteExecutor
 from infd.executors.worker import serve
-from infd.runner.local import LocalExecutor
 from tests.runner.driving import load
 from tests.runner.fake_model import FakeModel
 

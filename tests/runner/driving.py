@@ -9,11 +9,11 @@ import torch
 from msgspec.structs import replace
 
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
+from infd.executors.local import LocalExecutor
 from infd.kernels.select import CANDIDATES, insisting, select
 from infd.request import Request, SamplingParams
 from infd.runner.design import Design
 from infd.runner.loading import assemble
-from infd.runner.local import LocalExecutor
 from infd.runner.memory import CPU, Arena, HostBank
 from infd.runner.rows import Rows
 from infd.scheduler.plan import Join, Span

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.executors.local import LocalExecutor
 from infd.request import SamplingParams
 from infd.runner.loading import build
-from infd.runner.local import LocalExecutor
 from infd.runner.pulse import Pulse
 from infd.scheduler.plan import StepPlan
 from tests.runner.driving import generate, join, request, span

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.executors.local import LocalExecutor
 from infd.request import SamplingParams
-from infd.runner.local import LocalExecutor
 from tests.runner.driving import generate, request
 from tests.tiny import FAMILIES, continuation, oracle
 

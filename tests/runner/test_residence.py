@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, OutOfMemory
+from infd.executors.local import LocalExecutor
 from infd.memory import ALL, Held, Memory, Part
 from infd.request import SamplingParams
-from infd.runner.local import LocalExecutor
 from infd.runner.memory import HostBank
 from infd.scheduler.plan import StepPlan
 from infd.weights.checkpoint import TensorFile

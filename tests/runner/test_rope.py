@@ -12,8 +12,8 @@ import torch
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import ConfigError
+from infd.executors.local import LocalExecutor
 from infd.request import SamplingParams
-from infd.runner.local import LocalExecutor
 from tests.runner.driving import generate, request
 from tests.tiny import make, margins, oracle
 

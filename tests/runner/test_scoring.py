@@ -9,9 +9,9 @@ import torch
 from msgspec import structs
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from infd.executors.local import LocalExecutor
 from infd.request import SamplingParams, TokenLogprobs
 from infd.runner import scoring
-from infd.runner.local import LocalExecutor
 from infd.runner.pulse import Pulse
 from infd.scheduler.plan import StepPlan
 from infd.scheduler.scheduler import Scheduler

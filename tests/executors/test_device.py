@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.runner.device import Device, Errand, Go, Order
+from infd.executors.device import Device, Errand, Go, Order
 from infd.runner.pulse import Stopped
 from infd.scheduler.plan import StepPlan
 

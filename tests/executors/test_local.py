@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
+from infd.executors import device
+from infd.executors.local import LocalExecutor
 from infd.request import SamplingParams
-from infd.runner import device
 from infd.runner.loading import Loaded
-from infd.runner.local import LocalExecutor
 from infd.runner.memory import CPU
 from infd.runner.residence import Residence
 from infd.runner.runner import Runner

@@ -12,9 +12,9 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from infd.errors import DeviceLost
+from infd.executors.device import Device, Errand, Go, Order
 from infd.memory import Memory
 from infd.offload import Offload
-from infd.runner.device import Device, Errand, Go, Order
 from infd.runner.host import headstart
 from infd.runner.pulse import Pulse, Stopped
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from infd.config import Config, DeviceConfig, SchedulerConfig
 from infd.daemon.parts import Sizes
+from infd.executors.null import NullExecutor
 from infd.request import SamplingParams
-from infd.runner.null import NullExecutor
 from infd.scheduler.plan import StepPlan
 from tests.runner.driving import generate, join, request, span
 
@@ -97,5 +97,6 @@ async def test_the_pulse_counts_steps():
 
 
 def test_neither_executor_brings_torch_along_when_imported():
-    code = "import sys, infd.runner.null, infd.runner.local; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    heavy = "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = f"import sys, infd.executors.null, infd.executors.local; {heavy}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

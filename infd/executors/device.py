@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from infd.executors.waiter import Waiter
 from infd.runner.pulse import Stopped
-from infd.runner.waiter import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
