@@ -23,14 +23,14 @@ from msgspec import Meta, Struct, field
 from server_process import ServerProcess, free_port
 from workloads import FIGURES, Workload
 
-from infd.admin.bench.load import Settings, offer
-from infd.admin.bench.stream import RequestFailed
+from infd.loadgen.load import Settings, offer
+from infd.loadgen.stream import RequestFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from infd.admin.bench.figures import Report as Measured
+    from infd.loadgen.figures import Report as Measured
 
 _LENGTH_TOLERANCE = 0.05  # of a prompt: words are whole, and some cost more tokens than others
 

@@ -29,8 +29,8 @@ from msgspec import Struct
 from plan_commit import plan_commit_us
 from server_process import Scrape, ServerProcess, free_port, quantile
 
-from infd.admin.bench.figures import percentile
 from infd.admin.ctl import show
+from infd.loadgen.figures import percentile
 
 _SETTLE_S = 1.0
 _BARE, _TORCH = (str(Path(__file__).with_name(name)) for name in ("bare_sse.py", "torch_calls.py"))

@@ -22,7 +22,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-from infd.admin.bench.prompts import words
+from infd.loadgen.prompts import words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

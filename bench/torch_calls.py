@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from infd.cli import main
-from infd.daemon import parts
+from infd.daemon import components
 from infd.executors.null import NullExecutor, NullStep
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class TorchStep:
 class TorchCalls(NullExecutor):
     """The null device's answers, each step after CALLS calls on a thread."""
 
-    def __init__(self, config: Config, sizes: Callable[[], parts.Sizes], beside: Callable[[], Path]) -> None:
+    def __init__(self, config: Config, sizes: Callable[[], components.Sizes], beside: Callable[[], Path]) -> None:
         super().__init__(config, sizes, beside)
         self._queue: SimpleQueue[NullStep | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -79,10 +79,10 @@ def _executor(
     config: Config, environment: Mapping[str, str], directory: Future[Path], progress: Callable[[int, int], None]
 ) -> TorchCalls:
     return TorchCalls(
-        config, lambda: parts.Sizes.read(directory.result()), lambda: directory.result().absolute().parent
+        config, lambda: components.Sizes.read(directory.result()), lambda: directory.result().absolute().parent
     )
 
 
 if __name__ == "__main__":
-    parts.executor = _executor  # the daemon as it is, around another executor
+    components.executor = _executor  # the daemon as it is, around another executor
     main()

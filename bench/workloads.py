@@ -5,8 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from infd.admin.bench.figures import Report as Measured
-from infd.admin.bench.prompts import Kind
+from infd.loadgen.figures import Report as Measured
+from infd.loadgen.prompts import Kind
 
 
 class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

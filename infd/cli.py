@@ -162,7 +162,7 @@ def check(loaded: Loaded) -> int:
     Of the model: whether its architecture, its tokenizer and its lengths fit, and its files are whole. What only start
     can find out is listed as not checked.
     """
-    from infd.daemon.given import check
+    from infd.daemon.check import check
 
     unchecked = check(loaded.config, _environment())
     changed = sum(origin != "built-in" for origin in loaded.origins.values())
@@ -202,10 +202,10 @@ def models(as_json: bool) -> int:
 
     Of each: whose code computes it, infd's own or transformers', or what keeps infd from serving it.
     """
-    from infd.daemon import at_hand
+    from infd.daemon import inventory
 
-    found = tuple(at_hand.at_hand(_environment().hub))
-    click.echo(at_hand.as_json(found) if as_json else at_hand.as_table(found))
+    found = tuple(inventory.local_models(_environment().hub))
+    click.echo(inventory.as_json(found) if as_json else inventory.as_table(found))
     return os.EX_OK
 
 

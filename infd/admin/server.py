@@ -19,8 +19,8 @@ from infd.admin import connection
 from infd.admin.answers import problem, reply
 from infd.admin.commands import FEEDS, VERBS, Desk, Feed, Refused, Verb
 from infd.admin.feed import Feeds
-from infd.admin.listener import Listener
 from infd.admin.peers import ADMINS, READERS, Access, HasOptions, Peer, peer_of
+from infd.sockets.unix import UnixListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ class AdminServer:
         self._desk = Desk(engine, model or config.model.path, drain, lora_root, {} if apart is None else apart)
         self._access = access if access is not None else Access.of_this_process()
         self._identify = identify
-        self._listener: Listener | None = None
+        self._listener: UnixListener | None = None
         self._server: asyncio.AbstractServer | None = None
         self._runner: web.AppRunner | None = None
         self._connections: dict[connection.Connection, None] = {}
@@ -81,7 +81,7 @@ class AdminServer:
         for feed in FEEDS:
             app.router.add_route(feed.method, feed.path, partial(self._feed, feed), expect_handler=_expected)
         app.router.add_route("*", "/{elsewhere:.*}", _nothing, name=_ELSEWHERE, expect_handler=_expected)
-        self._listener = Listener(path, group=self._access.readers, private=private)
+        self._listener = UnixListener(path, group=self._access.readers, private=private)
         # A mutation once begun is finished even if the asker leaves: no handler_cancellation here.
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()

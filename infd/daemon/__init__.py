@@ -1,1 +1,1 @@
-"""The daemon: parts.py chooses what it is made of, daemon.py runs it, the rest tells the world how it is."""
+"""The daemon: components.py builds its components, daemon.py runs them, the other files check, report and warm."""

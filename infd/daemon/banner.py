@@ -1,4 +1,4 @@
-"""The greeting: on a terminal a few lines that invite a first request, elsewhere one log line."""
+"""Announce readiness: on a terminal a banner with a first request to paste, elsewhere one log line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ EMBEDDED_NOTE: Final = "the small model that ships with infd; --model serves ano
 
 
 class Readiness(Struct, frozen=True):
-    """What there is to say once requests are answered.
+    """Facts announced once requests are answered.
 
-    addresses  that the HTTP endpoint is bound to
+    addresses  bound by the HTTP endpoint
     url        of the endpoint for a client on this machine
-    ready_s    from the start of the process
-    key        whether clients need one
+    ready_s    seconds since the start of the process
+    key        whether clients need an API key
     embedded   whether the model is the one that ships with infd
-    quantization, cache_dtype    what weights were made, and the cache; "none" or empty: of type `dtype`
-    vocabulary   and the embedding and the head, if something else than other weights
+    quantization, cache_dtype    stored type of weights and of the cache; "none" or empty: `dtype`
+    vocabulary   stored type of embedding and head, where it differs from other weights
     """
 
     model: str
@@ -44,15 +44,15 @@ class Readiness(Struct, frozen=True):
     cache_dtype: str = ""
 
     @property
-    def smaller(self) -> dict[str, str]:
-        """What is of another type than what is computed, or than other weights."""
+    def quantized(self) -> dict[str, str]:
+        """Stored types that differ from `dtype`, by name."""
         cache = "" if self.cache_dtype == self.dtype else self.cache_dtype
-        told = {"weights": self.quantization, "vocabulary": self.vocabulary, "cache": cache}
-        return {what: kind for what, kind in told.items() if kind not in ("none", "")}
+        types = {"weights": self.quantization, "vocabulary": self.vocabulary, "cache": cache}
+        return {name: kind for name, kind in types.items() if kind not in ("none", "")}
 
 
 def greet(ready: Readiness, *, banner: bool) -> None:
-    """Say that the daemon is ready, to people with a banner."""
+    """Announce that the daemon is ready, with a banner or as a log line."""
     if banner:
         _paint(ready)
         return
@@ -63,7 +63,7 @@ def greet(ready: Readiness, *, banner: bool) -> None:
             "model": ready.model,
             "device": ready.device,
             "dtype": ready.dtype,
-            **ready.smaller,
+            **ready.quantized,
             "address": " ".join(ready.addresses),
             "admin": ready.admin,
             "ready_s": round(ready.ready_s, 3),
@@ -80,11 +80,11 @@ def _paint(ready: Readiness) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("model", Text(ready.model, "bold"))  # Text, because a name may look like markup
+    table.add_row("model", Text(ready.model, "bold"))  # Text: a name may contain markup
     if ready.embedded:
         table.add_row("", EMBEDDED_NOTE)
-    smaller = (f"{what} {kind}" for what, kind in ready.smaller.items())
-    table.add_row("device", ", ".join(filter(None, (ready.device, ready.dtype, *smaller))))
+    quantized = (f"{name} {kind}" for name, kind in ready.quantized.items())
+    table.add_row("device", ", ".join(filter(None, (ready.device, ready.dtype, *quantized))))
     table.add_row("address", Text("\n".join(ready.addresses)))
     table.add_row("admin", Text(ready.admin))
     table.add_row("ready in", f"{ready.ready_s:.2f} s")
@@ -98,7 +98,7 @@ def _paint(ready: Readiness) -> None:
 
 
 def first_request(ready: Readiness) -> str:
-    """Return a command to paste into another terminal. Its lines are short, unless a name is long."""
+    """Return a curl command to paste into another terminal, in short lines."""
     path = ready.url.removeprefix("unix:")
     where = ready.url if path == ready.url else f"--unix-socket {shlex.quote(path)} http://localhost"
     key = ("-H 'Authorization: Bearer YOUR_KEY'",) if ready.key else ()
@@ -114,13 +114,13 @@ def first_request(ready: Readiness) -> str:
 
 
 def first_chat(ready: Readiness) -> str:
-    """Return another, to talk with the model."""
+    """Return the command that opens `infd chat` with this daemon."""
     key = "INFD_API_KEY=YOUR_KEY " if ready.key else ""
     return f"{key}infd chat --url {shlex.quote(ready.url)}"
 
 
 def process_age_s() -> float:
-    """Return how long this process has existed, its interpreter's start included."""
+    """Return the seconds since this process started, the interpreter's start included."""
     # Field 22 of stat is the start in clock ticks since boot; the name before it may contain spaces.
     started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / _ticks_per_second()

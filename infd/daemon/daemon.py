@@ -4,7 +4,7 @@ TERM   readiness fails, then requests in flight get `drain_timeout_s`, then erro
 INT    (or a second TERM) error events at once, gone within 2 s
 USR1   status to the log
 QUIT   stacks to the log, exit 134
-HUP    says that a restart is needed: settings are not reloaded yet
+HUP    logs that a restart is needed: settings are not reloaded yet
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 
 from infd.admin.server import AdminServer
 from infd.apart.client import Worker
-from infd.daemon import dump, given, parts
+from infd.daemon import components, dump, resolve
 from infd.daemon.banner import Readiness, greet, process_age_s
 from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
-from infd.daemon.listening import Listening
 from infd.daemon.notify import Notifier
 from infd.daemon.progress import Stage
 from infd.engine.engine import Engine
@@ -36,6 +35,7 @@ from infd.http.app import HttpServer
 from infd.hub.fetch import fetch
 from infd.memory import trim
 from infd.offload import Offload
+from infd.sockets.public import PublicSockets
 from infd.telemetry.metrics import Metrics
 from infd.text import apart
 
@@ -56,9 +56,9 @@ CLOSING_S = 5.0
 
 
 class Daemon:
-    """Everything that serves one model, and the signals that steer it.
+    """Own every component of one server, and handle its signals.
 
-    executor  what computes; by default what the settings ask for
+    executor  computes the plans; None: the one that the settings name
     """
 
     def __init__(self, config: Config, environment: Environment, executor: Executor | None = None) -> None:
@@ -66,23 +66,23 @@ class Daemon:
         self.environment = environment
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked_by = ""
+        self._stop_reason = ""
         self._fast = asyncio.Event()
         self._guard: threading.Timer | None = None
-        self._listening: Listening | None = None
+        self._sockets: PublicSockets | None = None
 
         self.directory: Future[Path] = Future()
-        if (directory := given.checkpoint(config)) is not None:
+        if (directory := resolve.checkpoint(config)) is not None:
             self.directory.set_result(directory)
-        self.names = given.served_names(config)
-        self.keys = given.keys(config, environment)
+        self.names = resolve.served_names(config)
+        self.keys = resolve.keys(config, environment)
         self.notifier = Notifier(environment.notify_socket)
         self.offload = Offload()
         self.worker = Worker(apart.MODULE)
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
         self.loading = self._stage(f"loading {self.names[0]}")
-        self._reading = asyncio.Event()  # weights, for which nobody needs the interpreter
-        self.executor = executor or parts.executor(config, environment, self.directory, self._on_read)
+        self._reading = asyncio.Event()  # set once weights are read, which needs no interpreter lock
+        self.executor = executor or components.executor(config, environment, self.directory, self._on_read)
         self.engine = Engine(config, self.executor, self.metrics, names=self.names)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
@@ -90,7 +90,7 @@ class Daemon:
             self.engine,
             config,
             model=self.names[0],
-            lora_root=given.lora_root(config),
+            lora_root=resolve.lora_root(config),
             drain=self._on_drain,
             apart=self.worker.reasons,
         )
@@ -105,8 +105,8 @@ class Daemon:
             raise _cause(group) from None
         finally:
             await self._close(self.http.close())
-            if self._listening is not None:
-                self._listening.close()
+            if self._sockets is not None:
+                self._sockets.close()
             await self._close(self.admin.close())
             await self._close(self.engine.close())
             self.worker.close()
@@ -117,20 +117,20 @@ class Daemon:
                 self._guard.cancel()
 
     async def _serve(self) -> int:
-        listening = self._listening = self._listen()
-        if not listening.inherited:
-            await self.http.start(listening.sockets)
+        sockets = self._sockets = self._bind()
+        if not sockets.inherited:
+            await self.http.start(sockets.sockets)
         await self.admin.start(self.admin_socket, private=self.admin_socket.parent == self.environment.private)
-        log.info("listening", extra={"address": " ".join(listening.addresses), "admin": str(self.admin_socket)})
-        if listening.beyond and not self.keys:
+        log.info("listening", extra={"address": " ".join(sockets.addresses), "admin": str(self.admin_socket)})
+        if sockets.reachable_from_outside and not self.keys:
             log.warning(
                 "other machines may ask here, and no key is needed: set INFD_API_KEY or --api-key-file",
-                extra={"address": " ".join(listening.beyond)},
+                extra={"address": " ".join(sockets.reachable_from_outside)},
             )
         heartbeat = Heartbeat(self.engine, self.executor, self.notifier, self.environment.watchdog_s)
         async with asyncio.TaskGroup() as tasks:
             running = (
-                tasks.create_task(self._load_and_run(listening), name="daemon"),
+                tasks.create_task(self._load_and_run(sockets), name="daemon"),
                 tasks.create_task(heartbeat.run(), name="heartbeat"),
                 tasks.create_task(sample_lag(self.engine, self.metrics), name="loop-lag"),
             )
@@ -141,12 +141,12 @@ class Daemon:
         log.info("stopped", extra={"exit_code": code})
         return code
 
-    def _listen(self) -> Listening:
+    def _bind(self) -> PublicSockets:
         if self.environment.inherited:
-            return Listening.inherit(self.environment.inherited)
-        return Listening.bind(self.config.server)
+            return PublicSockets.inherit(self.environment.inherited)
+        return PublicSockets.bind(self.config.server)
 
-    async def _load_and_run(self, listening: Listening) -> None:
+    async def _load_and_run(self, sockets: PublicSockets) -> None:
         if not self.directory.done():
             self.directory.set_result(await self._fetch())
         async with asyncio.TaskGroup() as tasks:
@@ -156,28 +156,28 @@ class Daemon:
                 self._reading.set()
                 for name, path in self.config.lora.modules.items():
                     await self._load_adapter(name, path)
-        self._warn_of_insomnia()
+        self._warn_unless_sleep_works()
         self.http.served = language.result().serve(self.names, capacity, self.engine.adapters)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.engine.run(), name="engine")
-            # Behind the engine's first turn, which makes it ready.
-            tasks.create_task(self._announce(listening, capacity), name="announce")
+            # Scheduled after the engine's first turn, which enters READY.
+            tasks.create_task(self._announce(sockets, capacity), name="announce")
 
-    async def _read_language(self) -> parts.Language:
-        # Before, the device thread imports torch: two who want the interpreter would only get into each other's way.
+    async def _read_language(self) -> components.Language:
+        # Earlier, the device thread imports torch, and both would compete for the interpreter lock.
         await self._reading.wait()
-        language = await self.offload(parts.Language.load, self.directory.result(), self.config.model, self.worker)
+        language = await self.offload(components.Language.load, self.directory.result(), self.config.model, self.worker)
         await self.offload(gc.collect)
         return language
 
     def _on_read(self, done: int, total: int) -> None:
-        """Take note, on the device thread, of how far weights are read."""
+        """Report how many bytes of the weights are read. Called on the device thread."""
         if not done and self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._reading.set)
         self.loading(done, total)
 
-    def _warn_of_insomnia(self) -> None:
+    def _warn_unless_sleep_works(self) -> None:
         if self.config.server.idle_sleep_s is not None and (reason := self.executor.sleepless):
             log.warning(
                 "server.idle_sleep_s is set, but infd cannot sleep here and keeps its memory: unset it, or choose a"
@@ -195,7 +195,7 @@ class Daemon:
         name = self.config.model.path
         self.engine.lifecycle.enter(State.STARTING, f"fetching {name}")
         with self._stage(f"fetching {name}") as progress:
-            hub = await self.offload(parts.hub, self.config, self.environment.hub)
+            hub = await self.offload(components.hub, self.config, self.environment.hub)
             directory = await self.offload(fetch, name, hub, progress)
         self.engine.lifecycle.enter(State.STARTING)
         log.info("fetched", extra={"model": name, "directory": str(directory)})
@@ -203,7 +203,7 @@ class Daemon:
 
     @property
     def _on_terminal(self) -> bool:
-        """Whether a person reads along, rather than a program or the journal."""
+        """Whether standard error is a terminal and plain text is logged there."""
         return self.config.log.banner and self.config.log.format in ("auto", "plain") and sys.stderr.isatty()
 
     def _stage(self, name: str) -> Stage:
@@ -213,36 +213,36 @@ class Daemon:
 
         return Stage(name, Console(stderr=True, highlight=False))
 
-    async def _announce(self, listening: Listening, capacity: Capacity) -> None:
+    async def _announce(self, sockets: PublicSockets, capacity: Capacity) -> None:
         self.metrics.cache_config = {
             "block_size": str(self.config.cache.page_tokens),
             "num_gpu_blocks": str(capacity.pages),
             "enable_prefix_caching": str(self.config.cache.prefix_caching),
             "cache_dtype": str(self.engine.describe().get("cache_dtype", "")),
         }
-        # What lives now lives as long as the process; the collector need not walk over it again.
+        # Objects alive now live as long as the process; the collector skips them from here on.
         gc.freeze()
-        # Most objects here die by count: looking at the young ones every 700 allocations costs more than it finds.
+        # Reference counting frees most objects: a young collection every 700 allocations costs more than it frees.
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
-        trim()  # what loading has freed: some 70 MiB after a vocabulary of 150,000 tokens
+        trim()  # memory freed by loading: 70 MiB with a vocabulary of 150,000 tokens
         facts = self.engine.describe()
         ready = Readiness(
             model=self.names[0],
             device=str(facts.get("device", "")),
             dtype=str(facts.get("dtype", "")),
-            addresses=tuple(listening.addresses),
-            url=listening.url,
+            addresses=tuple(sockets.addresses),
+            url=sockets.url,
             admin=str(self.admin_socket),
             ready_s=process_age_s(),
             key=len(self.keys) > 0,
-            embedded=self.config.model.path == given.EMBEDDED,
+            embedded=self.config.model.path == resolve.EMBEDDED,
             quantization=str(facts.get("quantization", "none")),
             vocabulary=str(facts.get("vocabulary", "")),
             cache_dtype=str(facts.get("cache_dtype", "")),
         )
-        if listening.inherited:  # until now clients waited where they wait between two of us
-            await self.http.start(listening.sockets)
+        if sockets.inherited:  # until now systemd's socket has queued the connections
+            await self.http.start(sockets.sockets)
         greet(ready, banner=self._on_terminal)
         self.notifier.ready(status_line(self.engine))
 
@@ -251,21 +251,21 @@ class Daemon:
         if not self._fast.is_set():
             await self.http.hear_out()
         self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
-        # Whoever hears this finds the door closed.
+        # A client that reacts to this notification is already refused.
         self.notifier.stopping(status_line(self.engine))
         timeout_s = 0.0 if self._fast.is_set() else self.config.server.drain_timeout_s
         in_flight = self.engine.status().tickets
-        log.info("draining", extra={"reason": self._asked_by, "requests": in_flight, "timeout_s": timeout_s})
+        log.info("draining", extra={"reason": self._stop_reason, "requests": in_flight, "timeout_s": timeout_s})
         if not self._fast.is_set() and await self._drain():
             return os.EX_OK
         if cut_off := self.engine.status().tickets:
-            reason = self._asked_by if self._fast.is_set() else "the drain ran out of time"
+            reason = self._stop_reason if self._fast.is_set() else "the drain ran out of time"
             log.warning("requests are cut off", extra={"requests": cut_off, "reason": reason})
         self.engine.fail_all(ServerStopped())
         return os.EX_OK if self._fast.is_set() else EX_DRAIN_TIMED_OUT
 
     async def _drain(self) -> bool:
-        """Wait for requests in flight. Return False if time or patience ran out first."""
+        """Wait for requests in flight. False if the drain timed out or a second signal came."""
         async with asyncio.TaskGroup() as tasks:
             drain = tasks.create_task(self.engine.drain(self.config.server.drain_timeout_s), name="drain")
             fast = tasks.create_task(self._fast.wait(), name="second-signal")
@@ -276,12 +276,12 @@ class Daemon:
         return drained
 
     async def _close(self, closing: Awaitable[None]) -> None:
-        # A part that cannot end must not keep the others, and the process, from ending.
+        # One component that hangs must not keep the others, and the process, from ending.
         try:
             async with asyncio.timeout(CLOSING_S):
                 await closing
         except TimeoutError:
-            log.error("a part of the daemon did not end within %.0f s", CLOSING_S, stack_info=True)
+            log.error("a component of the daemon did not end within %.0f s", CLOSING_S, stack_info=True)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -290,7 +290,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, log.warning, "settings are read at start only; restart to apply them")
         loop.add_signal_handler(signal.SIGUSR1, dump.status, self.engine)
         loop.add_signal_handler(signal.SIGQUIT, self._on_quit)
-        # Threads are dumped at once, even if the loop is stuck; then the loop's own handler gets its turn.
+        # faulthandler dumps the threads even if the loop is stuck; the loop's own handler runs afterwards.
         faulthandler.register(signal.SIGQUIT, all_threads=True, chain=True)
 
     def _ignore_signals(self) -> None:
@@ -299,25 +299,25 @@ class Daemon:
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def _on_drain(self) -> None:
-        self._asked_by = "infdctl drain"
+        self._stop_reason = "infdctl drain"
         self._stopping.set()
 
     def _on_term(self) -> None:
         if self._stopping.is_set():
             self._stop_at_once("a second TERM")
         else:
-            self._asked_by = "TERM"
+            self._stop_reason = "TERM"
             self._stopping.set()
 
     def _on_int(self) -> None:
         self._stop_at_once("INT")
 
-    def _stop_at_once(self, asked_by: str) -> None:
-        self._asked_by = asked_by
+    def _stop_at_once(self, reason: str) -> None:
+        self._stop_reason = reason
         self._fast.set()
         self._stopping.set()
         if self._guard is None:
-            # Not a callback of the loop: what keeps us from ending may be the loop itself.
+            # A thread, not a callback of the loop: the loop itself may be stuck.
             self._guard = threading.Timer(FAST_EXIT_S, os._exit, (os.EX_OK,))
             self._guard.daemon = True
             self._guard.start()
@@ -329,7 +329,7 @@ class Daemon:
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the exception that ended the daemon: the reason not to start, before what followed from it."""
+    """Return the exception that ended the daemon: a StartError before the errors that followed from it."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:

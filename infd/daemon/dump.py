@@ -1,4 +1,4 @@
-"""What operators ask the log for: USR1 where the requests stand, QUIT where the code stands."""
+"""Write to the log on a signal: on USR1 the status and every request, on QUIT the stacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("infd.daemon")
 
 
 def status(engine: Engine) -> None:
-    """Log the status and one line a request."""
+    """Log the status, and a line for each request."""
     fields = msgspec.to_builtins(engine.status())
     since = datetime.fromtimestamp(fields.pop("since"), UTC).isoformat(timespec="milliseconds")
     ended = {f"terminal_{reason}": count for reason, count in fields.pop("terminal").items()}
@@ -28,7 +28,7 @@ def status(engine: Engine) -> None:
 
 
 def stacks() -> None:
-    """Log where every task waits and every thread runs."""
+    """Log the stack of every task and every thread."""
     for kind, found in (("task", task_stacks()), ("thread", thread_stacks())):
         for stack in found:
             log.critical("%s %s\n%s", kind, stack.name, "\n".join(stack.frames))

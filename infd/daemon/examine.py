@@ -1,6 +1,4 @@
-"""Find out what keeps `infd start` from serving a checkpoint, as far as that takes neither torch nor a number of its
-weights, by the functions that start itself calls; and say what is left to be found out there.
-"""
+"""Check a checkpoint with the functions that `infd start` calls, without torch and without reading weights."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from infd.apart.client import Worker
-from infd.daemon import parts
+from infd.daemon import components
 from infd.errors import CheckpointError, StartError
 from infd.models.config import architecture
 from infd.runner.host import kind
@@ -28,12 +26,12 @@ UNREAD: Final = "whether the weights are those that the model needs, and fit int
 
 
 class Examined(Struct, kw_only=True):
-    """What was found out.
+    """Result of the checks.
 
-    architecture  empty if config.json does not say
-    own           whether infd's own code computes it, or transformers'; None: neither
-    faults        why start would refuse it, in its words
-    unchecked     what only start finds out
+    architecture  from config.json; empty: missing there
+    own           True: infd's own code computes the model; False: transformers'; None: neither
+    faults        messages with which start would refuse the checkpoint
+    unchecked     conditions that only start can check
     """
 
     architecture: str = ""
@@ -41,26 +39,26 @@ class Examined(Struct, kw_only=True):
     faults: list[str] = []
     unchecked: list[str] = []
 
-    def collect(self, look: Callable[[], object]) -> None:
-        """Note what it raises."""
+    def collect(self, check: Callable[[], object]) -> None:
+        """Run `check` and keep the message of a StartError."""
         try:
-            look()
+            check()
         except StartError as error:
             self.faults.append(str(error))
 
 
 def examine(directory: Path, config: Config) -> Examined:
-    """Look at everything in a checkpoint's directory that settles whether it can be served with these settings."""
+    """Check whether the checkpoint in `directory` can be served with these settings."""
     found = Examined()
     null = config.device.kind == "null"
     found.collect(lambda: read_config(directory))
-    if found.faults:  # then nothing says what the other files should be
+    if found.faults:  # without config.json the other files cannot be judged
         return found
-    found.collect(lambda: parts.Sizes.read(directory) if null else _decide(found, directory, config))
+    found.collect(lambda: components.Sizes.read(directory) if null else _decide(found, directory, config))
     if not null:
         found.collect(lambda: Checkpoint(directory).close())
     with closing(Worker(apart.MODULE)) as worker:
-        found.collect(lambda: parts.Language.load(directory, config.model, worker))
+        found.collect(lambda: components.Language.load(directory, config.model, worker))
     if not null and not found.faults:
         found.unchecked.append(UNREAD)
     return found
@@ -81,7 +79,7 @@ def _decide(found: Examined, directory: Path, config: Config) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files that hold the weights, whether or not they are there. Raises CheckpointError."""
+    """Return the paths of the weight files, missing ones included. Raises CheckpointError."""
     index = directory / INDEX
     if index.exists() and not (directory / SINGLE).exists():
         return sorted(directory / file for file in set(indexed_files(index).values()))

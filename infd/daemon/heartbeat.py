@@ -1,7 +1,4 @@
-"""Once a second: systemd's STATUS line and watchdog. While steps run: how late the event loop is.
-
-A daemon without work wakes up once a second and does next to nothing.
-"""
+"""Send systemd's STATUS line and watchdog ping once a second; while steps run, sample the event loop's lag."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ LOADING_GRACE_S = 30.0
 
 
 class Heartbeat:
-    """Tells systemd that the daemon is alive, which means that its steps move."""
+    """Sends watchdog pings as long as steps make progress."""
 
     def __init__(self, engine: Engine, executor: Executor, notifier: Notifier, watchdog_s: float | None) -> None:
         self._engine = engine
@@ -34,7 +31,7 @@ class Heartbeat:
         self._notifier = notifier
         self._interval_s = BEAT_S if watchdog_s is None else min(BEAT_S, watchdog_s / 4)
         self._watched = watchdog_s is not None
-        self._said = ""
+        self._last_status = ""
         self._pulse = -1
 
     async def run(self) -> None:
@@ -44,7 +41,7 @@ class Heartbeat:
             await asyncio.sleep(self._interval_s)
 
     def beat(self) -> None:
-        """Say what changed."""
+        """Send what changed since the last beat."""
         if self._engine.watch():
             log.critical("a step is stuck: the device has made no progress for too long")
             self._engine.events.tell("step", "stuck")
@@ -52,14 +49,14 @@ class Heartbeat:
         if self._engine.lifecycle.state is State.STARTING:
             self._notifier.more_time(LOADING_GRACE_S)
         line = status_line(self._engine)
-        if line != self._said:
+        if line != self._last_status:
             self._notifier.status(line)
-            self._said = line
+            self._last_status = line
         if self._watched and self._alive():
             self._notifier.alive()
 
     def _alive(self) -> bool:
-        """Whether steps move or none are due. A long prefill moves with every layer; a stuck step does not."""
+        """Whether the pulse advances or no step is due. A long prefill advances it with every layer."""
         last, self._pulse = self._pulse, self._executor.pulse()
         if self._engine.lifecycle.state is State.FAILED:
             return False
@@ -69,15 +66,15 @@ class Heartbeat:
 def status_line(engine: Engine) -> str:
     """Return `ready · 12 running · 3 waiting · KV 61%`, before that `starting · fetching org/name`."""
     now = engine.status()
-    said = [now.state, now.reason]
+    parts = [now.state, now.reason]
     if engine.loaded:
         used = now.pages_referenced / now.pages if now.pages else 0.0
-        said += [f"{now.running} running", f"{now.waiting} waiting", f"KV {used:.0%}"]
-    return " · ".join(filter(None, said))
+        parts += [f"{now.running} running", f"{now.waiting} waiting", f"KV {used:.0%}"]
+    return " · ".join(filter(None, parts))
 
 
 async def sample_lag(engine: Engine, metrics: Metrics) -> None:
-    """Observe how late timers fire, as long as there is something to be late for."""
+    """Observe how late a timer fires, while the device has work."""
     loop = asyncio.get_running_loop()
     while True:
         if not engine.busy:

@@ -1,4 +1,4 @@
-"""What systemd is told: datagrams of NAME=value lines to $NOTIFY_SOCKET."""
+"""Send systemd NAME=value datagrams at $NOTIFY_SOCKET (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 class Notifier:
-    """Speaks to the service manager, or to nobody when there is none."""
+    """Sends to the service manager; does nothing if `address` is empty."""
 
     def __init__(self, address: str) -> None:
         self._socket: socket.socket | None = None
@@ -18,7 +18,7 @@ class Notifier:
 
     def send(self, *lines: str) -> None:
         if self._socket is not None:
-            # A manager that is gone or busy must not take the service down; it judges by what does arrive.
+            # A manager that is gone or busy must not end the daemon; a lost ping costs at most a restart.
             with contextlib.suppress(OSError):
                 self._socket.sendto("\n".join(lines).encode(), self._address)
 
@@ -35,7 +35,7 @@ class Notifier:
         self.send("WATCHDOG=1")
 
     def more_time(self, seconds: float) -> None:
-        """Ask for `seconds` from now before the start (or stop) counts as failed."""
+        """Extend the start (or stop) timeout to `seconds` from now."""
         self.send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How far a long part of the start has come: a bar on a terminal, a log line now and then elsewhere."""
+"""Show the progress of a long stage of the start: a bar on a terminal, elsewhere a log line every few seconds."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ DRAW_EVERY_S = 0.1
 
 
 class Stage:
-    """One part of the start, while its block is open. Calling it says how far it is; any thread may."""
+    """A stage of the start, shown while its block is open. Calling it reports progress, from any thread."""
 
     def __init__(self, name: str, console: Console | None, now: Callable[[], float] = time.monotonic) -> None:
-        """Show it on `console`, or log it where there is none."""
+        """console: draws the bar there; None: logs."""
         self._name = name
         self._now = now
         self._every_s = LINE_EVERY_S if console is None else DRAW_EVERY_S
         self._bar = None if console is None else _Bar(name, console)
         self._lock = Lock()
         self._open = False
-        self._told = 0.0
+        self._shown_at = 0.0
 
     def __enter__(self) -> Stage:
-        self._open, self._told = True, self._now()
+        self._open, self._shown_at = True, self._now()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with self._lock:  # a thread that nobody waits for any more may still have something to say
+        with self._lock:  # an abandoned thread may still report
             self._open = False
             if self._bar is not None:
                 self._bar.close()
 
     def __call__(self, done: int, total: int) -> None:
-        """Take note that `done` of `total` bytes are done. What is over soon is never shown."""
+        """Report `done` of `total` bytes. A stage shorter than the interval is never shown."""
         with self._lock:
             now = self._now()
-            if not self._open or now - self._told < self._every_s:
+            if not self._open or now - self._shown_at < self._every_s:
                 return
-            self._told = now
+            self._shown_at = now
             if self._bar is not None:
                 self._bar.draw(done, total)
             else:
@@ -59,7 +59,7 @@ class Stage:
 
 
 class _Bar:
-    """A line on a terminal that is gone when it is over."""
+    """A progress bar on a terminal, erased at the end."""
 
     def __init__(self, name: str, console: Console) -> None:
         self._name = name

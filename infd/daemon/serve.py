@@ -1,4 +1,4 @@
-"""What surrounds the event loop: the process's own settings before it, a certain exit after it."""
+"""Set the process up, run the daemon in an event loop, and exit even if threads are stuck."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from infd.telemetry import log
 if TYPE_CHECKING:
     from infd.config import Config, Environment
 
-# At Python's 5 ms a busy loop starves the device thread's many short calls.
+# At Python's default of 5 ms a busy loop starves the device thread's many short calls.
 SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(config: Config, environment: Environment) -> int:
-    """Run a daemon in this process until it is told to stop. Return the exit code. Raises StartError."""
+    """Run a daemon in this process until a signal or infdctl stops it. Return the exit code."""
     _open_standard_streams()
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -50,7 +50,7 @@ async def _run(config: Config, environment: Environment) -> int:
 
 
 def _open_standard_streams() -> None:
-    # Who starts us may have closed them. Then a socket of ours would get their numbers, and what others print.
+    # If the parent closed them, a socket would get descriptor 1 or 2, and receive what libraries print.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -59,16 +59,16 @@ def _open_standard_streams() -> None:
 
 
 def _take_all_descriptors() -> None:
-    # The soft limit is low for the sake of select(2), which nothing here calls; every connection needs one.
+    # The soft limit is low because of select(2), which infd does not call; every connection takes a descriptor.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _leave_at_once_if_the_interpreter_cannot(code: int) -> None:
-    # It would wait for threads, and one that is stuck in native code never ends.
+    # The interpreter joins its threads at exit, and one stuck in native code never ends.
     this = threading.current_thread()
     stuck = any(thread is not this and not thread.daemon for thread in threading.enumerate())
-    # What others printed and nobody takes would turn its exit code into 120.
+    # Output that cannot be flushed would turn the exit code into 120.
     if not all([_flushed(sys.stdout), _flushed(sys.stderr)]) or stuck:
         logging.shutdown()
         os._exit(code)

@@ -1,4 +1,4 @@
-"""`infd warm`: have the model's kernels compiled where `infd start` will look for them, and say what that took."""
+"""`infd warm`: compile a model's kernels into the cache that `infd start` reads, and report times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from infd.daemon import given, parts
+from infd.daemon import components, resolve
 from infd.hub.fetch import fetch
 
 if TYPE_CHECKING:
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 def warm(config: Config, environment: Environment, target: str | None, *, tune: bool = False) -> int:
-    """Compile for `target`, or for the GPU here, which is measured first if it is to `tune`. Return the exit code.
+    """Compile for `target`, or for this machine's GPU. Return the exit code.
+
+    tune  measure tilings on this machine's GPU first, and keep the fastest
 
     Raises StartError.
     """
-    settings = parts.located(config, environment, _directory(config, environment))
+    settings = components.located(config, environment, _directory(config, environment))
     from infd.runner.warming import warm  # torch comes with it
 
     started = time.monotonic()
@@ -48,7 +50,7 @@ def _tell(entry: Entry) -> None:
 
 
 def _directory(config: Config, environment: Environment) -> Path:
-    """Return where the model is, fetching it where that is needed."""
-    if (directory := given.checkpoint(config)) is not None:
+    """Return the checkpoint's directory, fetching it first if need be."""
+    if (directory := resolve.checkpoint(config)) is not None:
         return directory
-    return fetch(config.model.path, parts.hub(config, environment.hub), lambda done, total: None)
+    return fetch(config.model.path, components.hub(config, environment.hub), lambda done, total: None)

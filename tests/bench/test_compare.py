@@ -18,8 +18,8 @@ from comparison import Plan, Refused, Report, Server, Started, Window, compare
 from server_process import ServerProcess, free_port
 from workloads import Workload
 
-from infd.admin.bench.figures import summarise
-from infd.admin.bench.load import Settings
+from infd.loadgen.figures import summarise
+from infd.loadgen.load import Settings
 from tests.bench.fake_server import FakeOpenAI
 
 if TYPE_CHECKING:

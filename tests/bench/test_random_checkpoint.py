@@ -7,7 +7,7 @@ import torch
 from random_checkpoint import SHAPES, make, vocabulary
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from infd.admin.bench.prompts import words
+from infd.loadgen.prompts import words
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from infd.config import Config, DeviceConfig, SchedulerConfig
-from infd.daemon.parts import Sizes
+from infd.daemon.components import Sizes
 from infd.executors.null import NullExecutor
 from infd.request import SamplingParams
 from infd.scheduler.plan import StepPlan

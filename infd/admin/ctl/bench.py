@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from infd.admin.bench.prompts import Kind
 from infd.admin.ctl import show
 from infd.admin.ctl.client import Refused, TimedOut, Unreachable
+from infd.loadgen.prompts import Kind
 
 if TYPE_CHECKING:
-    from infd.admin.bench.figures import Report
+    from infd.loadgen.figures import Report
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 
@@ -49,8 +49,8 @@ def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **opt
 
     import uvloop
 
-    from infd.admin.bench.load import Settings, offer
-    from infd.admin.bench.stream import RequestFailed
+    from infd.loadgen.load import Settings, offer
+    from infd.loadgen.stream import RequestFailed
 
     if concurrency is None and options["request_rate"] is None:
         concurrency = 8

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from infd.admin.bench.figures import Sample
+from infd.loadgen.figures import Sample
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -1,7 +1,7 @@
-"""Which models are on this machine, and what keeps infd from serving one of them.
+"""`infd models`: list the models on this machine, with the reason for each that infd cannot serve.
 
-Found out from small files and the headers of large ones: nothing is fetched and no weights are read, so a model that
-only transformers has code for may still turn out not to work.
+Reads small files and the headers of large ones, fetches nothing and reads no weights. A model that only
+transformers has code for may still fail at start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from infd import embedded
 from infd.config import Config
 from infd.daemon.examine import examine, weight_files
-from infd.daemon.given import EMBEDDED
+from infd.daemon.resolve import EMBEDDED
 from infd.errors import CheckpointError
 from infd.hub.cached import cached
 
@@ -30,15 +30,15 @@ TRANSFORMERS: Final = "transformers"
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-class ModelAtHand(Struct, frozen=True, kw_only=True):
-    """One model.
+class LocalModel(Struct, frozen=True, kw_only=True):
+    """A model on this machine.
 
-    name          what --model takes
-    architecture  empty if config.json does not say
-    bytes         of its weights
-    code          whose computes it, infd's own or transformers'; None: nobody's
-    reason        why not
-    unchecked     what only `infd start` finds out
+    name          argument for --model
+    architecture  from config.json; empty: missing there
+    bytes         size of the weight files
+    code          INFD or TRANSFORMERS, whose code computes the model; None: it cannot be served
+    reason        why it cannot be served
+    unchecked     conditions that only `infd start` can check
     """
 
     name: str
@@ -50,17 +50,17 @@ class ModelAtHand(Struct, frozen=True, kw_only=True):
     unchecked: list[str] = []
 
 
-def at_hand(access: HubAccess) -> Iterator[ModelAtHand]:
-    """Yield the embedded model, then those in the hub's cache, by name."""
-    yield look(EMBEDDED, embedded.path())
+def local_models(access: HubAccess) -> Iterator[LocalModel]:
+    """Yield the embedded model, then the models in the hub's cache, by name."""
+    yield inspect(EMBEDDED, embedded.path())
     for name, directory in cached(access):
-        yield look(name, directory)
+        yield inspect(name, directory)
 
 
-def look(name: str, directory: Path) -> ModelAtHand:
-    """Say what there is to know of a checkpoint."""
+def inspect(name: str, directory: Path) -> LocalModel:
+    """Describe the checkpoint in `directory`."""
     found = examine(directory, Config())
-    model = ModelAtHand(
+    model = LocalModel(
         name=name,
         path=str(directory),
         architecture=found.architecture,
@@ -79,12 +79,12 @@ def _bytes(directory: Path) -> int:
         return 0
 
 
-def as_json(found: Sequence[ModelAtHand]) -> str:
+def as_json(found: Sequence[LocalModel]) -> str:
     return msgspec.json.format(msgspec.json.encode(found)).decode()
 
 
-def as_table(found: Sequence[ModelAtHand]) -> str:
-    """Return a line for each, under a line of headings."""
+def as_table(found: Sequence[LocalModel]) -> str:
+    """Return a table with a line for each model."""
     rows = [("NAME", "ARCHITECTURE", "SIZE", "SERVED BY")]
     for model in found:
         served = f"{model.code}'s code" if model.reason is None else f"nobody: {model.reason}"
@@ -94,7 +94,7 @@ def as_table(found: Sequence[ModelAtHand]) -> str:
 
 
 def _size(count: int) -> str:
-    """Return bytes as people read them."""
+    """Return a count of bytes with three digits and a binary unit."""
     if not count:
         return "-"
     unit = next((unit for unit in ("KiB", "MiB", "GiB") if count < 1000 * _UNITS[unit]), "TiB")

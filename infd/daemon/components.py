@@ -1,4 +1,4 @@
-"""Choose and build the parts of a daemon from its settings. Nothing here loads a model or imports torch."""
+"""Build a daemon's components from its settings. Nothing here loads a model or imports torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Language(Struct, frozen=True):
     def load(cls, directory: Path, model: ModelConfig, worker: Worker) -> Language:
         """Read it. Takes a fraction of a second. Raises CheckpointError, ConfigError.
 
-        worker  for those of its texts that may not run here
+        worker  renders and tokenizes where the checkpoint's template or tokenizer was not vetted
         """
         tokenizer = Tokenizer.load(directory, worker)
         template = ChatTemplate.load(tokenizer, model.chat_template or None, worker)
@@ -49,7 +49,7 @@ class Language(Struct, frozen=True):
         return cls(tokenizer, template, syntax, SamplingDefaults.read(tokenizer.files.generation_config))
 
     def serve(self, names: tuple[str, ...], capacity: Capacity, adapters: Collection[str]) -> ServedModel:
-        """Return what the HTTP side needs to know of the model."""
+        """Return the facts about the model that the HTTP side needs."""
         return ServedModel(
             names=names,
             created=int(time.time()),
@@ -64,7 +64,7 @@ class Language(Struct, frozen=True):
 
 
 def hub(config: Config, access: HubAccess) -> Hub:
-    """Return where the model is fetched from. Raises ConfigError."""
+    """Return the hub that the model is fetched from. Raises ConfigError."""
     name, revision = config.model.path, config.model.revision or None
     if config.model.hub == "modelscope":
         from infd.hub.modelscope import ModelScope
@@ -78,10 +78,10 @@ def hub(config: Config, access: HubAccess) -> Hub:
 def executor(
     config: Config, environment: Environment, directory: Future[Path], progress: Callable[[int, int], None]
 ) -> Executor:
-    """Return what computes the model.
+    """Return the executor that the settings name.
 
-    directory  where the model is, known by the time it is loaded
-    progress   called with (bytes read, bytes to read) while it is loaded
+    directory  of the checkpoint; done before the executor loads
+    progress   called with (bytes read, bytes to read) while weights are read
     """
     if config.device.kind == "null":
         if config.device.own_process:
@@ -108,7 +108,7 @@ def executor(
 
 
 def located(config: Config, environment: Environment, directory: Path) -> Config:
-    """Return the settings with what was found out: where the model is, and where compiled kernels are kept."""
+    """Return the settings with absolute places: the checkpoint's directory and the cache of compiled kernels."""
     replace, kernels = msgspec.structs.replace, environment.kernel_cache(config)
     return replace(
         config,
@@ -118,7 +118,7 @@ def located(config: Config, environment: Environment, directory: Path) -> Config
 
 
 class Sizes(Struct, frozen=True):
-    """The two numbers of config.json that an executor without a model still needs."""
+    """The two fields of config.json that the null executor reads."""
 
     vocab_size: int
     max_position_embeddings: int

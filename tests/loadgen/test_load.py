@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from infd.admin.bench.load import Settings, offer
-from infd.admin.bench.prompts import Prompts, WordCost
-from infd.admin.bench.stream import RequestFailed
+from infd.loadgen.load import Settings, offer
+from infd.loadgen.prompts import Prompts, WordCost
+from infd.loadgen.stream import RequestFailed
 from tests.bench.fake_server import FakeOpenAI
 
 

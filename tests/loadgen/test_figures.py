@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infd.admin.bench.figures import Sample, percentile, spread, summarise
-from infd.admin.bench.load import Settings
+from infd.loadgen.figures import Sample, percentile, spread, summarise
+from infd.loadgen.load import Settings
 
 
 def sample(*, ttft_s: float, gaps_s: list[float], output_tokens: int, counted: bool = True) -> Sample:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infd.config import ServerConfig
-from infd.daemon.listening import Listening
 from infd.errors import AddressUnavailable, ConfigError, StartError
+from infd.sockets.public import PublicSockets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,10 +32,10 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine"
 
 @pytest.fixture
 def listen() -> Iterator[object]:
-    made: list[Listening] = []
+    made: list[PublicSockets] = []
 
-    def listen(*hosts: str, **settings: object) -> Listening:
-        made.append(Listening.bind(ServerConfig(host=hosts, **{"port": 0, **settings})))  # type: ignore[arg-type]
+    def listen(*hosts: str, **settings: object) -> PublicSockets:
+        made.append(PublicSockets.bind(ServerConfig(host=hosts, **{"port": 0, **settings})))  # type: ignore[arg-type]
         return made[-1]
 
     yield listen
@@ -76,7 +76,7 @@ def test_what_is_logged_is_what_is_bound(listen, host: str, begins: str, beyond:
     listening = listen(host)
 
     assert listening.addresses[0].startswith(begins)
-    assert listening.beyond == (listening.addresses if beyond else [])
+    assert listening.reachable_from_outside == (listening.addresses if beyond else [])
 
 
 def test_several_hosts_share_the_port_that_the_first_one_picked(listen) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from infd import embedded
 from infd.config import HubAccess
-from infd.daemon.at_hand import ModelAtHand, as_json, as_table, at_hand
+from infd.daemon.inventory import LocalModel, as_json, as_table, local_models
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +39,8 @@ def cache(tmp_path: Path) -> Cache:
     return cache
 
 
-def found(tmp_path: Path) -> dict[str, ModelAtHand]:
-    return {model.name: model for model in at_hand(HubAccess(cache=tmp_path))}
+def found(tmp_path: Path) -> dict[str, LocalModel]:
+    return {model.name: model for model in local_models(HubAccess(cache=tmp_path))}
 
 
 def test_the_embedded_model_is_always_here(tmp_path: Path):
@@ -81,8 +81,8 @@ def test_what_the_cache_holds_is_told_with_its_reason(cache: Cache, tmp_path: Pa
 
 def test_a_table_has_a_line_for_each_and_json_all_there_is():
     models = (
-        ModelAtHand(name="embedded", path="/a", architecture="Qwen3ForCausalLM", bytes=13 * 2**20, code="infd"),
-        ModelAtHand(name="org/x", path="/b", reason="there are no safetensors"),
+        LocalModel(name="embedded", path="/a", architecture="Qwen3ForCausalLM", bytes=13 * 2**20, code="infd"),
+        LocalModel(name="org/x", path="/b", reason="there are no safetensors"),
     )
 
     assert as_table(models).splitlines() == [

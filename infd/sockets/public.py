@@ -1,4 +1,4 @@
-"""Where the HTTP endpoint listens: addresses, Unix sockets, or what systemd has bound already."""
+"""Bind the HTTP endpoint's sockets: addresses, Unix sockets, or those that systemd passes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
-from infd.admin.listener import Listener
 from infd.errors import AddressUnavailable
+from infd.sockets.unix import UnixListener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 UNIX: Final = "unix:"
 FIRST_INHERITED: Final = 3  # sd_listen_fds(3)
 
-# A name may have an address of a family that this machine does not have; the others do.
+# A host name may resolve to an address of a family that this machine lacks; its other addresses are bound.
 _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
-class Listening:
-    """The endpoint's sockets, bound and not listening yet. They pass to the server; the files of Unix sockets stay.
+class PublicSockets:
+    """The endpoint's sockets, bound and not listening yet. The server closes them; `close` removes Unix sockets' files.
 
-    inherited  from a manager that keeps them: who connects while nobody listens waits
+    inherited  passed by systemd, which keeps them: connections made while no daemon runs are queued
     """
 
-    def __init__(self, sockets: list[socket.socket], files: list[Listener], *, inherited: bool = False) -> None:
+    def __init__(self, sockets: list[socket.socket], files: list[UnixListener], *, inherited: bool = False) -> None:
         self.sockets = sockets
         self.inherited = inherited
         self.addresses = [address(listener) for listener in sockets]
         self._files = files
 
     @classmethod
-    def bind(cls, server: ServerConfig) -> Listening:
-        """Take every host of the settings, or none. Raises AddressUnavailable, SocketTaken, ConfigError."""
+    def bind(cls, server: ServerConfig) -> PublicSockets:
+        """Bind every host of the settings, or none. Raises AddressUnavailable, SocketTaken, ConfigError."""
         sockets: list[socket.socket] = []
-        files: list[Listener] = []
+        files: list[UnixListener] = []
         port = server.port
         with ExitStack() as undo:
             for host in server.host:
                 if host.startswith(UNIX):
-                    file = Listener(
+                    file = UnixListener(
                         host.removeprefix(UNIX),
                         mode=int(server.unix_mode, 8),
                         purpose="socket",
@@ -58,13 +58,13 @@ class Listening:
                 for listener in _bind_all(host.removeprefix("[").removesuffix("]"), port, server.host):
                     undo.callback(listener.close)
                     sockets.append(listener)
-                    port = listener.getsockname()[1]  # one port for all, where the first is to pick it
+                    port = listener.getsockname()[1]  # port 0: all hosts get the port that the first was given
             undo.pop_all()
         return cls(sockets, files)
 
     @classmethod
-    def inherit(cls, count: int) -> Listening:
-        """Take the sockets that systemd passed. It keeps them too: connections wait in them for our successor."""
+    def inherit(cls, count: int) -> PublicSockets:
+        """Take over the sockets that systemd passed. It keeps them open, so that connections outlive this process."""
         sockets = []
         for fd in range(FIRST_INHERITED, FIRST_INHERITED + count):
             os.set_inheritable(fd, False)
@@ -75,15 +75,15 @@ class Listening:
 
     @property
     def url(self) -> str:
-        """Return where a client on this machine finds the endpoint."""
+        """Return the endpoint's URL for clients on this machine."""
         for wildcard in ("//0.0.0.0:", "//[::]:"):
             if wildcard in self.addresses[0]:
                 return self.addresses[0].replace(wildcard, "//localhost:")
         return self.addresses[0]
 
     @property
-    def beyond(self) -> list[str]:
-        """Return the addresses that other machines may reach."""
+    def reachable_from_outside(self) -> list[str]:
+        """Return the addresses that other machines can connect to."""
         reached = zip(self.addresses, self.sockets, strict=True)
         return [address for address, listener in reached if not _is_local(listener)]
 
@@ -95,7 +95,7 @@ class Listening:
 
 
 def address(listener: socket.socket) -> str:
-    """Return what a socket is bound to, as a URL."""
+    """Return the address that a socket is bound to, as a URL."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"{UNIX}{name}"
@@ -139,10 +139,10 @@ def _addresses(host: str, port: int) -> Iterator[tuple[int, Any]]:
 def _bind(family: int, address: Any, *, only_ipv6: bool) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A restart must not wait for the last connections' TIME_WAIT to pass.
+        # Lets a restart bind while old connections are in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # `::` alone takes IPv4 as well; beside 0.0.0.0 it cannot.
+            # `::` alone accepts IPv4 too; beside 0.0.0.0 that bind would fail.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
         listener.bind(address)
         listener.setblocking(False)

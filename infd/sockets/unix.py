@@ -1,9 +1,9 @@
-"""A Unix socket's file: who holds it, and that none is left behind.
+"""Bind a Unix socket's path exclusively, and remove its file afterwards.
 
-A socket file outlives its process, so its presence says nothing. A lock beside
-it does: whoever holds the lock owns the socket, and a file without a lock
-holder is stale. The lock file itself stays, because removing it would let two
-processes each hold a lock on "the" file.
+A socket file outlives its process, so its presence proves nothing. The lock
+file beside it does: the process that holds the lock owns the socket, and a
+socket file whose lock is free is stale. The lock file is never removed, because two
+processes could then each hold a lock on a file of that name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from infd.errors import ConfigError, SocketTaken
 
 
-class Listener:
-    """A bound Unix socket that only this process serves. It does not listen yet."""
+class UnixListener:
+    """A bound Unix socket that only this process serves, not listening yet."""
 
     def __init__(
         self,
@@ -31,14 +31,14 @@ class Listener:
         purpose: str = "admin socket",
         setting: str = "admin.socket (--admin-socket)",
     ) -> None:
-        """Take `path`, replacing a stale socket.
+        """Bind `path`, replacing a stale socket.
 
-        group    who may connect besides the owner; None: the owner's own group
-        private  its directory must be this user's alone, for it lies where everybody may make one
-        purpose  what it is to operators
-        setting  where they choose another path
+        group    group id that may connect; None: the owner's own group
+        private  require a directory that only this user may enter, because its parent is writable by all
+        purpose  name of the socket in error messages
+        setting  setting that error messages tell to change
 
-        Raises SocketTaken if a live daemon holds the path, ConfigError if it cannot be a socket.
+        Raises SocketTaken if a live daemon holds the path, ConfigError if the path cannot be bound.
         """
         self.path = Path(path)
         self._purpose = purpose
@@ -52,19 +52,19 @@ class Listener:
         try:
             self._remove_stale()
             self.socket.bind(str(self.path))
-            # Nobody can connect before listen(), so the mode need not be right earlier (umask is every thread's).
+            # No client can connect before listen(), so chmod is early enough; umask would change for every thread.
             os.chmod(self.path, mode)
             if group is not None:
                 os.chown(self.path, -1, group)
         except OSError as error:
-            self._release()  # a file that was made is stale now, and the next one replaces it
+            self._release()  # a file made here is stale from now on, and the next process replaces it
             raise self._unusable(error) from error
         except ConfigError:
             self._release()
             raise
 
     def close(self) -> None:
-        """Remove the socket and let the path go."""
+        """Remove the socket file, then release the lock."""
         self.path.unlink(missing_ok=True)
         self._release()
 
@@ -78,7 +78,7 @@ class Listener:
             directory.mkdir(0o700 if private else 0o750, parents=True)
             if group is not None and not private:
                 os.chown(directory, -1, group)
-        if private and usurped(directory):
+        if private and others_may_enter(directory):
             raise ConfigError(
                 f"{directory} is not a directory that this user alone may enter (mode 0700), so whoever made it could"
                 f" pose as infd; remove it, or set {self._setting} to another path"
@@ -118,8 +118,8 @@ class Listener:
         return ConfigError(f"cannot make the {self._purpose} {self.path}: {error.strerror or error}; {advice}")
 
 
-def usurped(directory: Path) -> bool:
-    """Say whether a directory exists that is not this user's alone, so that others may pose as what is served there."""
+def others_may_enter(directory: Path) -> bool:
+    """Whether `directory` exists and other users may enter it, so that they could pose as the server in it."""
     try:
         found = directory.lstat()
     except FileNotFoundError:

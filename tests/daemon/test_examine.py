@@ -17,7 +17,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from infd import embedded
 from infd.apart.client import Worker
 from infd.config import CacheConfig, Config, DeviceConfig, Environment, HubAccess, LoraConfig, ModelConfig
-from infd.daemon import given, parts
+from infd.daemon import components
+from infd.daemon.check import check
 from infd.daemon.examine import examine
 from infd.errors import ConfigError, StartError
 from infd.models.transformers import known
@@ -148,7 +149,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told_in_starts_words(checkpoint: Pat
     (fault,) = examine(checkpoint, config(checkpoint)).faults
 
     with closing(Worker(apart.MODULE)) as worker, pytest.raises(StartError) as refused:
-        parts.Language.load(checkpoint, ModelConfig(), worker)
+        components.Language.load(checkpoint, ModelConfig(), worker)
     assert str(refused.value) == fault
 
 
@@ -197,21 +198,21 @@ def test_a_model_of_the_hub_is_checked_where_all_of_it_is_here(checkpoint: Path,
     settings = msgspec.structs.replace(config(checkpoint), model=ModelConfig(path="org/name", max_model_len=10**6))
 
     with pytest.raises(ConfigError, match="the model was made for at most"):
-        given.check(settings, environment)
+        check(settings, environment)
     remove(snapshot)
-    assert given.check(settings, environment) == ["org/name, which is not here: `infd start` fetches it"]
+    assert check(settings, environment) == ["org/name, which is not here: `infd start` fetches it"]
 
 
 def test_adapters_are_looked_at(checkpoint: Path, tmp_path: Path) -> None:
     adapter = shutil.copytree(embedded.adapters() / "pirate", tmp_path / "adapter")
     settings = msgspec.structs.replace(config(checkpoint), lora=LoraConfig(modules={"a": str(adapter)}))
-    assert "whether the adapters fit the model" in given.check(settings, Environment())
+    assert "whether the adapters fit the model" in check(settings, Environment())
 
     file = adapter / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
 
     with pytest.raises(ConfigError, match=r"adapter_model\.safetensors: the header describes"):
-        given.check(settings, Environment())
+        check(settings, Environment())
 
 
 def test_faults_are_found_without_torch(checkpoint: Path) -> None:

@@ -14,13 +14,13 @@ import aiohttp
 import msgspec
 from msgspec import Meta, Struct
 
-from infd.admin.bench import figures, prompts
-from infd.admin.bench.stream import RequestFailed, Usage, measure, refusal
+from infd.loadgen import figures, prompts
+from infd.loadgen.stream import RequestFailed, Usage, measure, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from infd.admin.bench.figures import Report, Sample
+    from infd.loadgen.figures import Report, Sample
 
 T = TypeVar("T")
 

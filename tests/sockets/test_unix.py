@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.admin.listener import Listener, usurped
 from infd.errors import ConfigError, StartError
+from infd.sockets.unix import UnixListener, others_may_enter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_only_owner_and_group_may_open_the_socket(tmp_path: Path) -> None:
-    listener = Listener(tmp_path / "admin.sock", group=os.getegid())
+    listener = UnixListener(tmp_path / "admin.sock", group=os.getegid())
     status = (tmp_path / "admin.sock").stat()
     assert stat.S_ISSOCK(status.st_mode)
     assert stat.S_IMODE(status.st_mode) == 0o660
@@ -24,7 +24,7 @@ def test_only_owner_and_group_may_open_the_socket(tmp_path: Path) -> None:
 
 
 def test_closing_leaves_no_socket_behind(tmp_path: Path) -> None:
-    Listener(tmp_path / "admin.sock").close()
+    UnixListener(tmp_path / "admin.sock").close()
     assert not (tmp_path / "admin.sock").exists()
 
 
@@ -32,7 +32,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "admin.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    listener = Listener(path)
+    listener = UnixListener(path)
     listener.socket.listen()
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
@@ -40,46 +40,46 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_live_socket_is_refused_and_left_alone(tmp_path: Path) -> None:
-    first = Listener(tmp_path / "admin.sock")
+    first = UnixListener(tmp_path / "admin.sock")
     with pytest.raises(StartError, match=rf"pid {os.getpid()}\b.*--admin-socket"):
-        Listener(tmp_path / "admin.sock")
+        UnixListener(tmp_path / "admin.sock")
     assert (tmp_path / "admin.sock").is_socket()
     first.close()
-    Listener(tmp_path / "admin.sock").close()
+    UnixListener(tmp_path / "admin.sock").close()
 
 
 def test_what_is_not_a_socket_is_never_removed(tmp_path: Path) -> None:
     path = tmp_path / "admin.sock"
     path.write_text("precious")
     with pytest.raises(ConfigError, match="not a socket"):
-        Listener(path)
+        UnixListener(path)
     assert path.read_text() == "precious"
     path.unlink()
-    Listener(path).close()  # the lock was let go
+    UnixListener(path).close()  # the lock was let go
 
 
 def test_a_missing_directory_is_made_closed_to_others(tmp_path: Path) -> None:
-    listener = Listener(tmp_path / "infd" / "admin.sock")
+    listener = UnixListener(tmp_path / "infd" / "admin.sock")
     assert stat.S_IMODE((tmp_path / "infd").stat().st_mode) & 0o007 == 0
     listener.close()
 
 
 def test_a_private_directory_is_this_users_alone(tmp_path: Path) -> None:
     own = tmp_path / "infd-7"
-    assert not usurped(own)
-    Listener(own / "admin.sock", group=os.getegid(), private=True).close()
+    assert not others_may_enter(own)
+    UnixListener(own / "admin.sock", group=os.getegid(), private=True).close()
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
-    assert not usurped(own)
+    assert not others_may_enter(own)
 
     (tmp_path / "infd-8").symlink_to(own)
     with pytest.raises(ConfigError, match=r"mode 0700.*--admin-socket"):
-        Listener(tmp_path / "infd-8" / "admin.sock", private=True)
+        UnixListener(tmp_path / "infd-8" / "admin.sock", private=True)
     own.chmod(0o770)
     with pytest.raises(ConfigError, match=r"mode 0700.*--admin-socket"):
-        Listener(own / "admin.sock", private=True)
+        UnixListener(own / "admin.sock", private=True)
 
 
 def test_a_path_that_cannot_be_a_socket_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"admin\.socket"):
-        Listener(tmp_path / ("x" * 150) / "admin.sock")
+        UnixListener(tmp_path / ("x" * 150) / "admin.sock")
     assert not list(tmp_path.rglob("*.sock"))

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from infd.config import AdminConfig, Config, DeviceConfig, Environment, ModelConfig, SchedulerConfig, ServerConfig
-from infd.daemon import given, parts
+from infd.daemon import components, resolve
 from infd.daemon.banner import Readiness, first_request, greet, process_age_s
 from infd.daemon.daemon import Daemon
 from infd.daemon.heartbeat import Heartbeat, status_line
@@ -278,35 +278,35 @@ def test_a_model_is_a_directory_or_the_embedded_one(tmp_path: Path) -> None:
     def model(path: str) -> Config:
         return Config(model=ModelConfig(path=path))
 
-    assert (given.checkpoint(model("embedded")) / "tokenizer.json").is_file()
-    assert given.checkpoint(model(str(tmp_path))) == tmp_path
+    assert (resolve.checkpoint(model("embedded")) / "tokenizer.json").is_file()
+    assert resolve.checkpoint(model(str(tmp_path))) == tmp_path
     with pytest.raises(CheckpointError, match="--model takes a checkpoint directory"):
-        given.checkpoint(model(str(tmp_path / "missing")))
+        resolve.checkpoint(model(str(tmp_path / "missing")))
 
 
 def test_a_model_is_known_by_its_directory_unless_named() -> None:
-    assert given.served_names(Config()) == ("embedded",)
-    assert given.served_names(Config(model=ModelConfig(path="/models/tiny/"))) == ("tiny",)
-    assert given.served_names(Config(model=ModelConfig(path="/models/tiny", served_names=("a", "b")))) == ("a", "b")
-    assert given.served_names(Config(model=ModelConfig(path="org/tiny"))) == ("org/tiny",)
+    assert resolve.served_names(Config()) == ("embedded",)
+    assert resolve.served_names(Config(model=ModelConfig(path="/models/tiny/"))) == ("tiny",)
+    assert resolve.served_names(Config(model=ModelConfig(path="/models/tiny", served_names=("a", "b")))) == ("a", "b")
+    assert resolve.served_names(Config(model=ModelConfig(path="org/tiny"))) == ("org/tiny",)
 
 
 def test_a_directory_comes_before_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = Config(model=ModelConfig(path="org/tiny"))
-    assert given.checkpoint(config) is None
+    assert resolve.checkpoint(config) is None
 
     (tmp_path / "org" / "tiny").mkdir(parents=True)
-    assert given.checkpoint(config) == Path("org/tiny")
-    assert given.served_names(config) == ("tiny",)
+    assert resolve.checkpoint(config) == Path("org/tiny")
+    assert resolve.served_names(config) == ("tiny",)
     with pytest.raises(ConfigError, match=r"model\.revision is for models of a hub"):
-        given.checkpoint(Config(model=ModelConfig(path="org/tiny", revision="v1")))
+        resolve.checkpoint(Config(model=ModelConfig(path="org/tiny", revision="v1")))
 
 
 async def test_the_null_device_needs_to_know_sizes(tmp_path: Path) -> None:
     null = Config(device=DeviceConfig(kind="null"), scheduler=SchedulerConfig(max_num_seqs=1))
     directory: Future[Path] = Future()
-    executor = parts.executor(null, Environment(), directory, lambda done, total: None)
+    executor = components.executor(null, Environment(), directory, lambda done, total: None)
     directory.set_result(tmp_path)
 
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -315,7 +315,7 @@ async def test_the_null_device_needs_to_know_sizes(tmp_path: Path) -> None:
 
 def test_keys_come_from_a_file_or_from_the_environment(tmp_path: Path) -> None:
     def keys(environment: Environment, path: str = "") -> Keys:
-        return given.keys(Config(server=ServerConfig(api_key_file=path)), environment)
+        return resolve.keys(Config(server=ServerConfig(api_key_file=path)), environment)
 
     (tmp_path / "keys").write_text("ann:" + "0" * 64 + "\n")
     assert len(keys(Environment())) == 0

@@ -1,0 +1,76 @@
+"""`infd config check`: apply the checks of `infd start` to the settings, without torch, loading or fetching."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from infd.adapters.files import locate
+from infd.adapters.peft import PeftConfig
+from infd.apart.client import Worker
+from infd.daemon import resolve
+from infd.daemon.examine import Examined, examine, weight_files
+from infd.errors import CheckpointError, ConfigError
+from infd.hub.cached import cached
+from infd.text import apart
+from infd.text.chat import ChatTemplate
+from infd.weights.checkpoint import TensorFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from infd.config import Config, Environment
+
+
+def check(config: Config, environment: Environment) -> list[str]:
+    """Return a line for each condition that only `infd start` can check.
+
+    Raises ConfigError with a line for each reason not to start that shows without torch.
+    """
+    directory: Path | None = None
+    found = Examined()
+
+    def model() -> None:
+        nonlocal directory
+        directory = resolve.checkpoint(config)
+
+    def template() -> None:
+        if config.model.chat_template and directory is None:  # else it is checked together with the model's
+            with closing(Worker(apart.MODULE)) as worker:
+                ChatTemplate.of_file(config.model.chat_template, worker=worker)
+
+    def adapters() -> None:
+        for path in config.lora.modules.values():
+            files = locate(path)
+            PeftConfig.read(files.config)
+            TensorFile(files.tensors).close()
+
+    found.collect(model)
+    if directory is None and not found.faults:
+        directory = _fetched(config, environment)
+        if directory is None:
+            found.unchecked.append(f"{config.model.path}, which is not here: `infd start` fetches it")
+    if directory is not None:
+        seen = examine(directory, config)
+        found.faults += seen.faults
+        found.unchecked += seen.unchecked
+    found.collect(template)
+    found.collect(lambda: resolve.keys(config, environment))
+    found.collect(adapters)
+    if config.lora.modules:
+        found.unchecked.append("whether the adapters fit the model")
+    if found.faults:
+        raise ConfigError("\n".join(found.faults))
+    return found.unchecked
+
+
+def _fetched(config: Config, environment: Environment) -> Path | None:
+    """Return the directory of a completely fetched hub model. None: incomplete, or a revision is set."""
+    if config.model.hub != "huggingface" or config.model.revision:
+        return None
+    directory = dict(cached(environment.hub)).get(config.model.path)
+    try:
+        whole = directory is not None and all(path.exists() for path in weight_files(directory))
+    except CheckpointError:  # in the index; examine() reports it
+        whole = True
+    return directory if whole else None

@@ -1,0 +1,61 @@
+"""Resolve what the settings refer to: the checkpoint's directory, served names, adapters' root, API keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infd import embedded
+from infd.errors import CheckpointError, ConfigError
+from infd.http.auth import Keys
+from infd.hub.fetch import is_id
+
+if TYPE_CHECKING:
+    from infd.config import Config, Environment
+
+EMBEDDED = "embedded"
+
+
+def checkpoint(config: Config) -> Path | None:
+    """Return the checkpoint's directory; None: a hub's model, fetched first. Raises CheckpointError, ConfigError."""
+    model = config.model
+    if _on_hub(config):
+        return None
+    directory = embedded.path() if model.path == EMBEDDED else Path(model.path)
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"{directory} is not a directory; --model takes a checkpoint directory, a hub id such as org/name,"
+            " or 'embedded'"
+        )
+    if model.revision:
+        raise ConfigError(f"model.revision is for models of a hub; {model.path} is none")
+    return directory
+
+
+def _on_hub(config: Config) -> bool:
+    return is_id(config.model.path) and not Path(config.model.path).is_dir()
+
+
+def served_names(config: Config) -> tuple[str, ...]:
+    """Return the names clients may send as `model`; responses carry the first."""
+    if config.model.served_names:
+        return config.model.served_names
+    return (config.model.path if _on_hub(config) else Path(config.model.path).resolve().name,)
+
+
+def lora_root(config: Config) -> str:
+    """Return the directory that adapters are loaded from; for the embedded model, its own adapters'."""
+    return config.lora.root or (str(embedded.adapters()) if config.model.path == EMBEDDED else "")
+
+
+def keys(config: Config, environment: Environment) -> Keys:
+    """Return the API keys that requests are checked against. Raises ConfigError."""
+    path = environment.api_key_file(config)
+    if path is not None:
+        try:
+            return Keys.parse(path.read_text(encoding="utf-8"), str(path))
+        except OSError as error:
+            raise ConfigError(f"server.api_key_file: {path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"server.api_key_file: {path} cannot be read: {error}") from error
+    return Keys.of(environment.api_key) if environment.api_key else Keys()
