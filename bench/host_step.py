@@ -93,8 +93,8 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
     from host_device import Pace, assembled, scheduled
 
     from infd.config import Config, DeviceConfig
-    from infd.engine.fanout import FanOut
-    from infd.engine.loop import StepLoop
+    from infd.engine.steps.loop import StepLoop
+    from infd.engine.streams.fanout import FanOut
     from infd.executors.local import LocalExecutor
     from infd.telemetry.events import Events
 

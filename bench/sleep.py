@@ -112,14 +112,14 @@ async def measure(
                 asked = Request(id="bench", prompt=prompt, sampling=SamplingParams(max_tokens=1))
                 async for _ in await ticket.submit(asked):
                     pass
-            asleep = engine.rest.sleep("wait", level)
+            asleep = engine.control.sleep("wait", level)
             await asleep.result()
             figure[f"freed_{level}_mib"] = asleep.freed_bytes / MIB
             figure[f"sleep_{level}_s"] = asleep.took_s or 0.0
             stays = engine.describe()["resident"]
             figure |= {f"stays_{name}_mib": size / MIB for name, size in stays.items()}
             figure["read_s"] = read(directory, buffer)
-            awake = engine.rest.wake()
+            awake = engine.control.wake()
             await awake.result()
             figure[f"wake_{level}_s"] = awake.took_s or 0.0
         figures.append(figure)

@@ -111,9 +111,9 @@ def test_a_room_does_without_what_it_must_not_know(path: Path):
 
 def test_the_check_sees_a_wrong_import(tmp_path: Path):
     module = tmp_path / "scheduler.py"
-    module.write_text("from infd.engine import loop\nimport infd.http.app\nfrom infd.request import Request\n")
+    module.write_text("from infd.engine import core\nimport infd.http.app\nfrom infd.request import Request\n")
 
-    assert {name for name in imports(module) if not allowed(name, "scheduler")} == {"infd.engine.loop", "infd.http.app"}
+    assert {name for name in imports(module) if not allowed(name, "scheduler")} == {"infd.engine.core", "infd.http.app"}
 
 
 # What makes code of data. A queue between processes pickles too: only the recipe, which serves nobody, has one.

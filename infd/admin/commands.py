@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from infd import __version__
 from infd.admin import protocol, stacks
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.errors import (
     AdapterExists,
     AdapterTooLarge,
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from infd.engine.engine import Engine
-    from infd.engine.wish import Move
+    from infd.engine.lifecycle.target import Transition
+    from infd.memory import Part
 
 
 class Refused(InfdError):
@@ -45,7 +46,7 @@ class Refused(InfdError):
         self.code = code
 
 
-# Why a wish did not come true; 409 is what another state would change.
+# Why a transition failed; 409: another state would permit it.
 REFUSALS: Final = MappingProxyType(
     {
         WrongState: (409, "wrong_state"),
@@ -150,30 +151,34 @@ async def drain(desk: Desk, asked: protocol.Nothing) -> protocol.Draining:
 
 
 async def pause(desk: Desk, asked: protocol.Pause) -> protocol.Moved:
-    return await _moved(desk, lambda: desk.engine.rest.pause(asked.mode, asked.new), asked.wait_s)
+    return await _moved(desk, lambda: desk.engine.control.pause(asked.mode, asked.new), asked.wait_s)
 
 
 async def resume(desk: Desk, asked: protocol.Wake) -> protocol.Moved:
-    return await _moved(desk, lambda: desk.engine.rest.resume(ALL if asked.tags is None else asked.tags), asked.wait_s)
+    return await _moved(desk, lambda: desk.engine.control.resume(_parts(asked)), asked.wait_s)
 
 
 async def sleep(desk: Desk, asked: protocol.Sleep) -> protocol.Moved:
-    return await _moved(desk, lambda: desk.engine.rest.sleep(asked.mode, asked.level), asked.wait_s)
+    return await _moved(desk, lambda: desk.engine.control.sleep(asked.mode, asked.level), asked.wait_s)
 
 
 async def wake(desk: Desk, asked: protocol.Wake) -> protocol.Moved:
-    return await _moved(desk, lambda: desk.engine.rest.wake(ALL if asked.tags is None else asked.tags), asked.wait_s)
+    return await _moved(desk, lambda: desk.engine.control.wake(_parts(asked)), asked.wait_s)
 
 
 async def load_weights(desk: Desk, asked: protocol.LoadWeights) -> protocol.Moved:
-    return await _moved(desk, lambda: desk.engine.rest.load_weights(asked.path), asked.wait_s)
+    return await _moved(desk, lambda: desk.engine.control.load_weights(asked.path), asked.wait_s)
 
 
-async def _moved(desk: Desk, wish: Callable[[], Move], wait_s: float | None) -> protocol.Moved:
-    """Utter a wish, and wait for it to come true, at most so long."""
+def _parts(asked: protocol.Wake) -> frozenset[Part]:
+    return ALL if asked.tags is None else asked.tags
+
+
+async def _moved(desk: Desk, begin: Callable[[], Transition], wait_s: float | None) -> protocol.Moved:
+    """Begin a transition and wait for its end, at most `wait_s` seconds."""
     try:
-        move = wish()
-        done = await move.result(wait_s)
+        transition = begin()
+        done = await transition.result(wait_s)
     except InfdError as error:
         status, code = next((answer for kind, answer in REFUSALS.items() if isinstance(error, kind)), (422, "failed"))
         raise Refused(status, code, str(error)) from error
@@ -182,10 +187,10 @@ async def _moved(desk: Desk, wish: Callable[[], Move], wait_s: float | None) -> 
         state=now.state,
         reason=now.reason,
         done=done,
-        took_s=move.took_s,
-        aborted=move.aborted,
-        frozen=move.frozen,
-        freed_bytes=move.freed_bytes,
+        took_s=transition.took_s,
+        aborted=transition.aborted,
+        frozen=transition.frozen,
+        freed_bytes=transition.freed_bytes,
         weights=now.weights,
         kv_cache=now.kv_cache,
         running=now.running,
@@ -198,7 +203,7 @@ async def reset_prefix_cache(desk: Desk, asked: protocol.ResetPrefixCache) -> pr
     if not desk.engine.loaded:
         state = desk.engine.lifecycle.state.value
         raise Refused(409, "not_loaded", f"there is no cache before the model is loaded; the daemon is {state}")
-    return protocol.PrefixCacheReset(*desk.engine.serving.forget_prefixes(preempting=asked.running))
+    return protocol.PrefixCacheReset(*desk.engine.core.forget_prefixes(preempting=asked.running))
 
 
 async def loras(desk: Desk, asked: protocol.Nothing) -> protocol.Loras:

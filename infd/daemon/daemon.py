@@ -29,7 +29,7 @@ from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
 from infd.daemon.notify import Notifier
 from infd.daemon.progress import Stage
 from infd.engine.engine import Engine
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.errors import AdapterExists, AdapterTooLarge, ConfigError, ServerStopped, StartError
 from infd.http.app import HttpServer
 from infd.hub.fetch import fetch

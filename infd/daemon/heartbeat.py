@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from infd.daemon import dump
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 
 if TYPE_CHECKING:
     from infd.daemon.notify import Notifier

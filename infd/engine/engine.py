@@ -11,13 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infd.adapters.registry import Adapters
-from infd.engine.door import Door
-from infd.engine.rest import Rest
-from infd.engine.serving import Serving
-from infd.engine.state import Lifecycle, State
+from infd.engine.admission.gate import Gate
+from infd.engine.admission.ticket import Ticket
+from infd.engine.core import EngineCore
+from infd.engine.lifecycle.control import LifecycleControl
+from infd.engine.lifecycle.state import Lifecycle, State
 from infd.engine.status import RequestRow, Status, gauges
-from infd.engine.stream import Choices
-from infd.engine.ticket import Ticket
+from infd.engine.streams.stream import Choices
 from infd.errors import Aborted, NotReady, RequestFailed, ServerStopped
 from infd.request import FinishReason
 from infd.telemetry.events import Events
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from infd.config import Config
     from infd.engine.executor import Executor
-    from infd.engine.stream import Watcher
+    from infd.engine.streams.stream import Watcher
     from infd.errors import DeviceLost, RequestError
     from infd.request import Adapter, Request
     from infd.scheduler.layout import Capacity
@@ -58,7 +58,7 @@ class Engine:
         """names: what clients call the model itself."""
         self.events = Events()
         self.lifecycle = Lifecycle(self.events)
-        self.door = Door(config, self.lifecycle)
+        self.gate = Gate(config, self.lifecycle)
         self.executor = executor
         self.adapters = Adapters(
             executor.read_adapter,
@@ -73,9 +73,9 @@ class Engine:
         self.accepted = 0  # choices queued so far; equals the terminal events plus those in flight
         self._config = config
         self._metrics = metrics
-        self._serving: Serving | None = None  # until the model is loaded
+        self._core: EngineCore | None = None  # until the model is loaded
         self._running: asyncio.Task[None] | None = None
-        self.rest = Rest(self, config)
+        self.control = LifecycleControl(self, config)
         self._tickets: dict[str, Ticket] = {}
         self._failed = False
         self._empty = asyncio.Event()
@@ -87,24 +87,24 @@ class Engine:
     async def load(self) -> Capacity:
         """Load the model; return what the device can hold beside it. Raises StartError."""
         capacity = await self.executor.load(self._lose)
-        self._serving = Serving(self, capacity, self._config, self._metrics)
+        self._core = EngineCore(self, capacity, self._config, self._metrics)
         return capacity
 
     def _lose(self, error: DeviceLost) -> None:
         """Have `run` raise: the executor has ended by itself."""
-        if self._serving is not None:
-            self._serving.loop.fail(error)
+        if self._core is not None:
+            self._core.loop.fail(error)
 
     @property
     def loaded(self) -> bool:
-        return self._serving is not None
+        return self._core is not None
 
     @property
-    def serving(self) -> Serving:
+    def core(self) -> EngineCore:
         """Raises NotReady before the model is loaded."""
-        if self._serving is None:
+        if self._core is None:
             raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
-        return self._serving
+        return self._core
 
     async def run(self) -> None:
         """Serve until `stop`. Loads the model first if nobody has. Raises StartError, DeviceLost."""
@@ -112,7 +112,7 @@ class Engine:
             await self.load()
         if self.lifecycle.state is State.STARTING:
             self.lifecycle.enter(State.READY)
-        self._running = asyncio.ensure_future(self.serving.loop.run())
+        self._running = asyncio.ensure_future(self.core.loop.run())
         try:
             await self._running
         except asyncio.CancelledError:
@@ -135,7 +135,7 @@ class Engine:
         """
         if self.lifecycle.state is not State.DRAINING:
             self.lifecycle.enter(State.DRAINING)
-        if self.rest.leave():
+        if self.control.leave():
             log.warning("requests are cut off", extra={"requests": self._in_flight, "reason": "no step runs"})
             self.fail_all(ServerStopped())
         try:
@@ -148,14 +148,14 @@ class Engine:
     def fail_all(self, error: Exception) -> None:
         """End every stream with one error event, refuse whatever is still being prepared, and heed no wish any more."""
         self._failed = True
-        self.rest.leave()
-        if self._serving is not None:
-            self._serving.flows.fail_all(error)
+        self.control.leave()
+        if self._core is not None:
+            self._core.in_flight.fail_all(error)
 
     async def close(self) -> None:
         """Stop, and free the device."""
         self.stop()
-        await self.rest.close()
+        await self.control.close()
         await self.executor.close()
 
     # A request
@@ -168,7 +168,7 @@ class Engine:
         """
         ticket = self._reserve(choices, body_bytes)
         try:
-            await self.door.enter(ticket)
+            await self.gate.enter(ticket)
             yield ticket
         finally:
             self._retire(ticket)
@@ -181,7 +181,7 @@ class Engine:
         watchers: Many[Watcher | None] | None,
     ) -> Choices:
         """Turn a ticket's requests, which ask for one adapter, into sequences. Called by `Ticket.submit`."""
-        serving = self.serving
+        serving = self.core
         if self._failed:
             raise NotReady(self.lifecycle.state.value, self.lifecycle.reason)
         if ticket.expired is not None:
@@ -191,16 +191,16 @@ class Engine:
         count = sum(request.choices for request in requests)
         assert count <= ticket.reserved_choices, "more choices than reserved, or submitted twice"
         tokens = sum(len(request.prompt) for request in requests)
-        self.door.require_tokens(tokens, self.door.queued_tokens - ticket.reserved_tokens)
-        self.door.unreserve(ticket)
-        choices = Choices(watchers or [None] * count, partial(serving.flows.resume, ticket))
+        self.gate.require_tokens(tokens, self.gate.queued_tokens - ticket.reserved_tokens)
+        self.gate.unreserve(ticket)
+        choices = Choices(watchers or [None] * count, partial(serving.in_flight.resume, ticket))
         serving.begin(ticket, choices, requests, adapter)
         self.accepted += count
         return choices
 
     def require_room(self, choices: int = 1, tokens: int = 0) -> None:
         """Raise NotReady or Overloaded where a request of this size would be refused now."""
-        self.door.require(choices, tokens, len(self._serving.scheduler.waiting) if self._serving else 0)
+        self.gate.require(choices, tokens, len(self._core.scheduler.waiting) if self._core else 0)
 
     def abort(self, request_id: str) -> bool:
         """End a request with "abort". False if there is none of that id."""
@@ -212,52 +212,52 @@ class Engine:
 
     def abort_all(self) -> int:
         """End all that came in with "abort"; return how many choices that were."""
-        inside = [ticket for ticket in self._tickets.values() if not self.door.is_outside(ticket)]
+        inside = [ticket for ticket in self._tickets.values() if not self.gate.is_outside(ticket)]
         return sum(map(self._abort, inside))
 
     def _abort(self, ticket: Ticket) -> int:
         if ticket.expired is not None:
             return 0
-        if not ticket.flows:
+        if not ticket.choices:
             ticket.expire(Aborted())
             return ticket.reserved_choices
         return self._end(ticket, FinishReason.ABORT)
 
     def expire(self, ticket: Ticket, error: RequestError) -> None:
         """End what is left of a ticket whose time ran out. Called by its deadlines."""
-        if not ticket.flows:
+        if not ticket.choices:
             ticket.expire(error)
         self._end(ticket, FinishReason.ERROR, error)
 
     def _reserve(self, choices: int, body_bytes: int) -> Ticket:
         tokens = body_bytes // BYTES_PER_TOKEN
         self.require_room(choices, tokens)
-        self.rest.knock()
+        self.control.knock()
         ticket = Ticket(self, secrets.token_hex(12), choices, tokens, self.now(), self._config.server)
         self._tickets[ticket.id] = ticket
-        self.door.reserve(ticket)
+        self.gate.reserve(ticket)
         self._empty.clear()
         return ticket
 
     def _retire(self, ticket: Ticket) -> None:
         """The caller left. What it did not wait for ends here."""
         ticket.deadlines.cancel()
-        self.door.unreserve(ticket)
+        self.gate.unreserve(ticket)
         self._end(ticket, None)
-        if ticket.flows:
-            self._metrics.request_choices.observe(ticket.flows[0].seq.request.choices)
-            self._metrics.request_longest_tokens.observe(max(flow.seq.generated for flow in ticket.flows))
+        if ticket.choices:
+            self._metrics.request_choices.observe(ticket.choices[0].seq.request.choices)
+            self._metrics.request_longest_tokens.observe(max(flow.seq.generated for flow in ticket.choices))
         del self._tickets[ticket.id]
-        self.rest.look()
+        self.control.look()
         if not self._tickets:
             self._empty.set()
 
     def _end(self, ticket: Ticket, finish: FinishReason | None, error: Exception | None = None) -> int:
-        return self._serving.flows.end(ticket, finish, error) if self._serving else 0
+        return self._core.in_flight.end(ticket, finish, error) if self._core else 0
 
     def _forget_adapter(self, adapter: Adapter) -> None:
         """Nobody uses an adapter any more: let go of its weights, the device's too."""
-        slot = self._serving.scheduler.adapters.drop(adapter) if self._serving else None
+        slot = self._core.scheduler.adapters.drop(adapter) if self._core else None
         self.executor.forget_adapter(adapter, slot)
 
     # What operators ask
@@ -265,7 +265,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether the device has work."""
-        return self.rest.at_work or (self._serving is not None and self._serving.loop.in_flight > 0)
+        return self.control.at_work or (self._core is not None and self._core.loop.in_flight > 0)
 
     @property
     def tickets(self) -> int:
@@ -276,21 +276,21 @@ class Engine:
     def unfinished(self) -> int:
         """How many choices have come in and not ended: in the scheduler, or still being prepared."""
         coming = [ticket for ticket in self._tickets.values() if ticket.expired is None]
-        return self._in_flight + sum(ticket.reserved_choices for ticket in coming if not self.door.is_outside(ticket))
+        return self._in_flight + sum(ticket.reserved_choices for ticket in coming if not self.gate.is_outside(ticket))
 
     @property
     def _in_flight(self) -> int:
-        return len(self._serving.flows) if self._serving else 0
+        return len(self._core.in_flight) if self._core else 0
 
     @property
     def stuck(self) -> bool:
         """Whether a step was stuck when `watch` last looked."""
-        return self._serving is not None and self._serving.record.stuck
+        return self._core is not None and self._core.record.stuck
 
     def watch(self) -> bool:
         """Look whether all is well, about once a second. True when a step is found stuck, once for each time."""
-        self.rest.watch()
-        return self._serving is not None and self._serving.watch(busy=self.busy)
+        self.control.watch()
+        return self._core is not None and self._core.watch(busy=self.busy)
 
     def status(self) -> Status:
         """Return the state and the load."""

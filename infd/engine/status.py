@@ -9,9 +9,9 @@ from msgspec import Struct
 from infd.telemetry.metrics import Gauges
 
 if TYPE_CHECKING:
+    from infd.engine.admission.ticket import Ticket
+    from infd.engine.core import EngineCore
     from infd.engine.engine import Engine
-    from infd.engine.serving import Serving
-    from infd.engine.ticket import Ticket
 
 
 class Status(Struct, kw_only=True):
@@ -44,7 +44,7 @@ class Status(Struct, kw_only=True):
     @classmethod
     def of(cls, engine: Engine, terminal: dict[str, int]) -> Self:
         """Return what the engine counts, with what only its model can tell once there is one."""
-        life, door, memory = engine.lifecycle, engine.door, engine.executor.memory
+        life, door, memory = engine.lifecycle, engine.gate, engine.executor.memory
         status = cls(
             state=life.state.value,
             reason=life.reason,
@@ -58,11 +58,11 @@ class Status(Struct, kw_only=True):
             terminal=terminal,
         )
         if engine.loaded:
-            status._tell_of(engine.serving)
+            status._tell_of(engine.core)
             status.waiting += door.reserved_choices  # whose prompts are not encoded yet
         return status
 
-    def _tell_of(self, serving: Serving) -> None:
+    def _tell_of(self, serving: EngineCore) -> None:
         scheduler, capacity, record = serving.scheduler, serving.capacity, serving.record
         self.running, self.waiting = len(scheduler.running), len(scheduler.waiting)
         pool = scheduler.cache.pool
@@ -81,15 +81,15 @@ def gauges(engine: Engine) -> Gauges:
         running=now.running,
         waiting=now.waiting,
         held=now.held,
-        preparing=engine.door.reserved_choices,
-        sleep_level=engine.rest.level,
+        preparing=engine.gate.reserved_choices,
+        sleep_level=engine.control.level,
         pages=now.pages,
         pages_referenced=now.pages_referenced,
         pages_cached=now.pages_cached,
     )
     if engine.loaded:
-        scheduler = engine.serving.scheduler
-        told.last_step_timestamp = engine.serving.record.last_time
+        scheduler = engine.core.scheduler
+        told.last_step_timestamp = engine.core.record.last_time
         told.max_adapters = scheduler.adapters.per_step
         told.adapters_bytes = engine.adapters.bytes
         told.adapters_running = tuple(sorted({adapter.name for adapter in scheduler.adapters.running}))
@@ -121,16 +121,16 @@ class RequestRow(Struct, kw_only=True):
             prompt_tokens=ticket.prompt_tokens,
             cached_tokens=ticket.cached_tokens,
             generated_tokens=ticket.generated_tokens,
-            choices=len(ticket.flows) or ticket.reserved_choices,
+            choices=len(ticket.choices) or ticket.reserved_choices,
             age_s=now - ticket.admitted,
-            priority=ticket.flows[0].seq.request.priority if ticket.flows else 0,
+            priority=ticket.choices[0].seq.request.priority if ticket.choices else 0,
             adapter=ticket.adapter,
         )
 
 
 def _stage(ticket: Ticket) -> str:
-    if not ticket.flows:
+    if not ticket.choices:
         return "admitted"
-    if any(flow.seq.row is not None for flow in ticket.flows):
+    if any(flow.seq.row is not None for flow in ticket.choices):
         return "running"
-    return "waiting" if any(flow.stream.finish is None for flow in ticket.flows) else "done"
+    return "waiting" if any(flow.stream.finish is None for flow in ticket.choices) else "done"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from infd.engine.stream import Choices, Delta, Taker
+    from infd.engine.streams.stream import Choices, Delta, Taker
     from infd.request import TokenLogprobs
     from infd.text.markup import Aside
     from infd.text.reply import Reply

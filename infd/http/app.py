@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infd.offload import Offload
     from infd.telemetry.metrics import Metrics
 
-# The kernel doubles it, and a slow reader has at most 256 KiB on our side besides (engine/stream.py).
+# The kernel doubles it, and a slow reader has at most 256 KiB on our side besides (engine/streams/stream.py).
 SEND_BUFFER_BYTES: Final = 64 * 2**10
 BACKLOG: Final = 1024
 # Once the engine has ended their work, handlers write a last event and are done, unless their reader lags.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from aiohttp.http import HttpVersion10, HttpVersion11
 
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.errors import (
     InvalidHttp,
     InvalidRequest,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from msgspec import Struct, field
 
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.errors import NotReady
 from infd.http.auth import InFlight
 from infd.http.cors import Origins
@@ -16,8 +16,8 @@ from infd.http.sse import Streams
 
 if TYPE_CHECKING:
     from infd.config import Config
+    from infd.engine.admission.ticket import Ticket
     from infd.engine.engine import Engine
-    from infd.engine.ticket import Ticket
     from infd.errors import RequestError
     from infd.http.auth import Key, Keys
     from infd.http.served import ServedModel
@@ -91,7 +91,7 @@ class Exchange(Struct):
     @property
     def queued(self) -> bool:
         """Whether it got as far as that; before, whatever ends it is a refusal."""
-        return self.ticket is not None and bool(self.ticket.flows)
+        return self.ticket is not None and bool(self.ticket.choices)
 
     @property
     def client(self) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infd.config import LimitsConfig
-    from infd.engine.ticket import Ticket
+    from infd.engine.admission.ticket import Ticket
     from infd.http.prompt import Prompt
     from infd.http.schema.sampling import GenerationRequest
     from infd.http.served import ServedModel

@@ -11,7 +11,7 @@ import pytest
 from infd.admin.server import AdminServer
 from infd.config import Config
 from infd.engine.engine import Engine
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.request import Request, SamplingParams
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from infd.engine.stream import Choices
+    from infd.engine.streams.stream import Choices
 
 
 class House:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from infd.admin import protocol
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.request import FinishReason
 from tests.admin.test_ctl import infdctl
 

@@ -11,7 +11,7 @@ import msgspec
 from infd.admin import protocol
 from infd.admin.commands import Desk, status
 from infd.admin.ctl import show
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.errors import CheckpointError
 from tests.admin.test_ctl import infdctl
 from tests.admin.test_rest import at

@@ -24,7 +24,7 @@ from infd.daemon.daemon import Daemon
 from infd.daemon.heartbeat import Heartbeat, status_line
 from infd.daemon.notify import Notifier
 from infd.engine.engine import Engine
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.errors import CheckpointError, ConfigError, DeviceLost, OutOfMemory
 from infd.http.schema.chat import ChatRequest
 from infd.request import Request, SamplingParams
@@ -141,7 +141,7 @@ async def test_a_frozen_request_is_no_reason_to_bark(manager: socket.socket, not
         sampling = SamplingParams(max_tokens=200)
         choices = await ticket.submit(Request(id=ticket.id, prompt=(1, 2, 3), sampling=sampling))
         await anext(choices)
-        await engine.rest.pause("keep").result()
+        await engine.control.pause("keep").result()
         heartbeat.beat()
         heard(manager)
         heartbeat.beat()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from infd.config import Config, SchedulerConfig, ServerConfig
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.http.auth import Keys
 from tests.fakes import FakeExecutor, prompt_likelihoods
 from tests.http.endpoint import Endpoint, serving

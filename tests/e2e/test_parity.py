@@ -119,7 +119,7 @@ async def test_after_preemption_at_any_moment(checkpoint: tuple[Path, Expected],
     directory, expected = checkpoint
     async with serving(directory, depth=depth) as engine:
         answers = [asyncio.create_task(generate(engine, prompt)) for prompt in expected.prompts]
-        scheduler, seen = engine.serving.scheduler, 0
+        scheduler, seen = engine.core.scheduler, 0
         while not all(answer.done() for answer in answers):
             await asyncio.sleep(0)
             if engine.status().steps // 5 > seen:
@@ -143,12 +143,12 @@ async def test_through_pauses_at_any_moment(checkpoint: tuple[Path, Expected]) -
     directory, expected = checkpoint
     async with serving(directory, depth=2) as engine:
         undisturbed = await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts))
-        engine.serving.forget_prefixes(preempting=False)
+        engine.core.forget_prefixes(preempting=False)
         answers = await begun(engine, expected.prompts)
         while not all(answer.done() for answer in answers):
-            await engine.rest.pause("keep").result()
+            await engine.control.pause("keep").result()
             steps = engine.status().steps
-            await engine.rest.resume().result()
+            await engine.control.resume().result()
             while engine.status().steps < steps + 3 and not all(answer.done() for answer in answers):
                 await asyncio.sleep(0)
     assert [answer.result() for answer in answers] == undisturbed
@@ -161,11 +161,11 @@ async def test_through_sleeps_at_any_moment(tiny: Callable[[str], Path], level: 
         answers = await begun(engine, expected.prompts)
         sleeps = frozen = 0
         while not all(answer.done() for answer in answers):
-            move = engine.rest.sleep("keep", level)
+            move = engine.control.sleep("keep", level)
             await move.result()
             sleeps, frozen = sleeps + 1, frozen + move.frozen
             steps = engine.status().steps
-            await engine.rest.wake().result()
+            await engine.control.wake().result()
             while engine.status().steps < steps + 4 and not all(answer.done() for answer in answers):
                 await asyncio.sleep(0)
         expected.compare([answer.result() for answer in answers])
@@ -182,7 +182,7 @@ async def test_with_the_prefix_cache_forgotten_at_any_moment(tiny: Callable[[str
             await asyncio.sleep(0)
             if engine.status().steps > steps + 3:
                 steps, forgotten = engine.status().steps, forgotten + 1
-                engine.serving.forget_prefixes(preempting=bool(forgotten % 2))
+                engine.core.forget_prefixes(preempting=bool(forgotten % 2))
         expected.compare([answer.result() for answer in answers][: len(expected.prompts)])
         expected.compare([answer.result() for answer in answers][len(expected.prompts) :])
         assert forgotten > 4

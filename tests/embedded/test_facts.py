@@ -18,7 +18,7 @@ from infd.cli import cli as infd_cli
 from infd.config import SETTINGS, Config
 from infd.embedded.recipe import facts
 from infd.engine.engine import Engine
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.http.auth import Keys
 from infd.offload import Offload
 from infd.telemetry.metrics import Metrics

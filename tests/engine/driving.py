@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from infd.engine.executor import Executor
-    from infd.engine.stream import Choices
+    from infd.engine.streams.stream import Choices
 
 
 def request(
@@ -55,7 +55,7 @@ async def serving(executor: Executor | None = None, **scheduler: int) -> AsyncIt
 
 
 def nothing_is_left(engine: Engine) -> None:
-    engine.serving.scheduler.verify()
+    engine.core.scheduler.verify()
     status = engine.status()
     assert status.pages_referenced == 0, "a page leaked"
     assert status.tickets == status.waiting == status.waiting_tokens == status.held == 0

@@ -169,11 +169,11 @@ async def test_an_adapter_that_has_grown_beyond_all_room_is_not_waited_for():
 async def test_a_pause_that_lets_everything_finish_lets_those_finish_who_wait_for_room():
     async with serving() as (engine, executor):
         asking = [await begun(engine, name) for name in "abc"]
-        pause = engine.rest.pause("wait")
+        pause = engine.control.pause("wait")
         executor.gate.set()
         await pause.result()
         assert [each.result() for each in asking] == [answer([1] * 9, generation) for generation in (1, 2, 3)]
-        await engine.rest.resume().result()
+        await engine.control.resume().result()
 
 
 async def test_a_drain_under_way_answers_those_who_wait_for_room():

@@ -47,13 +47,13 @@ async def serving(
 
 
 async def idle(engine: Engine) -> None:
-    while engine.status().tickets or engine.serving.loop.in_flight:
+    while engine.status().tickets or engine.core.loop.in_flight:
         await asyncio.sleep(0)
 
 
 def no_adapter_is_left(engine: Engine) -> None:
     nothing_is_left(engine)
-    assert not engine.serving.scheduler.adapters.running
+    assert not engine.core.scheduler.adapters.running
     assert all(row.requests == 0 and row.state != "leaving" for row in engine.adapters.rows())
     assert engine.adapters.bytes == sum(row.bytes for row in engine.adapters.rows())
 
@@ -363,7 +363,7 @@ async def test_loads_unloads_and_reloads_race_requests():
             try:
                 async with engine.admit(1, 0) as ticket:
                     choices = await ticket.submit(request(prompt, name, count))
-                    adapter = ticket.flows[0].seq.adapter
+                    adapter = ticket.choices[0].seq.adapter
                     if rng.random() < 0.2:  # its reader leaves
                         await asyncio.sleep(0)
                         outcomes["left"] += 1
@@ -391,7 +391,7 @@ async def test_loads_unloads_and_reloads_race_requests():
                 except (AdapterExists, AdapterTooLarge):
                     pass
                 assert adapters.bytes <= 45 * MIB
-                engine.serving.scheduler.verify()
+                engine.core.scheduler.verify()
                 await asyncio.sleep(0)
 
         async def crowd() -> None:
@@ -407,7 +407,7 @@ async def test_loads_unloads_and_reloads_race_requests():
         assert not adapters._by_adapter
         while executor.device.slots:
             await asyncio.sleep(0)
-        assert engine.serving.scheduler.adapters._slots == {}
+        assert engine.core.scheduler.adapters._slots == {}
     assert outcomes["answered"] > rounds // 2
     assert outcomes["gone"]
     assert len(asyncio.all_tasks()) <= tasks_before + 1  # the fake's own worker
@@ -418,13 +418,13 @@ async def test_a_deep_sleep_takes_adapters_out_of_memory_and_the_next_request_re
     async with serving(executor) as engine:
         await engine.adapters.load("a", "a")
         assert await ask(engine, request([4] * 9, "a")) == answer([4] * 9, 1)
-        await engine.rest.sleep(level=1).result()
+        await engine.control.sleep(level=1).result()
         assert engine.adapters.bytes
-        await engine.rest.sleep(level=2).result()
+        await engine.control.sleep(level=2).result()
         assert engine.adapters.bytes == 0
         assert engine.adapters.unload("a")
         await engine.adapters.load("a", "a")
-        await engine.rest.resume().result()
+        await engine.control.resume().result()
         assert await ask(engine, request([4] * 9, "a")) == answer([4] * 9, 2)
 
 
@@ -434,6 +434,6 @@ async def test_what_was_frozen_with_an_adapter_goes_on_with_it_after_a_deep_slee
         await engine.adapters.load("a", "a")
         asking = asyncio.create_task(ask(engine, request([4] * 9, "a", 40)))
         await until_steps(engine, 5)
-        await engine.rest.sleep("keep", level=2).result()
-        await engine.rest.resume().result()
+        await engine.control.sleep("keep", level=2).result()
+        await engine.control.resume().result()
         assert await asking == answer([4] * 9, 1, 40)

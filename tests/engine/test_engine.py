@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infd.config import Config
-from infd.engine import fanout
 from infd.engine.engine import Engine
-from infd.engine.progress import PATIENCE_S
-from infd.engine.state import State
-from infd.engine.stream import LIKELY_BYTES, LOGPROBS_BYTES, PENDING_BYTES, TOKEN_BYTES
+from infd.engine.lifecycle.state import State
+from infd.engine.steps.watchdog import PATIENCE_S
+from infd.engine.streams import fanout
+from infd.engine.streams.stream import LIKELY_BYTES, LOGPROBS_BYTES, PENDING_BYTES, TOKEN_BYTES
 from infd.errors import (
     Aborted,
     DeviceLost,
@@ -224,7 +224,7 @@ async def test_a_request_aborted_before_it_is_queued_is_refused():
 async def test_a_reader_hears_of_the_end_even_where_the_scheduler_fails():
     async with serving() as engine, engine.admit(2, 0) as ticket:
         choices = await ticket.submit(request([1], 200), request([2], 200))
-        scheduler = engine.serving.scheduler
+        scheduler = engine.core.scheduler
         assert scheduler is not None
         remove, broken = scheduler.remove, []
 
@@ -247,23 +247,23 @@ async def test_wrong_accounts_are_noticed_once_nobody_is_served(caplog):
         engine.watch()
         assert not caplog.records
         await ask(engine, request([2]))
-        page = engine.serving.scheduler.cache.pool.take()
+        page = engine.core.scheduler.cache.pool.take()
         engine.watch()
         assert "accounts are wrong" in caplog.text
-        engine.serving.scheduler.cache.pool.release(page)
+        engine.core.scheduler.cache.pool.release(page)
 
 
 async def test_steps_behind_a_failed_one_are_waited_for_before_they_are_undone():
     executor = FakeExecutor(depth=2, fault=poisoned())
     async with serving(executor) as engine:
-        rollback, seen = engine.serving.scheduler.rollback, []
+        rollback, seen = engine.core.scheduler.rollback, []
 
         def checked(plans):
             plans = list(plans)
             seen.append([issued for issued in executor.issued if not issued.result.done()])
             rollback(plans)
 
-        engine.serving.scheduler.rollback = checked
+        engine.core.scheduler.rollback = checked
         await asyncio.gather(ask(engine, request([POISON])), ask(engine, request([1], 9)))
         assert seen
         assert not any(seen)
@@ -533,7 +533,7 @@ async def test_an_idle_engine_does_nothing():
         await asyncio.sleep(0.01)
         steps = engine.status().steps
         plans: list[int] = []
-        engine.serving.scheduler.plan = lambda only=None: plans.append(1)  # type: ignore[method-assign,assignment]
+        engine.core.scheduler.plan = lambda only=None: plans.append(1)  # type: ignore[method-assign,assignment]
         for _ in range(50):
             await asyncio.sleep(0)
         assert (engine.status().steps, plans) == (steps, [])
@@ -548,7 +548,7 @@ async def test_after_the_prefix_cache_is_forgotten_answers_are_as_before_and_not
         asking = [asyncio.create_task(ask(engine, request([i] * 40, 60))) for i in range(4)]
         while engine.status().steps < 12:
             await asyncio.sleep(0)
-        pages, preempted = engine.serving.forget_prefixes(preempting=preempting)
+        pages, preempted = engine.core.forget_prefixes(preempting=preempting)
         assert pages
         assert preempted == (4 if preempting else 0)
         async with engine.admit(1, 0) as ticket:

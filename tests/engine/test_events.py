@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.errors import CheckpointError
 from infd.request import FinishReason
 from tests.engine.driving import ask, request, serving
@@ -26,9 +26,9 @@ async def told(engine: Engine, kind: str) -> list[str]:
 
 async def test_every_change_of_state_is_told_once():
     async with serving() as engine:
-        await engine.rest.sleep(level=2).result()
+        await engine.control.sleep(level=2).result()
         engine.lifecycle.enter(State.SLEEPING, engine.lifecycle.reason)
-        await engine.rest.wake().result()
+        await engine.control.wake().result()
         assert await told(engine, "state") == ["ready", "paused", "sleeping", "sleeping", "ready"]
         assert await told(engine, "rest") == ["sleeping", "ready"]
 
@@ -37,8 +37,8 @@ async def test_what_did_not_come_of_a_wish_is_told_with_the_reason():
     executor = FakeExecutor()
     executor.wake_error = executor.weights_error = CheckpointError("/model: gone")
     async with serving(executor) as engine:
-        await engine.rest.sleep().result()
-        for wish in (engine.rest.wake, lambda: engine.rest.load_weights("/other")):
+        await engine.control.sleep().result()
+        for wish in (engine.control.wake, lambda: engine.control.load_weights("/other")):
             with pytest.raises(CheckpointError):
                 await wish().result()
         failures = [event async for event, _ in engine.events.read() if "error" in event.facts]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from infd.config import Config, SchedulerConfig, ServerConfig
-from infd.engine import stream
 from infd.engine.engine import Engine
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
+from infd.engine.streams import stream
 from infd.errors import CheckpointError, InfdError, RequestError
 from infd.memory import ALL, Held, Part
 from infd.request import FinishReason
@@ -26,7 +26,7 @@ from tests.fakes import FakeExecutor, capacity, continuation, likeliness, prompt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from infd.engine.wish import Move
+    from infd.engine.lifecycle.target import Transition
     from infd.request import Request, TokenLogprobs
 
 MODES = st.sampled_from(["abort", "wait", "keep"])
@@ -50,7 +50,7 @@ class Histories(RuleBasedStateMachine):
         config = Config(server=ServerConfig(wake_on_request=wakes), scheduler=SchedulerConfig(max_waiting=12))
         self.engine = Engine(config, self.executor, Metrics())
         self.clients: list[asyncio.Task[Any]] = []
-        self.moves: list[Move] = []
+        self.moves: list[Transition] = []
         self.drained = False
         self.run(self.engine.load())
         self.running = self.loop.create_task(self.engine.run())
@@ -97,7 +97,7 @@ class Histories(RuleBasedStateMachine):
                 assert finish[index] is FinishReason.ABORT or self.drained
                 assert got == want[: len(got)]
 
-    def wish(self, utter: Callable[[], Move]) -> None:
+    def wish(self, utter: Callable[[], Transition]) -> None:
         async def within() -> None:
             with contextlib.suppress(InfdError):
                 self.moves.append(utter())
@@ -122,25 +122,25 @@ class Histories(RuleBasedStateMachine):
 
     @rule(mode=MODES, new=st.sampled_from(["hold", "reject"]))
     def pause(self, mode: Any, new: Any) -> None:
-        self.wish(lambda: self.engine.rest.pause(mode, new))
+        self.wish(lambda: self.engine.control.pause(mode, new))
 
     @rule(mode=MODES, level=st.integers(1, 2), by_itself=st.booleans())
     def sleep(self, mode: Any, level: int, by_itself: bool) -> None:
-        self.wish(lambda: self.engine.rest.sleep(mode, level, by_itself=by_itself))
+        self.wish(lambda: self.engine.control.sleep(mode, level, by_itself=by_itself))
 
     @rule(parts=st.sampled_from([ALL, ALL, frozenset({Part.WEIGHTS}), frozenset({Part.CACHE})]), ready=st.booleans())
     def rouse(self, parts: frozenset[Part], ready: bool) -> None:
-        self.wish(lambda: (self.engine.rest.resume if ready else self.engine.rest.wake)(parts))
+        self.wish(lambda: (self.engine.control.resume if ready else self.engine.control.wake)(parts))
 
     @rule(how=st.sampled_from(["well", "refused", "midway"]))
     def load_weights(self, how: str) -> None:
         self.executor.weights_error = None if how == "well" else CheckpointError(how)
         self.executor.fails_midway = how == "midway"
-        self.wish(lambda: self.engine.rest.load_weights("/other"))
+        self.wish(lambda: self.engine.control.load_weights("/other"))
 
     @rule(preempting=st.booleans())
     def forget(self, preempting: bool) -> None:
-        self.engine.serving.forget_prefixes(preempting=preempting)
+        self.engine.core.forget_prefixes(preempting=preempting)
 
     @rule(fails=st.booleans())
     def wakes_badly(self, fails: bool) -> None:
@@ -165,13 +165,13 @@ class Histories(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if hasattr(self, "engine"):
             engine = self.engine
-            engine.serving.scheduler.verify()
-            assert engine.accepted == sum(engine.status().terminal.values()) + len(engine.serving.flows)
+            engine.core.scheduler.verify()
+            assert engine.accepted == sum(engine.status().terminal.values()) + len(engine.core.in_flight)
             assert not self.running.done()
             if engine.lifecycle.state is State.READY:
                 assert self.executor.memory.whole
             if self.executor.device.asleep:
-                assert not engine.serving.loop.in_flight
+                assert not engine.core.loop.in_flight
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
@@ -198,7 +198,7 @@ class Histories(RuleBasedStateMachine):
 
     async def recover(self) -> None:
         """Bring the engine back to readiness as an operator would; then everybody must be answered."""
-        rest = self.engine.rest
+        rest = self.engine.control
         if not self.drained:
             with contextlib.suppress(InfdError):
                 await rest.resume().result()

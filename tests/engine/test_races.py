@@ -28,7 +28,7 @@ from infd import embedded
 from infd.adapters.reading import HostWeights
 from infd.config import CacheConfig, Config, DeviceConfig, LoraConfig, ModelConfig, SchedulerConfig, ServerConfig
 from infd.engine.engine import Engine
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.errors import (
     Aborted,
     AdapterTooLarge,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from infd.engine.wish import Mode, Move
+    from infd.engine.lifecycle.target import Mode, Transition
 
 RACES = 10_000 if os.environ.get("INFD_SOAK") else 100
 SEED = int(os.environ.get("INFD_TEST_SEED", "1"))
@@ -188,7 +188,7 @@ class History:
             async with self.engine.admit(choices, 0) as ticket:
                 changes, weights, least = self.changes, self.weights, self.latest.get(name or "", 0)
                 reading = await ticket.submit(request)
-                adapter = ticket.flows[0].seq.adapter
+                adapter = ticket.choices[0].seq.adapter
                 read_from = None
                 if name is not None:
                     assert adapter is not None
@@ -257,7 +257,7 @@ class History:
         assert isinstance(executor, LocalExecutor)
         return await executor.between(lambda loaded: loaded)
 
-    async def come_true(self, wish: Callable[[], Move]) -> None:
+    async def come_true(self, wish: Callable[[], Transition]) -> None:
         """Utter a wish, and stay for its end or not."""
         move = wish()
         if self.chance.random() < 0.5:
@@ -267,19 +267,19 @@ class History:
     async def pause(self) -> None:
         mode = self.chance.choice(MODES)
         self.aborts += mode == "abort"
-        await self.come_true(lambda: self.engine.rest.pause(mode, self.chance.choice(["hold", "hold", "reject"])))
+        await self.come_true(lambda: self.engine.control.pause(mode, self.chance.choice(["hold", "hold", "reject"])))
 
     async def sleep(self) -> None:
         mode, level = self.chance.choice(MODES), self.chance.choice([1, 2])
         self.aborts += mode == "abort"
-        await self.come_true(lambda: self.engine.rest.sleep(mode, level))
+        await self.come_true(lambda: self.engine.control.sleep(mode, level))
 
     async def wake(self) -> None:
         parts = self.chance.choice([ALL, ALL, frozenset({Part.WEIGHTS}), frozenset({Part.CACHE})])
-        await self.come_true(lambda: self.engine.rest.wake(parts))
+        await self.come_true(lambda: self.engine.control.wake(parts))
 
     async def resume(self) -> None:
-        await self.come_true(self.engine.rest.resume)
+        await self.come_true(self.engine.control.resume)
         goal = self.outcomes["answered"] + self.chance.randrange(4)
         while self.engine.lifecycle.state is State.READY and self.outcomes["answered"] < goal and self.left > 0:
             await self.behind_the_steps()
@@ -289,9 +289,9 @@ class History:
         root = self.world.checkpoints["other"].parent
         if self.chance.random() < 0.8:
             with suppress(Overtaken):
-                await self.engine.rest.pause(self.chance.choice(["wait", "keep"])).result()
+                await self.engine.control.pause(self.chance.choice(["wait", "keep"])).result()
         try:
-            move = self.engine.rest.load_weights(str(self.world.checkpoints.get(name, root / name)))
+            move = self.engine.control.load_weights(str(self.world.checkpoints.get(name, root / name)))
         except Busy:
             return
         self.changes += 1
@@ -307,7 +307,7 @@ class History:
         self.changes += 1
 
     async def forget_prefixes(self) -> None:
-        self.engine.serving.forget_prefixes(preempting=self.chance.random() < 0.5)
+        self.engine.core.forget_prefixes(preempting=self.chance.random() < 0.5)
 
     async def abort(self) -> None:
         if rows := self.engine.requests():
@@ -354,7 +354,7 @@ class History:
         operators = [asyncio.create_task(self.operator(verbs)) for verbs in (at_rest, at_rest, adapted)]
         try:
             await first_failure(operators, clients)
-            await self.engine.rest.resume().result()
+            await self.engine.control.resume().result()
             await first_failure(clients)
         finally:
             for task in (*clients, *operators):
@@ -367,14 +367,14 @@ class History:
         for name in ADAPTERS:
             engine.adapters.unload(name)
             await engine.adapters.left(name)
-        while engine.serving.loop.in_flight:
+        while engine.core.loop.in_flight:
             await self.behind_the_steps()
         nothing_is_left(engine)
         assert (engine.lifecycle.state, engine.executor.memory) == (State.READY, Memory())
-        assert engine.serving.scheduler.adapters._slots == {}
+        assert engine.core.scheduler.adapters._slots == {}
         assert (engine.adapters.bytes, engine.adapters.rows()) == (0, [])
         assert len((await self.behind_the_steps()).runner.adapters) == 0, "the device holds an adapter"
-        assert len(engine.serving.scheduler._rows) == engine.serving.capacity.rows, "a row leaked"
+        assert len(engine.core.scheduler._rows) == engine.core.capacity.rows, "a row leaked"
 
 
 async def first_failure(awaited: list[asyncio.Task[None]], others: list[asyncio.Task[None]] | None = None) -> None:

@@ -64,6 +64,6 @@ async def test_a_sleeper_goes_on_under_the_regime_that_it_has_grown_into(layout,
     async with serving(device(layout, depth)) as engine:
         asking = [asyncio.create_task(ask(engine, request(prompt, NEW))) for prompt in PROMPTS]
         await until_steps(engine, steps)
-        await engine.rest.sleep("keep").result()
-        await engine.rest.wake().result()
+        await engine.control.sleep("keep").result()
+        await engine.control.wake().result()
         assert await asyncio.gather(*asking) == [right(layout, prompt) for prompt in PROMPTS]

@@ -9,7 +9,7 @@ import pytest
 
 from infd.config import Config, SchedulerConfig, ServerConfig
 from infd.engine.engine import Engine
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.errors import (
     Aborted,
     DeviceLost,
@@ -46,7 +46,7 @@ async def test_what_is_kept_goes_on_token_for_token(depth: int):
         asking = [asyncio.create_task(ask(engine, request([i] * 9, 60))) for i in range(6)]
         for steps in (3, 7, 12):
             await until_steps(engine, steps)
-            move = engine.rest.pause("keep")
+            move = engine.control.pause("keep")
             await move.result()
             assert engine.lifecycle.state is State.PAUSED
             assert move.frozen == 6
@@ -54,7 +54,7 @@ async def test_what_is_kept_goes_on_token_for_token(depth: int):
             await turns()
             assert len(executor.issued) == issued, "a step ran while paused"
             assert not any(task.done() for task in asking)
-            await engine.rest.resume().result()
+            await engine.control.resume().result()
         assert await asyncio.gather(*asking) == [answer([i] * 9, 60) for i in range(6)]
 
 
@@ -63,14 +63,14 @@ async def test_waiting_lets_everything_in_flight_finish_and_nothing_else_begin()
         async with engine.admit(1, 0) as prepared:
             asking = asyncio.create_task(ask(engine, request([1], 40)))
             await until_steps(engine, 2)
-            move = engine.rest.pause("wait")
+            move = engine.control.pause("wait")
             late = asyncio.create_task(ask(engine, request([3], 5)))
             assert await asking == answer([1], 40)
             assert not await move.result(0), "somebody who came in before is still to be answered"
             assert await collect(await prepared.submit(request([2], 5))) == answer([2], 5)
         await move.result()
         assert (engine.status().held, late.done()) == (1, False)
-        await engine.rest.resume().result()
+        await engine.control.resume().result()
         assert await late == answer([3], 5)
 
 
@@ -78,7 +78,7 @@ async def test_aborting_ends_what_is_in_flight_and_what_is_being_prepared():
     async with serving() as engine, engine.admit(1, 0) as prepared:
         asking = [asyncio.create_task(ask(engine, request([i], 100))) for i in range(3)]
         await until_steps(engine, 2)
-        move = engine.rest.pause("abort")
+        move = engine.control.pause("abort")
         await move.result()
         assert [answer[0][1] for answer in await asyncio.gather(*asking)] == [FinishReason.ABORT] * 3
         with pytest.raises(Aborted):
@@ -90,44 +90,44 @@ async def test_aborting_ends_what_is_in_flight_and_what_is_being_prepared():
 
 async def test_what_was_aborted_while_it_was_prepared_is_aborted_once():
     async with serving() as engine, engine.admit(2, 0) as prepared:
-        first = engine.rest.pause("abort")
+        first = engine.control.pause("abort")
         await first.result()
-        second = engine.rest.pause("abort", "hold")
+        second = engine.control.pause("abort", "hold")
         await second.result()
         assert (first.aborted, second.aborted, second.frozen) == (2, 0, 0)
-        await engine.rest.pause("wait").result()  # it is nothing to wait for
+        await engine.control.pause("wait").result()  # it is nothing to wait for
         with pytest.raises(Aborted):
             await prepared.submit(request([1]))
 
 
 async def test_what_was_prepared_when_the_pause_began_is_answered_after_it():
     async with serving() as engine, engine.admit(1, 0) as ticket:
-        await engine.rest.pause("keep").result()
+        await engine.control.pause("keep").result()
         choices = await ticket.submit(request([7], 4))
         await turns()
         assert not choices.ready
-        engine.rest.resume()
+        engine.control.resume()
         assert await collect(choices) == answer([7], 4)
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 async def test_new_requests_are_refused_where_that_is_asked_for(mode):
     async with serving() as engine:
-        await engine.rest.pause(mode, "reject").result()
+        await engine.control.pause(mode, "reject").result()
         with pytest.raises(NotReady, match=r"paused: .* new requests are refused"):
             await ask(engine, request([1]))
-        engine.rest.resume()
+        engine.control.resume()
         await turns()
         assert await ask(engine, request([1])) == answer([1], 5)
 
 
 async def test_those_held_are_turned_away_when_new_requests_are_to_be_refused_instead():
     async with serving() as engine:
-        await engine.rest.pause(new="hold").result()
+        await engine.control.pause(new="hold").result()
         held = asyncio.create_task(ask(engine, request([1])))
         await turns()
         assert engine.status().held == 1
-        await engine.rest.pause(new="reject").result()
+        await engine.control.pause(new="reject").result()
         with pytest.raises(NotReady):
             await held
         assert engine.status().held == 0
@@ -135,7 +135,7 @@ async def test_those_held_are_turned_away_when_new_requests_are_to_be_refused_in
 
 async def test_the_held_come_in_as_they_came_to_the_door():
     async with serving() as engine:
-        await engine.rest.pause().result()
+        await engine.control.pause().result()
         came_in: list[int] = []
 
         async def come(number: int) -> None:
@@ -145,19 +145,19 @@ async def test_the_held_come_in_as_they_came_to_the_door():
         waiting = [asyncio.create_task(come(number)) for number in range(20)]
         await turns()
         assert (came_in, engine.status().held) == ([], 20)
-        engine.rest.resume()
+        engine.control.resume()
         await asyncio.gather(*waiting)
         assert came_in == list(range(20))
 
 
 async def test_the_held_are_bounded_as_the_queue_is():
     async with serving(max_waiting=2) as engine:
-        await engine.rest.pause().result()
+        await engine.control.pause().result()
         held = [asyncio.create_task(ask(engine, request([i]))) for i in range(2)]
         await turns()
         with pytest.raises(Overloaded):
             await ask(engine, request([9]))
-        engine.rest.resume()
+        engine.control.resume()
         await asyncio.gather(*held)
 
 
@@ -166,7 +166,7 @@ async def resting(**server: float) -> tuple[Engine, asyncio.Task[None]]:
     await engine.load()
     running = asyncio.create_task(engine.run())
     await turns()
-    await engine.rest.pause().result()
+    await engine.control.pause().result()
     return engine, running
 
 
@@ -184,7 +184,7 @@ async def test_nobody_is_held_for_ever(settings: dict[str, float], error: type[E
 
 async def test_a_held_request_can_be_aborted_or_leave_and_its_place_is_free_again():
     async with serving(max_waiting=2) as engine:
-        await engine.rest.pause().result()
+        await engine.control.pause().result()
         held = [asyncio.create_task(ask(engine, request([i]))) for i in range(2)]
         await turns()
         assert engine.abort(engine.requests()[0].id)
@@ -198,17 +198,17 @@ async def test_a_pause_during_a_pause_changes_what_becomes_of_the_requests_in_fl
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 200)))
         await until_steps(engine, 2)
-        waits = engine.rest.pause("wait")
+        waits = engine.control.pause("wait")
         await turns(4)
-        await engine.rest.pause("keep").result()
+        await engine.control.pause("keep").result()
         with pytest.raises(Overtaken):
             await waits.result()
         steps = engine.status().steps
-        waits = engine.rest.pause("wait")
+        waits = engine.control.pause("wait")
         await until_steps(engine, steps + 3)
-        await engine.rest.pause("keep").result()
+        await engine.control.pause("keep").result()
         assert not asking.done()
-        move = engine.rest.pause("abort")
+        move = engine.control.pause("abort")
         await move.result()
         assert (await asking)[0][1] is FinishReason.ABORT
         assert (move.aborted, engine.lifecycle.state) == (1, State.PAUSED)
@@ -218,20 +218,20 @@ async def test_a_pause_during_a_pause_changes_what_becomes_of_the_requests_in_fl
 
 async def test_wishing_for_what_is_there_changes_nothing():
     async with serving() as engine:
-        resume = engine.rest.resume()
+        resume = engine.control.resume()
         assert await resume.result(0)
         assert engine.lifecycle.state is State.READY
 
         asking = asyncio.create_task(ask(engine, request([1], 200)))
         await until_steps(engine, 2)
-        first = engine.rest.pause("keep")
-        assert engine.rest.pause("keep") is first, "who wishes for what is on its way waits for the same end"
+        first = engine.control.pause("keep")
+        assert engine.control.pause("keep") is first, "who wishes for what is on its way waits for the same end"
         await first.result()
-        since, again = engine.lifecycle.since, engine.rest.pause("keep")
+        since, again = engine.lifecycle.since, engine.control.pause("keep")
         assert again is not first
         assert await again.result(0)
         assert engine.lifecycle.since == since
-        await engine.rest.resume().result()
+        await engine.control.resume().result()
         await asking
 
 
@@ -239,8 +239,8 @@ async def test_a_resume_overtakes_a_pause_that_still_waits():
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 60)))
         await until_steps(engine, 2)
-        move = engine.rest.pause("wait")
-        await engine.rest.resume().result()
+        move = engine.control.pause("wait")
+        await engine.control.resume().result()
         with pytest.raises(Overtaken):
             await move.result()
         assert engine.lifecycle.state is State.READY
@@ -253,8 +253,8 @@ async def test_a_pause_and_a_resume_in_one_breath_leave_the_engine_ready():
         asking = asyncio.create_task(ask(engine, request([1], 60)))
         await until_steps(engine, 2)
         for mode in ("keep", "wait", "keep"):
-            engine.rest.pause(mode)
-            engine.rest.resume()
+            engine.control.pause(mode)
+            engine.control.resume()
         assert await asking == answer([1], 60)
         assert engine.lifecycle.state is State.READY
 
@@ -263,7 +263,7 @@ async def test_a_drain_ends_what_is_frozen_and_who_is_held_at_once():
     async with serving() as engine:
         frozen = asyncio.create_task(ask(engine, request([1], 100)))
         await until_steps(engine, 2)
-        await engine.rest.pause("keep").result()
+        await engine.control.pause("keep").result()
         held = asyncio.create_task(ask(engine, request([2])))
         await turns()
         assert await engine.drain(60)
@@ -271,14 +271,14 @@ async def test_a_drain_ends_what_is_frozen_and_who_is_held_at_once():
         with pytest.raises(NotReady, match="draining"):
             await held
         with pytest.raises(WrongState, match="draining"):
-            engine.rest.resume()
+            engine.control.resume()
 
 
 async def test_a_drain_lets_finish_what_a_pause_was_letting_finish():
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 40)))
         await until_steps(engine, 2)
-        move = engine.rest.pause("wait")
+        move = engine.control.pause("wait")
         await turns(3)
         assert await engine.drain(60)
         assert await asking == answer([1], 40)
@@ -288,7 +288,7 @@ async def test_a_drain_lets_finish_what_a_pause_was_letting_finish():
 
 async def test_nothing_is_paused_before_the_model_is_loaded():
     engine = Engine(Config(), FakeExecutor(), Metrics())
-    for wish in (engine.rest.pause, engine.rest.resume):
+    for wish in (engine.control.pause, engine.control.resume):
         with pytest.raises(WrongState, match="starting"):
             wish()
     await engine.close()
@@ -305,7 +305,7 @@ async def test_whoever_waits_for_a_pause_hears_of_a_lost_device():
     await turns()
     asking = asyncio.create_task(ask(engine, request([1], 100)))
     await until_steps(engine, 2)
-    move = engine.rest.pause("wait")
+    move = engine.control.pause("wait")
     with pytest.raises(DeviceLost):
         await running
     with pytest.raises(Overtaken, match="failed"):
@@ -319,7 +319,7 @@ async def test_a_frozen_request_that_leaves_gives_its_pages_back():
         async with engine.admit(1, 0) as ticket:
             choices = await ticket.submit(request([1] * 9, 100))
             await anext(choices)
-            await engine.rest.pause("keep").result()
+            await engine.control.pause("keep").result()
             assert engine.status().pages_referenced
         assert engine.status().pages_referenced == 0
 
@@ -328,26 +328,26 @@ async def test_an_engine_at_rest_does_nothing():
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 30)))
         await until_steps(engine, 2)
-        await engine.rest.pause("keep").result()
+        await engine.control.pause("keep").result()
         plans: list[int] = []
-        plan, engine.serving.scheduler.plan = engine.serving.scheduler.plan, lambda only=None: plans.append(1)
+        plan, engine.core.scheduler.plan = engine.core.scheduler.plan, lambda only=None: plans.append(1)
         await turns(50)
         assert (plans, engine.busy) == ([], False)
-        engine.serving.scheduler.plan = plan
-        engine.rest.resume()
+        engine.core.scheduler.plan = plan
+        engine.control.resume()
         await asking
 
 
 async def test_after_an_abort_new_requests_are_refused_unless_they_are_to_be_held():
     async with serving() as engine:
-        await engine.rest.pause("abort").result()
+        await engine.control.pause("abort").result()
         with pytest.raises(NotReady):
             await ask(engine, request([1]))
-        await engine.rest.pause("abort", "hold").result()
+        await engine.control.pause("abort", "hold").result()
         held = asyncio.create_task(ask(engine, request([1])))
         await turns()
         assert engine.status().held == 1
-        engine.rest.resume()
+        engine.control.resume()
         assert await held == answer([1], 5)
 
 
@@ -356,9 +356,9 @@ async def test_whoever_waits_for_a_pause_hears_that_all_was_cut_off():
     async with serving(executor) as engine:
         executor.gate.clear()
         asked = asyncio.create_task(ask(engine, request([1] * 3)))
-        while not engine.serving.loop.in_flight:
+        while not engine.core.loop.in_flight:
             await asyncio.sleep(0)
-        pause = engine.rest.pause("wait")
+        pause = engine.control.pause("wait")
         engine.lifecycle.enter(State.DRAINING)
         engine.fail_all(ServerStopped())
         with pytest.raises(Overtaken):

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from infd.config import Config, ServerConfig
 from infd.engine.engine import Engine
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.engine.status import gauges
 from infd.errors import (
     Busy,
@@ -73,12 +73,12 @@ async def test_vllms_sleep_state_is_the_level_asked_for(level: int, state: str):
     states = {"awake": 0, "weights_offloaded": 0, "discard_all": 0}
     async with serving() as engine:
         assert sleep_state(engine) == {**states, "awake": 1}
-        await engine.rest.sleep(level=level).result()
+        await engine.control.sleep(level=level).result()
         assert sleep_state(engine) == {**states, state: 1}
-        await engine.rest.wake(CACHE).result()
+        await engine.control.wake(CACHE).result()
         awake = level == 1  # on a CPU that sleep gave nothing else back
         assert sleep_state(engine) == {**states, "awake" if awake else state: 1}
-        await engine.rest.wake().result()
+        await engine.control.wake().result()
         assert sleep_state(engine) == {**states, "awake": 1}
 
 
@@ -93,14 +93,14 @@ async def test_what_is_kept_is_computed_anew_and_goes_on_token_for_token(level: 
         asking = [asyncio.create_task(ask(engine, request([i] * 9, 60))) for i in range(6)]
         for steps in (3, 9):
             await until_steps(engine, engine.status().steps + steps)
-            move = engine.rest.sleep("keep", level)
+            move = engine.control.sleep("keep", level)
             await move.result()
             assert engine.lifecycle.state is State.SLEEPING
             assert (move.frozen, move.freed_bytes) == (6, 1000 * level)
             assert engine.executor.memory.released == (WEIGHTS | CACHE if level == 2 else CACHE)
             status = engine.status()
             assert (status.running, status.pages_referenced, status.pages_cached) == (0, 0, 0)
-            await engine.rest.wake().result()
+            await engine.control.wake().result()
             assert engine.executor.memory == Memory()
             assert engine.lifecycle.state is State.READY
         assert await asyncio.gather(*asking) == [answer([i] * 9, 60) for i in range(6)]
@@ -110,32 +110,32 @@ async def test_sleep_waits_for_what_is_in_flight_or_ends_it():
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 40)))
         await until_steps(engine, 2)
-        move = engine.rest.sleep("wait", 2)
+        move = engine.control.sleep("wait", 2)
         await turns(5)
         assert (engine.lifecycle.state, engine.executor.memory) == (State.PAUSED, Memory())
         assert await asking == answer([1], 40)
         await move.result()
         assert engine.executor.memory == NOTHING
-        await engine.rest.wake().result()
+        await engine.control.wake().result()
 
         asking = asyncio.create_task(ask(engine, request([1], 40)))
         await until_steps(engine, engine.status().steps + 2)
-        await engine.rest.sleep("abort").result()
+        await engine.control.sleep("abort").result()
         assert (await asking)[0][1] is FinishReason.ABORT
 
 
 async def test_waking_leads_back_to_what_was_before_and_resuming_to_readiness():
     async with serving() as engine:
-        await engine.rest.pause("keep", "reject").result()
-        await engine.rest.sleep(level=2).result()
-        await engine.rest.wake().result()
+        await engine.control.pause("keep", "reject").result()
+        await engine.control.sleep(level=2).result()
+        await engine.control.wake().result()
         assert engine.lifecycle.state is State.PAUSED
         assert "refused" in engine.lifecycle.reason
-        await engine.rest.sleep(level=2).result()
-        await engine.rest.resume().result()
+        await engine.control.sleep(level=2).result()
+        await engine.control.resume().result()
         assert engine.lifecycle.state is State.READY
-        await engine.rest.sleep().result()
-        await engine.rest.pause("keep").result()
+        await engine.control.sleep().result()
+        await engine.control.pause("keep").result()
         assert (engine.lifecycle.state, engine.executor.memory) == (State.PAUSED, Memory())
 
 
@@ -144,8 +144,8 @@ async def test_a_staged_wake_lets_no_step_run_before_all_memory_is_back(verb: st
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 40)))
         await until_steps(engine, 2)
-        await engine.rest.sleep("keep", 2).result()
-        rouse = getattr(engine.rest, verb)
+        await engine.control.sleep("keep", 2).result()
+        rouse = getattr(engine.control, verb)
         await rouse(WEIGHTS).result()
         assert engine.lifecycle.state is State.SLEEPING
         assert engine.executor.memory == Memory(cache=Held.RELEASED)
@@ -160,48 +160,48 @@ async def test_a_staged_wake_lets_no_step_run_before_all_memory_is_back(verb: st
 async def test_where_a_light_sleep_moves_weights_they_must_be_taken_back_too(at_once: bool):
     async with serving() as engine:
         fake(engine).parks = True
-        asleep = engine.rest.sleep(level=1)
+        asleep = engine.control.sleep(level=1)
         if not at_once:
             await asleep.result()
             assert engine.executor.memory == Memory(weights=Held.PARKED, cache=Held.RELEASED)
-        woken = engine.rest.wake(CACHE)
+        woken = engine.control.wake(CACHE)
         with suppress(Overtaken):
             await asleep.result()
         await woken.result()
         assert engine.lifecycle.state is State.SLEEPING
-        await engine.rest.wake(WEIGHTS).result()
+        await engine.control.wake(WEIGHTS).result()
         assert (engine.lifecycle.state, engine.executor.memory) == (State.READY, Memory())
 
 
 async def test_at_level_1_the_cache_is_all_there_is_to_take_back():
     async with serving() as engine:
-        await engine.rest.sleep(level=1).result()
-        await engine.rest.wake(CACHE).result()
+        await engine.control.sleep(level=1).result()
+        await engine.control.wake(CACHE).result()
         assert engine.lifecycle.state is State.READY
 
 
 async def test_sleep_deepens_and_is_not_made_lighter_by_sleeping_again():
     async with serving() as engine:
-        await engine.rest.sleep(level=1).result()
-        await engine.rest.sleep(level=2).result()
+        await engine.control.sleep(level=1).result()
+        await engine.control.sleep(level=2).result()
         assert engine.executor.memory == NOTHING
-        again = engine.rest.sleep(level=1)
+        again = engine.control.sleep(level=1)
         await again.result()
-        assert (engine.executor.memory, again.wish.level) == (NOTHING, 2)
-        assert await engine.rest.sleep(level=2).result(0), "nothing is left to do"
-        await engine.rest.wake(WEIGHTS).result()
-        await engine.rest.sleep(level=2).result()
+        assert (engine.executor.memory, again.target.level) == (NOTHING, 2)
+        assert await engine.control.sleep(level=2).result(0), "nothing is left to do"
+        await engine.control.wake(WEIGHTS).result()
+        await engine.control.sleep(level=2).result()
         assert engine.executor.memory == NOTHING
-        await engine.rest.wake().result()
-        assert await engine.rest.wake().result(0)
+        await engine.control.wake().result()
+        assert await engine.control.wake().result(0)
 
 
 async def test_a_failed_wake_leaves_it_asleep_and_can_be_tried_again():
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 40)))
         await until_steps(engine, 2)
-        await engine.rest.sleep("keep", 2).result()
-        for verb in (engine.rest.wake, engine.rest.resume, engine.rest.pause):
+        await engine.control.sleep("keep", 2).result()
+        for verb in (engine.control.wake, engine.control.resume, engine.control.pause):
             fake(engine).wake_error = CheckpointError("/model: gone")
             with pytest.raises(CheckpointError, match="gone"):
                 await verb().result()
@@ -209,7 +209,7 @@ async def test_a_failed_wake_leaves_it_asleep_and_can_be_tried_again():
             assert engine.lifecycle.reason == "could not wake: /model: gone"
             assert not asking.done()
         fake(engine).wake_error = None
-        await engine.rest.wake().result()
+        await engine.control.wake().result()
         assert await asking == answer([1], 40)
 
 
@@ -220,10 +220,10 @@ async def test_a_sleep_that_fails_costs_neither_a_cached_prefix_nor_what_was_com
         await until_steps(engine, engine.status().steps + 3)
         fake(engine).sleep_error = OSError("too many open files")
         with pytest.raises(OSError, match="too many open files"):
-            await engine.rest.sleep("keep", 2).result()
+            await engine.control.sleep("keep", 2).result()
         assert (engine.lifecycle.state, engine.executor.memory) == (State.PAUSED, Memory())
         assert engine.status().running == 1
-        await engine.rest.resume().result()
+        await engine.control.resume().result()
         async with engine.admit(1, 0) as ticket:
             assert await collect(await ticket.submit(request([1] * 40, 5))) == answer([1] * 40, 5)
             assert ticket.cached_tokens
@@ -232,13 +232,13 @@ async def test_a_sleep_that_fails_costs_neither_a_cached_prefix_nor_what_was_com
 
 async def test_a_sleeper_refuses_requests_unless_it_wakes_for_them():
     async with serving() as engine:
-        await engine.rest.sleep().result()
+        await engine.control.sleep().result()
         with pytest.raises(NotReady, match="sleeping"):
             await ask(engine, request([1]))
-        assert not engine.rest.wakes_on_request
+        assert not engine.control.wakes_on_request
     async with serving(wake_on_request=True) as engine:
-        await engine.rest.sleep(level=2).result()
-        assert engine.rest.wakes_on_request
+        await engine.control.sleep(level=2).result()
+        assert engine.control.wakes_on_request
         assert await asyncio.gather(*(ask(engine, request([i])) for i in range(5))) == [
             answer([i], 5) for i in range(5)
         ]
@@ -247,38 +247,38 @@ async def test_a_sleeper_refuses_requests_unless_it_wakes_for_them():
 
 async def test_a_request_does_not_end_a_pause_behind_the_sleep():
     async with serving(wake_on_request=True) as engine:
-        await engine.rest.pause(new="reject").result()
-        await engine.rest.sleep().result()
-        assert not engine.rest.wakes_on_request
+        await engine.control.pause(new="reject").result()
+        await engine.control.sleep().result()
+        assert not engine.control.wakes_on_request
         with pytest.raises(NotReady):
             await ask(engine, request([1]))
 
 
 async def test_who_is_held_when_a_paused_engine_falls_asleep_is_answered_in_the_end():
     async with serving() as engine:
-        await engine.rest.pause().result()
+        await engine.control.pause().result()
         held = asyncio.create_task(ask(engine, request([1])))
         await turns()
-        await engine.rest.sleep(level=2).result()
-        await engine.rest.wake().result()
+        await engine.control.sleep(level=2).result()
+        await engine.control.wake().result()
         assert engine.status().held == 1
-        await engine.rest.resume().result()
+        await engine.control.resume().result()
         assert await held == answer([1], 5)
 
 
 async def test_a_request_waits_for_a_waking_engine_only_so_long():
     async with serving(wake_on_request=True, hold_timeout_s=0.01) as engine:
-        await engine.rest.sleep().result()
+        await engine.control.sleep().result()
         fake(engine).memory_gate.clear()
         with pytest.raises(NotReady, match="as long as one may"):
             await ask(engine, request([1]))
         fake(engine).memory_gate.set()
-        await engine.rest.wake().result()
+        await engine.control.wake().result()
 
 
 async def test_a_request_that_cannot_wake_it_hears_why_and_the_next_one_tries_again():
     async with serving(wake_on_request=True) as engine:
-        await engine.rest.sleep(level=2).result()
+        await engine.control.sleep(level=2).result()
         fake(engine).wake_error = OutOfMemory("no room")
         with pytest.raises(NotReady, match="no room"):
             await ask(engine, request([1]))
@@ -293,7 +293,7 @@ async def test_it_falls_asleep_by_itself_when_nobody_asks_and_wakes_for_the_next
         async with engine.admit(1, 0) as ticket:
             for clock.now in (0.0, 100.0, 200.0):
                 engine.watch()
-            assert engine.rest.wish.state is State.READY, "somebody is there"
+            assert engine.control.target.state is State.READY, "somebody is there"
             await collect(await ticket.submit(request([1])))
         engine.watch()
         clock.now = 250.0
@@ -317,20 +317,20 @@ async def test_what_operators_put_to_sleep_does_not_wake_because_it_would_have_s
         for clock.now in (0.0, 61.0):
             engine.watch()
         await turns()
-        assert engine.rest.wakes_on_request
-        await engine.rest.sleep().result()
-        assert not engine.rest.wakes_on_request
+        assert engine.control.wakes_on_request
+        await engine.control.sleep().result()
+        assert not engine.control.wakes_on_request
 
 
 async def test_a_drain_ends_sleepers_at_once():
     async with serving(wake_on_request=True) as engine:
         asking = asyncio.create_task(ask(engine, request([1], 40)))
         await until_steps(engine, 2)
-        await engine.rest.sleep("keep", 2).result()
+        await engine.control.sleep("keep", 2).result()
         fake(engine).memory_gate.clear()
         knocking = asyncio.create_task(ask(engine, request([2])))
         await turns()
-        waking = engine.rest.wake()
+        waking = engine.control.wake()
         assert await engine.drain(60)
         assert (await asking)[0][1] is FinishReason.ERROR
         with pytest.raises(NotReady, match="draining"):
@@ -344,14 +344,14 @@ async def test_sleep_overtakes_a_wake_and_a_wake_sleep():
         asking = asyncio.create_task(ask(engine, request([1], 40)))
         await until_steps(engine, 2)
         for _ in range(3):
-            engine.rest.sleep("keep", 2)
+            engine.control.sleep("keep", 2)
             await turns(3)
-            engine.rest.wake()
-            engine.rest.sleep("keep", 1)
+            engine.control.wake()
+            engine.control.sleep("keep", 1)
             await turns(2)
-        await engine.rest.sleep("keep", 1).result()
+        await engine.control.sleep("keep", 1).result()
         assert Part.CACHE in engine.executor.memory.released
-        await engine.rest.wake().result()
+        await engine.control.wake().result()
         assert await asking == answer([1], 40)
 
 
@@ -359,22 +359,22 @@ async def test_a_device_that_keeps_its_memory_is_not_put_to_sleep():
     async with serving(idle_sleep_s=1.0) as engine:
         fake(engine).sleepless = "memory of cuda:0 is not given back yet"
         with pytest.raises(CannotSleep, match="cuda:0"):
-            engine.rest.sleep()
+            engine.control.sleep()
         assert await ask(engine, request([1])) == answer([1], 5)
 
 
 async def test_weights_are_loaded_at_rest_only():
     async with serving() as engine:
         with pytest.raises(WrongState, match="infdctl pause"):
-            await engine.rest.load_weights("/other").result()
+            await engine.control.load_weights("/other").result()
         asking = asyncio.create_task(ask(engine, request([1], 60)))
         await until_steps(engine, 2)
-        engine.rest.pause("wait")
+        engine.control.pause("wait")
         with pytest.raises(WrongState):
-            await engine.rest.load_weights("/other").result()
+            await engine.control.load_weights("/other").result()
         assert await asking == answer([1], 60)
-        await engine.rest.pause("wait").result()
-        await engine.rest.load_weights("/other").result()
+        await engine.control.pause("wait").result()
+        await engine.control.load_weights("/other").result()
 
 
 async def test_what_was_computed_with_the_old_weights_is_found_by_nobody():
@@ -382,10 +382,10 @@ async def test_what_was_computed_with_the_old_weights_is_found_by_nobody():
         await ask(engine, request([1] * 40, 5))
         frozen = asyncio.create_task(ask(engine, request([2] * 40, 60)))
         await until_steps(engine, engine.status().steps + 3)
-        await engine.rest.pause("keep").result()
-        await engine.rest.load_weights("/other").result()
+        await engine.control.pause("keep").result()
+        await engine.control.load_weights("/other").result()
         assert engine.status().pages_cached == 0
-        await engine.rest.resume().result()
+        await engine.control.resume().result()
         for prompt in ([1] * 40, [2] * 40):
             async with engine.admit(1, 0) as ticket:
                 assert await collect(await ticket.submit(request(prompt, 5))) == answer(prompt, 5)
@@ -396,13 +396,13 @@ async def test_what_was_computed_with_the_old_weights_is_found_by_nobody():
 async def test_weights_that_do_not_fit_change_nothing():
     async with serving() as engine:
         await ask(engine, request([1] * 40, 5))
-        await engine.rest.pause().result()
+        await engine.control.pause().result()
         fake(engine).weights_error = CheckpointError("/other: left over")
         with pytest.raises(CheckpointError, match="left over"):
-            await engine.rest.load_weights("/other").result()
+            await engine.control.load_weights("/other").result()
         assert engine.executor.memory == Memory()
         assert engine.status().pages_cached
-        await engine.rest.resume().result()
+        await engine.control.resume().result()
         assert await ask(engine, request([1] * 40, 5)) == answer([1] * 40, 5)
 
 
@@ -410,35 +410,35 @@ async def test_weights_that_fail_midway_are_never_served():
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 40)))
         await until_steps(engine, 2)
-        await engine.rest.pause("keep").result()
+        await engine.control.pause("keep").result()
         fake(engine).weights_error, fake(engine).fails_midway = CheckpointError("became shorter"), True
         with pytest.raises(CheckpointError):
-            await engine.rest.load_weights("/other").result()
+            await engine.control.load_weights("/other").result()
         assert engine.status().weights == "invalid"
         assert "load good ones" in engine.lifecycle.reason
-        for wish in (engine.rest.resume, engine.rest.wake, engine.rest.pause):
+        for wish in (engine.control.resume, engine.control.wake, engine.control.pause):
             steps = engine.status().steps
-            if wish == engine.rest.wake:
+            if wish == engine.control.wake:
                 await wish().result()  # it is awake, and stays paused
             else:
                 with pytest.raises(WeightsInvalid):
                     await wish().result()
             assert (engine.lifecycle.state, engine.status().steps) == (State.PAUSED, steps)
         fake(engine).weights_error = None
-        await engine.rest.load_weights("/other").result()
-        await engine.rest.resume().result()
+        await engine.control.load_weights("/other").result()
+        await engine.control.resume().result()
         assert await asking == answer([1], 40)
 
 
 async def test_whoever_resumes_while_weights_are_loaded_waits_for_them():
     async with serving() as engine:
-        await engine.rest.pause().result()
+        await engine.control.pause().result()
         fake(engine).memory_gate.clear()
-        loading = engine.rest.load_weights("/other")
+        loading = engine.control.load_weights("/other")
         await turns()
         with pytest.raises(Busy):
-            engine.rest.load_weights("/third")
-        resuming = engine.rest.resume()
+            engine.control.load_weights("/third")
+        resuming = engine.control.resume()
         assert not await resuming.result(0)
         assert engine.busy
         fake(engine).memory_gate.set()
@@ -449,18 +449,18 @@ async def test_whoever_resumes_while_weights_are_loaded_waits_for_them():
 
 async def test_a_sleeper_can_be_given_other_weights_before_it_wakes():
     async with serving() as engine:
-        await engine.rest.sleep(level=2).result()
-        await engine.rest.load_weights("/other").result()
+        await engine.control.sleep(level=2).result()
+        await engine.control.load_weights("/other").result()
         assert engine.executor.memory == Memory(cache=Held.RELEASED)
-        await engine.rest.wake(CACHE).result()
+        await engine.control.wake(CACHE).result()
         assert await ask(engine, request([1])) == answer([1], 5)
 
 
 async def test_whoever_waits_for_weights_hears_of_the_end():
     async with serving() as engine:
-        await engine.rest.pause().result()
+        await engine.control.pause().result()
         fake(engine).memory_gate.clear()
-        loading = engine.rest.load_weights("/other")
+        loading = engine.control.load_weights("/other")
         await turns()
         assert await engine.drain(60)
         with pytest.raises(Overtaken, match="draining"):
@@ -475,17 +475,17 @@ async def test_sleep_and_wake_racing_requests_lose_nobody():
             prompts = [[chance.randrange(5)] * chance.randrange(1, 30) for _ in range(4)]
             asking = [asyncio.create_task(ask(engine, request(prompt, 12))) for prompt in prompts]
             await turns(chance.randrange(8))
-            moves = [engine.rest.sleep(chance.choice(["wait", "keep"]), chance.choice([1, 2]))]
+            moves = [engine.control.sleep(chance.choice(["wait", "keep"]), chance.choice([1, 2]))]
             await turns(chance.randrange(8))
             if chance.random() < 0.5:
-                moves.append(engine.rest.wake())
+                moves.append(engine.control.wake())
             await turns(chance.randrange(8))
             asking.append(asyncio.create_task(ask(engine, request([7], 3))))
             results = asyncio.gather(*asking, return_exceptions=True)
             while not results.done():  # what is kept sleeps on until somebody wakes it
                 await turns(5)
                 if engine.lifecycle.state is State.SLEEPING:
-                    engine.rest.wake()
+                    engine.control.wake()
             for prompt, got in zip([*prompts, [7]], await results, strict=True):
                 if isinstance(got, NotReady):
                     refused += 1
@@ -494,15 +494,15 @@ async def test_sleep_and_wake_racing_requests_lose_nobody():
             await asyncio.gather(*(move.result() for move in moves), return_exceptions=True)
         assert refused == 0, "a sleeper that wakes for requests refuses none"
         assert engine.status().accepted == 5 * RACES
-        await engine.rest.resume().result()
+        await engine.control.resume().result()
 
 
 async def test_a_wake_under_way_does_not_open_a_door_that_was_closed_for_good():
     async with serving() as engine:
-        await engine.rest.sleep().result()
+        await engine.control.sleep().result()
         fake(engine).memory_gate.clear()
-        wake = engine.rest.wake()
-        while not engine.rest.at_work:
+        wake = engine.control.wake()
+        while not engine.control.at_work:
             await asyncio.sleep(0)
         engine.lifecycle.enter(State.DRAINING)
         engine.fail_all(ServerStopped())

@@ -496,7 +496,7 @@ class HttpTarget(SocketTarget):
             "choices": engine.unfinished,
             "running": status.running,
             "waiting": status.waiting,
-            "queued tokens": engine.door.queued_tokens,
+            "queued tokens": engine.gate.queued_tokens,
             "streams": list(service.streams),
             "bytes of bodies": service.bodies_bytes,
         }

@@ -13,7 +13,7 @@ import aiohttp
 
 from infd.config import Config
 from infd.engine.engine import Engine
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.http.app import HttpServer
 from infd.http.auth import Keys
 from infd.offload import Offload
@@ -95,7 +95,7 @@ async def serving(
     while load and engine.lifecycle.state is State.STARTING:
         await asyncio.sleep(0)
     if engine.loaded:
-        server.served = served(engine.serving.capacity.max_model_len, **defaults)
+        server.served = served(engine.core.capacity.max_model_len, **defaults)
     endpoint = Endpoint(server, engine, executor, url)
     try:
         yield endpoint

@@ -13,7 +13,7 @@ import pytest
 from yarl import URL
 
 from infd.config import Config, LimitsConfig, MetricsConfig, SchedulerConfig, ServerConfig
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.http.auth import Keys
 from tests.fakes import VOCAB, FakeExecutor, capacity
 from tests.http.endpoint import decode_events, serving

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from infd.engine.stream import Choices, Delta, Inbox, Stream
-from infd.engine.ticket import Flow, Ticket
+from infd.engine.admission.ticket import ChoiceState, Ticket
+from infd.engine.streams.stream import Choices, Delta, Inbox, Stream
 from infd.errors import InfdError
 from infd.http.answer import Answer, Part
 from infd.http.connection import Connection
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.http.endpoint import Endpoint
 
 CHAT = "/v1/chat/completions"
-WORK = (Ticket, Flow, Choices, Inbox, Stream, Sequence, Request, Reply, Answer, CompletionRequest, Exchange)
+WORK = (Ticket, ChoiceState, Choices, Inbox, Stream, Sequence, Request, Reply, Answer, CompletionRequest, Exchange)
 OWNERS = (*WORK, Delta, Part, ChatRequest, EventStream, InfdError)
 
 

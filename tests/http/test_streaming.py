@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from infd.config import Config, ServerConfig
-from infd.engine.stream import PENDING_BYTES
+from infd.engine.streams.stream import PENDING_BYTES
 from infd.errors import ServerStopped
 from infd.http import app, connection, sse
 from tests.fakes import FakeExecutor, capacity
@@ -66,7 +66,7 @@ def weight(value: Any) -> int:
 
 def held_for_readers(endpoint: Endpoint) -> int:
     """Return the bytes that wait to be taken by handlers."""
-    flows = [flow for ticket in endpoint.engine._tickets.values() for flow in ticket.flows]
+    flows = [flow for ticket in endpoint.engine._tickets.values() for flow in ticket.choices]
     return sum(weight(flow.stream._pending) for flow in flows)
 
 
@@ -246,7 +246,7 @@ async def at_the_door(
 ) -> AsyncIterator[tuple[Endpoint, asyncio.Task[Any]]]:
     """A paused endpoint, and a stream that has been held for so many beats."""
     async with serving(Config(server=ServerConfig(**server))) as endpoint:
-        await endpoint.engine.rest.pause("keep", "hold").result()
+        await endpoint.engine.control.pause("keep", "hold").result()
         asking = asyncio.create_task(endpoint.session.post(path, json={**body, "stream": True}))
         await until(lambda: endpoint.engine.status().held)
         for _ in range(beats):
@@ -265,7 +265,7 @@ async def test_a_stream_held_before_a_paused_engine_gets_headers_comments_and_it
             for _ in range(sse.BEATS_TO_PING):
                 await endpoint.server.service.streams.beat()
             assert await response.content.readuntil(b"\n\n") == sse.PING
-            endpoint.engine.rest.resume()
+            endpoint.engine.control.resume()
             late = decode_events(await response.text())
         at_once = await endpoint.events(path, body)
         said = [[event["choices"] for event in events] for events in (late, at_once)]
@@ -275,7 +275,7 @@ async def test_a_stream_held_before_a_paused_engine_gets_headers_comments_and_it
 @PAUSED
 async def test_who_is_held_for_less_than_headers_take_hears_of_a_refusal_by_its_status(path: str, body: Any):
     async with at_the_door(path, body, beats=sse.BEATS_TO_HEADERS - 1) as (endpoint, asking):
-        await endpoint.engine.rest.pause("keep", "reject").result()
+        await endpoint.engine.control.pause("keep", "reject").result()
         response = await asking
         assert (response.status, (await response.json())["error"]["code"]) == (503, "paused")
 
@@ -284,7 +284,7 @@ async def test_who_is_held_for_less_than_headers_take_hears_of_a_refusal_by_its_
 async def test_what_ends_a_held_stream_after_its_headers_is_its_last_event(path: str, body: Any):
     async with at_the_door(path, body) as (endpoint, asking):
         response = await asking
-        await endpoint.engine.rest.pause("keep", "reject").result()
+        await endpoint.engine.control.pause("keep", "reject").result()
         (event,) = decode_events(await response.text())
         assert event["error"]["code"] == "paused"
         assert endpoint.server.service.metrics.rejected == {"paused": 1}
@@ -301,7 +301,7 @@ async def test_time_before_the_door_counts_and_is_told_in_a_stream_that_has_begu
 async def test_what_is_wrong_with_a_held_request_is_told_in_the_stream_that_has_begun():
     async with at_the_door(COMPLETIONS, {"prompt": [5] * 300}) as (endpoint, asking):
         response = await asking
-        endpoint.engine.rest.resume()
+        endpoint.engine.control.resume()
         (event,) = decode_events(await response.text())
         assert event["error"]["code"] == "context_length_exceeded"
         assert endpoint.server.service.metrics.rejected == {"context_length_exceeded": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.telemetry.exposition import STATES, expose
 from infd.telemetry.metrics import Gauges, Histogram, Metrics
 

@@ -15,7 +15,7 @@ from infd.http.sse import event
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from infd.engine.ticket import Ticket
+    from infd.engine.admission.ticket import Ticket
     from infd.http.answer import Opening, Part
     from infd.http.pieces import Pieces
     from infd.request import TokenLogprobs

@@ -29,7 +29,7 @@ from infd.request import FinishReason
 if TYPE_CHECKING:
     from msgspec import UnsetType
 
-    from infd.engine.ticket import Ticket
+    from infd.engine.admission.ticket import Ticket
     from infd.http.answer import Part
     from infd.http.pieces import Pieces
     from infd.http.schema.chat import ChatRequest

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from msgspec import UnsetType
 
-    from infd.engine.ticket import Ticket
+    from infd.engine.admission.ticket import Ticket
     from infd.http.answer import Opening, Part
     from infd.http.schema.completions import CompletionRequest
     from infd.http.schema.usage import Usage

@@ -11,7 +11,7 @@ from infd.http.schema.usage import Timings
 if TYPE_CHECKING:
     from msgspec import UnsetType
 
-    from infd.engine.ticket import Ticket
+    from infd.engine.admission.ticket import Ticket
 
 
 def timings(ticket: Ticket) -> Timings | UnsetType:
@@ -20,7 +20,7 @@ def timings(ticket: Ticket) -> Timings | UnsetType:
     if times.started is None or times.first is None or times.last is None:
         return UNSET
     computed = ticket.prompt_tokens - ticket.cached_tokens
-    followers = ticket.generated_tokens - len(ticket.flows)
+    followers = ticket.generated_tokens - len(ticket.choices)
     prompt_s, predicted_s = times.first - times.started, times.last - times.first
     return Timings(
         queue_ms=_ms(times.started - times.admitted),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from infd import __version__
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.http import send
 from infd.http.service import SERVICE
 
@@ -39,7 +39,7 @@ async def healthy(request: web.Request) -> web.StreamResponse:
 
 async def ready(request: web.Request) -> web.StreamResponse:
     """Whether new requests are taken now. `?verbose` says why not, and since when."""
-    wakes = request.app[SERVICE].engine.rest.wakes_on_request
+    wakes = request.app[SERVICE].engine.control.wakes_on_request
     return _state(request, _NOT_READY - {State.SLEEPING} if wakes else _NOT_READY, verbose="verbose" in request.query)
 
 

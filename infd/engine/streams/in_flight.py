@@ -5,36 +5,36 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from infd.engine.fanout import FanOut
-from infd.engine.stream import PENDING_BYTES
-from infd.engine.ticket import Flow
+from infd.engine.admission.ticket import ChoiceState
+from infd.engine.streams.fanout import FanOut
+from infd.engine.streams.stream import PENDING_BYTES
 from infd.errors import InfdError, RequestFailed, without_frames
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from infd.engine.admission.ticket import Ticket
     from infd.engine.engine import Engine
-    from infd.engine.loop import Issued
-    from infd.engine.measure import Measure
-    from infd.engine.stream import Stream
-    from infd.engine.ticket import Ticket
+    from infd.engine.steps.loop import Issued
+    from infd.engine.streams.request_metrics import RequestMetrics
+    from infd.engine.streams.stream import Stream
     from infd.scheduler.scheduler import Outcome, Scheduler
     from infd.scheduler.sequence import Sequence
 
 log = logging.getLogger("infd.engine")
 
 
-class Flows:
+class InFlight:
     """All choices that have been queued and have not ended. Their number is its length."""
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, measure: Measure, wake: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, scheduler: Scheduler, measure: RequestMetrics, wake: Callable[[], None]) -> None:
         """wake: called when there may be something new to plan."""
         self._engine = engine
         self._scheduler = scheduler
         self._measure = measure
         self._wake = wake
-        self._alive: dict[Sequence, tuple[Flow, Ticket]] = {}
+        self._alive: dict[Sequence, tuple[ChoiceState, Ticket]] = {}
         self._fan_out = FanOut(self._deliver, engine.now)
 
     def __len__(self) -> int:
@@ -46,20 +46,20 @@ class Flows:
         prompt_tokens  that it adds to those that wait: none where a sibling before it has the same prompt
         """
         engine = self._engine
-        flow = Flow(seq, stream, ticket.admitted, engine.now(), prompt_tokens)
+        flow = ChoiceState(seq, stream, ticket.admitted, engine.now(), prompt_tokens)
         self._scheduler.add(seq)
         if seq.adapter is not None:
             engine.adapters.keep(seq.adapter)
         self._alive[seq] = flow, ticket
-        engine.door.queued_tokens += prompt_tokens
-        ticket.flows.append(flow)
+        engine.gate.queued_tokens += prompt_tokens
+        ticket.choices.append(flow)
         ticket.prompt_tokens += prompt_tokens
         if seq.idle:
             self._end(seq, FinishReason.LENGTH)
 
     def end(self, ticket: Ticket, finish: FinishReason | None, error: Exception | None = None) -> int:
         """End those of a ticket's choices that have not ended; return how many. None: their reader has gone."""
-        alive = [flow.seq for flow in ticket.flows if flow.seq in self._alive]
+        alive = [flow.seq for flow in ticket.choices if flow.seq in self._alive]
         for seq in alive:
             self._end(seq, finish, error)
         return len(alive)
@@ -75,7 +75,7 @@ class Flows:
 
     def resume(self, ticket: Ticket) -> None:
         """The reader of a ticket's choices has caught up."""
-        for flow in ticket.flows:
+        for flow in ticket.choices:
             self._scheduler.resume(flow.seq)
         self._wake()
 
@@ -86,7 +86,7 @@ class Flows:
             if flow.started is None:
                 flow.started = issued.at
                 ticket.deadlines.started()
-                self._engine.door.queued_tokens -= flow.prompt_tokens
+                self._engine.gate.queued_tokens -= flow.prompt_tokens
                 if flow.prompt_tokens:
                     ticket.cached_tokens += seq.prompt_cached or 0
                 self._measure.planned(flow)
@@ -122,7 +122,7 @@ class Flows:
         if stopped or outcome.finish is not None:
             self._end(seq, FinishReason.STOP if stopped else outcome.finish)
         elif stream.inbox.pending_bytes > PENDING_BYTES and not self._scheduler.holds(seq):
-            for each in ticket.flows:  # they go on when their reader has caught up
+            for each in ticket.choices:  # they go on when their reader has caught up
                 self._scheduler.hold(each.seq)
 
     def _end(self, seq: Sequence, finish: FinishReason | None, error: BaseException | None = None) -> None:
@@ -130,7 +130,7 @@ class Flows:
         engine = self._engine
         flow, ticket = self._alive.pop(seq)
         if flow.started is None:
-            engine.door.queued_tokens -= flow.prompt_tokens
+            engine.gate.queued_tokens -= flow.prompt_tokens
         if finish is not None:  # its reader hears of it whatever happens below
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
@@ -139,4 +139,4 @@ class Flows:
         self._wake()
         if seq.adapter is not None:
             engine.adapters.release(seq.adapter)
-        engine.rest.look()
+        engine.control.look()

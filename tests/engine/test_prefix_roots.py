@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from infd.config import CacheConfig, Config, ModelConfig
-from infd.engine.roots import Roots
+from infd.engine.prefix_roots import PrefixRoots
 from infd.request import Adapter, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ def request(tenant: str = "", salt: str = "") -> Request:
     return Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=1), tenant=tenant, cache_salt=salt)
 
 
-def roots(model: str = "model", isolation: Literal["tenant", "none"] = "tenant") -> Roots:
-    return Roots(Config(model=ModelConfig(path=model), cache=CacheConfig(isolation=isolation)))
+def roots(model: str = "model", isolation: Literal["tenant", "none"] = "tenant") -> PrefixRoots:
+    return PrefixRoots(Config(model=ModelConfig(path=model), cache=CacheConfig(isolation=isolation)))
 
 
 def every() -> Iterator[bytes]:

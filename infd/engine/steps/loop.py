@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from infd.engine.suspects import Suspects
+from infd.engine.steps.suspects import Suspects
 from infd.errors import DeviceLost, StepTooLarge, without_frames
 from infd.request import FinishReason
 from infd.scheduler.scheduler import Outcome

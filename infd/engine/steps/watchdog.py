@@ -15,7 +15,7 @@ PATIENCE_S = 30.0
 PATIENCE_STEPS = 20  # times the longest step so far
 
 
-class Progress:
+class Watchdog:
     """Looked at about once a second."""
 
     def __init__(self, pulse: Callable[[], int]) -> None:

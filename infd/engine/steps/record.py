@@ -6,31 +6,31 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from infd.engine.progress import Progress
+from infd.engine.steps.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from infd.engine.loop import Issued
-    from infd.engine.measure import Measure
+    from infd.engine.steps.loop import Issued
+    from infd.engine.streams.request_metrics import RequestMetrics
     from infd.scheduler.scheduler import Outcome, Scheduler
 
 log = logging.getLogger("infd.engine")
 
 
-class Record:
+class StepRecord:
     """Told of every step that is committed, and looked at about once a second.
 
     steps      how many were committed
     last_time  when the last of them was, in Unix time; 0 before there was one
     """
 
-    def __init__(self, pulse: Callable[[], int], measure: Measure, clock: Callable[[], float]) -> None:
+    def __init__(self, pulse: Callable[[], int], measure: RequestMetrics, clock: Callable[[], float]) -> None:
         self.steps = 0
         self.last_time = 0.0
         self._last: float | None = None  # in the clock's seconds
         self._verified = 0  # steps, when the cache was last checked
-        self._progress = Progress(pulse)
+        self._progress = Watchdog(pulse)
         self._measure = measure
         self._clock = clock
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 
 if TYPE_CHECKING:
     from infd.memory import Part
 
 Mode = Literal["abort", "wait", "keep"]
-New = Literal["hold", "reject"]
+Arrivals = Literal["hold", "reject"]
 
 IN_FLIGHT: Final = {
     "abort": "what is in flight is aborted",
@@ -23,7 +23,7 @@ IN_FLIGHT: Final = {
 ARRIVING: Final = {"hold": "new requests are held", "reject": "new requests are refused"}
 
 
-class Wish(Struct, frozen=True, kw_only=True):
+class Target(Struct, frozen=True, kw_only=True):
     """How operators want the engine.
 
     mode       what becomes of the requests in flight: they end, they finish first, or they stay where they are
@@ -35,7 +35,7 @@ class Wish(Struct, frozen=True, kw_only=True):
 
     state: State = State.READY
     mode: Mode = "wait"
-    new: New = "hold"
+    new: Arrivals = "hold"
     level: int = 0
     awake: frozenset[Part] = frozenset()
     by_itself: bool = False
@@ -50,7 +50,7 @@ class Wish(Struct, frozen=True, kw_only=True):
         return f"level {self.level}{', by itself' if self.by_itself else ''}{awake}, {ARRIVING[self.new]}"
 
 
-class Move:
+class Transition:
     """A wish on its way, or weights.
 
     ended        resolves when it has come true; raises what stood against it
@@ -60,8 +60,8 @@ class Move:
     freed_bytes  by which what the device holds, on a CPU the process, shrank
     """
 
-    def __init__(self, wish: Wish, now: float) -> None:
-        self.wish = wish
+    def __init__(self, target: Target, now: float) -> None:
+        self.target = target
         self.began = now
         self.took_s: float | None = None
         self.aborted = 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from infd.engine.flows import Flows
-from infd.engine.loop import StepLoop
-from infd.engine.measure import Measure
-from infd.engine.record import Record
-from infd.engine.roots import Roots
+from infd.engine.prefix_roots import PrefixRoots
+from infd.engine.steps.loop import StepLoop
+from infd.engine.steps.record import StepRecord
+from infd.engine.streams.in_flight import InFlight
+from infd.engine.streams.request_metrics import RequestMetrics
 from infd.errors import InvalidRequest, PromptTooLong
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
     from infd.config import Config
+    from infd.engine.admission.ticket import Ticket
     from infd.engine.engine import Engine
-    from infd.engine.loop import Issued
-    from infd.engine.stream import Choices
-    from infd.engine.ticket import Ticket
+    from infd.engine.steps.loop import Issued
+    from infd.engine.streams.stream import Choices
     from infd.request import Adapter, Request
     from infd.scheduler.layout import Capacity
     from infd.scheduler.scheduler import Outcome
     from infd.telemetry.metrics import Metrics
 
 
-class Serving:
+class EngineCore:
     """One model at work, from its loading to the engine's end.
 
     capacity   what the device can hold
@@ -38,7 +38,7 @@ class Serving:
     """
 
     def __init__(self, engine: Engine, capacity: Capacity, config: Config, metrics: Metrics) -> None:
-        measure = Measure(metrics)
+        measure = RequestMetrics(metrics)
         self.capacity = capacity
         self.scheduler = Scheduler(
             capacity,
@@ -47,12 +47,12 @@ class Serving:
             max_adapters=config.lora.max_adapters,
             max_adapters_per_step=config.lora.max_adapters_per_step,
         )
-        self.flows = Flows(engine, self.scheduler, measure, self.wake)
+        self.in_flight = InFlight(engine, self.scheduler, measure, self.wake)
         self.loop = StepLoop(
-            self.scheduler, engine.executor, engine.events, engine.now, self.flows.planned, self._committed
+            self.scheduler, engine.executor, engine.events, engine.now, self.in_flight.planned, self._committed
         )
-        self.record = Record(engine.executor.pulse, measure, engine.now)
-        self._roots = Roots(config)
+        self.record = StepRecord(engine.executor.pulse, measure, engine.now)
+        self._roots = PrefixRoots(config)
 
     def wake(self) -> None:
         """There may be something to plan."""
@@ -78,7 +78,7 @@ class Serving:
                 seq = Sequence(request, choice, prefix_root=root, adapter=adapter, first=first)
                 first = first or seq
                 # Siblings find the first one's prompt in the cache: it goes first, and leaves them no room before.
-                self.flows.begin(seq, next(streams), ticket, prompt_tokens=0 if choice else len(request.prompt))
+                self.in_flight.begin(seq, next(streams), ticket, prompt_tokens=0 if choice else len(request.prompt))
         self.wake()
 
     def forget_prefixes(self, *, preempting: bool) -> tuple[int, int]:
@@ -96,10 +96,10 @@ class Serving:
 
     def watch(self, *, busy: bool) -> bool:
         """Look whether all is well, about once a second. True when a step is found stuck, once for each time."""
-        if not self.flows:
+        if not self.in_flight:
             self.record.verify(self.scheduler)
         return self.record.look(busy=busy)
 
     def _committed(self, issued: Issued, outcomes: list[Outcome]) -> None:
         self.record.committed(issued, outcomes, self.scheduler)
-        self.flows.committed(outcomes)
+        self.in_flight.committed(outcomes)

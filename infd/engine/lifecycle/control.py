@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from infd.engine.state import State
-from infd.engine.wish import IN_FLIGHT, Move, Wish
+from infd.engine.lifecycle.state import State
+from infd.engine.lifecycle.target import IN_FLIGHT, Target, Transition
 from infd.errors import Busy, CannotSleep, InfdError, Overtaken, WeightsInvalid, WrongState
 from infd.memory import ALL, Held, Part
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
     from infd.config import Config
     from infd.engine.engine import Engine
-    from infd.engine.loop import StepLoop
-    from infd.engine.wish import Mode, New
+    from infd.engine.lifecycle.target import Arrivals, Mode
+    from infd.engine.steps.loop import StepLoop
 
 log = logging.getLogger("infd.engine")
 
 WISHING: Final = frozenset({State.READY, State.PAUSED, State.SLEEPING})  # what a wish may start from
 
 
-class Rest:
+class LifecycleControl:
     """The latest wish, and the task that makes it come true."""
 
     def __init__(self, engine: Engine, config: Config) -> None:
         self._engine = engine
         self._settings = config.server
-        self._settled = Wish()  # the last wish that came true, or what was left of one that did not
-        self._waking = Wish()  # what it was before it slept
-        self._latest: Move | None = None
+        self._settled = Target()  # the last wish that came true, or what was left of one that did not
+        self._waking = Target()  # what it was before it slept
+        self._latest: Transition | None = None
         self._mover: asyncio.Task[None] | None = None
         self._loader: asyncio.Task[None] | None = None
         self._memory = asyncio.Lock()  # whoever changes what is in memory, or starts steps that need it
@@ -51,46 +51,46 @@ class Rest:
 
     # Verbs
 
-    def pause(self, mode: Mode = "wait", new: New | None = None) -> Move:
+    def pause(self, mode: Mode = "wait", new: Arrivals | None = None) -> Transition:
         """Let no step run until `resume`. What sleeps is woken first. Raises WrongState.
 
         new  where nothing is said, who comes is held, or refused if those before were aborted
         """
         new = new or ("reject" if mode == "abort" else "hold")
-        return self._want(Wish(state=State.PAUSED, mode=mode, new=new))
+        return self._want(Target(state=State.PAUSED, mode=mode, new=new))
 
-    def sleep(self, mode: Mode = "wait", level: int = 1, *, by_itself: bool = False) -> Move:
+    def sleep(self, mode: Mode = "wait", level: int = 1, *, by_itself: bool = False) -> Transition:
         """Come to rest as `pause` does, and give memory back; what is kept is computed anew. Raises WrongState."""
         if refusal := self._engine.executor.sleepless:
             raise CannotSleep(refusal)
-        now = self.wish
+        now = self.target
         if now.state is not State.SLEEPING:
             self._waking = now
         new = self._waking.new  # whoever is held was promised an answer
         if self._waking.state is State.READY:
             new = "hold" if by_itself or self._settings.wake_on_request else "reject"
         level = max(level, now.level)
-        return self._want(Wish(state=State.SLEEPING, mode=mode, new=new, level=level, by_itself=by_itself))
+        return self._want(Target(state=State.SLEEPING, mode=mode, new=new, level=level, by_itself=by_itself))
 
-    def wake(self, parts: frozenset[Part] = ALL) -> Move:
+    def wake(self, parts: frozenset[Part] = ALL) -> Transition:
         """Be again what it was before it slept, once all parts are back. Raises WrongState."""
         return self._rouse(parts, self._waking)
 
-    def resume(self, parts: frozenset[Part] = ALL) -> Move:
+    def resume(self, parts: frozenset[Part] = ALL) -> Transition:
         """Be ready, once all parts are back. Raises WrongState."""
-        return self._rouse(parts, Wish())
+        return self._rouse(parts, Target())
 
-    def load_weights(self, path: str) -> Move:
+    def load_weights(self, path: str) -> Transition:
         """Put other weights in place, while no step runs. Raises WrongState, Busy."""
         self._require_state()
         if self._loader is not None and not self._loader.done():
             raise Busy("weights are being loaded already; wait for that, see `infdctl status`")
-        move = Move(self.wish, self._engine.now())
+        move = Transition(self.target, self._engine.now())
         self._loader = self._begin(self._load(move, path), "weights")
         return move
 
-    def _rouse(self, parts: frozenset[Part], then: Wish) -> Move:
-        now = self.wish
+    def _rouse(self, parts: frozenset[Part], then: Target) -> Transition:
+        now = self.target
         if now.state is not State.SLEEPING:
             return self._want(now if then is self._waking else then)
         gone = self._engine.executor.gives_back(now.level) - now.awake
@@ -101,17 +101,17 @@ class Rest:
     # What others tell, and ask
 
     @property
-    def wish(self) -> Wish:
+    def target(self) -> Target:
         """What it is to be, as far as that is still possible."""
         latest = self._latest
-        return self._settled if latest is None or latest.error is not None else latest.wish
+        return self._settled if latest is None or latest.error is not None else latest.target
 
     @property
     def level(self) -> int:
         """How deep it sleeps, 1 or 2, as asked for; 0 while it does not, or not yet."""
         if self._engine.lifecycle.state is not State.SLEEPING:
             return 0
-        return max(self._settled.level, self.wish.level)
+        return max(self._settled.level, self.target.level)
 
     @property
     def at_work(self) -> bool:
@@ -121,7 +121,7 @@ class Rest:
     @property
     def wakes_on_request(self) -> bool:
         """Whether it sleeps, and the next request would make it ready."""
-        now = self.wish
+        now = self.target
         wakes = self._settings.wake_on_request or now.by_itself
         return now.state is State.SLEEPING and self._waking.state is State.READY and wakes
 
@@ -153,8 +153,8 @@ class Rest:
                 task.cancel()
         if self._latest is not None:
             self._latest.end(engine.now(), Overtaken(engine.lifecycle.state.value))
-        engine.door.holds = False
-        engine.door.look()
+        engine.gate.holds = False
+        engine.gate.look()
         return engine.loaded and self._steps.held
 
     async def close(self) -> None:
@@ -165,27 +165,27 @@ class Rest:
 
     # From wish to truth
 
-    def _want(self, wish: Wish) -> Move:
+    def _want(self, wish: Target) -> Transition:
         """Take in a wish, and see to it that somebody is at work on it."""
         engine, latest, now = self._engine, self._latest, self._engine.now()
         self._require_state()
-        known = self.wish
+        known = self.target
         if latest is not None and known == wish and not latest.ended.done():
             return latest
-        self._latest = move = Move(wish, now)
+        self._latest = move = Transition(wish, now)
         if known == wish and (latest is None or latest.error is None):
             move.end(now)
             return move
         if latest is not None:
             latest.end(now, Overtaken(wish.state.value))
-        engine.door.holds = wish.new == "hold"
+        engine.gate.holds = wish.new == "hold"
         if wish.state is not State.READY:
             if engine.lifecycle.state is not State.SLEEPING:
                 falling = "" if wish.state is State.PAUSED else f"falling asleep, {IN_FLIGHT[wish.mode]}: "
                 engine.lifecycle.enter(State.PAUSED, falling + wish.reason)
             if wish.mode != "wait":
                 self._steps.hold()
-        engine.door.look()
+        engine.gate.look()
         self._news.set()
         if self._mover is None or self._mover.done():
             self._mover = self._begin(self._work(), "rest")
@@ -202,22 +202,22 @@ class Rest:
             except Exception as failure:
                 error = failure
                 if not isinstance(failure, InfdError):
-                    log.exception("the engine could not be made %s", move.wish.state.value)
+                    log.exception("the engine could not be made %s", move.target.state.value)
             if move is not self._latest:
                 continue
             move.end(self._engine.now(), error)
             if error is None:
-                self._settled = move.wish
+                self._settled = move.target
             else:
                 self._fall_back(error)
             self._tell(move)
 
-    async def _approach(self, move: Move) -> None:
-        engine, wish = self._engine, move.wish
+    async def _approach(self, move: Transition) -> None:
+        engine, wish = self._engine, move.target
         if wish.state is State.READY:
             await self._go(move)
             engine.lifecycle.enter(State.READY)
-            engine.door.look()
+            engine.gate.look()
         elif wish.state is State.PAUSED:
             if engine.lifecycle.state is State.SLEEPING:
                 await self._take_back(ALL)
@@ -227,8 +227,8 @@ class Rest:
         else:
             await self._sleep(move)
 
-    async def _sleep(self, move: Move) -> None:
-        engine, wish = self._engine, move.wish
+    async def _sleep(self, move: Transition) -> None:
+        engine, wish = self._engine, move.target
         if engine.lifecycle.state is not State.SLEEPING:
             await self._stand_still(move)
             engine.lifecycle.enter(State.SLEEPING, wish.reason)
@@ -244,16 +244,16 @@ class Rest:
                     move.freed_bytes = await engine.executor.sleep(wish.level)
                 finally:
                     if Part.CACHE in engine.executor.memory.released:  # it may have failed before, or behind that
-                        engine.serving.forget_prefixes(preempting=True)
+                        engine.core.forget_prefixes(preempting=True)
         engine.lifecycle.enter(State.SLEEPING, wish.reason)
         move.frozen = engine.unfinished
 
-    async def _stand_still(self, move: Move) -> None:
+    async def _stand_still(self, move: Transition) -> None:
         """Return once no step runs, and none will. Raises Overtaken."""
         engine, steps = self._engine, self._steps
-        if move.wish.mode == "abort":
+        if move.target.mode == "abort":
             move.aborted = engine.abort_all()
-        elif move.wish.mode == "wait":
+        elif move.target.mode == "wait":
             if engine.unfinished:
                 await self._go(move)
             while engine.unfinished:
@@ -264,7 +264,7 @@ class Rest:
         await steps.settled()
         move.frozen = engine.unfinished
 
-    async def _go(self, move: Move) -> None:
+    async def _go(self, move: Transition) -> None:
         """Let steps run again, once all that they need is there."""
         await self._take_back(ALL)
         self._require_latest(move)
@@ -281,7 +281,7 @@ class Rest:
                 engine.lifecycle.enter(State.SLEEPING, "waking")
                 await engine.executor.wake(missing)
 
-    async def _load(self, move: Move, path: str) -> None:
+    async def _load(self, move: Transition, path: str) -> None:
         """Put the weights of another checkpoint in place, or end `move` with what stands against it."""
         engine = self._engine
         error: Exception | None = None
@@ -290,7 +290,7 @@ class Rest:
                 self._require_stillness()
                 await engine.executor.load_weights(path)
                 # Frozen sequences keep what they have computed with the old weights; nobody else may find it.
-                engine.serving.forget_prefixes(preempting=False)
+                engine.core.forget_prefixes(preempting=False)
         except asyncio.CancelledError:
             move.end(engine.now(), Overtaken(engine.lifecycle.state.value))
             raise
@@ -315,23 +315,23 @@ class Rest:
         engine, memory = self._engine, self._engine.executor.memory
         if memory.released:
             if self._settled.state is not State.SLEEPING:
-                self._settled = Wish(state=State.SLEEPING, mode="keep", new="reject", level=1)
+                self._settled = Target(state=State.SLEEPING, mode="keep", new="reject", level=1)
             engine.lifecycle.enter(State.SLEEPING, f"could not wake: {error}")
         else:
-            self._settled = Wish(state=State.PAUSED, mode="keep", new=self._settled.new)
+            self._settled = Target(state=State.PAUSED, mode="keep", new=self._settled.new)
             engine.lifecycle.enter(State.PAUSED, str(error))
         self._steps.hold()
-        engine.door.holds = self._settled.new == "hold"
-        engine.door.turn_away(str(error))
+        engine.gate.holds = self._settled.new == "hold"
+        engine.gate.turn_away(str(error))
 
     def _require_state(self) -> None:
         life = self._engine.lifecycle
         if life.state not in WISHING:
             raise WrongState(life.state.value, life.reason)
 
-    def _require_latest(self, move: Move) -> None:
+    def _require_latest(self, move: Transition) -> None:
         if self._latest is not move:
-            raise Overtaken(move.wish.state.value)
+            raise Overtaken(move.target.state.value)
 
     def _require_stillness(self) -> None:
         life, steps = self._engine.lifecycle, self._steps
@@ -340,14 +340,14 @@ class Rest:
 
     @property
     def _steps(self) -> StepLoop:
-        return self._engine.serving.loop
+        return self._engine.core.loop
 
     @staticmethod
     def _begin(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, name=name)
 
-    def _tell(self, move: Move) -> None:
-        wish, error = move.wish, move.error
+    def _tell(self, move: Transition) -> None:
+        wish, error = move.target, move.error
         fields: dict[str, object] = {"took_s": move.took_s, "aborted": move.aborted, "frozen": move.frozen}
         if wish.state is not State.READY:
             fields |= {"mode": wish.mode, "new": wish.new}

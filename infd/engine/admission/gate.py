@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from infd.engine.state import State
+from infd.engine.lifecycle.state import State
 from infd.errors import NotReady, Overloaded
 
 if TYPE_CHECKING:
     from infd.config import Config
-    from infd.engine.state import Lifecycle
-    from infd.engine.ticket import Ticket
+    from infd.engine.admission.ticket import Ticket
+    from infd.engine.lifecycle.state import Lifecycle
 
 
-class Door:
+class Gate:
     """Counts places, and opens when the engine is ready.
 
     reserved_choices  of tickets not yet submitted

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infd.request import Adapter, Request
 
 
-class Roots:
+class PrefixRoots:
     """Makes the roots of this daemon's prefix keys."""
 
     def __init__(self, config: Config) -> None:

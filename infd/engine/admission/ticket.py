@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from infd.engine.deadlines import Deadlines
-from infd.engine.prepare import Prepared
+from infd.engine.admission.deadlines import Deadlines
+from infd.engine.admission.prepare import Prepared
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from infd.config import ServerConfig
     from infd.engine.engine import Engine
-    from infd.engine.stream import Choices, Stream, Watcher
+    from infd.engine.streams.stream import Choices, Stream, Watcher
     from infd.errors import RequestError
     from infd.request import Request
     from infd.scheduler.sequence import Sequence
 
 
-class Flow(Struct, eq=False):
+class ChoiceState(Struct, eq=False):
     """One choice on its way: its sequence, its stream, and when things happened (monotonic seconds)."""
 
     seq: Sequence
@@ -53,7 +53,7 @@ class Ticket:
         self.client = ""
         self.adapter: str | None = None  # by name
         self.admitted = now
-        self.flows: list[Flow] = []
+        self.choices: list[ChoiceState] = []
         self.prompt_tokens = 0  # of all its requests; choices share their prompt
         self.cached_tokens = 0  # of these, found in the cache
         self.departure = (
@@ -94,31 +94,31 @@ class Ticket:
         if self.expired is not None:
             return
         self.expired = error
-        self._engine.door.call(self)
+        self._engine.gate.call(self)
         if self._preparing is not None:
             self._preparing.reschedule(0.0)
 
     @property
     def generated_tokens(self) -> int:
         """Tokens handed to its reader."""
-        return sum(flow.stream.delivered for flow in self.flows)
+        return sum(flow.stream.delivered for flow in self.choices)
 
     @property
     def times(self) -> Times:
-        begun = [flow for flow in self.flows if flow.first is not None]
+        begun = [flow for flow in self.choices if flow.first is not None]
         return Times(
             admitted=self.admitted,
-            started=min((flow.started for flow in self.flows if flow.started is not None), default=None),
+            started=min((flow.started for flow in self.choices if flow.started is not None), default=None),
             first=min((flow.first for flow in begun if flow.first is not None), default=None),
             last=max((flow.last for flow in begun), default=None),
         )
 
     def summary(self) -> dict[str, Any]:
         """Return what the access line tells: tokens, milliseconds, and how the first choice ended."""
-        if not self.flows:
+        if not self.choices:
             return {"prompt": 0, "cached": 0, "generated": 0}
         times = self.times
-        finish = self.flows[0].stream.finish
+        finish = self.choices[0].stream.finish
         return {
             **({} if self.adapter is None else {"adapter": self.adapter}),
             "prompt": self.prompt_tokens,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from infd.engine.progress import PATIENCE_S, PATIENCE_STEPS, Progress
+from infd.engine.steps.watchdog import PATIENCE_S, PATIENCE_STEPS, Watchdog
 
 
 class Device:
@@ -11,21 +11,21 @@ class Device:
 
 
 def test_a_device_that_stands_still_is_stuck_once_patience_is_over():
-    progress = Progress(Device().pulse)
+    progress = Watchdog(Device().pulse)
 
     assert [progress.look(now, busy=True) for now in (0, 1, PATIENCE_S, PATIENCE_S + 1)] == [False, False, False, True]
 
 
 def test_a_long_step_that_moves_layer_by_layer_is_not_stuck():
     device = Device()
-    progress = Progress(device.pulse)
+    progress = Watchdog(device.pulse)
     for now in range(0, 500, 10):
         device.count += 1
         assert not progress.look(now, busy=True)
 
 
 def test_nothing_in_flight_is_never_stuck_and_the_clock_starts_with_the_next_step():
-    progress = Progress(Device().pulse)
+    progress = Watchdog(Device().pulse)
 
     assert not progress.look(0, busy=False)
     assert not progress.look(1000, busy=False)
@@ -33,7 +33,7 @@ def test_nothing_in_flight_is_never_stuck_and_the_clock_starts_with_the_next_ste
 
 
 def test_a_machine_whose_steps_are_long_gets_more_patience():
-    progress = Progress(Device().pulse)
+    progress = Watchdog(Device().pulse)
     progress.took(10.0)
     progress.look(0, busy=True)
 
@@ -43,7 +43,7 @@ def test_a_machine_whose_steps_are_long_gets_more_patience():
 
 def test_a_device_that_moves_again_is_no_longer_stuck():
     device = Device()
-    progress = Progress(device.pulse)
+    progress = Watchdog(device.pulse)
     progress.look(0, busy=True)
     assert progress.look(PATIENCE_S + 1, busy=True)
     device.count += 1

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infd.engine.loop import Issued
-    from infd.engine.ticket import Flow
+    from infd.engine.admission.ticket import ChoiceState
+    from infd.engine.steps.loop import Issued
     from infd.scheduler.scheduler import Outcome, Scheduler
     from infd.telemetry.metrics import Metrics
 
 
-class Measure:
+class RequestMetrics:
     """Moments in, counts and durations out. Times are the engine's own, in monotonic seconds."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def planned(self, flow: Flow) -> None:
+    def planned(self, flow: ChoiceState) -> None:
         """A choice stands in a plan for the first time."""
         assert flow.started is not None
         self._metrics.queue.observe(flow.started - flow.submitted)
@@ -38,7 +38,7 @@ class Measure:
         metrics.preemptions, metrics.steps_undone = scheduler.preemptions, scheduler.undone
         metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
 
-    def delivered(self, flow: Flow, tokens: int, now: float) -> None:
+    def delivered(self, flow: ChoiceState, tokens: int, now: float) -> None:
         """Some tokens are about to be handed to a choice's reader; `flow.last` is still that of those before."""
         metrics = self._metrics
         metrics.generation_tokens += tokens
@@ -54,7 +54,7 @@ class Measure:
             metrics.prompt_tokens_cached += cached
             metrics.request_computed_tokens.observe(flow.prompt_tokens - cached)
 
-    def ended(self, flow: Flow, reason: str, now: float) -> None:
+    def ended(self, flow: ChoiceState, reason: str, now: float) -> None:
         """A choice has had its terminal event."""
         metrics, seq = self._metrics, flow.seq
         metrics.terminal[reason] += 1
