@@ -1,7 +1,6 @@
-"""Decide which pages a sequence holds, and which of them others may find.
+"""Decide which pages a sequence holds, and which of them other sequences may find.
 
-A page is offered to others by the step that fills it, and nobody finds it any
-more if that step fails.
+A page is indexed by the step that fills it, and un-indexed if that step fails.
 """
 
 from __future__ import annotations
@@ -10,20 +9,25 @@ from typing import TYPE_CHECKING
 
 from infd.scheduler.pages import PagePool
 from infd.scheduler.prefix import PrefixIndex, longest_hit, page_keys
+from infd.scheduler.resources import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
+    from collections.abc import Sequence as Many
 
     from infd.scheduler.layout import Capacity
+    from infd.scheduler.plan import StepPlan
     from infd.scheduler.sequence import Sequence
 
+Tables = list[list[int]]  # page ids by group and page index; 0 where the page is behind the window
 
-class Cache:
-    """The pages in the tables of all sequences.
 
-    pool         who holds which page
+class Cache(Resource):
+    """The KV cache: the pages of all running sequences, and those kept for others to find.
+
+    pool         reference counts of pages
     index        which page holds which prefix
-    page_tokens  of the smallest page: what a sequence computes before it has another one to offer
+    page_tokens  of the smallest page: how much a sequence computes between two pages that it can index
     """
 
     def __init__(self, capacity: Capacity, *, prefix_caching: bool) -> None:
@@ -34,53 +38,83 @@ class Cache:
         self._step_tokens = capacity.step_tokens
         self._prefix_caching = prefix_caching and bool(self._groups)
         self.page_tokens = min((group.page_tokens for group in self._groups), default=0)
-        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # pages indexed by each step in flight, and for whom
+        self._running = 0  # sequences that hold pages
+        self._found: tuple[int, Tables] = (0, [])  # tokens and pages of the prefix hit that `fits` has accepted
+        self._refused: tuple[Sequence, int] | None = None  # the sequence that did not fit, and the pages available then
+        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # by step in flight: pages it fills, and for whom
 
-    # Pages of one sequence
+    # Admission
 
     def looks_up(self, seq: Sequence) -> bool:
-        """Whether cached pages are looked up for one that waits. A page holds no logits, so not where it is scored."""
+        """Whether a waiting sequence may use cached pages. A page holds no logits, so not to score its prompt."""
         return self._prefix_caching and not seq.scoring
 
-    def find(self, seq: Sequence) -> int:
-        """Fill the tables of one that waits with cached pages, not yet held; return the tokens they cover."""
-        if not self.looks_up(seq):
-            return 0
-        hit = longest_hit(seq, self._layout, self.index)
-        for number, group in enumerate(self._groups):
-            keys = page_keys(seq, group.page_tokens)
-            table = [0] * (hit // group.page_tokens)
-            for page in group.pages_needed(hit, hit):
-                found = self.index.find(number, keys[page])
-                assert found is not None
-                table[page] = found
-            seq.tables.append(table)
-        return hit
+    def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
+        """Say whether there are pages for a sequence's known tokens and for the next page of every running answer.
 
-    def wanted(self, seq: Sequence, running: int) -> int:
-        """Bound the pages to be had before one that waits may run beside so many.
-
-        Its own, found (unless somebody holds them) or not, and the next page of every answer. A running prompt
-        needs no other word here: it takes all that is left of a step, so nobody is admitted before its end.
+        With nothing running every sequence fits. A prompt still being computed needs no further pages set aside: it
+        takes all that is left of a step, so nobody is admitted before its end.
         """
-        found = [page for table in seq.tables for page in table if page]
-        fresh = sum(not self.pool.is_held(page) for page in found)
-        peak = self._layout.peak_pages(len(seq.tokens), self._step_tokens)
-        return max(0, peak - len(found)) + fresh + (running + 1) * len(self._groups)
+        available = self.pool.available
+        if (seq, available) == self._refused:
+            return False
+        hit, tables = self._find(seq)
+        found = [page for table in tables for page in table if page]
+        evictable = sum(not self.pool.is_held(page) for page in found)  # found, and counted as available too
+        wanted = self._pages_to_run(seq, len(found)) + evictable + self._running * len(self._groups)
+        wanted += sum(self._pages_to_run(each) for each in reserved)
+        if wanted > available and (self._running or reserved):
+            if not reserved:
+                self._refused = seq, available
+            return False
+        self._found = hit, tables
+        return True
 
-    def hold(self, seq: Sequence, hit: int) -> None:
-        """Let a sequence begin with the pages that were found for it."""
-        if not seq.tables:
-            seq.tables = [[] for _ in self._groups]
+    def take(self, seq: Sequence, plan: StepPlan) -> None:
+        """Let a sequence begin with the cached pages of its prefix."""
+        hit, seq.tables = self._found
         for table in seq.tables:
             for page in table:
                 if page:
                     self.pool.share(page)
         seq.computed = seq.indexed = hit
         seq.covered = hit if self._groups else seq.limit
+        self._running += 1
+
+    def release(self, seq: Sequence) -> None:
+        """Take all pages from a sequence; what it had computed is to be computed again."""
+        for table in seq.tables:
+            for page in reversed(table):  # the end of a prefix is evicted before its beginning
+                if page:
+                    self.pool.release(page)
+        seq.tables = []
+        seq.computed = seq.covered = seq.indexed = 0
+        self._running -= 1
+
+    def _find(self, seq: Sequence) -> tuple[int, Tables]:
+        """Return how many tokens of a sequence are cached, and the pages that hold them."""
+        if not self.looks_up(seq):
+            return 0, [[] for _ in self._groups]
+        hit, tables = longest_hit(seq, self._layout, self.index), []
+        for number, group in enumerate(self._groups):
+            keys = page_keys(seq, group.page_tokens)
+            table = [0] * (hit // group.page_tokens)
+            for index in group.pages_needed(hit, hit):
+                page = self.index.find(number, keys[index])
+                assert page is not None
+                table[index] = page
+            tables.append(table)
+        return hit, tables
+
+    def _pages_to_run(self, seq: Sequence, found: int = 0) -> int:
+        """Bound the pages that a waiting sequence takes besides `found`, the next page of its answer included."""
+        peak = self._layout.peak_pages(len(seq.tokens), self._step_tokens)
+        return max(0, peak - found) + len(self._groups)
+
+    # Growth
 
     def shortage(self, seq: Sequence, end: int) -> int:
-        """Give back the pages that it has left behind; return how many it lacks for tokens [computed, end)."""
+        """Release the pages behind a sequence's window; return how many it lacks for tokens [computed, end)."""
         missing = 0
         for group, table in zip(self._groups, seq.tables, strict=True):
             page = min(group.pages_droppable(seq.computed), len(table)) - 1
@@ -92,7 +126,7 @@ class Cache:
         return missing
 
     def extend(self, seq: Sequence, end: int) -> list[tuple[int, int, int]]:
-        """Give it the pages that it lacks, which are there; return group, index and page of each."""
+        """Give a sequence the pages it lacks, which are available; return group, index and page of each."""
         granted: list[tuple[int, int, int]] = []
         for number, (group, table) in enumerate(zip(self._groups, seq.tables, strict=True)):
             for index in range(len(table), group.pages_needed(seq.computed, end).stop):
@@ -102,16 +136,7 @@ class Cache:
         seq.covered = min(len(table) * group.page_tokens for group, table in zip(self._groups, seq.tables, strict=True))
         return granted
 
-    def release(self, seq: Sequence) -> None:
-        """Take all pages from it; what it had computed is to be computed anew."""
-        for table in seq.tables:
-            for page in reversed(table):  # the end of a prefix is evicted before its beginning
-                if page:
-                    self.pool.release(page)
-        seq.tables = []
-        seq.computed = seq.covered = seq.indexed = 0
-
-    # What others may find
+    # What other sequences may find
 
     def offer(self, seq: Sequence, step: int) -> None:
         """Index the full pages whose tokens are known and computed; `step`, in flight, computes the last of them."""
@@ -129,24 +154,23 @@ class Cache:
                         self._unsettled.setdefault(step, {}).setdefault(seq, []).append(page)
         seq.indexed = max(seq.indexed, settled - settled % self._layout.alignment)
 
-    def settle(self, step: int) -> None:
-        """A step has ended well."""
-        self._unsettled.pop(step, None)
+    def settle(self, plan: StepPlan) -> None:
+        self._unsettled.pop(plan.number, None)
 
-    def spoil(self, step: int) -> None:
-        """A step has failed: nobody may find what it was to write, whoever for."""
-        for pages in self._unsettled.pop(step, {}).values():
+    def undo(self, plan: StepPlan) -> None:
+        """Un-index the pages that a failed step was to fill, whoever for."""
+        for pages in self._unsettled.pop(plan.number, {}).values():
             self._forget(pages)
 
     def withdraw(self, seq: Sequence) -> None:
-        """Let nobody find what a sequence holds, or let go of while a step was still to write it."""
+        """Un-index the pages that a sequence holds, and those it has released while a step was still to fill them."""
         for table in seq.tables:
             self._forget(table)
         for fresh in self._unsettled.values():
             self._forget(fresh.pop(seq, ()))
 
     def forget(self) -> int:
-        """Let nobody find anything that is there now; return how many pages that were."""
+        """Un-index every page; return how many there were."""
         self._unsettled.clear()
         return self.pool.forget_all()
 
@@ -155,6 +179,6 @@ class Cache:
             if page:
                 self.pool.forget(page)
 
-    def verify(self, everybody: Iterable[Sequence]) -> None:
-        """Assert that every page is accounted for."""
-        self.pool.verify(table for seq in everybody for table in seq.tables)
+    def verify(self, running: Collection[Sequence]) -> None:
+        assert self._running == len(running), "sequences that hold pages are miscounted"
+        self.pool.verify(table for seq in running for table in seq.tables)

@@ -1,4 +1,4 @@
-"""Decide who goes first.
+"""Decide the order of the queue.
 
 Priority is a head start in the queue, not a class: each level of priority is
 worth `patience` arrivals. A request is therefore overtaken by a bounded number
@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from infd.scheduler.sequence import Sequence
+    from infd.scheduler.sequence import Order, Sequence
 
-Order = tuple[int, int]
 LEVELS = 100  # of priority, on each side of 0
 
 
@@ -25,12 +24,12 @@ class Policy:
         self._arrivals = 0
 
     def place(self, priority: int) -> Order:
-        """Return the place of the next arrival. A lower priority is earlier; beyond LEVELS all are alike."""
+        """Return the place of the next arrival. A lower priority is earlier; beyond LEVELS priorities are equal."""
         self._arrivals += 1
         return self._arrivals + max(-LEVELS, min(priority, LEVELS)) * self._patience, self._arrivals
 
     def may_pass(self, seq: Sequence, waiting: Sequence) -> bool:
-        """Say whether a later arrival may run before one that waits for something that it does not want."""
+        """Say whether a later arrival may run before `waiting`, which lacks a resource that the later one has."""
         return seq.order[0] <= waiting.order[0] + self._patience
 
 
@@ -38,11 +37,11 @@ def by_order(seq: Sequence) -> Order:
     return seq.order
 
 
-def by_need(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-    """Return the running sequences that decode, being owed one token, and the others.
+def split_decoding(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """Return the running sequences that decode, being owed one token, and the others, both in order.
 
-    The former draw first from a step's tokens: a prompt fills what they leave,
-    so it never pauses a stream. Within both parts the order of arrival holds.
+    Decoding sequences draw first on a step's token budget: a prompt fills what
+    they leave, so it never pauses a stream.
     """
     decoding: list[Sequence] = []
     others: list[Sequence] = []

@@ -3,7 +3,7 @@
 Plain integers only: no torch, no clock, no await. There is no prefill or
 decode phase; a sequence is simply owed the tokens not yet computed.
 
-Steps run strictly in the order planned. Pages and rows let go here may
+Steps run strictly in the order planned. Pages and rows released here may
 therefore be granted in the very next plan, even while earlier steps that use
 them are still in flight.
 """
@@ -18,9 +18,10 @@ from msgspec import Struct
 from infd.request import FinishReason
 from infd.scheduler.adapters import AdapterSlots
 from infd.scheduler.cache import Cache
-from infd.scheduler.fitting import StepSize
 from infd.scheduler.plan import Grant, Join, Span, StepPlan
-from infd.scheduler.policy import Policy, by_need, by_order
+from infd.scheduler.policy import Policy, by_order, split_decoding
+from infd.scheduler.resources import RowPool
+from infd.scheduler.token_budget import TokenBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -29,14 +30,15 @@ if TYPE_CHECKING:
     from infd.request import TokenLogprobs
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepResult
+    from infd.scheduler.resources import Resource
     from infd.scheduler.sequence import Sequence
 
 
 class Outcome(Struct, gc=False):
-    """What a step brought to one sequence, and whether that ended it.
+    """What a step produced for one sequence, and whether that ended it.
 
-    prompt_logprobs  of the whole prompt, with its first outcome, where asked
-    prompt_computed  tokens of the prompt that were not in the cache, with its first outcome
+    prompt_logprobs  of the whole prompt if requested, with the sequence's first outcome
+    prompt_computed  prompt tokens that were not cached, with the sequence's first outcome
     """
 
     seq: Sequence
@@ -58,16 +60,16 @@ class Scheduled(Struct):
 
     @property
     def admitted(self) -> list[Sequence]:
-        """Return the sequences that join with this step: theirs are its last spans, in the order of the joins."""
+        """Return the sequences admitted to this step: theirs are its last spans, in the order of the joins."""
         return self.sequences[len(self.sequences) - len(self.plan.joins) :]
 
 
 class Scheduler:
-    """Sequences, and the pages and rows they share.
+    """Sequences, and the resources they share.
 
-    waiting and running are each in the order of arrival (`policy.py`). A
-    running sequence holds a row and pages; a preempted one waits again, in its
-    old place. One whose reader has fallen behind is held: it stands in neither.
+    waiting and running are each in queue order (`policy.py`). A running
+    sequence holds some of each resource; a preempted one waits again, in its
+    old place. A sequence on hold, whose reader has fallen behind, is in neither.
     """
 
     def __init__(
@@ -82,19 +84,19 @@ class Scheduler:
         self.capacity = capacity
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.budget = TokenBudget(capacity)
+        self.rows = RowPool(capacity.rows)
         self.cache = Cache(capacity, prefix_caching=prefix_caching)
         self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
+        # In the order in which admission asks: the cheapest first, since most plans admit nobody.
+        self.resources: tuple[Resource, ...] = (self.budget, self.rows, self.adapters, self.cache)
         self.preemptions = 0  # for want of pages
-        self.undone = 0  # steps, because one failed
-        self.prefix_queries = 0  # prompt tokens looked up
-        self.prefix_hits = 0  # and found
+        self.undone = 0  # steps rolled back
+        self.prefix_queries = 0  # prompt tokens looked up in the cache
+        self.prefix_hits = 0  # and found there
         self._policy = Policy(priority_patience)
-        mixed = (capacity.mixed_tokens, capacity.crowded_tokens) if capacity.layout.divisible else (None, None)
-        self._size = StepSize(capacity.step_tokens, *mixed)
-        self._rows = list(range(capacity.rows - 1, -1, -1))
-        self._number = 0
+        self._number = 0  # of the next plan
         self._held: set[Sequence] = set()
-        self._refused: tuple[Sequence, int] | None = None  # who did not fit, and into how many pages
 
     # The caller's side
 
@@ -102,54 +104,54 @@ class Scheduler:
         """Queue a sequence. Its request has been checked: it fits max_model_len."""
         assert seq.prompt_tokens < self.capacity.max_model_len
         seq.limit = min(seq.limit, self.capacity.max_model_len)
-        seq.weight = self.capacity.score_cost if seq.scoring else 1
+        seq.token_cost = self.capacity.score_cost if seq.scoring else 1
         seq.order = self._policy.place(seq.request.priority)
         insort(self.waiting, seq, key=by_order)
 
     def remove(self, seq: Sequence, finish: FinishReason, failure: BaseException | None = None) -> None:
-        """End a sequence now. What steps in flight still compute for it is dropped."""
+        """End a sequence now. Steps in flight still compute tokens for it, which are dropped."""
         if seq.finish is not None:
             return
         seq.finish, seq.failure = finish, failure
-        self._take_out(seq)
+        self._dequeue(seq)
 
     def hold(self, seq: Sequence) -> None:
-        """Compute nothing more for a sequence until `resume`. Meanwhile it has neither a row nor pages.
+        """Compute nothing more for a sequence until `resume`, and release its row and pages.
 
-        What steps in flight still compute for it is dropped, and computed again when it goes on.
+        Tokens that steps in flight still compute for it are dropped, and computed again after `resume`.
         """
         if seq.finish is None and seq not in self._held:
             seq.dropped_through = self._number - 1
-            self._take_out(seq)
+            self._dequeue(seq)
             self._held.add(seq)
 
     def holds(self, seq: Sequence) -> bool:
         return seq in self._held
 
     def resume(self, seq: Sequence) -> None:
-        """Send a sequence, if it is held, back to its old place in the queue."""
+        """Put a sequence that is on hold back in its old place in the queue."""
         if seq in self._held:
             self._held.remove(seq)
             insort(self.waiting, seq, key=by_order)
 
     def plan(self, only: Container[Sequence] | None = None) -> Scheduled | None:
-        """Fill the next step, of these sequences `only` if given; return None if nothing can be computed now."""
-        step = Scheduled(StepPlan(self._number, [], [], [], []), [])
-        decoding, others = by_need(self.running)
-        prompts = self._prompts(others)
-        left = self._fill(step, decoding, self._size.tokens, only)
-        left = self._fill(step, others, min(left, self._size.beside(len(step.sequences), prompts)), only)
-        if self.waiting and left:
-            self._admit(step, left, only)
+        """Fill the next step, with no sequences but `only` if given; return None if nothing can be computed now."""
+        step, budget = Scheduled(StepPlan(self._number, [], [], [], []), []), self.budget
+        decoding, others = split_decoding(self.running)
+        starting = self._starting(others)
+        remaining = self._fill(step, decoding, budget.limit, only)
+        remaining = min(remaining, budget.mixed(len(step.sequences), starting))
+        budget.remaining = self._fill(step, others, remaining, only)
+        if self.waiting and budget.remaining:
+            self._admit(step, only)
         if not step.sequences:
             return None
         self._number += 1
         return step
 
     def commit(self, step: Scheduled, result: StepResult) -> list[Outcome]:
-        """Take in what a step produced, in the order planned. Sequences removed or held since then are passed over."""
+        """Append what a step produced to its sequences, except those removed or held since. Steps commit in order."""
         plan = step.plan
-        self._size.fitted()
         outcomes: list[Outcome] = []
         at = 0
         for i, (seq, span) in enumerate(zip(step.sequences, plan.spans, strict=True)):
@@ -165,8 +167,8 @@ class Scheduler:
                 continue
             try:
                 if failure is None:
-                    outcome = self._take_in(plan.number, seq, span, tokens, i, result)
-            except Exception as error:  # fault point "commit": whatever it is, it is this sequence's
+                    outcome = self._commit_span(plan.number, seq, span, tokens, i, result)
+            except Exception as error:  # fault point "commit": it fails this sequence alone
                 failure = error
             if failure is not None:
                 outcome = self._fail(seq, failure)
@@ -174,36 +176,37 @@ class Scheduler:
                     self.verify()
             if outcome is not None:
                 outcomes.append(outcome)
-        self.cache.settle(plan.number)
+        for resource in self.resources:
+            resource.settle(plan)
         return outcomes
 
     def rollback(self, steps: Iterable[Scheduled]) -> None:
-        """Undo steps that failed: all those in flight, in any order.
+        """Undo steps: all those in flight, in any order, because one failed.
 
-        Their sequences go back to the queue, in their old places, with the
+        Their sequences go back to their old places in the queue, with the
         tokens known so far; pages that these steps were to fill leave the index.
         """
         steps = list(steps)
         self.undone += len(steps)
         for step in steps:
-            self.cache.spoil(step.plan.number)
             for seq, span in zip(step.sequences, step.plan.spans, strict=True):
                 if span.samples:
                     seq.in_flight -= 1
                 if seq.row is not None:
-                    self._send_back(seq)
-        for step in steps:  # only now: a later step's sequences may use what an earlier one was to load
-            self.adapters.undo(step.plan.loads)
+                    self._requeue(seq)
+        for step in steps:  # only now: a later step's sequences may use an adapter that an earlier step was to load
+            for resource in self.resources:
+                resource.undo(step.plan)
 
     def forget_prefixes(self, root: Callable[[Sequence], bytes], *, preempting: bool) -> int:
-        """Empty the prefix cache, and give every sequence the root of its prefixes anew; return the pages forgotten.
+        """Empty the prefix cache, and give every sequence the new root of its prefix keys; return the pages forgotten.
 
-        preempting  send those that run back to their places in the queue, to be computed again from their first
-                    token; else they go on with what they hold, of which no page is offered to anybody any more
+        preempting  send running sequences back to the queue, to be computed again from their first token; else they
+                    keep their pages, none of which is indexed any more
         """
         if preempting:
             for seq in list(self.running):
-                self._send_back(seq)
+                self._requeue(seq)
         for seq in (*self.waiting, *self.running, *self._held):
             seq.prefix_root = root(seq)
             seq.keys.clear()
@@ -212,47 +215,54 @@ class Scheduler:
         return self.cache.forget()
 
     def shrink(self, step: Scheduled) -> bool:
-        """Plan steps of half the size of this one from now on, for a while; False if it cannot be halved."""
+        """Halve the token budget, as this step did not fit into memory; False if the step cannot be halved."""
         plan = step.plan
         if plan.tokens < 2 or not self.capacity.layout.divisible:
             return False
-        self._size.shrink(sum(span.count * (self.capacity.score_cost if span.scores else 1) for span in plan.spans))
+        self.budget.halve(sum(span.count * (self.capacity.score_cost if span.scores else 1) for span in plan.spans))
         return True
 
     def verify(self) -> None:
-        """Assert every invariant of pages, rows and slots."""
-        everybody = [*self.waiting, *self.running, *self._held]
-        self.cache.verify(everybody)
-        rows = [seq.row for seq in self.running if seq.row is not None]
-        assert sorted(self._rows + rows) == list(range(self.capacity.rows)), "a row is lost or held twice"
-        self.adapters.verify(seq.adapter for seq in self.running)
-        assert all(seq.row is None and not seq.computed for seq in (*self.waiting, *self._held))
-        assert all(seq.finish is None and seq.in_flight >= 0 for seq in everybody)
+        """Assert every invariant of the queues and of all resources."""
+        for resource in self.resources:
+            resource.verify(self.running)
+        idle = [*self.waiting, *self._held]
+        assert not any(seq.row is not None or seq.computed or seq.tables or seq.slot for seq in idle)
+        assert all(seq.finish is None and seq.in_flight >= 0 for seq in (*idle, *self.running))
         for queue in (self.waiting, self.running):
             assert queue == sorted(queue, key=by_order), "a queue is out of order"
 
-    # One sequence, one step
+    # One step
 
-    def _grant(self, step: Scheduled, seq: Sequence, left: int) -> int:
-        """Add a span that takes at most `left` of the step; return how much it took, 0 if it cannot go on now.
+    def _fill(self, step: Scheduled, sequences: list[Sequence], budget: int, only: Container[Sequence] | None) -> int:
+        """Add a span of each running sequence, in this order, until the token budget is spent; return what is left."""
+        for seq in sequences:
+            if not budget:
+                break
+            if only is None or seq in only:
+                budget -= self._add_span(step, seq, budget)
+        return budget
 
-        A span cut short takes all that is left, even what its weight leaves over: nobody is admitted before its end.
+    def _add_span(self, step: Scheduled, seq: Sequence, budget: int) -> int:
+        """Add a span of at most `budget` tokens; return how many it counts as, 0 if nothing can be computed now.
+
+        A span cut short counts as all that was left, even what score_cost leaves over: nobody is admitted behind it.
         """
         plan = step.plan
         planned = len(seq.tokens) + seq.in_flight
         count = (planned if planned < seq.limit else seq.limit - 1) - seq.computed
         if not count or seq.row is None:
             return 0  # its last token is in flight, or it was preempted a moment ago
-        if seq.computed >= seq.longest:
-            self._send_back(seq)  # its next token belongs to another regime, and so do then all before it
+        if seq.computed >= seq.regime_limit:
+            self._requeue(seq)  # under its next regime all its tokens have other angles
             return 0
-        taken = count * seq.weight
-        if taken > left:
+        cost = count * seq.token_cost
+        if cost > budget:
             if not self.capacity.layout.divisible:
                 return 0
-            count, taken = max(1, left // seq.weight), left
+            count, cost = max(1, budget // seq.token_cost), budget
         end = seq.computed + count
-        if end > seq.covered and not self._cover(plan, seq, end):
+        if end > seq.covered and not self._allocate(plan, seq, end):
             return 0
         samples = end == planned
         if samples:
@@ -261,82 +271,65 @@ class Scheduler:
         plan.spans.append(Span(seq.row, seq.computed, count, samples, scores))
         step.sequences.append(seq)
         seq.computed = end
-        seq.step = plan.number
+        seq.last_step = plan.number
         if end - seq.indexed >= self.cache.page_tokens:
             self.cache.offer(seq, plan.number)
-        return taken
+        return cost
 
-    def _fill(self, step: Scheduled, sequences: list[Sequence], left: int, only: Container[Sequence] | None) -> int:
-        """Let sequences draw from the tokens left of a step, in this order; return how many are left then."""
-        for seq in sequences:
-            if not left:
-                break
-            if only is None or seq in only:
-                left -= self._grant(step, seq, left)
-        return left
-
-    def _prompts(self, others: Many[Sequence]) -> int:
-        """Return how many requests wait for their first token, beside those that no row is free for."""
-        near = (*others, *self.waiting[: len(self._rows)])
+    def _starting(self, others: Many[Sequence]) -> int:
+        """Return how many requests wait for their first token, except those that no row is free for."""
+        near = (*others, *self.waiting[: self.rows.available])
         return len({id(seq.request) for seq in near if not seq.generated})
 
-    def _admit(self, step: Scheduled, left: int, only: Container[Sequence] | None) -> None:
-        """Let waiting sequences run, in order, while there is room for the first of them.
+    def _admit(self, step: Scheduled, only: Container[Sequence] | None) -> None:
+        """Admit waiting sequences, in order, while the first of them fits.
 
-        While one waits because as many adapters run as may, some of those behind it that need no other go ahead.
-        While one waits for its last step, those behind it take what it will not need. A choice waits until all scores
-        of its prompt, which the first choice computes, are planned: they are the first news of every choice.
+        Where a passable resource lacks room for a sequence, later arrivals that fit are admitted before it, within
+        the policy's patience. A sequence whose last step has not committed cannot be planned; what it will take is
+        reserved. Other choices wait until all scores of their prompt, which the first choice computes, are planned:
+        the scores are the first news of every choice.
         """
-        position, first = 0, None
-        promised_rows = promised_pages = 0
-        while left and len(self._rows) > promised_rows and position < len(self.waiting):
+        reserved: list[Sequence] = []
+        passed = None
+        position = 0
+        while position < len(self.waiting):
             seq = self.waiting[position]
-            if (seq, self.cache.pool.available) == self._refused:
-                return  # nothing has changed since it was found not to fit
+            position += 1
             if (only is not None and seq not in only) or (seq.first is not None and seq.first.owes_scores):
-                position += 1
                 continue
-            if first is not None and not self._policy.may_pass(seq, first):
+            if passed is not None and not self._policy.may_pass(seq, passed):
                 return
-            if not self.adapters.fits(seq.adapter):
-                first = first or seq
-                position += 1
+            if seq.in_flight:
+                reserved.append(seq)
                 continue
-            if seq.in_flight:  # it was sent back; it can be planned once its last step commits
-                promised_rows += 1
-                promised_pages += self.cache.wanted(seq, 0)
-                position += 1
-                continue
-            if not self.capacity.layout.divisible and len(seq.tokens) > left:
+            seq.set_regime(self.capacity.layout.regimes)
+            lacking = next((resource for resource in self.resources if not resource.fits(seq, reserved)), None)
+            if lacking is None:
+                position -= 1
+                self._start(step, seq, position)
+            elif lacking.passable:
+                passed = passed or seq
+            else:
                 return
-            seq.govern(self.capacity.layout.regimes)
-            hit = self.cache.find(seq)
-            wanted = self.cache.wanted(seq, len(self.running)) + promised_pages
-            if wanted > self.cache.pool.available and (self.running or promised_rows):
-                seq.tables = []
-                if not promised_rows:
-                    self._refused = seq, self.cache.pool.available
-                return
-            self._seat(seq, position, hit)
-            slot = self.adapters.take(seq.adapter, step.plan.loads)
-            granted = self._grant(step, seq, left)
-            assert granted, "an admitted sequence has room for its first span"
-            left -= granted
-            step.plan.joins.append(self._join(seq, slot))
 
-    def _seat(self, seq: Sequence, position: int, hit: int) -> None:
-        """Move a waiting sequence to a row, holding the pages that were found for it."""
+    def _start(self, step: Scheduled, seq: Sequence, position: int) -> None:
+        """Move a sequence from its position in `waiting` to `running`, and add its first span."""
+        plan = step.plan
         del self.waiting[position]
         insort(self.running, seq, key=by_order)
-        seq.row = self._rows.pop()
-        self.cache.hold(seq, hit)
+        for resource in self.resources:
+            resource.take(seq, plan)
         if seq.prompt_cached is None:
-            seq.prompt_cached = min(hit, seq.prompt_tokens)
+            seq.prompt_cached = min(seq.computed, seq.prompt_tokens)
             if self.cache.looks_up(seq):
                 self.prefix_queries += seq.prompt_tokens
                 self.prefix_hits += seq.prompt_cached
+        cost = self._add_span(step, seq, self.budget.remaining)
+        assert cost, "an admitted sequence has room for its first span"
+        self.budget.remaining -= cost
+        plan.joins.append(self._join(seq))
 
-    def _join(self, seq: Sequence, slot: int) -> Join:
+    def _join(self, seq: Sequence) -> Join:
         assert seq.row is not None
         return Join(
             row=seq.row,
@@ -346,28 +339,28 @@ class Scheduler:
             end_ids=seq.request.end_ids,
             tables=[list(table) for table in seq.tables],
             seed=seq.seed,
-            slot=slot,
+            slot=seq.slot,
             regime=seq.regime,
         )
 
-    def _cover(self, plan: StepPlan, seq: Sequence, end: int) -> bool:
+    def _allocate(self, plan: StepPlan, seq: Sequence, end: int) -> bool:
         """Take the pages for tokens [computed, end), preempting later sequences if there is no other way."""
         shortage = self.cache.shortage(seq, end)
         while self.cache.pool.available < shortage:
-            victim = next(s for s in reversed(self.running) if s.step != plan.number)
+            victim = next(s for s in reversed(self.running) if s.last_step != plan.number)
             if victim is seq:
-                return False  # it keeps what it holds and goes on when others have finished
+                return False  # it keeps its pages and goes on when others have finished
             self._preempt(victim)
         granted = self.cache.extend(seq, end)
-        if seq.step >= 0:  # else its join tells of them
+        if seq.last_step >= 0:  # else its join names them
             assert seq.row is not None
             plan.grants += [Grant(seq.row, group, index, page) for group, index, page in granted]
         return True
 
-    def _take_in(
+    def _commit_span(
         self, step: int, seq: Sequence, span: Span, tokens: list[int], number: int, result: StepResult
     ) -> Outcome | None:
-        """Take in what `step` brought to its span of this number; None if that is no news to anybody."""
+        """Append what `step` produced for its span of this number; None if its reader need not be told."""
         if span.scores and seq.scoring:
             seq.score(span.start, result.prompt_logprobs[number])
         if tokens:
@@ -386,7 +379,7 @@ class Scheduler:
         return outcome
 
     def _append(self, seq: Sequence, tokens: list[int], step: int) -> int:
-        """Add the tokens that `step` sampled, up to the first that ends the sequence; return how many were kept."""
+        """Append the tokens that `step` sampled, up to the first that ends the sequence; return how many were kept."""
         known, end_ids = seq.tokens, seq.request.end_ids
         for kept, token in enumerate(tokens, 1):
             known.append(token)
@@ -396,42 +389,43 @@ class Scheduler:
             if len(known) >= seq.limit:
                 self.remove(seq, FinishReason.LENGTH)
                 return kept
-        if seq.step > step:
-            self.cache.offer(seq, seq.step)  # a step in flight computes tokens that were not known when it was planned
+        if seq.last_step > step:
+            self.cache.offer(
+                seq, seq.last_step
+            )  # a step in flight computes tokens that were not known when it was planned
         return len(tokens)
 
     def _fail(self, seq: Sequence, failure: Exception) -> Outcome:
-        """End a sequence in an error, even where it has just ended otherwise. Nobody may read what it has written."""
+        """End a sequence in an error, even if it has just finished otherwise, and un-index the pages it has written."""
         self.cache.withdraw(seq)
         self.remove(seq, FinishReason.ERROR, failure)
         seq.finish, seq.failure = FinishReason.ERROR, failure
         return Outcome(seq, [], [], FinishReason.ERROR)
 
+    # Between the queues
+
     def _preempt(self, seq: Sequence) -> None:
         """Make room for an earlier sequence."""
-        self._send_back(seq)
+        self._requeue(seq)
         self.preemptions += 1
 
-    def _send_back(self, seq: Sequence) -> None:
+    def _requeue(self, seq: Sequence) -> None:
         """Send a running sequence back to its old place in the queue, to be recomputed."""
-        self._let_go(seq)
+        self._release(seq)
         insort(self.waiting, seq, key=by_order)
 
-    def _take_out(self, seq: Sequence) -> None:
-        """Let a sequence stand nowhere, and have nothing."""
+    def _dequeue(self, seq: Sequence) -> None:
+        """Remove a sequence from wherever it is, and release what it holds."""
         if seq.row is not None:
-            self._let_go(seq)
+            self._release(seq)
         elif seq in self._held:
             self._held.remove(seq)
         else:
             self.waiting.remove(seq)
 
-    def _let_go(self, seq: Sequence) -> None:
-        """Take row, pages and slot from a running sequence."""
-        assert seq.row is not None
+    def _release(self, seq: Sequence) -> None:
+        """Remove a sequence from `running`, and release its share of every resource."""
         self.running.remove(seq)
-        self._rows.append(seq.row)
-        seq.row = None
-        self.adapters.release(seq.adapter)
-        self.cache.release(seq)
-        seq.step = -1
+        for resource in self.resources:
+            resource.release(seq)
+        seq.last_step = -1

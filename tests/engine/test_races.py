@@ -374,7 +374,7 @@ class History:
         assert engine.core.scheduler.adapters._slots == {}
         assert (engine.adapters.bytes, engine.adapters.rows()) == (0, [])
         assert len((await self.behind_the_steps()).runner.adapters) == 0, "the device holds an adapter"
-        assert len(engine.core.scheduler._rows) == engine.core.capacity.rows, "a row leaked"
+        assert engine.core.scheduler.rows.available == engine.core.capacity.rows, "a row leaked"
 
 
 async def first_failure(awaited: list[asyncio.Task[None]], others: list[asyncio.Task[None]] | None = None) -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from infd.request import Adapter, FinishReason
-from infd.scheduler.fitting import CROWD
 from infd.scheduler.layout import CacheLayout, PageGroup, Regimes
+from infd.scheduler.token_budget import CROWD
 from tests.fakes import FULL, capacity, continuation
 from tests.scheduler.driver import Driver, sequence
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from infd.request import Adapter, FinishReason, Request, SamplingParams
-from infd.scheduler.fitting import CROWD
 from infd.scheduler.layout import CacheLayout, PageGroup, Regimes
 from infd.scheduler.plan import StepResult
 from infd.scheduler.prefix import longest_hit, page_keys
 from infd.scheduler.sequence import Sequence
+from infd.scheduler.token_budget import CROWD
 from tests.fakes import capacity, continuation
 from tests.scheduler.driver import NOT_FINITE, Driver, granted, sequence
 
