@@ -13,8 +13,8 @@ from infd import embedded
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.request import Adapter, SamplingParams
-from infd.runner.loading import build
 from infd.runner.pulse import Pulse
+from infd.runner.start.loading import build
 from infd.scheduler.plan import Join, Load, Span, StepPlan
 
 if TYPE_CHECKING:

@@ -91,7 +91,9 @@ class Part(NamedTuple):
 
 
 SMALL, LARGE = ("--models", "qwen3-0.6b"), ("--models", "qwen3-8b")
-RUNNER = tuple(f"tests/runner/test_{name}.py" for name in ("graphs", "sleep", "overlap", "scoring"))
+RUNNER = tuple(
+    f"tests/runner/{name}.py" for name in ("test_graphs", "arenas/test_sleep", "test_overlap", "test_scoring")
+)
 PARITY = tuple(f"tests/{room}/test_parity.py" for room in ("runner", "models", "adapters"))
 KERNELS = ("tests/kernels/triton", "tests/kernels/drawing", *COMPILING)
 ATTENTION = ("tests/kernels/triton/test_attention.py", "-k", "split or view or tiles")

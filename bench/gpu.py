@@ -44,9 +44,9 @@ from infd.errors import DeviceMissing
 from infd.kernels.flashinfer import modules
 from infd.kernels.select import CACHED, CANDIDATES, preferring, select
 from infd.models import registry
-from infd.runner.design import Design, choose_device
-from infd.runner.loading import assemble
 from infd.runner.pulse import Pulse
+from infd.runner.start.loading import assemble
+from infd.runner.start.setup import ModelSetup, choose_device
 from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import Ops
     from infd.models.base import Model
-    from infd.runner.memory import Arena
+    from infd.runner.arenas.arena import Arena
     from infd.runner.runner import Runner
 
 
@@ -99,7 +99,7 @@ def put_together(
     )
     gc.collect()  # an earlier runner's rows
     runner = assemble(
-        settings, Design(model, ops, torch.bfloat16, bench.device, length), bench.bank, weights, Pulse()
+        settings, ModelSetup(model, ops, torch.bfloat16, bench.device, length), bench.bank, weights, Pulse()
     ).runner
     with runner.active():
         while runner.idle():

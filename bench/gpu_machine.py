@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from infd.runner.arenas.vram import bank_of
 from infd.runner.graphs import CudaGraphs
-from infd.runner.vram import bank_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

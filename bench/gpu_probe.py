@@ -32,9 +32,9 @@ from infd.kernels.flashinfer import presence as flashinfer_presence
 from infd.kernels.reference.drawing.draw import Draw as ReferenceDraw
 from infd.kernels.select import select
 from infd.kernels.triton import presence as triton_presence
-from infd.runner.design import choose_device
+from infd.runner.arenas.vram import bank_of
 from infd.runner.graphs import CudaGraphs
-from infd.runner.vram import bank_of
+from infd.runner.start.setup import choose_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from infd.kernels.cpu.library import Library
 from infd.kernels.cpu.linear import PANEL, Int4, Int8, Matrices
-from infd.runner.memory import Arena
+from infd.runner.arenas.arena import Arena
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from infd.models.parameter import Parameter, Source
-from infd.runner.memory import Arena
+from infd.runner.arenas.arena import Arena
 from infd.weights.checkpoint import INDEX, Checkpoint
 from infd.weights.load import load, required_bytes
 

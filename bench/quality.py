@@ -22,8 +22,8 @@ from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 from infd.kernels.select import CACHED, CANDIDATES, quantized, select
 from infd.models import registry
 from infd.models.base import Batch
-from infd.runner.cache import scaled
-from infd.runner.memory import Arena
+from infd.runner.arenas.arena import Arena
+from infd.runner.arenas.cache import scaled
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from infd.config import Config, Environment, HubAccess, ModelConfig
     from infd.engine.executor import Executor
     from infd.hub.fetch import Hub
-    from infd.runner.loading import Loaded
     from infd.runner.pulse import Pulse
+    from infd.runner.start.loading import Loaded
     from infd.scheduler.layout import Capacity
 
 

@@ -11,8 +11,8 @@ from infd.apart.client import Worker
 from infd.daemon import components
 from infd.errors import CheckpointError, StartError
 from infd.models.config import architecture
-from infd.runner.host import kind
-from infd.runner.outline import candidates, outline
+from infd.runner.arenas.host import kind
+from infd.runner.start.resolve import candidates, resolve
 from infd.text import apart
 from infd.weights.checkpoint import INDEX, SINGLE, Checkpoint, indexed_files, read_config
 
@@ -69,7 +69,7 @@ def _decide(found: Examined, directory: Path, config: Config) -> None:
     device = kind(config)
     try:
         found.architecture = architecture(described)
-        found.own = outline(config, described, device, candidates(config)).own
+        found.own = resolve(config, described, device, candidates(config)).own
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from error
     if not found.own:

@@ -26,7 +26,7 @@ def warm(config: Config, environment: Environment, target: str | None, *, tune: 
     Raises StartError.
     """
     settings = components.located(config, environment, _directory(config, environment))
-    from infd.runner.warming import warm  # torch comes with it
+    from infd.runner.start.warming import warm  # torch comes with it
 
     started = time.monotonic()
     warmed = warm(settings, target, _tell, tune=tune)

@@ -15,7 +15,7 @@ from infd.errors import DeviceLost
 from infd.executors.device import Device, Errand, Go, Order
 from infd.memory import Memory
 from infd.offload import Offload
-from infd.runner.host import headstart
+from infd.runner.arenas.host import headstart
 from infd.runner.pulse import Pulse, Stopped
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.memory import Part
     from infd.request import Adapter, AdapterFacts
-    from infd.runner.loading import Loaded
+    from infd.runner.start.loading import Loaded
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 
@@ -37,7 +37,7 @@ def build_runner(config: Config, pulse: Pulse, progress: Callable[[int, int], No
     progress  called with (bytes of weights read, bytes to read)
     """
     memory = headstart(config)
-    from infd.runner.loading import build  # torch comes with it
+    from infd.runner.start.loading import build  # torch comes with it
 
     return build(config, pulse, progress, memory)
 

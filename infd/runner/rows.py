@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from infd.kernels.families.rows import Kept
 from infd.kernels.reference.rows import Rows as Reference
-from infd.runner.memory import zeros
+from infd.runner.arenas.arena import zeros
 from infd.runner.staging import staging as usual
 
 if TYPE_CHECKING:

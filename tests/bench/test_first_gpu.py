@@ -100,7 +100,7 @@ def test_what_fails_the_later_parts_do_without(line: dict[str, Any], flags: list
 
 def test_without_mapped_memory_cuda_bindings_cannot_be_imported(tmp_path: Path) -> None:
     env = Site(None, tmp_path).environment(Without(vmm=True), flashinfer=False)
-    tried = [sys.executable, "-c", "from infd.runner.driver import _bindings; _bindings()"]
+    tried = [sys.executable, "-c", "from infd.runner.arenas.driver import _bindings; _bindings()"]
     done = subprocess.run(tried, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert "ImportError: bench/first_gpu.py was told to do without" in done.stderr
 

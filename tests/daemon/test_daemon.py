@@ -28,7 +28,7 @@ from infd.engine.lifecycle.state import State
 from infd.errors import CheckpointError, ConfigError, DeviceLost, OutOfMemory
 from infd.http.schema.chat import ChatRequest
 from infd.request import Request, SamplingParams
-from infd.runner.host import headstart
+from infd.runner.arenas.host import headstart
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor
 

@@ -22,8 +22,8 @@ from infd.daemon.check import check
 from infd.daemon.examine import examine
 from infd.errors import ConfigError, StartError
 from infd.models.transformers import known
-from infd.runner.loading import build
 from infd.runner.pulse import Pulse
+from infd.runner.start.loading import build
 from infd.text import apart
 
 if TYPE_CHECKING:

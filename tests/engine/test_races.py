@@ -43,7 +43,7 @@ from infd.executors.local import LocalExecutor
 from infd.kernels.families.adapters import LowRank
 from infd.memory import ALL, Memory, Part
 from infd.request import FinishReason, Request, SamplingParams
-from infd.runner.memory import Arena
+from infd.runner.arenas.arena import Arena
 from infd.telemetry.metrics import Metrics
 from infd.text.chat import ChatTemplate
 from infd.text.tokenizer import Tokenizer

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.executors.wire import Start
     from infd.models.base import Batch
-    from infd.runner.loading import Loaded
     from infd.runner.pulse import Pulse
+    from infd.runner.start.loading import Loaded
 
 UNSOUND, FULL, LOST = 100, 99, 98
 BROKEN = "/broken"  # a path of a model that cannot be loaded

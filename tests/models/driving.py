@@ -13,7 +13,7 @@ from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.select import select
 from infd.models import registry
 from infd.models.base import Batch, Wanted
-from infd.runner.cache import scaled
+from infd.runner.arenas.cache import scaled
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load
 from tests.kernels.paging import CPU, PagedSpan, attention_batch

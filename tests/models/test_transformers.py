@@ -14,7 +14,7 @@ from infd.errors import CheckpointError
 from infd.kernels.select import CACHED, CANDIDATES, select
 from infd.models import registry
 from infd.models.parameter import Blueprint
-from infd.runner.memory import Arena
+from infd.runner.arenas.arena import Arena
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
 from tests.e2e.test_parity import Expected, generate, serving

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infd.runner.driver import Driver
-from infd.runner.vram import GpuBank
+from infd.runner.arenas.driver import Driver
+from infd.runner.arenas.vram import GpuBank
 
 if TYPE_CHECKING:
     from collections.abc import Callable

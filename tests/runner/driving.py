@@ -12,19 +12,19 @@ from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
 from infd.executors.local import LocalExecutor
 from infd.kernels.select import CANDIDATES, insisting, select
 from infd.request import Request, SamplingParams
-from infd.runner.design import Design
-from infd.runner.loading import assemble
-from infd.runner.memory import CPU, Arena, HostBank
+from infd.runner.arenas.arena import CPU, Arena, HostBank
 from infd.runner.rows import Rows
+from infd.runner.start.loading import assemble
+from infd.runner.start.setup import ModelSetup
 from infd.scheduler.plan import Join, Span
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
 from tests.runner.fake_model import FakeModel, HistoryAttention
 
 if TYPE_CHECKING:
-    from infd.runner.loading import Loaded
-    from infd.runner.memory import Bank
+    from infd.runner.arenas.arena import Bank
     from infd.runner.pulse import Pulse
+    from infd.runner.start.loading import Loaded
     from infd.scheduler.layout import Capacity
     from infd.scheduler.scheduler import Scheduled
 
@@ -42,8 +42,8 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
 
 def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48, bank: Bank | None = None) -> Loaded:
     ops = select(CPU, torch.float32, insisting("reference", CANDIDATES))
-    chosen = Design(model, replace(ops, attention=HistoryAttention()), torch.float32, CPU, max_len)
-    return assemble(settings, chosen, bank or HostBank(), Arena(64, CPU, "weights"), pulse)
+    setup = ModelSetup(model, replace(ops, attention=HistoryAttention()), torch.float32, CPU, max_len)
+    return assemble(settings, setup, bank or HostBank(), Arena(64, CPU, "weights"), pulse)
 
 
 def executor(model: FakeModel, settings: Config) -> LocalExecutor:

@@ -21,9 +21,9 @@ from infd.kernels.reference.lora import Lora
 from infd.kernels.select import CANDIDATES, insisting
 from infd.memory import Part
 from infd.request import Adapter, SamplingParams
-from infd.runner import loading
 from infd.runner.graphs import PATIENCE, CudaGraphs, sizes
 from infd.runner.pulse import Pulse
+from infd.runner.start import loading
 from infd.scheduler.plan import Grant, Load, StepPlan
 from tests.runner.cuda_driver import Bank, FakeDriver
 from tests.runner.driving import join, span
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from infd.runner.graphs import Graphs
-    from infd.runner.loading import Loaded
+    from infd.runner.start.loading import Loaded
 
 ROWS = 6
 PAGE = 4

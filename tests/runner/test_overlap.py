@@ -11,8 +11,8 @@ import torch
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.executors.local import LocalExecutor
 from infd.request import SamplingParams
-from infd.runner.loading import build
 from infd.runner.pulse import Pulse
+from infd.runner.start.loading import build
 from infd.scheduler.plan import StepPlan
 from tests.runner.driving import generate, join, request, span
 from tests.waiting import unsynchronised

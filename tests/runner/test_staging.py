@@ -21,7 +21,7 @@ from infd.models import registry
 from infd.request import Adapter, SamplingParams
 from infd.runner import staging
 from infd.runner.adapters import DeviceSlots
-from infd.runner.cache import allocate
+from infd.runner.arenas.cache import allocate
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from infd.kernels.flashinfer import modules
-from infd.runner import warming
+from infd.runner.start import warming
 from tests.kernels.triton.asking import noted, others, settings
 
 HOPPER = (9, 0)

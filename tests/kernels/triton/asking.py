@@ -19,7 +19,7 @@ from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, Schedule
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.triton.compiled import compiling, target
 from infd.request import Adapter, SamplingParams
-from infd.runner import warming
+from infd.runner.start import warming
 from infd.scheduler.plan import Load, StepPlan
 from tests.runner.driving import join, span
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from infd.models.parameter import Target
     from infd.runner.adapters import DeviceSlots
-    from infd.runner.stepsize import Trial
+    from infd.runner.start.calibration import Trial
 
 ROWS = 40
 PAGE = 16

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import PageTensor
-    from infd.runner.budget import Room
-    from infd.runner.memory import Arena
+    from infd.runner.arenas.arena import Arena
+    from infd.runner.start.budget import Room
     from infd.scheduler.layout import CacheLayout
 
 

@@ -15,13 +15,13 @@ from msgspec import Struct
 from infd.errors import OutOfMemory
 from infd.runner.faults import lacks_memory, let_go
 from infd.runner.graphs import sizes
-from infd.runner.stepsize import LEAST, LIKELIEST, Trial, run
+from infd.runner.start.calibration import LEAST, LIKELIEST, Trial, run
 
 if TYPE_CHECKING:
     from infd.config import Config
-    from infd.runner.assembly import Assembly
+    from infd.runner.arenas.arena import Arena, Bank
     from infd.runner.graphs import Graphs
-    from infd.runner.memory import Arena, Bank
+    from infd.runner.start.assembly import Assembly
 
 MIB: Final = 2**20
 HOST_SHARE: Final = 0.6  # of what a host has free once the weights are loaded; the rest is for activations and others
@@ -126,7 +126,7 @@ def draw_up(assembly: Assembly, weights: Arena, config: Config, most: int, graph
 
 def _footprint(assembly: Assembly, weights: Arena, tokens: int, graphs: Graphs | None) -> Footprint | None:
     """Run a step of so many tokens, or of as many as there are rows for; return None where it does not fit."""
-    bank, layout, rows, longest = assembly.bank, assembly.layout, assembly.rows, assembly.design.max_len
+    bank, layout, rows, longest = assembly.bank, assembly.layout, assembly.rows, assembly.setup.max_len
     length = min(longest - 1, tokens)
     prompts = -(-tokens // length) * sum(-(-length // group.page_tokens) for group in layout.groups)
     pages = max(prompts, rows * len(layout.groups))

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory
-from infd.runner import loading, outline, stepsize
-from infd.runner.design import choose_device
-from infd.runner.loading import build
-from infd.runner.outline import choose_dtype
 from infd.runner.pulse import Pulse
+from infd.runner.start import calibration, loading, resolve
+from infd.runner.start.loading import build
+from infd.runner.start.resolve import choose_dtype
+from infd.runner.start.setup import choose_device
 from infd.scheduler.layout import CacheLayout, PageGroup
 from tests.models.foreign import make as make_foreign
 from tests.runner.driving import config, load
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 def test_half_types_stay_half_on_a_cpu_that_is_fast_at_them(monkeypatch, tmp_path, stored, flags, expected):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor : 0\nflags\t\t: fpu {flags} sse\n")
-    monkeypatch.setattr(outline, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(resolve, "CPUINFO", cpuinfo)
     assert choose_dtype("auto", {"torch_dtype": stored}, "cpu") == expected
 
 
@@ -305,13 +305,13 @@ def test_step_tokens_are_measured_within_bounds_and_the_trial_leaves_no_trace():
 
 # Shortest steps that take 60 ms, and 2 ms for each token beyond 16.
 def test_a_step_that_streams_wait_for_takes_1_75_times_as_long_as_the_shortest(monkeypatch):
-    run = stepsize.run
+    run = calibration.run
 
     def seconds(runner, plan):
         run(runner, plan)
         return 0.06 + 0.002 * max(0, plan.tokens - 16)
 
-    monkeypatch.setattr(stepsize, "run", seconds)
+    monkeypatch.setattr(calibration, "run", seconds)
     sizes = {}
     for target_ms, step_tokens in ((None, None), (90.0, None), (None, 512), (None, 24)):
         settings = Config(
@@ -331,13 +331,13 @@ def test_a_step_that_streams_wait_for_takes_1_75_times_as_long_as_the_shortest(m
 
 
 def test_what_a_scored_token_costs_is_found_by_scoring_some(monkeypatch):
-    run = stepsize.run
+    run = calibration.run
 
     def seconds(runner, plan):
         run(runner, plan)
         return plan.tokens + 3 * sum(span.scores for span in plan.spans)
 
-    monkeypatch.setattr(stepsize, "run", seconds)
+    monkeypatch.setattr(calibration, "run", seconds)
     assert load(FakeModel(), config(step_tokens=64), Pulse()).capacity.score_cost == 4
 
 
@@ -355,7 +355,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("pages", [3, 17, 100])
 def test_a_trial_plan_is_one_that_a_scheduler_could_have_made(layout, pages):
-    trial = stepsize.Trial(layout, pages=pages, rows=3, max_model_len=20)
+    trial = calibration.Trial(layout, pages=pages, rows=3, max_model_len=20)
     for tokens in {1, 4, trial.room // 2, trial.room}:
         plan = trial.plan(tokens)
         assert plan.tokens == tokens
@@ -373,7 +373,7 @@ def test_a_trial_plan_is_one_that_a_scheduler_could_have_made(layout, pages):
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])
 def test_a_gpu_is_warmed_up_by_prompts_in_parts_and_every_way_to_choose(tiny, monkeypatch, variant):
     ran = []
-    run = stepsize.run
+    run = calibration.run
 
     sampling = {}
 
@@ -384,10 +384,10 @@ def test_a_gpu_is_warmed_up_by_prompts_in_parts_and_every_way_to_choose(tiny, mo
         ran.append((each.start, each.count, asked.temperature, asked.top_p))
         return run(runner, plan)
 
-    monkeypatch.setattr(stepsize, "run", note)
-    monkeypatch.setattr(stepsize, "LENGTHS", (40, 16))
-    warm_up = stepsize.warm_up
-    monkeypatch.setattr(stepsize, "warm_up", lambda runner, trial, _: warm_up(runner, trial, "cuda"))
+    monkeypatch.setattr(calibration, "run", note)
+    monkeypatch.setattr(calibration, "LENGTHS", (40, 16))
+    warm_up = calibration.warm_up
+    monkeypatch.setattr(calibration, "warm_up", lambda runner, trial, _: warm_up(runner, trial, "cuda"))
     loading.build(
         Config(
             model=ModelConfig(path=str(tiny(variant)), dtype="float32"),

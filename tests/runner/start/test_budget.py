@@ -11,18 +11,18 @@ from msgspec.structs import replace
 
 from infd.config import CacheConfig, Config, DeviceConfig, LoraConfig, SchedulerConfig
 from infd.errors import OutOfMemory
-from infd.runner import assembly
-from infd.runner.budget import GRAPH_BYTES, MIB, Budget, Footprint
 from infd.runner.graphs import sizes
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
+from infd.runner.start import assembly
+from infd.runner.start.budget import GRAPH_BYTES, MIB, Budget, Footprint
 from tests.runner.cuda_driver import GRAIN, Bank, FakeDriver
 from tests.runner.driving import load
 from tests.runner.fake_model import FakeModel
 
 if TYPE_CHECKING:
     from infd.models.base import Batch
-    from infd.runner.loading import Loaded
+    from infd.runner.start.loading import Loaded
 
 TOTAL = 700 * GRAIN
 PAGE = 64  # bytes, of the fake model

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
 from infd.memory import ALL, Held, Memory, Part
 from infd.models.config import architecture
-from infd.runner.host import Settling
+from infd.runner.arenas.host import Settling
 from infd.weights.checkpoint import Checkpoint, locate
 from infd.weights.load import check, fill
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from infd.models.base import Model
-    from infd.runner.memory import Arena, Bank, Parked
+    from infd.runner.arenas.arena import Arena, Bank, Parked
 
 log = logging.getLogger("infd.runner")
 

@@ -13,7 +13,7 @@ from infd.errors import CheckpointError, DeviceMissing
 from infd.kernels.select import select
 from infd.models import registry
 from infd.models.config import head_size
-from infd.runner.outline import longest, outline
+from infd.runner.start.resolve import longest, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Design(NamedTuple):
+class ModelSetup(NamedTuple):
     """A model, and what it computes with.
 
     dtype    of activations
@@ -41,13 +41,13 @@ class Design(NamedTuple):
     max_len: int
 
 
-def design(
+def set_up(
     config: Config,
     checkpoint: Checkpoint,
     device: torch.device,
     memory: torch.device,
     candidates: Mapping[str, Sequence[Candidate]],
-) -> Design:
+) -> ModelSetup:
     """Decide what is computed of a checkpoint, and how.
 
     device  what computes
@@ -55,15 +55,15 @@ def design(
     """
     described = checkpoint.config
     try:
-        decided = outline(config, described, device.type, candidates)
-        assert decided.dtype is not None
-        dtype = DTYPES[decided.dtype]
+        resolved = resolve(config, described, device.type, candidates)
+        assert resolved.dtype is not None
+        dtype = DTYPES[resolved.dtype]
         ops = select(device, dtype, candidates, head=head_size(described))
-        max_len = decided.max_len or longest(config.model.max_model_len, registry.borrowed_length(described))
+        max_len = resolved.max_len or longest(config.model.max_model_len, registry.borrowed_length(described))
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
     except CheckpointError as error:  # it knows what config.json says, not where that lies
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    return Design(model, ops, dtype, device, max_len)
+    return ModelSetup(model, ops, dtype, device, max_len)
 
 
 def choose_device(kind: str) -> torch.device:

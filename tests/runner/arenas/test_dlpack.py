@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 import torch
 
-from infd.runner.dlpack import tensor_at
+from infd.runner.arenas.dlpack import tensor_at
 
 CPU = torch.device("cpu")
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from infd.errors import DeviceLost, OutOfMemory
-from infd.runner import vram
-from infd.runner.dlpack import tensor_at
-from infd.runner.driver import REFUSALS, Driver
-from infd.runner.host import LARGE_PAGE
-from infd.runner.vram import TorchBank, bank_of
+from infd.runner.arenas import vram
+from infd.runner.arenas.dlpack import tensor_at
+from infd.runner.arenas.driver import REFUSALS, Driver
+from infd.runner.arenas.host import LARGE_PAGE
+from infd.runner.arenas.vram import TorchBank, bank_of
 from tests.runner.cuda_driver import GRAIN, NAMES, Bank, BooksError, FakeDriver
 
 CPU = torch.device("cpu")
@@ -308,7 +308,7 @@ def test_without_the_drivers_package_memory_stays_and_it_is_said_why(monkeypatch
     def absent() -> None:
         raise ModuleNotFoundError("No module named 'cuda'")
 
-    monkeypatch.setattr("infd.runner.driver._bindings", absent)
+    monkeypatch.setattr("infd.runner.arenas.driver._bindings", absent)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
     found = bank_of(torch.device("cuda", 0))
     assert isinstance(found, TorchBank)
@@ -323,7 +323,7 @@ def test_a_driver_that_cannot_map_is_left_alone(monkeypatch):
         cuDeviceGet=lambda ordinal: (0, 10 + ordinal),
         cuDeviceGetAttribute=lambda attribute, device: (0, (attribute, device) != (102, 11)),
     )
-    monkeypatch.setattr("infd.runner.driver._bindings", lambda: old)
+    monkeypatch.setattr("infd.runner.arenas.driver._bindings", lambda: old)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
     assert bank_of(torch.device("cuda", 1)).sleepless.endswith("cannot map memory to addresses that stay")
 

@@ -8,11 +8,11 @@ import torch
 
 from infd.errors import OutOfMemory
 from infd.models.base import PageTensor
-from infd.runner import host
-from infd.runner.budget import Room
-from infd.runner.cache import allocate, page_bytes, size_cache
-from infd.runner.host import LARGE_PAGE, Headstart, Mapping, Populating, Settling, available_bytes
-from infd.runner.memory import MOST_FAILURES, PIECE, Allocated, Anonymous, Arena, zeros
+from infd.runner.arenas import host
+from infd.runner.arenas.arena import MOST_FAILURES, PIECE, Allocated, Anonymous, Arena, zeros
+from infd.runner.arenas.cache import allocate, page_bytes, size_cache
+from infd.runner.arenas.host import LARGE_PAGE, Headstart, Mapping, Populating, Settling, available_bytes
+from infd.runner.start.budget import Room
 from infd.scheduler.layout import CacheLayout, PageGroup
 
 CPU = torch.device("cpu")

@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from infd.errors import InfdError, OutOfMemory
-from infd.runner.dlpack import tensor_at
-from infd.runner.driver import Refused, find
-from infd.runner.host import Mapping, Populating, available_bytes
-from infd.runner.memory import Anonymous, Arena, HostBank
+from infd.runner.arenas.arena import Anonymous, Arena, HostBank
+from infd.runner.arenas.dlpack import tensor_at
+from infd.runner.arenas.driver import Refused, find
+from infd.runner.arenas.host import Mapping, Populating, available_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from infd.runner.driver import Driver
-    from infd.runner.memory import Bank, Parked
+    from infd.runner.arenas.arena import Bank, Parked
+    from infd.runner.arenas.driver import Driver
 
 log = logging.getLogger("infd.runner")
 

@@ -17,7 +17,7 @@ from infd.errors import CheckpointError, OutOfMemory
 from infd.executors.local import LocalExecutor
 from infd.memory import ALL, Held, Memory, Part
 from infd.request import SamplingParams
-from infd.runner.memory import HostBank
+from infd.runner.arenas.arena import HostBank
 from infd.scheduler.plan import StepPlan
 from infd.weights.checkpoint import TensorFile
 from tests.runner.driving import generate, join, request, span

@@ -1,4 +1,4 @@
-"""Build a runner from settings: the design, weights, cache, rows, step size, in that order.
+"""Build a runner from settings: the model without weights, its weights, cache, rows, step size, in that order.
 
 Runs on the device thread. Importing this imports torch.
 """
@@ -22,16 +22,16 @@ from infd.kernels.flashinfer import modules
 from infd.kernels.select import vocabulary_of
 from infd.kernels.triton.presence import installed
 from infd.models.config import architecture
-from infd.runner import stepsize
-from infd.runner.assembly import Assembly
-from infd.runner.budget import draw_up, on_host
-from infd.runner.cache import size_cache
-from infd.runner.design import choose_device, design
+from infd.runner.arenas.arena import CPU, Anonymous, Arena
+from infd.runner.arenas.cache import size_cache
+from infd.runner.arenas.residence import Residence
+from infd.runner.arenas.vram import bank_of
 from infd.runner.graphs import CudaGraphs
-from infd.runner.memory import CPU, Anonymous, Arena
-from infd.runner.outline import candidates
-from infd.runner.residence import Residence
-from infd.runner.vram import bank_of
+from infd.runner.start import calibration
+from infd.runner.start.assembly import Assembly
+from infd.runner.start.budget import draw_up, on_host
+from infd.runner.start.resolve import candidates
+from infd.runner.start.setup import choose_device, set_up
 from infd.scheduler.layout import Capacity
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
     from infd.config import Config, DeviceConfig
     from infd.kernels.triton.compiled import Ledger
-    from infd.runner.design import Design
+    from infd.runner.arenas.arena import Bank
+    from infd.runner.arenas.host import Headstart
     from infd.runner.graphs import Graphs
-    from infd.runner.host import Headstart
-    from infd.runner.memory import Bank
     from infd.runner.pulse import Pulse
     from infd.runner.runner import Runner
+    from infd.runner.start.setup import ModelSetup
 
 log = logging.getLogger("infd.runner")
 
@@ -128,9 +128,9 @@ def _build(
     progress: Callable[[int, int], None] | None,
     headstart: Headstart | None,
 ) -> Loaded:
-    bank = bank_of(device)  # first: what the design puts on the device is infd's, not others'
-    chosen = design(config, checkpoint, device, device, candidates(config))
-    required = required_bytes(chosen.model)
+    bank = bank_of(device)  # first: what the setup puts on the device is infd's, not others'
+    setup = set_up(config, checkpoint, device, device, candidates(config))
+    required = required_bytes(setup.model)
     had = None if headstart is None else headstart.claim(0 if bank.apart else required)
     free = bank.free() + (0 if headstart is None else headstart.held)
     if required > free:
@@ -146,15 +146,15 @@ def _build(
         if progress is not None:
             progress(done, total)
 
-    load(chosen.model, checkpoint, weights, report)
-    dtype, how = _name_of(chosen.dtype), config.model.quantization
+    load(setup.model, checkpoint, weights, report)
+    dtype, how = _name_of(setup.dtype), config.model.quantization
     made = {"none": dtype}  # what a form is called: by what its numbers are
     kept = made.get(how, how)
     of_vocabulary = vocabulary_of(how, config.model.quantize_vocabulary)
     vocabulary = "" if of_vocabulary == how else made.get(of_vocabulary, of_vocabulary)
     told = f"{kept}, vocabulary {vocabulary}" if vocabulary else kept
     log.info("weights: %.0f MiB of %s, computed in %s", required / 2**20, told, dtype)
-    unused = [name for name in checkpoint.tensors if name.endswith("_scale") and name in chosen.model.unread]
+    unused = [name for name in checkpoint.tensors if name.endswith("_scale") and name in setup.model.unread]
     if unused:
         log.info(
             "%d scales of the checkpoint, such as %s, are not used: queries are not quantized, and keys and values only"
@@ -163,7 +163,7 @@ def _build(
             unused[0],
         )
     try:
-        loaded = assemble(config, chosen, bank, weights, pulse)
+        loaded = assemble(config, setup, bank, weights, pulse)
     except RequestFailed as error:  # of the trial steps, which ask for nothing unusual
         raise CheckpointError(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
@@ -175,17 +175,17 @@ def _build(
         quantization=how,
         vocabulary=vocabulary,
         arch=architecture(checkpoint.config),
-        ops=chosen.ops.describe(),
+        ops=setup.ops.describe(),
     )
     return loaded
 
 
-def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: Pulse) -> Loaded:
+def assemble(config: Config, setup: ModelSetup, bank: Bank, weights: Arena, pulse: Pulse) -> Loaded:
     """Put cache and rows beside a model whose weights are loaded, run it for the first time, and measure it."""
-    model, _, dtype, device, max_len = chosen
-    assembly = Assembly(config, chosen, bank, pulse)
+    model, _, dtype, device, max_len = setup
+    assembly = Assembly(config, setup, bank, pulse)
     layout, tensors, rows = assembly.layout, assembly.tensors, assembly.rows
-    largest = config.scheduler.step_tokens or stepsize.MOST[device.type]
+    largest = config.scheduler.step_tokens or calibration.MOST[device.type]
     graphs = graphs_of(device, config.device)
     budget = draw_up(assembly, weights, config, largest, graphs) if bank.apart else None
     if budget is not None and budget.footprint.tokens < largest:
@@ -213,20 +213,20 @@ def assemble(config: Config, chosen: Design, bank: Bank, weights: Arena, pulse: 
     if budget is not None:
         log.info("%s", budget.explain(size.bytes))
 
-    trial = stepsize.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
-    stepsize.warm_up(runner, trial, device.type)
+    trial = calibration.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
+    calibration.warm_up(runner, trial, device.type)
     runner.begin()
-    if spin := stepsize.choose_spin(runner, trial):
+    if spin := calibration.choose_spin(runner, trial):
         log.info("decoding steps are so short that their end is asked for, for up to %.0f us", spin * 1e6)
-    shortest = stepsize.shortest_s(runner, trial)
-    sizes, told = stepsize.Sizes(largest, largest, largest), config.scheduler.step_tokens
-    if told is None or told > stepsize.LEAST:
+    shortest = calibration.shortest_s(runner, trial)
+    sizes, told = calibration.Sizes(largest, largest, largest), config.scheduler.step_tokens
+    if told is None or told > calibration.LEAST:
         target_ms = config.scheduler.step_target_ms
-        sizes = stepsize.measure(runner, trial, target_ms, device.type, shortest=shortest, rows=rows, most=largest)
+        sizes = calibration.measure(runner, trial, target_ms, device.type, shortest=shortest, rows=rows, most=largest)
         if told is not None:
-            sizes = stepsize.Sizes(largest, min(largest, sizes.mixed), min(largest, sizes.crowded))
+            sizes = calibration.Sizes(largest, min(largest, sizes.mixed), min(largest, sizes.crowded))
         log.info("step_tokens: %d, %d where streams wait for the step, %d where many prompts do so, too", *sizes)
-    score_cost = stepsize.score_cost(runner, trial, shortest, device.type) if layout.divisible else 1
+    score_cost = calibration.score_cost(runner, trial, shortest, device.type) if layout.divisible else 1
     if not bank.apart:
         cache.release()  # what trial steps wrote there
         cache.restore()

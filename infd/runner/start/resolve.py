@@ -41,7 +41,7 @@ CHOSEN = {
 }
 
 
-class Outline(Struct, frozen=True):
+class Resolved(Struct, frozen=True):
     """What is decided before anything is built.
 
     own      whether infd's own code computes the model, or transformers'
@@ -54,12 +54,12 @@ class Outline(Struct, frozen=True):
     max_len: int | None
 
 
-def outline(
+def resolve(
     config: Config,
     described: Mapping[str, Any],
     kind: str | None,
     candidates: Mapping[str, Sequence[Candidate]],
-) -> Outline:
+) -> Resolved:
     """Decide it. Raises CheckpointError, ConfigError.
 
     described  config.json
@@ -77,7 +77,7 @@ def outline(
     max_len = None
     if stated:
         max_len = longest(config.model.max_model_len, context_length(described), bounded=is_bounded(described))
-    return Outline(own, dtype, max_len)
+    return Resolved(own, dtype, max_len)
 
 
 def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:

@@ -24,15 +24,15 @@ from infd.kernels.select import CACHED, insisting, lacks_nothing
 from infd.kernels.triton import presence
 from infd.kernels.triton.presence import FLOAT8
 from infd.request import Adapter
-from infd.runner import host
 from infd.runner.adapters import DeviceSlots
-from infd.runner.cache import scaled
-from infd.runner.design import choose_device, design
-from infd.runner.outline import candidates
+from infd.runner.arenas import host
+from infd.runner.arenas.cache import scaled
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
-from infd.runner.stepsize import LENGTHS, Trial, first_steps
+from infd.runner.start.calibration import LENGTHS, Trial, first_steps
+from infd.runner.start.resolve import candidates
+from infd.runner.start.setup import choose_device, set_up
 from infd.scheduler.plan import Load
 from infd.weights.checkpoint import Checkpoint
 
@@ -147,7 +147,7 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
     Returns the shapes of heads that Triton's attention was asked for.
     """
     with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
-        model, ops, dtype, _, max_len = design(
+        model, ops, dtype, _, max_len = set_up(
             config, checkpoint, GPU, NOWHERE, _unasked(candidates(config), flashinfer)
         )
         for parameter in model.parameters:

@@ -17,8 +17,9 @@ from infd.errors import CheckpointError, DeviceLost, OutOfMemory
 from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.select import CANDIDATES, insisting
 from infd.memory import ALL, Held, Memory, Part
-from infd.runner import loading, vram
+from infd.runner.arenas import vram
 from infd.runner.pulse import Pulse
+from infd.runner.start import loading
 from infd.scheduler.plan import StepPlan
 from tests.runner.cuda_driver import GRAIN, Bank, FakeDriver
 from tests.runner.driving import join, span
@@ -26,8 +27,8 @@ from tests.runner.driving import join, span
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.runner.loading import Loaded
-    from infd.runner.residence import Residence
+    from infd.runner.arenas.residence import Residence
+    from infd.runner.start.loading import Loaded
 
 PARKED = Memory(weights=Held.PARKED, cache=Held.RELEASED)
 NOTHING = Memory(weights=Held.RELEASED, cache=Held.RELEASED)

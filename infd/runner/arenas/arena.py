@@ -16,7 +16,7 @@ import torch
 
 from infd.errors import OutOfMemory
 from infd.memory import trim
-from infd.runner.host import LARGE_PAGE, MADV_COLLAPSE, Mapping, available_bytes
+from infd.runner.arenas.host import LARGE_PAGE, MADV_COLLAPSE, Mapping, available_bytes
 from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:

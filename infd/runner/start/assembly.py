@@ -1,4 +1,4 @@
-"""Put runners of one design together: a first one with a small cache, to be measured, and the one that serves."""
+"""Put runners of one setup together: a first one with a small cache, to be measured, and the one that serves."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.runner.adapters import DeviceSlots
-from infd.runner.cache import allocate, arena_bytes
+from infd.runner.arenas.cache import allocate, arena_bytes
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
 
 if TYPE_CHECKING:
     from infd.config import Config
     from infd.kernels.ops import Ops
-    from infd.runner.design import Design
+    from infd.runner.arenas.arena import Arena, Bank
     from infd.runner.graphs import Graphs
-    from infd.runner.memory import Arena, Bank
     from infd.runner.pulse import Pulse
+    from infd.runner.start.setup import ModelSetup
 
 
 class Assembly:
-    """What any runner of a design is made of, beside its weights, which are there.
+    """What any runner of a setup is made of, beside its weights, which are there.
 
     workspaces  that its kernels compute in, whichever runner calls them
     """
 
-    def __init__(self, config: Config, design: Design, bank: Bank, pulse: Pulse) -> None:
-        self.design = design
+    def __init__(self, config: Config, setup: ModelSetup, bank: Bank, pulse: Pulse) -> None:
+        self.setup = setup
         self.bank = bank
         self.rows = config.scheduler.max_num_seqs
         page_tokens = config.cache.page_tokens
-        self.layout = design.model.cache_layout(page_tokens)
-        self.tensors = design.model.page_tensors(page_tokens)
-        self.workspaces = _workspaces(design.ops, bank)
+        self.layout = setup.model.cache_layout(page_tokens)
+        self.tensors = setup.model.page_tensors(page_tokens)
+        self.workspaces = _workspaces(setup.ops, bank)
         self._slots = config.lora.max_adapters
         self._pulse = pulse
 
@@ -46,7 +46,7 @@ class Assembly:
 
         Raises OutOfMemory.
         """
-        model, ops, _, device, _ = self.design
+        model, ops, _, device, _ = self.setup
         cache = self.bank.arena(arena_bytes(self.layout, self.tensors, pages), purpose)
         rows = Rows(
             rows=self.rows,
