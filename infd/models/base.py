@@ -1,4 +1,4 @@
-"""What every model offers, and what its forward pass reads."""
+"""The `Model` protocol, and `Batch`, the input of one forward pass."""
 
 from __future__ import annotations
 
@@ -17,52 +17,51 @@ if TYPE_CHECKING:
 
 
 class Adapted(Protocol):
-    """Which tokens of a pass want an adapter, and what each adapter holds. There is none where no token does."""
+    """The LoRA adapters of a pass, by token. A pass without adapters has None instead."""
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
-        """Add to rows of y [T, outputs] what their adapters make of the same rows of x [T, inputs], in place."""
+        """Add the adapters' x A B of `target` to y [T, outputs], in place; x [T, inputs]."""
 
     def add_rows(self, y: Tensor, tokens: Tensor, target: Target) -> None:
-        """Add to rows of y [T, outputs] what their adapters' tables hold for tokens [T] int64, in place."""
+        """Add the adapters' rows of the table `target` to y [T, outputs], in place; tokens [T] int64."""
 
 
 def _unwatched() -> None:
-    """Do what a beat does where nobody counts."""
+    """Count no heartbeat."""
 
 
 class Batch(Struct, kw_only=True):
     """One forward pass: T tokens, packed span after span, padded to the model's least_rows.
 
-    The runner builds it (`runner/batch.py`); it is declared here because the
-    models decide what it holds.
+    `runner/batch.py` builds it; the model layers define its fields.
     """
 
     tokens: Tensor  # [T] int64
-    positions: Tensor  # [T] int64: in the tables of rotary angles
+    positions: Tensor  # [T] int64: rows of the rotary tables
     attention: Sequence[AttentionPlan]  # by page group
     cache: Sequence[KeyValuePages]  # by layer
-    beat: Callable[[], None] = _unwatched  # to be called between layers: it counts, and raises where work must end
+    beat: Callable[[], None] = _unwatched  # called between layers: counts progress; raises to abort the pass
     adapters: Adapted | None = None
-    wanted: Wanted | None = None  # the tokens whose hidden states are wanted; all, where it is None
-    # Where angles depend on the length of a prompt, [T] int64: of each token's prompt; 0 where by position alone.
+    wanted: Wanted | None = None  # None: the model returns hidden states of all tokens
+    # [T] int64: the length of each token's prompt if its rotary angles depend on that length, else 0.
     prompts: Tensor | None = None
-    angles: Sequence[Tensor] | None = None  # by rope, tables of this pass in place of the model's; see `layers/rope.py`
+    angles: Sequence[Tensor] | None = None  # by rope: tables that replace the model's in this pass (layers/rope.py)
 
 
 class Wanted(Struct):
-    """Some tokens of a pass, W of them, that the last layer goes on with.
+    """The W sampled tokens of a pass.
 
-    That layer puts the keys and values of all tokens into the cache. Whatever else it computes is read by nobody but
-    the head.
+    The last layer caches the keys and values of all T tokens, and computes everything after that for these W alone:
+    only the head reads its output.
     """
 
-    tokens: Tensor  # [W] int64: which, ascending; the last one repeated where products need more rows
-    attention: AttentionPlan  # of the last layer's page group, with each of them a span of its own
+    tokens: Tensor  # [W] int64: indices into the pass, ascending; the last is repeated as padding to least_rows
+    attention: AttentionPlan  # of the last layer's page group, one span a token
     adapters: Adapted | None = None
 
 
 class PageTensor(Struct, frozen=True):
-    """One named tensor in a slot of a page: what one layer keeps of the page's tokens."""
+    """One named tensor of a page slot: one layer's cache of one page's tokens."""
 
     name: str
     shape: tuple[int, ...]
@@ -76,8 +75,8 @@ class PageTensor(Struct, frozen=True):
 class Model(Protocol):
     """One architecture. Its parameters have no storage until weights are loaded.
 
-    least_rows  in fewer tokens, or rows of logits, numbers may differ in their last bits from what they are in more
-    narrows     whether the last layer can go on with some tokens alone; if not, batches say of none that it is wanted
+    least_rows  smallest T, and smallest N of `logits`, at which results do not depend on T or N to the last bit
+    narrows     whether the last layer can compute the sampled tokens alone; if False, Batch.wanted is always None
     """
 
     vocab_size: int
@@ -86,33 +85,32 @@ class Model(Protocol):
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        """All tensors that a checkpoint fills, in order of use; tied ones once."""
+        """Every tensor that a checkpoint fills, in order of use; a tied tensor once."""
 
     @property
     def unread(self) -> Container[str]:
-        """Names of tensors that a checkpoint may hold and that this model has no use for."""
+        """Names of checkpoint tensors that this model ignores."""
 
     @property
     def targets(self) -> Sequence[Target]:
-        """All that adapters may add to, in order of use; none where the model takes no adapters."""
+        """Every product and table that adapters may change, in order of use; empty if the model takes no adapters."""
 
     @property
     def cache_scales(self) -> Mapping[int, Parameter]:
-        """By layer, what a cache of 8-bit floats is divided by, [2, K] float32; nothing where that is 1."""
+        """By layer, the divisors [2, K] float32 of an fp8 cache; a layer without an entry divides by 1."""
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:
-        """Return which layers keep which tokens."""
+        """Return the page groups: which layers cache which tokens, in pages of `page_tokens`."""
 
     def page_tensors(self, page_tokens: int) -> Sequence[PageTensor]:
-        """Return what one slot of a page holds, the same for every layer.
+        """Return the tensors of one page slot, equal for every layer.
 
-        A page has as many slots as its largest group has layers; the i-th layer
-        of each group uses slot i. Pages of a smaller group leave the slots
-        behind its last layer unused, which is the price of one pool for all.
+        A page has as many slots as its largest group has layers; the i-th layer of each group uses slot i. The pages of
+        a smaller group leave their last slots unused: the price of one pool for all groups.
         """
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the hidden states after the last norm: [W, hidden] where some are wanted, and else [T, hidden]."""
+        """Return the hidden states after the last norm: [T, hidden], or [W, hidden] if `batch.wanted` is set."""
 
     def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
-        """Return float32 logits [N, vocab] of hidden [N, hidden]; `adapters` are those of these rows."""
+        """Return float32 logits [N, vocab] of hidden [N, hidden]; `adapters` are those of the N rows."""

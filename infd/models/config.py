@@ -1,8 +1,7 @@
-"""Read config.json with care: every value is checked for type and range, and a bad one is named.
+"""Read config.json: check every value's type and range, and name the invalid ones.
 
-Files on the hub and files written by transformers 5 spell some settings
-differently, and leave out what transformers' own classes supply; both are
-understood here and nowhere else.
+Hub files and files written by transformers 5 differ in spelling, and omit defaults of transformers' config classes.
+Only this module knows both spellings and the defaults.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from infd.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MOST = 2**24  # above every real dimension, below what would exhaust memory before a tensor is looked at
+MOST = 2**24  # above every published dimension, below any that would exhaust memory while shapes are computed
 ROPE_THETA = 10_000.0
 
 _GEMMA = MappingProxyType(
@@ -38,7 +37,7 @@ _GEMMA3 = MappingProxyType(
         "vocab_size": 262_208,
     }
 )
-# By architecture, what a file need not say. A null in the file is a value of its own and stands.
+# By architecture, the defaults of transformers' config class. An explicit null overrides a default.
 UNSAID: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "Gemma2ForCausalLM": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
@@ -54,14 +53,14 @@ UNSAID: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 class Settings:
-    """A table of config.json, `path` naming it in messages."""
+    """One table of config.json. `path` is its prefix in error messages. All readers raise CheckpointError."""
 
     def __init__(self, table: Mapping[str, Any], path: str = "") -> None:
         self._table = table
         self._path = path
 
     def __contains__(self, key: str) -> bool:
-        """Say whether the key is there with a value; null counts as absent, as transformers writes it."""
+        """Return whether the key has a value; null counts as absent, since transformers writes null for unset."""
         return self._table.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
@@ -118,11 +117,11 @@ class Settings:
         return Settings(value, f"{self._path}{key}.")
 
     def over(self, values: Mapping[str, Any]) -> Settings:
-        """Return the same table with values for the keys that it does not mention, not even with a null."""
+        """Return a copy with `values` for keys that this table lacks; an explicit null is not replaced."""
         return Settings({**values, **self._table}, self._path)
 
     def completed(self, absent: Mapping[str, Any], replaced: Mapping[str, Any]) -> Settings:
-        """Return the same table with values for what is absent, and values that replace what it says."""
+        """Return a copy with `absent` for keys that are missing or null, and `replaced` over everything."""
         stated = {key: value for key, value in self._table.items() if value is not None}
         return Settings({**absent, **stated, **replaced}, self._path)
 
@@ -143,7 +142,7 @@ def _positive(value: object) -> bool:
 
 
 def architecture(config: Mapping[str, Any]) -> str:
-    """Return the name of the model's class, as transformers calls it."""
+    """Return the name of the model's class in transformers. Raises CheckpointError."""
     names = Settings(config).strings("architectures")
     if not names:
         raise CheckpointError("config.json: architectures is empty")
@@ -151,9 +150,9 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def decoder(config: Mapping[str, Any]) -> Settings:
-    """Return the settings of the decoder alone, with what its architecture leaves unsaid.
+    """Return the decoder's settings, completed with its architecture's defaults. Raises CheckpointError.
 
-    A model that also sees or hears keeps its decoder's settings in a table of their own.
+    A multimodal config.json holds the decoder's settings in its table `text_config`.
     """
     settings = Settings(config)
     own = settings.table("text_config") if "text_config" in settings else settings
@@ -161,7 +160,7 @@ def decoder(config: Mapping[str, Any]) -> Settings:
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
-    """Return the type that the weights were trained in, such as "bfloat16", or None where config.json does not say."""
+    """Return the dtype of the checkpoint, for example "bfloat16", or None if config.json does not state it."""
     settings = Settings(config)
     for key in ("dtype", "torch_dtype"):
         if key in settings:
@@ -170,7 +169,7 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def head_size(config: Mapping[str, Any]) -> int | None:
-    """Return how many numbers a head of keys has, or None where config.json does not say."""
+    """Return the size of a key head, or None if config.json does not state it."""
     settings = decoder(config)
     if "head_dim" in settings:
         return settings.integer("head_dim")
@@ -180,9 +179,9 @@ def head_size(config: Mapping[str, Any]) -> int | None:
 
 
 def context_length(config: Mapping[str, Any]) -> int:
-    """Return the longest sequence, in tokens, that the model was made for.
+    """Return the longest sequence that the model supports, in tokens. Raises CheckpointError.
 
-    yarn and dynamic stretch what `max_position_embeddings` states; longrope's files state the stretched length.
+    yarn and dynamic multiply `max_position_embeddings`; with longrope that setting is already multiplied.
     """
     settings = decoder(config)
     older = "n_positions" in settings and "max_position_embeddings" not in settings
@@ -196,24 +195,21 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 
 def is_bounded(config: Mapping[str, Any]) -> bool:
-    """Say whether sequences longer than `context_length` are beyond what the model was made for.
-
-    Dynamic rope is stretched by each sequence as far as it is long.
-    """
+    """Return whether `context_length` is a limit; with dynamic rope it is not, since angles adapt to any length."""
     return rope_parameters(decoder(config)).string("rope_type") != "dynamic"
 
 
 def states_context_length(config: Mapping[str, Any]) -> bool:
-    """Say whether config.json states what `context_length` returns, or leaves it to the class that reads it."""
+    """Return whether config.json itself states the context length, rather than transformers' config class."""
     return any(key in decoder(config) for key in ("max_position_embeddings", "n_positions"))
 
 
 def rope_parameters(settings: Settings, layers: str = "full_attention") -> Settings:
-    """Return the settings of rotary positions in transformers 5's spelling, complete, whichever one the file uses.
+    """Return the rotary settings in transformers 5's spelling, with defaults. Raises CheckpointError.
 
-    layers  the entry to read where each type of layer has one
+    layers  layer type whose entry is read if rope_parameters has one entry a layer type
     """
-    local = layers == "sliding_attention" and "rope_local_base_freq" in settings  # Gemma 3, never scaled
+    local = layers == "sliding_attention" and "rope_local_base_freq" in settings  # Gemma 3: local rope is unscaled
     outside: dict[str, Any] = {
         "rope_theta": settings.number("rope_local_base_freq" if local else "rope_theta", ROPE_THETA),
         "partial_rotary_factor": settings.number("partial_rotary_factor", 1.0),
@@ -231,9 +227,9 @@ def rope_parameters(settings: Settings, layers: str = "full_attention") -> Setti
         rope = settings.table("rope_scaling")
 
     kind = rope.string("rope_type", rope.string("type", "default"))
-    if kind == "su" or (kind == "yarn" and "short_factor" in rope):  # what the first Phi-3 files call it
+    if kind == "su" or (kind == "yarn" and "short_factor" in rope):  # spellings of the first Phi-3 files
         kind = "longrope"
     replaced["rope_type"] = kind
-    if "original_max_position_embeddings" in settings:  # Phi-3; in transformers too this goes before the table's
+    if "original_max_position_embeddings" in settings:  # Phi-3: overrides rope_scaling's, as in transformers
         replaced["original_max_position_embeddings"] = settings.integer("original_max_position_embeddings")
     return rope.completed(outside, replaced)

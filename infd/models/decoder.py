@@ -1,6 +1,6 @@
-"""What decoder-only models have in common: the stack of blocks, and the ends of it.
+"""The decoder-only architecture: embedding, layers, last norm, head.
 
-A family says how a block is put together; see `llama.py` for the plainest one.
+Each model family assembles its own layers; `llama.py` is the plainest example.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from infd.models.parameter import Blueprint, Parameter
     from infd.models.sizes import Sizes
 
-# Where a checkpoint keeps the decoder: as usual, beside other towers (before transformers 5, and since), saved alone.
+# Prefixes of decoder weights: text-only; multimodal before transformers 5; multimodal since; decoder saved alone.
 ROOTS = ("model.", "language_model.model.", "model.language_model.", "")
 HEADS = ("lm_head", "language_model.lm_head")
 
 
 class Block(Struct, frozen=True, kw_only=True):
-    """One layer: attention, then the feed-forward part, each behind a norm and added to the residual stream."""
+    """One layer: attention, then the feed-forward network, each preceded by a norm and added to the residual stream."""
 
     input_norm: RMSNorm | NoNorm
     attention: Branch[AttentionRecipe, Batch]
@@ -48,7 +48,7 @@ class Block(Struct, frozen=True, kw_only=True):
     mlp: Branch[GatedRecipe, Adapted | None]
 
     def recipe(self) -> LayerRecipe | None:
-        """Return what the layer computes, told as data, or None where there are no words for it."""
+        """Return the layer as a LayerRecipe, or None if a recipe cannot express it."""
         attention, mlp = self.attention.recipe(), self.mlp.recipe()
         if attention is None or mlp is None:
             return None
@@ -57,9 +57,9 @@ class Block(Struct, frozen=True, kw_only=True):
         )
 
     def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Take what is still to be added to the stream, and the stream; return the same after this layer.
+        """Run the layer. `x` is the pending addition, `residual` the stream, both [T, hidden]; returns both.
 
-        Where some tokens are wanted, the same of these alone: so no layer but the last is told of them.
+        If `batch.wanted` is set (last layer only), returns the W sampled rows of both.
         """
         x, residual = self.input_norm.add(x, residual)
         x, adapters = self.attention(x, batch), batch.adapters
@@ -86,12 +86,16 @@ class Decoder:
         logit_scale: float = 1.0,
         logit_softcap: float | None = None,
     ) -> None:
-        """Build the stack.
+        """Declare all weights on `blueprint`.
 
-        windows  by layer, how many tokens a query sees; one that no sequence can outgrow counts as none
-        block    makes a layer, given the prefix of its checkpoint names, its index, and the index of its page group
+        windows          by layer, the attention window in tokens; None, or max_len and more: full attention
+        block            makes a layer, given its checkpoint prefix, its index, and its page group's index
+        embedding_scale  multiplies the embeddings
+        norm_offset      is added to the last norm's weight
+        logit_scale      multiplies the logits
+        logit_softcap    bounds the scaled logits: softcap * tanh(logit / softcap)
 
-        The others are what a family does to its embeddings, its last norm's weight, and its logits.
+        Raises CheckpointError.
         """
         root = next((root for root in ROOTS if f"{root}embed_tokens.weight" in blueprint.stored), ROOTS[0])
         head = next((head for head in HEADS if f"{head}.weight" in blueprint.stored), HEADS[0])
@@ -157,9 +161,9 @@ class Decoder:
 
     @cached_property
     def _stacked(self) -> Stacked | None:
-        """All blocks as one, where kernels can compute them so.
+        """All layers as one fused call, or None if the kernels have none.
 
-        Not with adapters, which add between products, nor with tables of angles that are one step's.
+        It supports neither adapters, which add between products, nor `batch.angles`.
         """
         recipes = [block.recipe() for block in self._blocks]
         told = [recipe for recipe in recipes if recipe is not None]

@@ -1,4 +1,4 @@
-"""Gemma 2: norms on both sides, every other layer behind a window, attention scores and logits bounded."""
+"""Gemma 2: a norm before and after each sublayer, every other layer windowed, softcapped scores and logits."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from infd.models.config import Settings
     from infd.models.parameter import Blueprint
 
-OFFSET = 1.0  # a norm's weight is stored as how far it is from 1
+OFFSET = 1.0  # norm weights are stored minus 1
 
 
 def embedding_scale(hidden: int, dtype: torch.dtype) -> float:
-    """Return sqrt(hidden) as `dtype` holds it: the models were trained with that, 55.5 where it should be 55.43."""
+    """Return sqrt(hidden) rounded to `dtype`, as in training: in bfloat16 55.5, not 55.43."""
     return float(torch.tensor(hidden**0.5, dtype=dtype))
 
 
 def refuse_encoders(settings: Settings) -> None:
-    """Raise CheckpointError for a model whose tokens see what comes after them."""
+    """Raise CheckpointError if the config asks for bidirectional attention."""
     if settings.boolean("use_bidirectional_attention", False):
         raise settings.error("use_bidirectional_attention", "false, since encoders are not computed", True)
 

@@ -1,6 +1,6 @@
-"""Gemma 3: Gemma 2 with normed heads instead of bounded scores, and positions of their own behind each window.
+"""Gemma 3: Gemma 2 with query and key norms instead of softcaps, and a separate rope for windowed layers.
 
-Of a model that also sees, this is the part that reads and writes text.
+A multimodal Gemma 3 is served without its vision tower, as a text decoder.
 """
 
 from __future__ import annotations

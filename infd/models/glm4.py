@@ -1,4 +1,4 @@
-"""GLM-4 (0414): norms on both sides of attention and feed-forward, and neighbours turned in half of each head."""
+"""GLM-4 (0414): a norm before and after each sublayer; interleaved rope over half of each head."""
 
 from __future__ import annotations
 

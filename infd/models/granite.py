@@ -1,4 +1,4 @@
-"""Granite (3, dense): Llama with a multiplier at every place where sizes would matter."""
+"""Granite 3 (dense): Llama with fixed multipliers on embeddings, attention scores, residual additions and logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama (2, 3, 3.1, 3.2): the plain decoder, from which the other families differ."""
+"""Llama (2, 3, 3.1, 3.2): the plain decoder; the other families are described by their differences from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class Llama(Decoder):
     def __init__(self, settings: Settings, blueprint: Blueprint, *, window: int | None = None) -> None:
-        """Declare the model that config.json describes. `window` bounds what a query sees in every layer."""
+        """Declare the model. `window` bounds every layer's attention, in tokens. Raises CheckpointError."""
         sizes = Sizes.read(settings)
         rope = Rope(blueprint, rope_parameters(settings), sizes.head)
         attention_bias = settings.boolean("attention_bias", False)

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind attention and feed-forward instead of before them, and over all heads of q and k at once."""
+"""OLMo 2: norms after each sublayer instead of before it; query and key norms over all heads together."""
 
 from __future__ import annotations
 

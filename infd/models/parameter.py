@@ -1,8 +1,7 @@
-"""What a model declares of its weights before any of them has storage.
+"""The weights that a model declares before any of them has storage.
 
-A parameter says which checkpoint tensors fill which of its rows; loading does
-the rest. Layers declare theirs on a Blueprint while the model is built, so the
-list of all parameters is complete when the last layer exists.
+A parameter names the checkpoint tensors that fill its rows; `weights/` loads them. Layers declare their parameters on
+a Blueprint while the model is built, so the list is complete once the last layer exists.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Source(Struct, frozen=True):
-    """One checkpoint tensor: its name, its shape, and the first row of the parameter that it fills."""
+    """One checkpoint tensor: its name, its shape, and the parameter's row where it begins."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,9 +31,9 @@ class Source(Struct, frozen=True):
 
 
 class Parameter:
-    """One tensor of the model, as checkpoints have it: row after row.
+    """One tensor of the model, in the checkpoint's row order.
 
-    `tensor` is set when the weights are loaded; reading it earlier is an AttributeError.
+    `tensor` is set when the weights are loaded; reading it earlier raises AttributeError.
     """
 
     __slots__ = ("dtype", "shape", "sources", "tensor")
@@ -47,16 +46,16 @@ class Parameter:
         self.sources = sources
 
     def rows(self, first: int, count: int) -> torch.Tensor | None:
-        """Return the part of `tensor` that lies as rows of the checkpoint do, or None: then they are to be placed."""
+        """Return a view of `tensor` that takes checkpoint rows unchanged, or None if they must go through `place`."""
         return self.tensor.narrow(0, first, count) if self.shape else self.tensor
 
     def place(self, first: int, rows: torch.Tensor) -> None:
-        """Make these the rows from `first` on."""
+        """Write the checkpoint rows [n, ...] to the parameter's rows from `first` on."""
         self.tensor.narrow(0, first, rows.shape[0]).copy_(rows)
 
 
 class Matrix(Parameter):
-    """A matrix [out, in] in the form that its kernels want."""
+    """A weight matrix [out, in], stored in its form."""
 
     __slots__ = ("form",)
 
@@ -71,20 +70,20 @@ class Matrix(Parameter):
         self.form.place(self.tensor, first, rows)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False) -> torch.Tensor:
-        """Return x [T, in] times the matrix, transposed, plus bias [out], in x's dtype or, if `wide`, in float32."""
+        """Return x [T, in] times the matrix transposed, plus bias [out]: in x's dtype, or float32 if `wide`."""
         return self.form.multiply(x, self.tensor, bias, wide=wide)
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the rows [T, in] for tokens [T]."""
+        """Return the rows [T, in] of tokens [T]."""
         return self.form.look_up(tokens, self.tensor)
 
 
 class Target(Struct, frozen=True, eq=False):
-    """A product, or a table, that adapters may add to.
+    """A product, or a table, that adapters may change.
 
-    modules  the checkpoint modules stacked in it, each named with its outputs, in order
-    inputs   what each of them reads: numbers of a row, or rows of a table
-    table    whether it is looked up rather than multiplied
+    modules  the stacked checkpoint modules, in order: name to outputs
+    inputs   columns of the product's weight, or rows of the table
+    table    looked up by token rather than multiplied
     """
 
     modules: Mapping[str, int]
@@ -93,20 +92,20 @@ class Target(Struct, frozen=True, eq=False):
 
 
 class Stored(Protocol):
-    """A tensor of the checkpoint."""
+    """The shape of a checkpoint tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
 
 class Blueprint(Struct, frozen=True, kw_only=True):
-    """What layers need while they are built.
+    """The inputs of every layer's constructor, and the lists to which layers add their declarations.
 
-    max_len     the longest sequence, for tables by position
-    stored      the checkpoint's tensors by name, which tell how it was saved
-    parameters  those declared so far, in order of use
-    targets     what adapters may add to, likewise
-    ropes       the rotary positions of its layers, likewise
+    max_len     the longest sequence in tokens, for tables by position
+    stored      the checkpoint's tensors by name; empty: the usual names are assumed
+    parameters  declared so far, in order of use
+    targets     declared so far, in order of use
+    ropes       built so far, in order of use
     """
 
     ops: Ops
@@ -119,23 +118,23 @@ class Blueprint(Struct, frozen=True, kw_only=True):
     ropes: list[Rope] = field(default_factory=list)
 
     def least_rows(self) -> int:
-        """Return how many rows every product needs, so that none depends on their number to its last bit."""
+        """Return the smallest number of rows at which no product depends on that number to the last bit."""
         return max(matrix.form.least_rows for matrix in self.parameters if isinstance(matrix, Matrix))
 
     def declare(self, rows: Mapping[str, int], columns: tuple[int, ...] = ()) -> Parameter:
-        """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors, named with their rows."""
+        """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors; `rows` maps name to rows."""
         parameter = Parameter((sum(rows.values()), *columns), self.dtype, _stack(rows, columns))
         self.parameters.append(parameter)
         return parameter
 
     def matrix(self, rows: Mapping[str, int], inputs: int, family: Matrices) -> Matrix:
-        """Declare a matrix [sum of rows, inputs] that stacks checkpoint tensors, in a form of `family`."""
+        """Declare a matrix [sum of rows, inputs] in a form of `family`, stacking checkpoint tensors."""
         matrix = Matrix(family.form(sum(rows.values()), inputs, self.dtype), _stack(rows, (inputs,)))
         self.parameters.append(matrix)
         return matrix
 
     def adaptable(self, modules: Mapping[str, int], inputs: int, *, table: bool = False) -> Target:
-        """Declare that adapters may add to what these modules give; see Target."""
+        """Declare a Target that adapters may change."""
         target = Target(modules, inputs, table)
         self.targets.append(target)
         return target

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4: Llama stored with fused projections, turning maybe only a part of each head."""
+"""Phi-3, Phi-3.5 and Phi-4: Llama with fused projections in the checkpoint, and optional partial rope."""
 
 from __future__ import annotations
 

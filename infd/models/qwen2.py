@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (dense): Llama with biases on q, k and v, and a sliding window in the layers that ask for it."""
+"""Qwen2 and Qwen2.5 (dense): Llama with biases on q, k and v, and optional sliding windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3 (dense): Llama with normed query and key heads, and a sliding window in the layers that ask for it."""
+"""Qwen3 (dense): Llama with query and key norms, and optional sliding windows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Decide which class computes a checkpoint, by the architecture that its config.json names.
+"""Map the architecture named in config.json to the class that computes it.
 
-Classes are named, not imported: a server loads the one file that its model needs.
+Classes are named, not imported: a process imports only the module of its own model.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ ARCHITECTURES = MappingProxyType(
         "Qwen3ForCausalLM": "infd.models.qwen3:Qwen3",
     }
 )
-_ATTENTION = re.compile(r"Attention$|\.\*self_attn\$?$")  # a class of modules, or their names
-OTHERS = "infd.models.transformers.model:TransformersModel"  # whatever else transformers has code for
+_ATTENTION = re.compile(r"Attention$|\.\*self_attn\$?$")  # matches attention classes, and attention module patterns
+OTHERS = "infd.models.transformers.model:TransformersModel"  # any other decoder that transformers implements
 
 
 def is_own(config: Mapping[str, Any]) -> bool:
-    """Say whether infd has code of its own for a model, or transformers may have.
+    """Return whether infd implements the architecture itself; if not, transformers may.
 
-    Raises CheckpointError where config.json alone says that neither will do.
+    Raises CheckpointError if config.json alone rules out both.
     """
     if "quantization_config" in Settings(config) and not _only_the_cache(config["quantization_config"]):
         raise CheckpointError("config.json: quantization_config: quantized checkpoints are not read yet")
@@ -60,8 +60,11 @@ def is_own(config: Mapping[str, Any]) -> bool:
 
 
 def borrowed_length(config: Mapping[str, Any]) -> int:
-    """Return the longest sequence that transformers' class was made for where config.json does not say it."""
-    from infd.models.transformers.admission import admit  # takes seconds
+    """Return the context length of transformers' config class, for a config.json that omits it.
+
+    Raises CheckpointError.
+    """
+    from infd.models.transformers.admission import admit  # imports transformers, which takes seconds
 
     try:
         length = getattr(admit(config).config, "max_position_embeddings", None)
@@ -79,9 +82,9 @@ def _unsupported(name: str, reason: CheckpointError) -> CheckpointError:
 
 
 def _only_the_cache(how: Any) -> bool:
-    """Say whether a quantization_config leaves the weights alone, and only tells how attention was calibrated.
+    """Return whether a quantization_config calibrates attention and the cache only, and quantizes no weights.
 
-    llm-compressor writes a group of attention modules, without weights, where it has calibrated queries too.
+    If queries are calibrated too, llm-compressor writes a config group of attention modules without weights.
     """
     if not isinstance(how, dict) or not isinstance(groups := how.get("config_groups") or {}, dict):
         return False
@@ -106,10 +109,10 @@ def build(
 ) -> Model:
     """Return the model that config.json describes; its parameters have no storage yet.
 
-    max_len  the longest sequence that will be computed, in tokens
-    stored   the checkpoint's tensors by name; without them the usual names are expected
+    max_len  the longest sequence to compute, in tokens
+    stored   the checkpoint's tensors by name; empty: the usual names are assumed
 
-    Raises CheckpointError for an unknown architecture and for settings that infd does not know how to compute.
+    Raises CheckpointError for unknown architectures and unsupported settings.
     """
     name, own = architecture(config), is_own(config)
     blueprint = Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored)

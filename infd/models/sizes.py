@@ -13,7 +13,12 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 class Sizes(Struct, frozen=True, kw_only=True):
-    """What every decoder's config.json states."""
+    """The dimensions that every decoder's config.json states.
+
+    inner  the feed-forward network's hidden size
+    head   numbers a head
+    tied   the head shares the embedding's weight
+    """
 
     vocab: int
     hidden: int
@@ -28,7 +33,7 @@ class Sizes(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, settings: Settings) -> Sizes:
-        """Read and cross-check them."""
+        """Read the dimensions and check them against each other. Raises CheckpointError."""
         hidden, heads = settings.integer("hidden_size"), settings.integer("num_attention_heads")
         kv_heads = settings.integer("num_key_value_heads", heads)
         head = settings.integer("head_dim", hidden // heads, least=2)
@@ -36,7 +41,7 @@ class Sizes(Struct, frozen=True, kw_only=True):
             raise settings.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
         if head % 2:
             raise settings.error("head_dim", "an even number, since positions rotate pairs", head)
-        activation = "hidden_activation" if "hidden_activation" in settings else "hidden_act"  # Gemma's name first
+        activation = "hidden_activation" if "hidden_activation" in settings else "hidden_act"  # Gemma may state both
         return cls(
             vocab=settings.integer("vocab_size"),
             hidden=hidden,

@@ -1,4 +1,4 @@
-"""Which layers see only a window of the sequence."""
+"""Sliding windows of attention, by layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def layer_types(settings: Settings, usual: Sequence[str]) -> Sequence[str]:
-    """Return the type of each layer, FULL or SLIDING: as config.json lists them, else the `usual` ones."""
+    """Return each layer's type, FULL or SLIDING: from config.json, else `usual`. Raises CheckpointError."""
     if "layer_types" not in settings:
         return usual
     types = settings.strings("layer_types")
@@ -23,12 +23,12 @@ def layer_types(settings: Settings, usual: Sequence[str]) -> Sequence[str]:
 
 
 def windows(settings: Settings, types: Sequence[str]) -> list[int | None]:
-    """Return the window of each layer in tokens, None where it sees everything."""
+    """Return each layer's window in tokens; None: full attention. Raises CheckpointError."""
     return [settings.integer("sliding_window") if kind == SLIDING else None for kind in types]
 
 
 def from_some_layer_on(settings: Settings, layers: int) -> list[int | None]:
-    """Return the window of each layer of a Qwen: none unless asked for, then from max_window_layers on."""
+    """Return each layer's window in a Qwen: none by default, else from max_window_layers on. Raises CheckpointError."""
     if not settings.boolean("use_sliding_window", False):
         return [None] * layers
     first = settings.integer("max_window_layers", 28, least=0)

@@ -1,1 +1,1 @@
-"""The parts that models are put together from."""
+"""The layers that models are assembled from."""

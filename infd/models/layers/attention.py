@@ -1,4 +1,4 @@
-"""Attention over the paged cache, and how a model's layers share pages."""
+"""Attention over the paged cache, and the page groups of a model's layers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from infd.models.parameter import Blueprint
     from infd.models.sizes import Sizes
 
-MOST_GROUPS = 8  # each is one more table, and one more plan a step
+MOST_GROUPS = 8  # each group costs one page table and one attention plan a step
 
 
 class Attention:
-    """Grouped-query attention of one layer: fused q, k and v, rotary positions, the cache, the output projection."""
+    """Grouped-query attention of one layer: fused qkv projection, rope, cache write, attention, output projection."""
 
     def __init__(
         self,
@@ -45,13 +45,14 @@ class Attention:
     ) -> None:
         """Declare the projections.
 
-        layer           which of the batch's caches is this layer's
-        group           which of the batch's attention plans: the page group that the layer is in
-        rope            the angles by position; `interleaved` says which numbers pair up
-        scale           multiplies q·k; without one it is head ** -0.5
-        softcap         bounds the scores
-        fused           the checkpoint too holds q, k and v as one
-        q_norm, k_norm  what q [T, H, D] and k [T, K, D] pass through before they are rotated
+        layer           index into the batch's caches
+        group           index of the layer's page group, into the batch's attention plans
+        rope            the rotary table
+        interleaved     rope pairs are neighbours; see families.rope.Rope
+        scale           multiplies q·k; None: head size ** -0.5
+        softcap         bounds the scores; see AttentionPlan.run
+        fused           the checkpoint stores q, k and v as one tensor `qkv_proj`
+        q_norm, k_norm  norms of q [T, H, D] and k [T, K, D] before rope
         """
         self._heads, self._kv_heads, self._head_size = sizes.heads, sizes.kv_heads, sizes.head
         self._layer, self._group = layer, group
@@ -85,9 +86,9 @@ class Attention:
         )
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        """Return [T, hidden] of x [T, hidden], having put the keys and values of x into the cache.
+        """Return the sublayer's output [T, hidden] for x [T, hidden], after writing x's keys and values to the cache.
 
-        Of the tokens that are wanted, [W, hidden], where the batch says so.
+        If `batch.wanted` is set, returns the W sampled rows alone: [W, hidden].
         """
         heads = self._qkv(x, batch.adapters).view(x.shape[0], -1, self._head_size)
         q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
@@ -110,11 +111,11 @@ class Attention:
 
 
 def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGroup, ...]:
-    """Group layers, given as the window of each, that keep the same tokens: those that keep all first.
+    """Group the layers, given each layer's window, by the tokens they cache; the full-attention group comes first.
 
-    Every page has room for the largest group, so a model of few full layers among many windowed ones would waste most
-    of each page that the full layers hold, and they hold the most. Windowed layers are therefore cut into groups no
-    larger than the full one, as long as MOST_GROUPS suffice.
+    A page has one slot for each layer of the largest group. One large windowed group beside a small full group would
+    therefore waste most of each full-attention page, the longest-lived ones. So windowed layers are split into groups
+    no larger than the full group, unless that needs more than MOST_GROUPS.
     """
     layers_of: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):

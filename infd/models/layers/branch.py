@@ -1,4 +1,4 @@
-"""What a branch of a layer passes through before it is added to the residual stream."""
+"""The sublayers of a decoder layer (attention, feed-forward), and transforms of their outputs."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ Read_contra = TypeVar("Read_contra", bound="Batch | Adapted | None", contravaria
 
 
 class Branch(Protocol[R_co, Read_contra]):
-    """Attention, which reads a batch, or the feed-forward part, which reads what adapters there are."""
+    """Attention, which also reads a Batch, or the feed-forward network, which also reads the pass's adapters."""
 
     def __call__(self, x: Tensor, read: Read_contra, /) -> Tensor: ...
 
     def recipe(self) -> R_co | None:
-        """Return what it computes, told as data, or None where there are no words for it."""
+        """Return the sublayer as data, or None if a recipe cannot express it."""
 
 
 class Last(Protocol):
+    """A transform of a sublayer's output before the residual addition: a norm or a factor."""
+
     def __call__(self, x: Tensor) -> Tensor: ...
 
     def recipe(self) -> NormRecipe | float: ...
 
 
 class Then(Generic[R_co, Read_contra]):
-    """A branch with one more step at its end, such as a norm."""
+    """A sublayer followed by an output transform."""
 
     def __init__(self, branch: Branch[R_co, Read_contra], last: Last) -> None:
         self._branch: Branch[R_co, Read_contra] = branch
@@ -47,6 +49,8 @@ class Then(Generic[R_co, Read_contra]):
 
 
 class Times:
+    """Multiplication by a constant."""
+
     def __init__(self, factor: float) -> None:
         self._factor = factor
 

@@ -1,7 +1,7 @@
-"""The numbers by which a cache of 8-bit floats is divided, where a checkpoint has been calibrated for one.
+"""Calibrated scales of an fp8 cache: one divisor for all heads of a layer, or one for each head.
 
-One number for all heads of a layer, or one for each. Where the cache is of another type they are of no use, and unread;
-so are those of queries and probabilities always, which no kernel here makes 8-bit floats by a checkpoint's numbers.
+Caches of other types do not read the scales. Scales of queries and probabilities are always ignored: no kernel here
+quantizes queries or probabilities with a checkpoint's scales.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from infd.models.parameter import Parameter, Source
 if TYPE_CHECKING:
     from infd.models.parameter import Blueprint
 
-# Keys', then values', behind the name of a layer's attention, as one tool or another has written them.
+# Suffixes of (key scale, value scale) behind the attention module's name, in the spellings of quantization tools.
 SPELLINGS = (
     ("k_scale", "v_scale"),
     ("attn.k_scale", "attn.v_scale"),
     ("k_proj.k_scale", "v_proj.v_scale"),
     ("k_proj.output_scale", "v_proj.output_scale"),
 )
-# Of what attention computes and does not cache, likewise.
+# Suffixes of scales that infd ignores: of queries and probabilities.
 UNUSED = (
     "q_scale",
     "attn.q_scale",
@@ -37,12 +37,12 @@ UNUSED = (
 
 
 class CacheScales(Parameter):
-    """[2, K] float32: what keys, and values, of each head are divided by."""
+    """[2, K] float32: divisors of the keys, and of the values, of each head."""
 
     __slots__ = ()
 
     def rows(self, first: int, count: int) -> None:
-        """None: one number may stand for all heads."""
+        """Return None, so that loading calls `place`: a checkpoint may store one number for all heads."""
 
     def place(self, first: int, rows: torch.Tensor) -> None:
         if not bool(((rows > 0) & rows.isfinite()).all()):
@@ -51,18 +51,18 @@ class CacheScales(Parameter):
 
 
 def stored_names(blueprint: Blueprint, name: str) -> tuple[str, ...]:
-    """Return what a checkpoint calls the scales of the attention called `name`; nothing where it has none."""
+    """Return the checkpoint's names of the key and value scales of attention module `name`; () if it has none."""
     pairs = (tuple(f"{name}.{each}" for each in pair) for pair in SPELLINGS)
     return next((pair for pair in pairs if all(each in blueprint.stored for each in pair)), ())
 
 
 def unused_names(blueprint: Blueprint, name: str) -> frozenset[str]:
-    """Return what a checkpoint calls the scales that the attention called `name` never needs."""
+    """Return the checkpoint's names of scales of attention module `name` that infd ignores."""
     return frozenset(f"{name}.{each}" for each in UNUSED).intersection(blueprint.stored)
 
 
 def declare(blueprint: Blueprint, names: tuple[str, ...], kv_heads: int) -> CacheScales:
-    """Declare scales of these names. Raises CheckpointError where there are too few or too many."""
+    """Declare the scales stored under `names`. Raises CheckpointError unless each has 1 or kv_heads numbers."""
     shapes = [tuple(blueprint.stored[name].shape) for name in names]
     for name, shape in zip(names, shapes, strict=True):
         if prod(shape) not in (1, kv_heads):

@@ -1,4 +1,4 @@
-"""Tokens in, logits out: the two ends of a decoder, which may share one weight."""
+"""The embedding and the head, which may share one weight."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 class Embedding:
+    """Token embeddings, times a scale."""
+
     def __init__(
         self, blueprint: Blueprint, name: str, vocab_size: int, hidden_size: int, *, scale: float = 1.0
     ) -> None:
@@ -20,7 +22,7 @@ class Embedding:
         self._scale = scale
 
     def __call__(self, tokens: Tensor, adapters: Adapted | None) -> Tensor:
-        """Return [T, hidden] of tokens [T]."""
+        """Return embeddings [T, hidden] of tokens [T] int64."""
         x = self.weight.look_up(tokens)
         if adapters is not None:
             adapters.add_rows(x, tokens, self._target)
@@ -28,7 +30,7 @@ class Embedding:
 
 
 class Head:
-    """Hidden states to logits. Given the embedding's weight it shares it; there is never a second copy."""
+    """The projection of hidden states to logits."""
 
     def __init__(
         self,
@@ -41,7 +43,11 @@ class Head:
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> None:
-        """Declare the weight, if it is not `tied`. Logits are scaled, then bounded: softcap * tanh(logit / softcap)."""
+        """Declare the weight, unless `tied` is the embedding's, which is then shared, never copied.
+
+        scale    multiplies the logits
+        softcap  bounds the scaled logits: softcap * tanh(logit / softcap)
+        """
         family = blueprint.ops.vocabulary
         self._weight = tied or blueprint.matrix({f"{name}.weight": vocab_size}, hidden_size, family)
         self._target = blueprint.adaptable({name: vocab_size}, hidden_size)

@@ -1,4 +1,4 @@
-"""Products with weights, in whatever form `kernels/families/matrices.py` Form keeps them."""
+"""Linear layers, over any weight form (kernels/families/matrices.py Form)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
 
 class Linear:
-    """x times a weight, plus a bias where there is one.
+    """x W^T, plus an optional bias.
 
-    Several checkpoint modules that read the same input are one weight here,
-    stacked: one pass over memory, one call.
+    Checkpoint modules that read the same input are stacked in one weight: one pass over memory, one call.
     """
 
     def __init__(self, blueprint: Blueprint, modules: Mapping[str, int], inputs: int, *, bias: bool = False) -> None:
-        """Declare a weight [sum of outputs, inputs] made of checkpoint modules, each named with its outputs."""
+        """Declare a weight [sum of outputs, inputs] that stacks checkpoint modules; `modules` maps name to outputs."""
         weights = {f"{name}.weight": rows for name, rows in modules.items()}
         self._weight = blueprint.matrix(weights, inputs, blueprint.ops.linear)
         self._bias = blueprint.declare({f"{name}.bias": rows for name, rows in modules.items()}) if bias else None

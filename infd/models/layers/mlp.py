@@ -1,4 +1,4 @@
-"""The gated feed-forward layer: down(activation(gate(x)) * up(x))."""
+"""The gated feed-forward network: down(activation(gate(x)) * up(x))."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 class GatedMLP:
+    """The gated feed-forward network of one layer."""
+
     def __init__(
         self, blueprint: Blueprint, name: str, sizes: Sizes, *, bias: bool = False, fused: bool = False
     ) -> None:
-        """Declare the projections. `fused`: the checkpoint too holds gate and up as one."""
+        """Declare the projections. `fused`: the checkpoint stores gate and up as one tensor `gate_up_proj`."""
         family = blueprint.ops.activation
         self._activated = sizes.activation
         self._activation = {"silu": family.silu_mul, "gelu_pytorch_tanh": family.gelu_tanh_mul}[sizes.activation]
@@ -33,4 +35,5 @@ class GatedMLP:
         return GatedRecipe(gate_up=self._gate_up.recipe(), activation=self._activated, down=self._down.recipe())
 
     def __call__(self, x: Tensor, adapters: Adapted | None) -> Tensor:
+        """Return [T, hidden] of x [T, hidden]."""
         return self._down(self._activation(self._gate_up(x, adapters)), adapters)

@@ -1,4 +1,4 @@
-"""RMSNorm, alone or together with the addition to the residual stream before it; or the addition alone."""
+"""RMSNorm, optionally fused with the preceding residual addition; and the residual addition without a norm."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 
 class RMSNorm:
+    """RMSNorm over the last axis; see kernels/families/norm.py Norm."""
+
     def __init__(self, blueprint: Blueprint, name: str, size: int, eps: float, *, offset: float = 0.0) -> None:
-        """Declare the weight, to which `offset` is added: Gemma stores how far it is from 1."""
+        """Declare the weight [size]. `offset` is added to it; Gemma stores its weights minus 1."""
         self._norm = blueprint.ops.norm
         self._weight = blueprint.declare({f"{name}.weight": size})
         self._eps, self._offset = eps, offset
@@ -26,14 +28,14 @@ class RMSNorm:
         return NormRecipe(self._weight.tensor, self._eps, self._offset)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add x to the residual stream, which it starts where there is none. Return (the stream normed, the stream)."""
+        """Add x to the residual stream; None starts the stream with x. Return (the normed stream, the stream)."""
         if residual is None:
             return self(x), x
         return self._norm.add_rms_norm(x, residual, self._weight.tensor, self._eps, self._offset)
 
 
 class OverAllHeads:
-    """A norm of heads [T, H, D] that takes all of a token's heads as one."""
+    """RMSNorm over all heads of a token together: x [T, H, D] is normed as [T, H * D]."""
 
     def __init__(self, norm: RMSNorm) -> None:
         self._norm = norm
@@ -44,12 +46,12 @@ class OverAllHeads:
 
 
 class NoNorm:
-    """Stands where a family reads the residual stream as it is."""
+    """The residual addition without a norm, for families that norm sublayer outputs only."""
 
     def recipe(self) -> None:
         return None
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add x to the residual stream, which it starts where there is none. Return the stream, twice."""
+        """Add x to the residual stream; None starts the stream with x. Return (the stream, the stream)."""
         stream = x if residual is None else x + residual
         return stream, stream

@@ -1,11 +1,11 @@
-"""Rotary positions: which frequencies a config asks for, and the table of angles by position.
+"""Rotary positions: the frequencies that a config asks for, and the table of angles by position.
 
-The table is computed in float32 exactly as transformers does it, since an angle
-at position 100,000 has few bits to spare.
+The table is computed in float32, operation by operation as in transformers: at position 100,000 another order of
+operations changes the angle visibly.
 
-Frequencies may depend on a length, which transformers calls seq_len: of the sequence (longrope), or of what was there
-when a token was computed (dynamic). `Regimes` says which; the tables of a model are laid out for the regimes of all its
-ropes, so that one list of positions serves every layer.
+Frequencies may depend on a length, transformers' seq_len: the sequence's (longrope), or the number of tokens known
+when a token was computed (dynamic); see `Regimes`. All tables of a model are laid out for the regimes of all its ropes,
+so that one list of positions serves every layer.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class Scaling(NamedTuple):
-    """How fast the R / 2 pairs of numbers turn.
+    """The rotation frequencies of the R / 2 pairs of a head.
 
-    frequencies  in radians a token, [R / 2] or [N, R / 2], by lengths [N, 1] int64
+    frequencies  radians a token, [R / 2] or [N, R / 2], given lengths [N, 1] int64
     amplitude    multiplies cosines and sines
-    regimes      which lengths those are
+    regimes      which lengths `frequencies` is given
     """
 
     frequencies: Callable[[Tensor], Tensor]
@@ -43,7 +43,7 @@ class Scaling(NamedTuple):
     regimes: Regimes = Regimes()
 
     def angles(self, positions: Tensor, lengths: Tensor) -> Tensor:
-        """Return [N, 2, R / 2] float32: cosines and sines at positions [N], under lengths [N]."""
+        """Return [N, 2, R / 2] float32: cosines and sines at positions [N] for lengths [N]."""
         angles = positions.float()[:, None] * self.frequencies(lengths[:, None])
         return torch.stack((angles.cos(), angles.sin()), dim=1) * self.amplitude
 
@@ -51,19 +51,18 @@ class Scaling(NamedTuple):
 class Rope:
     """The rotary positions of some layers of a model.
 
-    table    [rows, 2, R / 2] float32: the cosines, then the sines, of each position's angles, once `lay_out` has run.
-             Where a longer sequence has other angles than a short one, those of the long follow behind the short's
-    regimes  what the angles depend on besides the position, given how long sequences may become
-    number   which of the model's ropes it is
+    table    [rows, 2, R / 2] float32: cosines, then sines, by position; set by `lay_out`. If long sequences have other
+             angles than short ones, the long sequences' rows follow behind the short sequences' rows
+    regimes  how angles depend on lengths, given max_len
+    number   index among the model's ropes
     """
 
     table: Tensor
 
     def __init__(self, blueprint: Blueprint, rope: Settings, head_size: int, *, partial: bool = False) -> None:
-        """Read what `config.rope_parameters` gives.
+        """Read the settings returned by `config.rope_parameters`.
 
-        partial  whether the family can rotate just the first R numbers of a head, where rope says so; else R is the
-                 head's size
+        partial  whether the architecture supports rotating only the first R numbers of a head; otherwise R = head_size
 
         Raises CheckpointError.
         """
@@ -85,14 +84,14 @@ class Rope:
         self._max_len, self._device = blueprint.max_len, blueprint.device
         self._scaling = _SCALINGS[kind](exponents, rope, self._max_len)
         self.regimes = self._scaling.regimes
-        self._there = self._scaling  # the same, to compute with on the device
+        self._there = self._scaling  # on the device
         if self.regimes.prompt_over is not None:
             self._there = _SCALINGS[kind](exponents.to(self._device), rope, self._max_len)
         self.number = len(blueprint.ropes)
         blueprint.ropes.append(self)
 
     def lay_out(self, regimes: Regimes) -> None:
-        """Compute the table, for the regimes of all ropes of the model."""
+        """Compute the table for `regimes`, those of all ropes of the model."""
         positions = torch.arange(self._max_len, dtype=torch.int64)
         lengths = positions + 1
         if (short := regimes.outgrown) is not None:
@@ -101,9 +100,9 @@ class Rope:
         self.table = self._scaling.angles(positions, lengths).to(self._device)
 
     def angles(self, positions: Tensor, prompts: Tensor) -> Tensor:
-        """Return the angles [T, 2, R / 2] of a pass whose tokens belong to prompts of such lengths; see Batch.prompts.
+        """Return the angles [T, 2, R / 2] of a pass; `prompts` is Batch.prompts.
 
-        Those that depend on their position alone are the table's, to the bit.
+        Angles that depend on the position alone are copied from the table, so they are equal to the bit.
         """
         by_position = self.table[positions]
         if self.regimes.prompt_over is None:
@@ -114,7 +113,7 @@ class Rope:
 
 
 def lay_out(ropes: Sequence[Rope]) -> Regimes:
-    """Compute the tables of a model's ropes; return what angles depend on besides positions. Raises CheckpointError."""
+    """Compute the tables of a model's ropes, and return their common regimes. Raises CheckpointError if they differ."""
     found = {rope.regimes for rope in ropes if rope.regimes.several}
     if len(found) > 1:
         raise CheckpointError(
@@ -128,13 +127,13 @@ def lay_out(ropes: Sequence[Rope]) -> Regimes:
 
 
 def by_prompt(ropes: Sequence[Rope], batch: Batch) -> Batch:
-    """Return a pass with tables of angles of its own, by token, where prompts' lengths decide; see Batch.prompts."""
+    """Return `batch` with its own angle tables, one row a token, for angles that depend on Batch.prompts."""
     assert batch.prompts is not None
     angles = [rope.angles(batch.positions, batch.prompts) for rope in ropes]
     return replace(batch, positions=torch.arange(len(batch.positions), device=batch.positions.device), angles=angles)
 
 
-# Each takes the exponents of the R / 2 pairs' periods, 0 to 1, and the longest sequence that is to be computed.
+# Each takes the exponents [R / 2] of theta, 0 to 1, the rope settings, and max_len in tokens.
 
 
 def _unscaled(exponents: Tensor, rope: Settings, _: int) -> Scaling:
@@ -148,7 +147,7 @@ def _linear(exponents: Tensor, rope: Settings, _: int) -> Scaling:
 
 
 def _proportional(exponents: Tensor, rope: Settings, _: int) -> Scaling:
-    """Turn the fastest pairs of whole heads as though all turned, and the others not at all."""
+    """Rotate only the fastest pairs, at the frequencies of whole heads; the other pairs have frequency 0."""
     turned = int(rope.number("partial_rotary_factor") * 2 * len(exponents) // 2)
     frequencies = 1.0 / rope.number("rope_theta") ** exponents / rope.number("factor", 1.0)
     frequencies[turned:] = 0
@@ -156,10 +155,10 @@ def _proportional(exponents: Tensor, rope: Settings, _: int) -> Scaling:
 
 
 def _dynamic(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
-    """Up to the trained length, the plain angles; behind it, slower ones the longer the sequence was by then.
+    """Up to the trained length, unscaled angles; beyond it, frequencies that fall with the length.
 
-    A prompt is computed as one: all its tokens turn by its length, each that follows by its own position. That is how
-    transformers turns a prompt computed at once, and then single tokens.
+    All tokens of a prompt use the prompt's length, each generated token its own position. That equals transformers'
+    result for a prompt computed at once, followed by single tokens.
     """
     trained, factor, theta = rope.integer("max_position_embeddings"), rope.number("factor"), rope.number("rope_theta")
     size = 2 * len(exponents)
@@ -168,7 +167,7 @@ def _dynamic(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
     plain = 1.0 / theta**exponents
 
     def frequencies(lengths: Tensor) -> Tensor:
-        # In float64: torch's float32 powers depend on how many are computed at once, and so on how a prompt is cut.
+        # float64: torch's float32 powers depend on the number of elements, and so on how a prompt is chunked.
         stretched = theta * (factor * lengths.double() / trained - (factor - 1)) ** (size / (size - 2))
         return torch.where(lengths > trained, (1.0 / stretched ** exponents.double()).float(), plain)
 
@@ -176,7 +175,7 @@ def _dynamic(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
 
 
 def _yarn(exponents: Tensor, rope: Settings, _: int) -> Scaling:
-    """Slow down what turns less than beta_slow times in the original context, keep what turns more than beta_fast.
+    """Slow down pairs of fewer than beta_slow turns in the original context; keep pairs of more than beta_fast turns.
 
     Source: Peng et al. 2023, YaRN.
     """
@@ -206,9 +205,9 @@ def _yarn(exponents: Tensor, rope: Settings, _: int) -> Scaling:
 
 
 def _longrope(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
-    """Slow each pair by a factor of its own: a short one up to the original context, else a long one.
+    """Slow down each pair by its own factor: `short_factor` up to the original context, else `long_factor`.
 
-    A sequence that outgrows the original context has long factors from its first token on.
+    A sequence longer than the original context uses the long factors from its first token on.
 
     Source: Ding et al. 2024, LongRoPE.
     """
@@ -229,7 +228,7 @@ def _longrope(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
 
 
 def _llama3(exponents: Tensor, rope: Settings, _: int) -> Scaling:
-    """Slow down what turns less than once in the original context, keep what turns often, blend in between.
+    """Slow down pairs of less than one turn in the original context, keep fast pairs, interpolate in between.
 
     Source: Llama 3.1's reference code.
     """

@@ -1,4 +1,4 @@
-"""Every decoder that infd has no file for: transformers' own modelling code over infd's attention, cache and weights.
+"""Decoders without a file in infd: transformers' modelling code over infd's attention, cache and weights.
 
-Imported only for such a checkpoint, because importing transformers takes seconds.
+Imported only for checkpoints that need it, because importing transformers takes seconds.
 """

@@ -1,6 +1,6 @@
-"""Decide from config.json alone whether transformers has a class that could run here, and refuse by name what has not.
+"""Decide from config.json alone whether transformers can compute a model, and name the reason if not.
 
-Nothing is built yet, and no code but that of the installed transformers is ever run.
+Nothing is built here, and only the installed transformers' code is ever run.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 MOST_LAYERS = 4096
 TOWERS = ("vision_config", "audio_config")
-# What a forward pass returns; a saved config may ask for more than infd reads.
+# Output settings that infd needs; a saved config may ask for others.
 RETURNED = {"return_dict": True, "use_cache": False, "output_attentions": False, "output_hidden_states": False}
 
 
 class Admitted(NamedTuple):
-    """A class of transformers, and the configuration to build it with."""
+    """A model class of transformers, and its config object."""
 
     model: Any
     config: Any
 
 
 def admit(config: Mapping[str, Any]) -> Admitted:
-    """Return what transformers has for a config.json. Raises CheckpointError, naming the first reason against it."""
+    """Return transformers' class and config for a config.json. Raises CheckpointError with the first obstacle."""
     require(config)
     name = architecture(config)
     admitted = Admitted(getattr(transformers, name), _read(config))
@@ -48,7 +48,7 @@ def _read(config: Mapping[str, Any]) -> Any:
         raise CheckpointError(f"transformers {transformers.__version__} does not know model_type {kind!r}")
     try:
         read = transformers.CONFIG_MAPPING[kind].from_dict({**config, **RETURNED})
-    except Exception as error:  # each class checks in its own way
+    except Exception as error:  # config classes validate with arbitrary exceptions
         raise CheckpointError(f"transformers cannot read config.json: {error}") from error
     layers = getattr(read, "num_hidden_layers", None)
     Settings({"num_hidden_layers": layers}).integer("num_hidden_layers", most=MOST_LAYERS)

@@ -1,8 +1,7 @@
-"""What transformers calls in place of attention: infd's, over the pages of the step at hand.
+"""infd's paged attention, registered as an attention implementation of transformers.
 
-A modelling file hands the keywords of its forward pass down to its attention
-layers, and these to the function registered under the name in the model's
-config. The step travels as one of those keywords, so nothing here has a state.
+A modelling file passes the keyword arguments of its forward pass down to its attention layers, which pass them to the
+function registered under the config's attention name. The Batch travels as one keyword, so this module has no state.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
     from infd.models.base import Batch
 
-NAME = "infd"  # no mask is registered under it, so transformers makes none
+NAME = "infd"  # without a mask function of this name, so transformers builds no mask
 
 
 class Step(Struct, frozen=True):
-    """One forward pass. group_of: by layer, the page group that it is in."""
+    """The keyword argument of one forward pass. group_of: each layer's page group index."""
 
     batch: Batch
     group_of: tuple[int, ...]
@@ -42,13 +41,13 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Return [1, T, H, V] of a layer's query [1, H, T, D], key [1, K, T, D] and value [1, K, T, V], V <= D.
 
-    Windows and causality are the plan's; `survey.py` has seen to it that the layer asks for the same.
+    The plan applies windows and causality; `survey.py` has checked that the layer uses the same ones.
     """
     layer: Any = module.layer_idx
     infd_step.batch.beat()
     plan, pages = infd_step.batch.attention[infd_step.group_of[layer]], infd_step.batch.cache[layer]
     width, narrower = query.shape[-1], value.shape[-1]
-    if narrower < width:  # pages hold keys and values of one size; zeros behind a value come out as zeros
+    if narrower < width:  # pages hold keys and values of one size; padding zeros come out as zeros
         value = F.pad(value, (0, width - narrower))
     q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
     plan.write(k, v, pages)

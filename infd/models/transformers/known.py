@@ -1,7 +1,7 @@
-"""Say what transformers has no decoder for, and what its decoders cannot compute here, without importing it.
+"""Name the models that transformers has no decoder for, or cannot compute here, without importing transformers.
 
-transformers takes seconds to import, and torch with it. Its table of names is a literal in one of its source files, and
-is read there.
+Importing transformers, and torch with it, takes seconds; its table of model names is a literal in a source file, and is
+parsed from there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 ATTENDING = frozenset({"full_attention", "sliding_attention"})
-BIASED = frozenset({"BloomForCausalLM", "MptForCausalLM"})  # those whose config does not say that they use ALiBi
-# Those that keep a recurrent state in some layers or in all, which not every config.json says.
+BIASED = frozenset({"BloomForCausalLM", "MptForCausalLM"})  # use ALiBi without a setting in config.json
+# Architectures with a recurrent state in some or all layers, which not every config.json states.
 RECURRENT = frozenset(
     {
         "BailingHybridForCausalLM",
@@ -50,9 +50,9 @@ STEP_WIDE_ROPE = frozenset({"dynamic", "longrope"})
 
 
 def require(config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError, with the first reason, where config.json alone says that transformers' code will not do.
+    """Raise CheckpointError, with the first obstacle, if config.json alone shows that transformers cannot compute it.
 
-    Whether that code runs over infd's attention is found out where the model is built.
+    Whether its code runs over infd's attention is known once the model is built; see `survey.py`.
     """
     name, settings = architecture(config), Settings(config)
     if name not in decoders():
@@ -65,7 +65,7 @@ def require(config: Mapping[str, Any]) -> None:
 
 
 def reasons(name: str, said: Callable[[str], Any]) -> Iterator[str]:
-    """Yield what stands against a decoder; `said` gives a setting, or None where the config says nothing of it."""
+    """Yield the obstacles to serving decoder `name`; `said` returns a setting, or None if the config lacks it."""
     if said("is_encoder_decoder"):
         yield "it is an encoder with a decoder; infd serves decoders"
     if name in BIASED or said("alibi"):
@@ -82,7 +82,7 @@ def reasons(name: str, said: Callable[[str], Any]) -> Iterator[str]:
 
 
 def _rope_kinds(parameters: Any) -> set[str]:
-    """Return the rope types of a config, which states one for all layers or one for each type of layer."""
+    """Return the rope types of a config: one for all layers, or one for each layer type."""
     if not isinstance(parameters, dict):
         return set()
     tables = [parameters, *(table for table in parameters.values() if isinstance(table, dict))]
@@ -92,12 +92,12 @@ def _rope_kinds(parameters: Any) -> set[str]:
 
 @cache
 def decoders() -> frozenset[str]:
-    """Return the classes that transformers has for causal language models."""
+    """Return the names of transformers' causal language model classes."""
     return frozenset(name for _, name in _table("modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
 
 
 def _table(module: str, name: str) -> list[tuple[str, str]]:
-    """Return the pairs of a table that is written as NAME = OrderedDict([...]) in one of transformers' files."""
+    """Return the pairs of a table written as NAME = OrderedDict([...]) in one of transformers' `auto` modules."""
     spec = find_spec("transformers")
     assert spec is not None
     assert spec.origin is not None

@@ -1,7 +1,7 @@
-"""Run transformers' code for a decoder as a `Model`: its layers, infd's attention, cache and weights.
+"""Run a decoder of transformers as a `Model`: transformers' layers over infd's attention, cache and weights.
 
-A step is one sequence to the modelling code: all tokens packed in a batch of
-one, each with its position, and no mask. Only attention knows better.
+The modelling code sees each step as one sequence: a batch of one with all tokens packed, their positions, and no mask.
+Only attention separates the sequences.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
 
 class TransformersModel:
-    """Implements `base.Model`."""
+    """A decoder of transformers. Implements `base.Model`."""
 
-    narrows = False  # how a layer goes on is transformers' affair
+    narrows = False  # transformers' layers cannot drop tokens half-way
 
     def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
-        """Build what config.json describes, and survey it. Raises CheckpointError where it cannot be served."""
+        """Build the model that config.json describes, and survey it. Raises CheckpointError if infd cannot serve it."""
         self._head = _build(*admit(config), blueprint.dtype)
         self._decoder = _decoder(self._head)
         surveyed = survey(self._head, self._decoder)
         self._head.config._attn_implementation = attention.NAME
-        self._head.config.pad_token_id = None  # some models look for it in every step, to warn of a missing mask
+        self._head.config.pad_token_id = None  # else some models search every step for it, to warn of a missing mask
         _compute_tables(self._head, blueprint.device)
         self.unread = declare(self._head, blueprint)
         self.parameters = blueprint.parameters
         self.least_rows = LEAST_ROWS
-        self.targets = blueprint.targets  # none: its products are not infd's
-        self.cache_scales: dict[int, Parameter] = {}  # none: what a checkpoint calls them is not known
+        self.targets = blueprint.targets  # none: adapters need infd's own Linear
+        self.cache_scales: dict[int, Parameter] = {}  # none: checkpoint names of scales differ by architecture
         _stand_in(self._head, self._decoder)
 
         with refusing("its head does not run on hidden states alone"):
@@ -84,14 +84,14 @@ class TransformersModel:
 
 
 class _Given(nn.Module):
-    """Stands where the decoder was, so that the head's own code (scales, caps) runs on hidden states given to it."""
+    """Replaces the decoder in the module tree, so that the head's own code (scales, caps) runs on hidden states."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Hidden:
         return _Hidden(inputs_embeds)
 
 
 class _Hidden:
-    """What a decoder returns: hidden states, and nothing else that a head may ask for."""
+    """A decoder's output: hidden states, and None for every other field that a head may read."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -104,7 +104,7 @@ class _Hidden:
 
 
 def _build(model: Any, config: Any, dtype: torch.dtype) -> Any:
-    """Return the model without storage."""
+    """Return the model on the meta device."""
     with refusing("transformers cannot build it"), torch.device("meta"):
         try:
             return model._from_config(config, dtype=dtype, attn_implementation=NAME).eval()
@@ -116,7 +116,7 @@ def _build(model: Any, config: Any, dtype: torch.dtype) -> Any:
 
 
 def _decoder(head: Any) -> Any:
-    """Return the part of a model that turns tokens at given positions into hidden states."""
+    """Return the submodule that maps tokens and positions to hidden states. Raises CheckpointError without one."""
     for part in (head.get_decoder(), head.base_model):
         if part is not head and "position_ids" in inspect.signature(part.forward).parameters:
             break
@@ -129,14 +129,14 @@ def _decoder(head: Any) -> Any:
 
 
 def _compute_tables(head: Any, device: torch.device) -> None:
-    """Give storage to what is computed and not loaded, such as the frequencies of positions."""
+    """Allocate and compute the non-persistent buffers, such as rotary frequencies."""
     loaded = head.state_dict(keep_vars=True)
     for tensor in loaded.values():
         tensor._is_hf_initialized = True
     tables = [(name, table) for name, table in head.named_buffers() if name not in loaded]
     for name, table in tables:
         owner, _, attribute = name.rpartition(".")
-        # What initialize_weights should forget is NaN, which the first step would show.
+        # NaN reveals in the first step a table that initialize_weights failed to fill.
         fill = torch.nan if table.is_floating_point() else 0
         setattr(head.get_submodule(owner), attribute, torch.full_like(table, fill, device=device))
     with refusing("transformers cannot compute its tables"):
@@ -144,5 +144,6 @@ def _compute_tables(head: Any, device: torch.device) -> None:
 
 
 def _stand_in(head: Any, decoder: nn.Module) -> None:
+    """Replace the decoder in the head's module tree."""
     name = next(name for name, module in head.named_modules() if module is decoder)
     head.set_submodule(name, _Given())

@@ -1,10 +1,8 @@
-"""Find out what a model asks of attention, by running its code once on tensors without storage.
+"""Observe a model's use of attention by running its code once on the meta device.
 
-Config files spell windows, scales, caps and exceptions in a hundred ways; the
-modelling code is what counts. So a few tokens go through it with an attention
-function that takes notes and a mask that describes itself. Whatever infd's
-attention could not give is a reason to refuse the model before a byte of its
-weights is read.
+Configs spell windows, scales, caps and exceptions in many ways; only the modelling code is authoritative. So a few
+tokens run through it with an attention function that records its arguments and a mask that records its pattern. A model
+that needs something infd's attention lacks is refused before any weight is read.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ if TYPE_CHECKING:
 
 NAME = "infd-survey"
 TOKENS = 5
-EXPERTS_WITHOUT_VALUES = "batched_mm"  # of the ways to compute experts, the one that takes no decision from values
-# Of the keywords of an attention function, those that change nothing here or are noted.
+EXPERTS_WITHOUT_VALUES = "batched_mm"  # the experts implementation without control flow that depends on values
+# Keyword arguments of attention functions that are recorded, or have no effect here.
 UNDERSTOOD = frozenset({"sliding_window", "softcap", "position_ids", "use_cache", "dropout"})
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What one layer wants of attention. window: how many tokens a query sees, itself included."""
+    """One layer's use of attention. window: tokens that a query sees, itself included; None: all."""
 
     layer: int
     kv_heads: int
@@ -41,14 +39,14 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class Surveyed(NamedTuple):
-    """What every layer asks for, in order, and the hidden states of a few tokens, without storage."""
+    """Every layer's use of attention, by layer, and the meta-device hidden states of TOKENS tokens."""
 
     layers: list[Asked]
     hidden: Tensor
 
 
 class Notes:
-    """What the layers asked for, in order, and what stands against it."""
+    """The recorded uses of attention, in order of calls, and the obstacles found."""
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
@@ -56,16 +54,19 @@ class Notes:
 
 
 class Pattern(Tensor):
-    """A mask that knows which keys a query at `PROBED` sees. Whatever a model computes from it does not."""
+    """A mask that knows which keys a query at position PROBED sees. Tensors computed from it are plain tensors."""
 
-    PROBED = 2**20  # beyond every window
+    PROBED = 2**20  # beyond every published window
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     sees: Callable[[int], bool]
 
 
 def survey(model: Any, decoder: Any) -> Surveyed:
-    """Run `decoder`, the part of a model that turns tokens into hidden states. Raises CheckpointError."""
+    """Run `decoder`, the submodule of `model` that maps tokens to hidden states, and return its uses of attention.
+
+    Raises CheckpointError.
+    """
     notes = Notes()
     experts, model.config._experts_implementation = model.config._experts_implementation, EXPERTS_WITHOUT_VALUES
     ids = torch.zeros(1, TOKENS, dtype=torch.int64, device="meta")
@@ -73,7 +74,7 @@ def survey(model: Any, decoder: Any) -> Surveyed:
         hidden = decoder(
             input_ids=ids,
             position_ids=ids,
-            attention_mask=torch.ones_like(ids),  # none would make transformers look for packed texts, in values
+            attention_mask=torch.ones_like(ids),  # without a mask, transformers looks for packed sequences by value
             use_cache=False,
             infd_step=notes,
         ).last_hidden_state
@@ -85,7 +86,7 @@ def survey(model: Any, decoder: Any) -> Surveyed:
 
 @contextmanager
 def refusing(reason: str) -> Iterator[None]:
-    """Refuse a model for whatever its code may raise."""
+    """Turn any exception of the model's code into a CheckpointError."""
     try:
         yield
     except CheckpointError:
@@ -106,7 +107,7 @@ def _note(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Stand in for attention."""
+    """Record the arguments in place of computing attention."""
     if infd_step is None:
         raise CheckpointError("it does not hand the keywords of its forward pass down to attention")
     layer: Any = getattr(module, "layer_idx", None)
@@ -143,7 +144,7 @@ def _mask_faults(mask: Tensor | None, window: int | None) -> Iterable[str]:
 
 
 def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], **_: Any) -> Pattern:
-    """Stand in for the making of a mask. `mask_function` tells of (batch, head, query, key) whether the key is seen."""
+    """Build a recording mask. `mask_function(batch, head, query, key)` returns whether the query sees the key."""
     zero, at = torch.tensor(0), torch.tensor(Pattern.PROBED)
     mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool, device="meta").as_subclass(Pattern)
     mask.sees = lambda key: bool(mask_function(zero, zero, at, torch.tensor(key)))

@@ -1,9 +1,8 @@
-"""Declare the tensors of a model of transformers, so that infd's loading fills them in infd's arena.
+"""Declare the tensors of a transformers model as parameters, so that infd's loader fills them in infd's arena.
 
-Checkpoints do not always hold what the modules hold: names have changed since
-they were written, and the weights of experts lie one by one. transformers keeps
-a table of such changes; it is read backwards here, so that each stored tensor
-goes straight to its rows and no second copy is ever made.
+Checkpoints may differ from the modules: old names, and one tensor for each expert. transformers has a table of these
+conversions; it is applied in reverse here, so that each stored tensor is read directly into its rows, without a second
+copy.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where a tensor stands in a model."""
+    """The module and the attribute that hold a tensor."""
 
     module: nn.Module
     attribute: str
@@ -37,15 +36,15 @@ class Place(NamedTuple):
 
 
 class Borrowed(Parameter):
-    """A parameter that, once it has storage, also stands in the modules that compute with it.
+    """A parameter that is also set on transformers' modules when it gets storage.
 
-    Its rows may be a flat view of the module's tensor, as experts' weights are.
+    Its rows may be a flat view of the module's tensor, as for experts.
     """
 
     __slots__ = ("_form", "_places", "_tensor")
 
     def __init__(self, places: list[Place], form: tuple[int, ...], loaded: Parameter) -> None:
-        """Fill `places`, where a tensor has the shape `form`, with what is loaded as another parameter says."""
+        """Wrap `loaded`; its tensor, viewed with shape `form`, is set at all `places`."""
         super().__init__(loaded.shape, loaded.dtype, loaded.sources)
         self._places = places
         self._form = form
@@ -62,7 +61,7 @@ class Borrowed(Parameter):
 
 
 class Unread:
-    """Names that a checkpoint may hold in vain: of tied tensors, and those that transformers ignores as well."""
+    """Checkpoint names to ignore: duplicates of tied tensors, and transformers' own ignore patterns."""
 
     def __init__(self, tied: Iterable[str], patterns: Iterable[str]) -> None:
         self._tied = frozenset(tied)
@@ -73,9 +72,9 @@ class Unread:
 
 
 def declare(model: Any, blueprint: Blueprint) -> Container[str]:
-    """Declare every tensor of `model` that checkpoints hold; return the names that they may hold beside these.
+    """Declare every tensor of `model` that checkpoints hold; return the further names that a checkpoint may hold.
 
-    Raises CheckpointError where they hold them in a form that cannot be read row by row.
+    Raises CheckpointError if a checkpoint stores a tensor in a form that cannot be read row by row.
     """
     checkpoint = _Names(model, blueprint.stored)
     tied: set[str] = set()
@@ -90,7 +89,7 @@ def declare(model: Any, blueprint: Blueprint) -> Container[str]:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[list[str], list[Place]]]:
-    """Yield each tensor's names and places. Tied ones have several; the first is the one that checkpoints keep."""
+    """Yield each tensor's names and places; a tied tensor has several, the one that checkpoints keep first."""
     names: dict[int, list[str]] = {}
     places: dict[int, list[Place]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -101,7 +100,7 @@ def _places(model: nn.Module) -> Iterator[tuple[list[str], list[Place]]]:
 
 
 def _stays_float32(name: str, model: Any, dtype: torch.dtype) -> bool:
-    """Say whether a model computes with a tensor in float32 whatever its own type; the list is transformers'."""
+    """Return whether transformers' lists keep a tensor in float32 although the model's dtype is narrower."""
     kept = set(model._keep_in_fp32_modules_strict or ()) if dtype.itemsize < 4 else set()
     if dtype == torch.float16:
         kept |= set(model._keep_in_fp32_modules or ())
@@ -109,10 +108,10 @@ def _stays_float32(name: str, model: Any, dtype: torch.dtype) -> bool:
 
 
 class _Names:
-    """Under which names, and in which pieces, a checkpoint holds a model's tensors."""
+    """The checkpoint names of a model's tensors, and how a checkpoint splits them."""
 
     def __init__(self, model: Any, stored: Collection[str]) -> None:
-        """stored: the names in the checkpoint; without them the usual ones are expected."""
+        """stored: the names in the checkpoint; empty: the usual names are assumed."""
         changes = get_model_conversion_mapping(model, add_legacy=False)
         self._joined = [change.reverse_transform() for change in changes if isinstance(change, WeightConverter)]
         self._renamed = [change.reverse_transform() for change in changes if not isinstance(change, WeightConverter)]
@@ -123,7 +122,7 @@ class _Names:
     def possible(self, name: str) -> tuple[str, ...]:
         """Return the names that a tensor may have in a checkpoint, the usual one first.
 
-        Some were saved under the names of today, some without the head, and so without its name for the rest.
+        Some checkpoints use the current names; some were saved without the head, and so without the base prefix.
         """
         usual = name
         for change in self._renamed:
@@ -134,7 +133,7 @@ class _Names:
         return any(each in self._stored for each in self.possible(name))
 
     def sources(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Source, ...]]:
-        """Return the shape in which a tensor is loaded, and what it is loaded from."""
+        """Return the shape to load a tensor in, and its sources in the checkpoint."""
         if not self.holds(name):
             for change in self._joined:
                 pieces, matched = change.rename_source_key(name)
@@ -147,7 +146,7 @@ class _Names:
         return next((each for each in possible if each in self._stored), possible[0])
 
     def _experts(self, pieces: str, change: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Source, ...]]:
-        """Take [experts, rows, ...] apart. `pieces` names the first piece, with * for the expert."""
+        """Split a tensor [experts, rows, ...]. `pieces` is the first piece's name, with * for the expert's index."""
         patterns = change.target_patterns
         if not _stacks_experts(change.reverse_transform().operations) or len(shape) < 2 or shape[1] % len(patterns):
             raise CheckpointError(f"its checkpoints hold {pieces} in a form that infd does not read")
@@ -166,6 +165,6 @@ class _Names:
 
 
 def _stacks_experts(operations: Iterable[Any]) -> bool:
-    """Say whether tensors were stacked expert by expert, each of them the rows of its pieces."""
+    """Return whether a conversion stacks experts, each expert's rows being its pieces in order."""
     kinds = [(type(operation), operation.dim) for operation in operations if hasattr(operation, "dim")]
     return kinds in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])
