@@ -1,1 +1,1 @@
-"""Kernel families in C++ for x86-64 CPUs: `native/` is their source, `library.py` finds what was built of it."""
+"""Kernel families in C++ for x86-64 CPUs: the sources are in `native/`; `library.py` loads the compiled library."""

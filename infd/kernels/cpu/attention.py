@@ -1,9 +1,9 @@
-"""Paged attention in C++: `native/attention.cpp` says how.
+"""Paged attention in C++: `native/attention.cpp`.
 
-The cache holds numbers as they are, or as int8, each head of a token with its scale: `native/row.h`.
+The cache holds floats, or int8 with one scale for each head of each token: `native/row.h`.
 
-A row's result depends on nothing but the row: not on its neighbours, and not on
-how many threads there are. How its prompt was cut into steps changes rounding.
+A query's result does not depend on other queries in the step, nor on the number of threads. Rounding does depend on how
+its prompt was chunked.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class PagedAttention:
         return Plan(batch, self._attend, self._write)
 
     def lasting(self, _: AttentionBatch) -> None:
-        """None: on a CPU nothing is captured."""
+        """Return None: steps on a CPU are never captured."""
 
 
 class Int8PagedAttention(PagedAttention):
-    """The same over a cache of int8."""
+    """The attention family over an int8 cache."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return row_bytes(size), torch.int8
@@ -89,13 +89,12 @@ class Int8PagedAttention(PagedAttention):
 class Plan:
     """One step of one page group.
 
-    Lengths are read from `batch.start`, the truth; the host's bounds are not needed. `step` and `slots` are for
-    `stack.py` too.
+    Reads lengths from `batch.start`; the host's bounds are unused. `stack.py` reads `step` and `slots`.
     """
 
     def __init__(self, batch: AttentionBatch, attend: Callable[..., None], write: Callable[..., None]) -> None:
         offsets = np.array(batch.offsets, dtype=np.int64)
-        self._batch, self._offsets = batch, offsets  # what the step points to
+        self._batch, self._offsets = batch, offsets  # keeps alive the memory that `step` points to
         self.slots, self._page_tokens = batch.slots, batch.page_tokens
         self.step = Step(
             tokens=len(batch.slots),
@@ -135,7 +134,7 @@ class Plan:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if sinks is not None:  # no model of infd's own has them yet
+        if sinks is not None:  # no model of infd's own has sinks yet
             plan = reference.PagedAttention().prepare(self._batch)
             return plan.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
         q = _packed_heads(q)
@@ -159,5 +158,5 @@ class Plan:
 
 
 def _packed_heads(x: Tensor) -> Tensor:
-    """Return x [T, heads, D] with the numbers of a token side by side; tokens may stand further apart."""
+    """Return x [T, heads, D] with each token's numbers contiguous; only the stride between tokens may be larger."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

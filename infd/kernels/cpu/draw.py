@@ -1,4 +1,4 @@
-"""Choosing tokens in C++, without sorting a vocabulary: `native/draw.cpp`."""
+"""Token sampling in C++, without sorting the vocabulary: `native/draw.cpp`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Draw:
-    """The draw family. What makes tokens less likely is the reference's."""
+    """The draw family. Masks and penalties are the reference's."""
 
     forbid = staticmethod(shaping.forbid)
     penalize_repetition = staticmethod(shaping.penalize_repetition)
@@ -26,7 +26,7 @@ class Draw:
         library = library or Library()
         self._draw = library.kernel("draw", POINTER, INT, INT, POINTER, INT, *(POINTER,) * 8)
         self._largest = library.kernel("largest", POINTER, INT, INT, INT, POINTER, POINTER)
-        self._hashed = torch.empty(0, dtype=torch.int32)  # of all tokens of the vocabulary last seen
+        self._hashed = torch.empty(0, dtype=torch.int32)  # token hashes of the vocabulary size seen last
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         assert logits.dtype is torch.float32

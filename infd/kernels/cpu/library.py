@@ -1,9 +1,8 @@
-"""Find the native kernels, and the best instruction set that this CPU runs them in; or say why there are none.
+"""Load the native kernels for the best instruction set of this CPU, or report why they are unavailable.
 
-The library is plain C, reached through ctypes, which lets the interpreter go
-during a call. It shares torch's OpenMP runtime: two pools of threads would fight
-for the same cores, so where torch brings another runtime there are no native
-kernels.
+The library is plain C, called through ctypes, which releases the GIL during calls. It must share torch's OpenMP
+runtime, since two thread pools would compete for the cores; if torch uses another runtime than libgomp, native kernels
+are unavailable.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch  # noqa: F401  # its OpenMP runtime must be the one already loaded
+import torch  # noqa: F401  # loads the OpenMP runtime that native.so must share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,14 +27,14 @@ FLOAT: Final = ctypes.c_float
 
 
 class NativeMissing(Exception):
-    """There are no native kernels here, and why."""
+    """Native kernels are unavailable; the message states the reason."""
 
 
 class Library:
-    """The native kernels in one instruction set."""
+    """The native kernels of one instruction set."""
 
     def __init__(self, isa: str | None = None, directory: Path = HERE) -> None:
-        """Open the library; without `isa`, in the best that this CPU has. Raises NativeMissing."""
+        """Load the library for `isa`, by default the best that this CPU supports. Raises NativeMissing."""
         self._library = _open(directory)
         refused = {}
         for name in (isa,) if isa else BEST_FIRST:
@@ -47,7 +46,7 @@ class Library:
         raise NativeMissing("this CPU lacks " + "; ".join(f"{what} ({name})" for name, what in refused.items()))
 
     def kernel(self, name: str, *arguments: Any) -> Callable[..., None]:
-        """Return a kernel, called with values of the ctypes `arguments`. Nothing is checked: its caller must."""
+        """Return a kernel as a function of ctypes `arguments`. It checks nothing: callers must pass valid addresses."""
         function = self._library[f"infd_{self.isa}_{name}"]
         function.argtypes = arguments
         function.restype = None
@@ -61,7 +60,7 @@ class Library:
 
 
 def why_not() -> str | None:
-    """Return why native kernels cannot be used in this process, or None."""
+    """Return the reason why native kernels are unavailable, or None."""
     try:
         Library()
     except NativeMissing as missing:
@@ -82,7 +81,7 @@ def _open(directory: Path) -> ctypes.CDLL:
     except OSError as error:
         raise NativeMissing(f"cannot be loaded: {error}") from error
     sources = directory / "native"
-    if sources.is_dir():  # a tree; an installed package has no sources
+    if sources.is_dir():  # absent from an installed package
         library.infd_sources.restype = ctypes.c_char_p
         if library.infd_sources().decode() != _digest(sources):
             raise NativeMissing("built from other sources than those beside it: `make native` builds it again")
@@ -90,7 +89,7 @@ def _open(directory: Path) -> ctypes.CDLL:
 
 
 def _digest(sources: Path) -> str:
-    """Return what CMakeLists.txt wrote into a library built from these sources."""
+    """Return the digest of `sources`, as CMakeLists.txt computes it."""
     files = sorted((*sources.glob("*.cpp"), *sources.glob("*.h"), sources / "CMakeLists.txt"))
     digests = (sha256(path.read_bytes()).hexdigest() for path in files)
     return sha256("".join(digests).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""Weights in panels: `native/panels.h` says how they lie, `native/products.h` how they are multiplied.
+"""Weight matrices in panels: layout in `native/panels.h`, products in `native/products.h`.
 
-They keep their numbers, of bfloat16, or are made int8 or int4 while they are placed: see `native/linear_int8.cpp` and
-`native/linear_int4.cpp`. A row of a product depends on nothing but that row, to the bit: not on how many there are,
-and not on how many threads compute them.
+Weights stay bfloat16, or are quantized to int8 or int4 as they are placed: `native/linear_int8.cpp`,
+`native/linear_int4.cpp`. A row of a product depends on that row of x alone, to the bit: neither on the number of rows
+nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HALF = (torch.bfloat16,)
 
 
 class Kernels:
-    """What is computed with panels of one kind, by the type of what is read or written beside them."""
+    """The compiled functions for one kind of panels, by the dtype of the rows that they read or write."""
 
     def __init__(self, kind: str, dtypes: Sequence[torch.dtype], library: Library | None) -> None:
         library = library or Library()
@@ -41,10 +41,10 @@ class Kernels:
 
 
 class Panels:
-    """A matrix in panels of outputs.
+    """A matrix in panels of PANEL outputs. Implements `Form`.
 
-    panel        the shape of one, of words of type `dtype`
-    activations  the type of what is multiplied with it
+    panel        shape of one panel, of words of type `dtype`
+    activations  dtype of x in products
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Panels:
         self.least_rows = 1
 
     def rows(self, kept: Tensor, first: int, count: int) -> None:
-        """Return None: no row lies as checkpoints have it."""
+        """Return None: panels hold no checkpoint rows."""
 
     def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
         pack = self._kernels.pack
@@ -108,7 +108,7 @@ class Panels:
 
 
 class Matrices:
-    """The forms of bfloat16 weights: a word is a pair of inputs."""
+    """Forms of bfloat16 weights: a word is two inputs of one output."""
 
     def __init__(self, library: Library | None = None) -> None:
         self._kernels = Kernels("bf16", HALF, library)
@@ -118,10 +118,10 @@ class Matrices:
 
 
 class Int8:
-    """The forms of int8 weights: a word is four inputs. `native/quantized.h`."""
+    """Forms of int8 weights: a word is four inputs of one output. `native/quantized.h`."""
 
-    HEADER = 2  # lines of a panel: the scales, and what sums begin with
-    MOST_INPUTS = 2**31 // 127**2  # products of so many fit into a sum
+    HEADER = 2  # lines of a panel before the weights: the scales, and the sums' initial values
+    MOST_INPUTS = 2**31 // 127**2  # an int32 accumulator holds this many products
 
     def __init__(self, library: Library | None = None) -> None:
         self._kernels = Kernels("int8", tuple(FLOATS), library)
@@ -132,10 +132,10 @@ class Int8:
 
 
 class Int4:
-    """The forms of int4 weights: a word is eight inputs. `native/nibbles.h`."""
+    """Forms of int4 weights: a word is eight inputs of one output. `native/nibbles.h`."""
 
-    GROUP = 32  # inputs with scales of their own
-    STEP = PANEL // 2 + GROUP // 8 * PANEL  # words: the scales, then the group
+    GROUP = 32  # inputs that share a scale
+    STEP = PANEL // 2 + GROUP // 8 * PANEL  # words of one group: scales, then weights
 
     def __init__(self, library: Library | None = None) -> None:
         self._kernels = Kernels("int4", tuple(FLOATS), library)

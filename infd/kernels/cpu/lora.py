@@ -1,4 +1,4 @@
-"""Adapters by row, in C++: `native/lora.cpp`. One call a product, whatever the adapters in the step."""
+"""LoRA in C++: `native/lora.cpp`. One call a product, for any number of adapters in the step."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class _Group(ctypes.Structure):
 
 
 class Lora:
+    """The adapters family."""
+
     def __init__(self, library: Library | None = None) -> None:
         self._add = (library or Library()).kernel(
             "lora", INT, INT, POINTER, INT, POINTER, INT, INT, POINTER, POINTER, INT
@@ -55,10 +57,11 @@ class Lora:
         self._add(half, y.dtype is torch.float32, *at, tokens.data_ptr(), told, len(groups))
 
     def lasting(self, size: int, device: torch.device) -> None:
-        """None: on a CPU nothing is captured."""
+        """Return None: steps on a CPU are never captured."""
 
 
 def _told(rows: Tensor, low: LowRank, ranks: int) -> _Group:
+    """Return the C structure for one adapter and its rows; both tensors must outlive it."""
     parts = (_Part * len(low.parts))(
         *(_Part(part.b.data_ptr(), part.b.shape[1], part.rank, part.b.shape[0], part.output) for part in low.parts)
     )

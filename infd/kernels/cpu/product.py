@@ -1,4 +1,4 @@
-"""A product that C code computes by itself: which kernel, and what it is to be told."""
+"""Products as C structures, for native code that multiplies without returning to Python."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class Product(ctypes.Structure):
 
 @runtime_checkable
 class Addressable(Protocol):
-    """A form of matrices whose products have an address in C."""
+    """A matrix form whose products native code can compute."""
 
-    def product(self, kept: Tensor, bias: Tensor | None) -> Product: ...
+    def product(self, kept: Tensor, bias: Tensor | None) -> Product:
+        """Return the product with the matrix in `kept`, as a C structure; `kept` and `bias` must outlive it."""
 
 
 def product(kernel: Callable[..., Any], kept: Tensor, bias: Tensor | None, outputs: int, inputs: int) -> Product:
-    """Return the product of [T, inputs] with a matrix [outputs, inputs], kept in the form that `kernel` reads."""
+    """Return the product of x [T, inputs] with a matrix [outputs, inputs], in the form that `kernel` reads."""
     return Product(
         multiply=ctypes.cast(kernel, POINTER).value,  # type: ignore[arg-type]  # a kernel is a ctypes function
         weights=kept.data_ptr(),

@@ -1,7 +1,7 @@
-"""Whole decoder layers in one native call: `native/stack.cpp`.
+"""Several decoder layers in one native call: `native/stack.cpp`.
 
-The same kernels that the layers' own code calls one by one, so the same numbers. A layer one of whose products has a
-form without an address in C leaves the stack to the layers' own code.
+It calls the kernels that the layers' own code calls one by one, so results are equal. If any product's form is not
+Addressable, the layers run their own code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.stack import LayersBatch
     from infd.kernels.recipe import Last, LayerRecipe, ProductRecipe
 
-SLICE = 4  # layers of one call: between calls the device thread can be stopped, and is seen to be alive
+SLICE = 4  # layers a call; the device thread can be stopped, and counts progress, only between calls
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
@@ -79,7 +79,7 @@ class StackStep(ctypes.Structure):
 
 
 class NoAddress(Exception):
-    """A product has a form that C code cannot compute by itself."""
+    """A product's form is not Addressable."""
 
 
 class Stack:
@@ -96,11 +96,11 @@ class Stack:
 
 
 class Stacked:
-    """Layers whose weights are loaded."""
+    """Decoder layers as C structures. Implements families.stack.Stacked."""
 
     def __init__(self, compute: Callable[..., None], layers: Sequence[LayerRecipe]) -> None:
         self._compute = compute
-        self._recipes = layers  # they hold the weights that the structures point to
+        self._recipes = layers  # keeps alive the weights that the structures point to
         self._layers = (Layer * len(layers))(*map(_layer, layers))
         self._cache: Sequence[KeyValuePages] | None = None
 
@@ -139,7 +139,7 @@ class Stacked:
 
 
 def _native(plan: AttentionPlan) -> Plan:
-    assert isinstance(plan, Plan)  # attention is native wherever the stack is
+    assert isinstance(plan, Plan)  # `select.py` chooses the native stack only with native attention
     return plan
 
 

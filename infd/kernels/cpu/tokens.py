@@ -1,4 +1,4 @@
-"""The families that look at one token at a time, in C++: `native/tokens.cpp`."""
+"""The elementwise families (norm, rope, activation) in C++: `native/tokens.cpp`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 class Norm:
+    """The norm family."""
+
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()
         rows = (INT, INT, INT)
@@ -62,6 +64,8 @@ class Norm:
 
 
 class Rope(RopeFamily):
+    """The rope family."""
+
     def __init__(self, library: Library | None = None) -> None:
         self._rotate = (library or Library()).kernel(
             "rope", INT, POINTER, INT, POINTER, INT, INT, INT, POINTER, POINTER, INT, INT
@@ -92,6 +96,8 @@ class Rope(RopeFamily):
 
 
 class Activation:
+    """The activation family."""
+
     def __init__(self, library: Library | None = None) -> None:
         library = library or Library()
         arguments = (INT, POINTER, INT, POINTER, INT, INT)
@@ -113,7 +119,7 @@ def _gate(kernel: Callable[..., None], x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int, int]:
-    """Return x [T, n] or [T, heads, n], a token's numbers side by side; how far apart tokens stand; and the heads."""
+    """Return x [T, n] or [T, heads, n] with each token's numbers contiguous, the stride between tokens, and heads."""
     inner = x.shape[1:]
     packed = (1,) if len(inner) == 1 else (inner[1], 1)
     if x.stride()[1:] != packed:

@@ -1,1 +1,1 @@
-"""Attention by FlashInfer, where its kernels take what a model needs. Like Triton's it never waits for the device."""
+"""Kernel families by FlashInfer; unsupported cases are delegated to Triton. Nothing waits for the device."""

@@ -1,9 +1,9 @@
-"""Paged attention by FlashInfer, where its kernels take what a layer needs.
+"""Paged attention by FlashInfer.
 
-Steps with prompts go to its kernel for these, which takes any mix of query lengths. Steps that only decode go to the
-one that needs no plan (`space.py`), and else to its kernel for decoding, which is planned (`wrappers.py`), whether the
-step is captured (`lasting.py`) or not. What none takes goes to Triton: heads of unusual sizes, sinks where there are
-prompts or a plan, and what is written to a cache of 8-bit floats. Operators see which of it was met.
+Steps with prompts use its prefill kernel, which takes any mix of query lengths. Steps that only decode use XQA, which
+needs no plan (`space.py`), or else the planned decode kernel (`wrappers.py`), whether captured (`lasting.py`) or not.
+Delegated to Triton: unsupported head sizes, sinks in prompts or planned decoding, and writes to an fp8 cache. Cases
+that occur are reported in `infdctl ops`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class PagedAttention:
     ) -> None:
         """Set up.
 
-        package  FlashInfer, or what stands for it
-        other    takes what FlashInfer does not
-        backend  its kernel for prompts, "fa2" or "fa3"; "auto" leaves that to FlashInfer
-        planned  whether decoding is planned even where it need not be
+        package  the flashinfer module, or a substitute with its functions
+        other    computes the delegated cases
+        backend  the prefill kernel, "fa2" or "fa3"; "auto": FlashInfer's choice
+        planned  use planned decoding even if XQA supports the layer
         """
         self._package = package or import_module("flashinfer")
         self._other = other or Other()
@@ -77,7 +77,7 @@ class PagedAttention:
 
 
 class Float8PagedAttention(PagedAttention):
-    """The same over a cache of 8-bit floats. Of its kernels for prompts, one alone reads these beside other queries."""
+    """The attention family over an fp8 cache. Only the fa2 prefill kernel reads it with queries of another dtype."""
 
     def __init__(self, package: Any = None, other: Other | None = None) -> None:
         super().__init__(package, other or Float8Other(), backend="fa2")
@@ -87,7 +87,7 @@ class Float8PagedAttention(PagedAttention):
 
 
 class Plan(Steps):
-    """One step of one page group. Wrappers are planned at the first layer, which knows the heads."""
+    """One step of one page group. Wrappers are planned at the first layer, when the head dimensions are known."""
 
     def __init__(self, batch: AttentionBatch, space: Space, other: AttentionPlan) -> None:
         super().__init__(batch, space, other)

@@ -1,4 +1,4 @@
-"""Which tensors FlashInfer's kernels can take. They load 16 bytes at once, and heads of few sizes."""
+"""Which tensors FlashInfer's kernels support: they load 16 bytes at a time, and few head sizes are compiled."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import KeyValuePages
 
-HEADS = (64, 128, 256)  # sizes of a head that all of its kernels take
-WIDE = (128, 256)  # those that they are known to read in 8-bit floats; its sources doubt smaller ones
-LOADED = 16  # bytes
-THREADS = 1024  # of a block, in which the heads of a token are written
+HEADS = (64, 128, 256)  # head sizes that all of its kernels support
+WIDE = (128, 256)  # head sizes supported with an fp8 cache; FlashInfer's sources mark smaller ones as doubtful
+LOADED = 16  # bytes of one load
+THREADS = 1024  # most threads of a CUDA block; the append kernel writes all heads of a token in one block
 
 
 def loadable(*tensors: Tensor) -> bool:
-    """Say whether each row begins where a load of 16 bytes may, its numbers side by side."""
+    """Return whether every row is contiguous and begins at a multiple of 16 bytes."""
     return all(
         tensor.stride(-1) == 1
         and tensor.storage_offset() * tensor.itemsize % LOADED == 0
@@ -30,7 +30,7 @@ def loadable(*tensors: Tensor) -> bool:
 
 
 def asks(q: Tensor, pages: KeyValuePages, scale: float, softcap: float | None) -> Asked | str:
-    """Return what a layer asks of attention, or what there is about it that none of FlashInfer's kernels takes."""
+    """Return the layer's parameters to plan with, or the reason why no FlashInfer kernel supports the layer."""
     _, heads, size = q.shape
     if size not in HEADS:
         return f"heads of {size}"
@@ -43,7 +43,7 @@ def asks(q: Tensor, pages: KeyValuePages, scale: float, softcap: float | None) -
 
 
 def cannot_write(k: Tensor, v: Tensor, pages: KeyValuePages) -> str | None:
-    """Return why its kernel does not write such keys and values into such a cache, or None where it does."""
+    """Return the reason why the append kernel cannot write k and v to `pages`, or None."""
     _, heads, size = k.shape
     if size not in HEADS:
         return f"heads of {size}"
@@ -55,5 +55,5 @@ def cannot_write(k: Tensor, v: Tensor, pages: KeyValuePages) -> str | None:
 
 
 def name(dtype: torch.dtype) -> str:
-    """Return what a type is called."""
+    """Return the dtype's name without "torch."."""
     return str(dtype).removeprefix("torch.")

@@ -1,10 +1,10 @@
-"""Decoding steps of one size, which are captured: FlashInfer reads from tensors that stay where they are.
+"""Decoding steps for CUDA graphs: FlashInfer's kernels over tensors at fixed addresses.
 
-The kernel that needs no plan is given lengths that are worked out on the device. A wrapper is planned before each step,
-outside of what is captured: how it cuts keys into parts changes, but not how many parts are launched, nor where that is
-looked up. Its pages are gathered on the device, since a step's tables are known there alone.
+XQA reads lengths computed on the device. A wrapper is planned before each replay, outside the graph: the plan changes
+how keys are split, but neither the grid nor the buffers' addresses. Page ids are gathered on the device, since only the
+device has the step's page tables.
 
-What all layers share is done once, when a step begins. The first step, which is not captured, finds out what that is.
+Work that all layers share runs once, in `begin`. The first, uncaptured step records what that work is.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import LastingPlan as OtherPlan
     from infd.kernels.flashinfer.space import Space
 
-PLANNED = 2**20  # bytes for what the plan of one size says: some numbers for each part
+PLANNED = 2**20  # bytes for one plan: a few numbers for each part of the keys
 
 
 class LastingPlan(Steps):
-    """Decoding steps of one size, of one page group."""
+    """Decoding steps of one batch size and one page group."""
 
     _other: OtherPlan
 
@@ -78,20 +78,20 @@ class LastingPlan(Steps):
         return planned.wrapper
 
     def _share(self, work: Callable[[], object]) -> None:
-        """Do what every layer of this step needs, and again whenever a step begins.
+        """Run `work` now, and again at the start of every later step.
 
-        It holds no plan: one that nobody uses any more would wait for a collection, and its buffers with it.
+        `work` must not refer to this plan: the cycle would keep a dropped plan's buffers until garbage collection.
         """
         work()
         self._shared.append(work)
 
 
 class Planned:
-    """A wrapper for decoding steps of one size, and what it reads.
+    """A wrapper for decoding steps of one batch size, and its input buffers.
 
-    first, last  as `Keys`, sent from the host with each plan
-    skipped      [S] int32: the same
-    pages        [S * width] int32 at least: the ids of the pages that queries see, span after span
+    first, last  as in `Keys`, copied from the host by each plan
+    skipped      [S] int32, as in `Keys`
+    pages        [>= S * width] int32: ids of the pages in the queries' windows, span after span
     """
 
     def __init__(self, batch: AttentionBatch, space: Space, asked: Asked) -> None:
@@ -109,7 +109,7 @@ class Planned:
 
     def plan(self, starts: list[int]) -> None:
         batch = self._batch
-        if self._copied is not None:  # with two steps in flight, the one before is next: this has been made by now
+        if self._copied is not None:  # with two steps in flight the previous copy is done by now: no actual wait
             self._copied.synchronize()
         keys = Keys.of(starts, batch.counts, batch.page_tokens, batch.window)
         plan(self.wrapper, self._asked, keys, self._pages[:0], batch)

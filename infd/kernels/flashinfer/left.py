@@ -1,12 +1,12 @@
-"""What FlashInfer's kernels of one family leave to Triton's."""
+"""The cases that a FlashInfer family delegates to Triton."""
 
 from __future__ import annotations
 
 
 class Left:
-    """Noted as it is met, once each, for operators to see.
+    """Records each delegated case once, as it occurs, for operators.
 
-    refused  what `Selected.refused` says of FlashInfer; it grows
+    refused  the family's `Selected.refused`; grows with each new case
     """
 
     def __init__(self) -> None:
@@ -14,6 +14,7 @@ class Left:
         self._met: dict[str, None] = {}
 
     def note(self, what: str) -> None:
+        """Record that the case `what` was delegated."""
         if what not in self._met:
             self._met[what] = None
             self.refused["flashinfer"] = f"leaves to triton: {'; '.join(self._met)}"

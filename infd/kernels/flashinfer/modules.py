@@ -1,8 +1,8 @@
-"""What FlashInfer compiles for a model, ahead of it: its modules are built, and nothing is loaded or computed.
+"""Compile FlashInfer's modules for a model ahead of time, without loading them or computing anything.
 
-A module is kept beneath the directory that `keep` names, by FlashInfer's version and the GPU. FlashInfer has ninja
-build it, which finds out whether it is up to date, and locks it meanwhile. Norms are its kernels in CUDA, since those
-that it has in another language are compiled anew by each process.
+Modules are kept below the directory given to `keep`, by FlashInfer's version and GPU. FlashInfer builds each with
+ninja, which skips up-to-date modules and locks the build. The CUDA norms are used, because FlashInfer's CuTe norms are
+compiled anew in each process.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-LONGEST = 200  # characters of a line that a compiler says
-NO_ANGLES = 0  # as it counts ways to rotate in attention: keys are rotated before
+LONGEST = 200  # characters reported of a compiler's error line
+NO_ANGLES = 0  # FlashInfer's PosEncodingMode.NONE: keys are rotated before they are cached
 
 
 def keep(directory: Path | None, capability: tuple[int, int] | None = None) -> None:
-    """Have modules looked for, and put, beneath `directory`; None: where FlashInfer does by itself.
+    """Make FlashInfer keep its modules below `directory`; None: its default. Call before flashinfer is imported.
 
-    It reads this when it is imported, and no later.
-
-    capability  of the GPU to compile for; None: of the one that is here
+    capability  compute capability to compile for; None: the installed GPU's
     """
     os.environ["FLASHINFER_USE_CUDA_NORM"] = "1"
     if directory is not None:
@@ -46,11 +44,11 @@ def keep(directory: Path | None, capability: tuple[int, int] | None = None) -> N
 
 @contextmanager
 def building(capability: tuple[int, int], note: Callable[[str, bool, float], object]) -> Iterator[None]:
-    """Have whatever FlashInfer's kernels are asked for in here built, and nothing computed.
+    """Within the block, FlashInfer's kernels are compiled when called, and compute nothing.
 
-    note  told of each module: its name, whether it was there, and what it took in seconds
+    note  called for each module: name, whether it was already compiled, seconds taken
 
-    Raises DeviceMissing where one cannot be compiled.
+    Raises DeviceMissing if a module cannot be compiled.
     """
     modules = Modules(capability)
     from flashinfer.jit.core import JitSpec
@@ -67,7 +65,7 @@ def building(capability: tuple[int, int], note: Callable[[str, bool, float], obj
 
 def _build(spec: Any, note: Callable[[str, bool, float], object]) -> Unloaded:
     found, started = spec.is_compiled, time.monotonic()
-    if not spec.is_aot:  # else it came with a package, compiled
+    if not spec.is_aot:  # a precompiled module from the jit-cache package is complete
         try:
             spec.build(need_lock=True)
         except (RuntimeError, OSError) as error:
@@ -77,21 +75,21 @@ def _build(spec: Any, note: Callable[[str, bool, float], object]) -> Unloaded:
 
 
 def _cause(said: str) -> str:
-    """Return what compilers and linker complain of first, or, where they do not, the end of all that was said."""
+    """Return the first errors of compiler or linker in the output `said`, or its last lines if there are none."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("ninja: ")]
     errors = [line for line in lines if "error:" in line or "cannot find" in line]
     return "; ".join(line[:LONGEST] for line in (errors[:2] or lines[-2:]))
 
 
 class Unloaded:
-    """Stands for a module, and for whatever is in it."""
+    """Replaces a compiled module: every attribute and method is a no-op."""
 
     def __getattr__(self, name: str) -> Unloaded:
         return self
 
 
 class Modules:
-    """Stands for FlashInfer on a GPU that need not be here: a call asks for the module that it would compute with."""
+    """Replaces the flashinfer module, without a GPU: each function requests the module that it would compute with."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         import_module("flashinfer")
@@ -146,7 +144,7 @@ class Modules:
 
 
 class Planner:
-    """Stands for a wrapper, whose plan says which module it computes with."""
+    """Replaces a wrapper: `plan` requests the module that the wrapper would compute with."""
 
     def __init__(self, part: str, name: str, *backend: str) -> None:
         self._module = import_module(f"flashinfer.{part}")
@@ -161,14 +159,14 @@ class Planner:
         logits_soft_cap: float | None,
         **_: Any,
     ) -> None:
-        head = told[-2]  # behind it stands the size of a page
+        head = told[-2]  # the last argument is the page size
         kinds = (q_data_type, kv_data_type, q_data_type)
         limits = (window_left != -1, (logits_soft_cap or 0.0) > 0)
-        rest = (False,) if self._backend else ()  # whether scores are halves
+        rest = (False,) if self._backend else ()  # use_fp16_qk_reduction
         getattr(self._module, self._name)(*self._backend, *kinds, torch.int32, head, head, NO_ANGLES, *limits, *rest)
 
     def reset_workspace_buffer(self, *_: Tensor) -> None:
-        """Take no space."""
+        """Do nothing."""
 
     def run(self, *_: Any, **__: Any) -> None:
-        """Compute nothing."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""Say why FlashInfer's kernels cannot be used, without importing it, which takes seconds."""
+"""Report why FlashInfer's kernels are unavailable, without importing flashinfer, which takes seconds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 
 from infd.kernels.triton import presence as triton
 
-ASSEMBLED: Final = "flashinfer_jit_cache"  # a wheel of FlashInfer's modules, compiled
-TOOLKIT: Final = Path("/usr/local/cuda/bin/nvcc")  # where FlashInfer looks besides
+ASSEMBLED: Final = "flashinfer_jit_cache"  # the package of precompiled modules
+TOOLKIT: Final = Path("/usr/local/cuda/bin/nvcc")  # FlashInfer's fallback if nvcc is not in $PATH
 
 
 def why_not(device: torch.device, oldest: tuple[int, int] = triton.OLDEST) -> str | None:
-    """Return a reason, or None. oldest: the compute capability that a GPU must have"""
+    """Return the reason, or None. oldest: the lowest compute capability supported."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "runs on NVIDIA's GPUs alone"
-    return cannot_compile() or triton.why_not(device, oldest)  # what FlashInfer does not take goes to Triton
+    return cannot_compile() or triton.why_not(device, oldest)  # unsupported cases are delegated to Triton
 
 
 def cannot_compile() -> str | None:
-    """Return what is missing for its modules to be compiled where they are first called for, or None."""
+    """Return what is missing to compile FlashInfer's modules on first use, or None."""
     if find_spec("flashinfer") is None:
         return "flashinfer is not installed (the extra `cuda` brings it)"
     if find_spec(ASSEMBLED) is not None:

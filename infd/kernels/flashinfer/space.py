@@ -1,8 +1,8 @@
-"""What FlashInfer computes with on one device: its space, its wrappers, and its kernel that needs no plan.
+"""FlashInfer's state on one device: workspace, wrappers, and XQA, the kernel without a plan.
 
-That kernel (XQA) reads lengths and page tables where they lie, so the host does nothing for it from step to step, and
-what was captured stays right. It takes one query of each sequence, pages of some sizes, and no cap on scores. Over
-8-bit floats it would make such of queries and weights too, which the others do not.
+XQA reads lengths and page tables on the device, so the host does no work between steps, and captured calls stay valid.
+It supports one query a sequence, certain page sizes, and no softcap. With an fp8 cache XQA also quantizes queries and
+weights to fp8, which the other kernels do not; it is not used there.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import KeyValuePages
     from infd.kernels.flashinfer.left import Left
 
-PARTIAL = 128 * 2**20  # bytes for the results of parts; all wrappers share them, since steps follow one another
-SCRATCH = 32 * 2**20  # the same of XQA, whose parts are no more than the device has multiprocessors
-SEMAPHORES = 2**18  # of XQA: one for each head of keys of each sequence, at 0 whenever it is not running
+PARTIAL = 128 * 2**20  # bytes for split-k partial results; shared by all wrappers, since steps run one after another
+SCRATCH = 32 * 2**20  # bytes for XQA's partial results: at most one part for each multiprocessor
+SEMAPHORES = 2**18  # XQA's counters, one for each key head of each sequence; 0 between calls
 BYTES = 4 * SEMAPHORES + PARTIAL + SCRATCH
-GENERATIONS = (9, 10, 12)  # of NVIDIA's GPUs, that XQA is compiled for
-PAGES = (16, 32, 64, 128)  # tokens of a page that XQA takes
-SHARING = 32  # heads that share one of keys, at most, for XQA
+GENERATIONS = (9, 10, 12)  # major compute capabilities that XQA is compiled for
+PAGES = (16, 32, 64, 128)  # page sizes in tokens that XQA supports
+SHARING = 32  # most query heads for each key head that XQA supports
 
 
 class Space:
-    """Made once. Its memory stays where it is: graphs were captured with it."""
+    """The workspace and its users. Allocated once: captured graphs hold its addresses."""
 
     def __init__(
         self, package: Any, device: torch.device, left: Left, memory: Tensor | None, *, backend: str, planned: bool
     ) -> None:
-        """Set up; see PagedAttention.
+        """Set up; `backend` and `planned` as in PagedAttention.
 
-        memory  [BYTES] uint8, zeros; None: it takes its own
+        memory  [BYTES] uint8, zeros; None: allocate it
         """
         self.package = package
         self.left = left
@@ -61,9 +61,10 @@ class Space:
         return wrapper
 
     def lasting_decoder(self, cores: bool, first: Tensor, pages: Tensor, last: Tensor, planned: Tensor) -> Wrapper:
-        """Return a wrapper for steps of one size, which are captured.
+        """Return a wrapper for captured steps of one batch size.
 
-        first, pages, last  as `Keys`; they stay where they are, as does `planned`, bytes for what a plan says
+        first, pages, last  as in `Keys`, at fixed addresses
+        planned             bytes for the plan, at a fixed address
         """
         wrapper = self.package.BatchDecodeWithPagedKVCacheWrapper(
             self._partial,
@@ -74,23 +75,23 @@ class Space:
             paged_kv_indices_buffer=pages,
             paged_kv_last_page_len_buffer=last,
         )
-        wrapper.reset_workspace_buffer(self._partial, planned)  # its own is much larger, and pinned once more
+        wrapper.reset_workspace_buffer(self._partial, planned)  # the default is much larger, with a pinned copy
         made: Wrapper = wrapper
         return made
 
     def expect(self, table: Tensor) -> None:
-        """Be told of a table [S, width] of steps that are captured; those of smaller ones are the front of it."""
+        """Announce a captured steps' table [S, width]; smaller batch sizes use its first rows."""
         self._most[table.data_ptr()] = max(table.numel(), self._most.get(table.data_ptr(), 0))
 
     def pages(self, table: Tensor, asked: Asked) -> Tensor:
-        """Return where the pages of such steps stand, [S * width] int32 at least: steps of all sizes share it."""
+        """Return the page id buffer of captured steps, [>= S * width] int32, shared by all batch sizes."""
         most, key = self._most[table.data_ptr()], (table.data_ptr(), asked)
         if key not in self._pages or len(self._pages[key]) < most:
             self._pages[key] = torch.zeros(most, dtype=torch.int32, device=table.device)
         return self._pages[key]
 
     def needs_no_plan(self, asked: Asked, page_tokens: int) -> bool:
-        """Say whether `decode` takes such layers."""
+        """Return whether `decode` supports layers with these parameters."""
         few = asked.heads // asked.kv_heads <= SHARING
         plain = asked.softcap is None and asked.kept is asked.dtype
         return self._unplanned and page_tokens in PAGES and plain and few
@@ -106,7 +107,7 @@ class Space:
         sinks: Tensor | None,
         out: Tensor,
     ) -> None:
-        """Attend q [S, H, D] to `lengths` [S] uint32 keys each, whose pages stand in table [S, pages], into out."""
+        """Attend q [S, H, D] to the first `lengths` [S] uint32 keys of the pages in table [S, pages], into `out`."""
         self.package.xqa(
             q.unsqueeze(1),
             pages.k,
@@ -119,17 +120,17 @@ class Space:
             asked.kv_heads,
             pages.k.shape[2],
             sinks=None if sinks is None else sinks.view(asked.kv_heads, -1),
-            q_scale=asked.scale * asked.head**0.5,  # it divides by the root itself
+            q_scale=asked.scale * asked.head**0.5,  # XQA itself divides by sqrt(head)
             sliding_win_size=window or 0,
             kv_layout="HND",
         )
 
     def append(self, k: Tensor, v: Tensor, pages: KeyValuePages, slots: Tensor, nobody: Tensor) -> None:
-        """Put k and v [T, K, D] where slots [T] int32 say.
+        """Write k and v [T, K, D] to slots [T] int32.
 
-        It is told of one sequence that holds every page in order, so that a slot is a position in it.
+        The call describes one sequence that holds all pages in order, so that a slot is a position in that sequence.
 
-        nobody  [T] int32: zeros, the number of that sequence
+        nobody  [T] int32 zeros: the sequence of each token
         """
         every, bounds, last = self._whole(pages)
         self.package.append_paged_kv_cache(
@@ -137,7 +138,7 @@ class Space:
         )
 
     def _whole(self, pages: KeyValuePages) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all pages' ids, where they begin and end, and how many tokens the last one holds."""
+        """Return that sequence's page ids, their bounds, and the number of tokens on its last page."""
         (count, _, size, _), device = pages.k.shape, pages.k.device
         if (count, size) not in self._wholes:
             every = torch.arange(count, dtype=torch.int32, device=device)

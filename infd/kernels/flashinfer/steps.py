@@ -1,8 +1,7 @@
-"""Steps of one page group, whether they are captured or not: each layer by the kernel that takes it.
+"""The code common to captured and uncaptured steps: choosing each layer's kernel.
 
-Which one that is depends on what the layer asks, on the step, and on the cache; what none of FlashInfer's takes is
-Triton's, and noted. A cache of 8-bit floats is divided by a number for each head: that of keys comes to the queries,
-that of values to the result.
+The choice depends on the layer, the step and the cache; unsupported cases are delegated to Triton and recorded. An fp8
+cache has one scale for each head: queries are multiplied by the keys' scales, the result by the values' scales.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Steps(ABC):
-    """Implements `ops.AttentionPlan`."""
+    """Implements families.attention.AttentionPlan."""
 
     def __init__(self, batch: AttentionBatch, space: Space, other: AttentionPlan) -> None:
         self._batch = batch
@@ -73,19 +72,19 @@ class Steps(ABC):
 
     @abstractmethod
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Return the slots of all tokens, and zeros, both [T] int32."""
+        """Return the tokens' slots, and zeros, both [T] int32."""
 
     @abstractmethod
     def _lengths(self) -> Tensor:
-        """Return how many keys each sequence has, [S] uint32. Only asked where every span is one token."""
+        """Return each sequence's number of keys, [S] uint32. Called only if every span has one token."""
 
     @abstractmethod
     def _wrapper(self, asked: Asked) -> Wrapper:
-        """Return a wrapper that is planned for this step, and for such layers."""
+        """Return a wrapper planned for this step and for layers with these parameters."""
 
 
 def _by_head(x: Tensor, scales: Tensor) -> Tensor:
-    """Return x [T, H, D] times the number of each head's keys, [K] float32, rounded once."""
+    """Return x [T, H, D] times the scales [K] float32 of each head's key head, rounded once."""
     by_head = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     shared = (len(scales), -1)
     torch.mul(x.unflatten(1, shared), scales[:, None, None], out=by_head.unflatten(1, shared))

@@ -1,7 +1,7 @@
-"""The families that look at one token at a time, by FlashInfer's kernels where they take what they are given.
+"""The elementwise families (norm, rope, activation) by FlashInfer.
 
-They load 16 bytes at once. What lies otherwise goes to Triton, as do norms to whose weights something other than 1 is
-added, and angles of heads whose size or halves are others.
+Its kernels load 16 bytes at a time. Delegated to Triton: unaligned rows, norms with an offset other than 0 and 1, and
+rope with unsupported sizes.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Norm:
         if reason is not None:
             self._left.note(reason)
             return self._other.add_rms_norm(x, residual, weight, eps, offset)
-        self._add[offset](x, residual, weight, eps)  # in their places
+        self._add[offset](x, residual, weight, eps)  # in place
         return x, residual
 
     def _cannot(self, weight: Tensor, offset: float, *given: Tensor) -> str | None:
-        """Return what none of its kernels takes, or None."""
+        """Return the reason why no FlashInfer kernel supports the norm, or None."""
         if offset not in self._norm:
             return f"weights with {offset:g} added to them"
         if any(x.dtype != weight.dtype for x in given):
@@ -69,7 +69,7 @@ class Norm:
 
 
 class Rope(RopeFamily):
-    """The rope family. Entering the cache is another launch, where Triton's does both in one."""
+    """The rope family. The cache write is a second launch; Triton's `enter` is a single one."""
 
     def __init__(self, package: Any = None, other: RopeFamily | None = None) -> None:
         self._turn = (package or import_module("flashinfer")).apply_rope_with_cos_sin_cache
@@ -88,11 +88,11 @@ class Rope(RopeFamily):
         return turned[0].view(q.shape), turned[1].view(k.shape)
 
     def _cannot(self, q: Tensor, k: Tensor, table: Tensor) -> str | None:
-        """Return what its kernel does not take, or None."""
+        """Return the reason why the rope kernel cannot compute this, or None."""
         size, half = q.shape[2], table.shape[2]
         if size not in HEADS:
             return f"heads of {size}"
-        if half * q.itemsize % LOADED != 0:  # a load would go beyond a half
+        if half * q.itemsize % LOADED != 0:  # a load would cross the middle of the rotated numbers
             return f"angles of {2 * half} numbers"
         packed = q.stride(1) == k.stride(1) == size
         return None if packed and loadable(q, k) else "heads that lie askew"
@@ -120,7 +120,7 @@ class Activation:
         return out
 
     def _takes(self, x: Tensor) -> bool:
-        """Say whether its kernels for gates take x [T, 2n]: they ask for no strides."""
+        """Return whether the activation kernels support x [T, 2n]; they take no strides."""
         taken = x.is_contiguous() and loadable(x)
         if not taken:
             self._left.note("gates that lie askew")

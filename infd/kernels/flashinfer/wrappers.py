@@ -1,9 +1,9 @@
-"""FlashInfer's planned kernels: what they are told of a step, and which of their wrappers is free for it.
+"""FlashInfer's planned kernels: planning a wrapper for a step, and reusing wrappers.
 
-Lengths come from the host, so its bounds must be the truth: they are, as long as nothing speculates.
+Lengths come from the host, so the host's bounds must be exact: they are, as long as nothing speculates.
 
-Planning copies from pinned memory that belongs to the wrapper, and what was planned lies in the wrapper: one is used
-again only when its copy has been made, and by no other group of layers in the same step.
+Planning copies from the wrapper's pinned memory, and the plan is kept in the wrapper. So a wrapper is reused only after
+its copy is done, and never by two page groups in one step.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionBatch
 
-SOME = (1, 2, 3)  # heads that share one of keys: so few multiply no slower without tensor cores than keys are read
+SOME = (1, 2, 3)  # query heads a key head at which tensor cores do not help: reading the keys takes longer
 
 
 class Wrapper(Protocol):
-    """What is used of FlashInfer's wrappers for pages."""
+    """The methods used of FlashInfer's paged wrappers."""
 
     def plan(self, *args: Any, **named: Any) -> None: ...
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor: ...
 
 
 class Asked(NamedTuple):
-    """What is planned for; layers that ask for the same share a plan.
+    """A layer's parameters to plan with; layers with equal parameters share a plan.
 
-    dtype, kept  of queries, and of the cache
+    head   head size
+    dtype  of queries
+    kept   dtype of the cache
     """
 
     heads: int
@@ -47,16 +49,16 @@ class Asked(NamedTuple):
 
     @property
     def tensor_cores(self) -> bool:
-        """Say whether decoding wants them. FlashInfer's kernel without is compiled for few numbers of shared heads."""
+        """Return whether decoding uses tensor cores; without them, FlashInfer supports few ratios of heads."""
         return self.heads // self.kv_heads not in SOME
 
 
 class Keys(NamedTuple):
-    """Of each span, the pages that its queries see.
+    """The pages in the windows of each span's queries.
 
-    first    [S + 1] int32: where they begin, span after span
-    last     [S] int32: how many tokens there are on the last of them
-    skipped  [S] int32: how many pages lie wholly behind the window, before them
+    first    [S + 1] int32: prefix sums of the numbers of pages
+    last     [S] int32: number of tokens on the span's last page
+    skipped  [S] int32: number of pages wholly behind the window
     """
 
     first: np.ndarray
@@ -75,7 +77,7 @@ class Keys(NamedTuple):
         return cls(first.astype(np.int32), last.astype(np.int32), skipped.astype(np.int32))
 
     def pages(self, batch: AttentionBatch) -> Tensor:
-        """Return their ids, taken from the table on the device."""
+        """Return the page ids, span after span, gathered from the table on the device."""
         table = batch.table
         held = np.diff(self.first)
         within = np.arange(self.first[-1]) - np.repeat(self.first[:-1], held)
@@ -92,7 +94,7 @@ def plan(
     *queries: Tensor,
     **more: Any,
 ) -> None:
-    """Plan a wrapper for a step. queries: where each span's begin, if the wrapper asks."""
+    """Plan a wrapper for a step. queries: the spans' offsets, for prefill wrappers."""
     wrapper.plan(
         *queries,
         torch.from_numpy(keys.first),
@@ -113,7 +115,7 @@ def plan(
 
 
 def recorded(device: torch.device) -> torch.cuda.Event | None:
-    """Return what tells when all that was issued so far is done."""
+    """Return an event behind everything issued so far; None on a CPU."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()
@@ -122,7 +124,7 @@ def recorded(device: torch.device) -> torch.cuda.Event | None:
 
 
 class Lent(NamedTuple):
-    """A wrapper, the step's plan it was lent to, and the event behind what was copied for that."""
+    """A wrapper, the plan that uses it, and the event behind the plan's copy."""
 
     wrapper: Wrapper
     borrower: weakref.ref[Any]
@@ -130,13 +132,14 @@ class Lent(NamedTuple):
 
 
 class Wrappers:
-    """Those that there are. One is free again once its borrower is gone, all of whose layers are issued by then."""
+    """A pool of wrappers. A wrapper is free once its borrower is dropped: by then all its layers are issued."""
 
     def __init__(self, make: Callable[[], Wrapper]) -> None:
         self._make = make
         self._lent: list[Lent] = []
 
     def take(self) -> Wrapper:
+        """Return a free wrapper, or make one."""
         for i, (wrapper, borrower, copied) in enumerate(self._lent):
             if borrower() is None and (copied is None or copied.query()):
                 del self._lent[i]
@@ -144,5 +147,5 @@ class Wrappers:
         return self._make()
 
     def lend(self, wrapper: Wrapper, borrower: Any, device: torch.device) -> None:
-        """Remember who has a wrapper that has just been planned."""
+        """Record that `borrower` uses a wrapper that was just planned."""
         self._lent.append(Lent(wrapper, weakref.ref(borrower), recorded(device)))

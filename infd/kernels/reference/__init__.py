@@ -1,1 +1,1 @@
-"""Every kernel family in plain torch, on any device: what the families mean, and the oracle of all others."""
+"""Every kernel family in plain torch, on any device: the oracle that all other implementations are tested against."""

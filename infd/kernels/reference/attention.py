@@ -1,16 +1,15 @@
 """Paged attention in plain torch.
 
-Pages are copied into one run of keys per sequence, then torch's fused attention
-does the rest. Sequences that compute one token go together, in buckets of
-similar length; longer spans go one by one, in blocks of queries.
+Each sequence's pages are copied into contiguous keys and values, then torch's fused attention runs over them. Spans of
+one token are batched in buckets of similar length; longer spans run one by one, in blocks of queries.
 
-Memory that no query of a span may see can hold anything, NaN included, and zero
-times NaN is NaN: such rows are zeroed in the copy, keys and values both.
+Cache memory that no query of a span sees may hold anything, NaN included, and zero times NaN is NaN: such keys and
+values are zeroed in the copy.
 
-On a GPU, `prepare` waits for the device once per part, to learn which rows those are.
+On a GPU, `prepare` waits for the device once a bucket and once a longer span, to find that memory.
 
-Letters: T, H, K, D as in `ops.py`; G = H / K query heads share a key-value head;
-S spans of a bucket; Q queries of a span; N pages; L = N * page_tokens keys.
+Letters: T, H, K, D as in `families/`; G = H / K query heads share a key head; S spans of a bucket; Q queries of a span;
+N pages; L = N * page_tokens keys.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 
-SHORT = 256  # keys; padding up to here costs less than one bucket more
-BUCKET_CPU = 2048  # keys; copies of a few megabytes stay in the CPU's cache, and come from memory already mapped
+SHORT = 256  # keys; padding up to this length costs less than another bucket
+BUCKET_CPU = 2048  # keys; copies of a few megabytes stay in the CPU's cache, in memory that the allocator reuses
 BUCKET_GPU = 2**17
-QUERY_BLOCK = 256  # bounds the mask, and lets early queries of a long span skip the keys of later ones
+QUERY_BLOCK = 256  # bounds the mask's size, and lets early queries of a long span skip later keys
 
 
 class PagedAttention:
@@ -49,18 +48,18 @@ class PagedAttention:
         )
 
     def lasting(self, _: AttentionBatch) -> None:
-        """None: which keys are seen is looked up in `prepare`."""
+        """Return None: `prepare` finds the visible keys on the host."""
 
 
 class Float8PagedAttention(PagedAttention):
-    """The same over a cache of 8-bit floats, each head of a layer divided by a number of its own."""
+    """The attention family over an fp8 cache with one scale for each head."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return size, FLOAT8
 
 
 class Int8PagedAttention(PagedAttention):
-    """The same over a cache of int8: its rows become what they stand for as they are gathered."""
+    """The attention family over an int8 cache, dequantized as it is gathered."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return int8.row_bytes(size), torch.int8
@@ -96,12 +95,12 @@ class Plan:
 
 
 def _scales(pages: KeyValuePages) -> tuple[Tensor | None, Tensor | None]:
-    """Return what keys and values of each head are multiplied with, [K] each."""
+    """Return the scales of keys and of values, [K] each, or None."""
     return (None, None) if pages.scales is None else (pages.scales[0], pages.scales[1])
 
 
 def _narrow(x: Tensor, dtype: torch.dtype, scales: Tensor | None) -> Tensor:
-    """Return x [T, K, D] as a cache of `dtype` holds it."""
+    """Return x [T, K, D] in the cache's form of `dtype`."""
     if dtype is torch.int8:
         return int8.pack(x)
     if scales is None:
@@ -111,19 +110,19 @@ def _narrow(x: Tensor, dtype: torch.dtype, scales: Tensor | None) -> Tensor:
 
 
 def _widened(rows: Tensor, scales: Tensor | None, q: Tensor) -> Tensor:
-    """Return what rows [S, K, L, row] of a cache stand for, [S, K, L, D], in q's type."""
+    """Return cache rows [S, K, L, row] dequantized to q's dtype, [S, K, L, D]."""
     if rows.dtype is torch.int8:
         return int8.unpack(rows, q.shape[-1], q.dtype)
     return rows.to(q.dtype) if scales is None else (rows.to(q.dtype).float() * scales[:, None, None]).to(q.dtype)
 
 
 def _numbers(x: Tensor) -> Tensor:
-    """Return x as something that torch can index: 8-bit floats it cannot."""
+    """Return x as a dtype that torch can index; it cannot index 8-bit floats."""
     return x.view(torch.uint8) if x.itemsize == 1 else x
 
 
 class _Scores(NamedTuple):
-    """What becomes of q·k before softmax."""
+    """The transform of q·k before softmax."""
 
     scale: float
     softcap: float | None
@@ -132,12 +131,12 @@ class _Scores(NamedTuple):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend q [B, H, Q, D] to k and v, each [B, H or 1, L, D], where the mask `seen` [..., Q, L] is set.
 
-        sinks  [..., Q], where there are any
+        sinks  [..., Q], or None
         """
         if self.softcap is None and sinks is None:
-            every = (-1, q.shape[1], -1, -1)  # where one head of keys serves all, a stride of 0: no copy
+            every = (-1, q.shape[1], -1, -1)  # a single key head expands with stride 0, without a copy
             return F.scaled_dot_product_attention(q, k.expand(every), v.expand(every), attn_mask=seen, scale=self.scale)
-        # torch's fused attention has neither cap nor sinks. All queries of a head of keys stand as rows of one product.
+        # torch's fused attention has neither softcap nor sinks. The queries of a key head are rows of one product.
         rows = q.unflatten(1, (k.shape[1], -1)).flatten(2, 3).float()
         scores = (rows @ k.float().mT).view(*q.shape[:-1], -1)
         scores.mul_(self.scale)
@@ -151,11 +150,11 @@ class _Scores(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """Which keys the spans of one part read.
+    """The keys that the spans of one bucket read.
 
     pages      [S, N]
-    positions  [S, L] of each key in its sequence
-    unseen     (span, key) of what no query may see
+    positions  [S, L] in the sequence
+    unseen     (span, key) indices of keys that no query may see
     """
 
     pages: Tensor
@@ -163,10 +162,10 @@ class _Keys(NamedTuple):
     unseen: tuple[Tensor, Tensor]
 
     def gather(self, cache: Tensor, scales: Tensor | None, q: Tensor) -> Tensor:
-        """Copy [P + 1, K, page_tokens, row], contiguous, to [S, K, L, D], zeros where no query may look."""
+        """Copy a cache tensor [P + 1, K, page_tokens, row], contiguous, to [S, K, L, D], with zeros for unseen keys."""
         _, heads, size, width = cache.shape
         rows = self.pages[:, None] * heads + torch.arange(heads, device=cache.device)[:, None]  # [S, K, N]
-        # Whole rows by one index: several times faster than indexing by page and head.
+        # One index into whole rows is several times faster than indexing by page and head.
         held = _numbers(cache).view(-1, size * width).index_select(0, rows.flatten()).view(cache.dtype)
         keys = _widened(held.view(*rows.shape[:2], -1, width), scales, q)
         span, key = self.unseen
@@ -175,7 +174,7 @@ class _Keys(NamedTuple):
 
 
 class _Singles:
-    """Spans of one token each. The query heads of a group stand as rows, so a key is read once for all of them."""
+    """A bucket of spans of one token. The query heads of a group are rows, so each key is read once for all of them."""
 
     def __init__(self, tokens: Tensor, keys: _Keys, seen: Tensor) -> None:
         self._tokens = tokens  # [S]
@@ -190,7 +189,7 @@ class _Singles:
 
 
 class _Block(NamedTuple):
-    """Some queries of a long span, and the run of keys that they can see at most."""
+    """Some queries of a long span, and the range of keys that these queries can see."""
 
     queries: slice
     keys: slice
@@ -198,7 +197,7 @@ class _Block(NamedTuple):
 
 
 class _Long:
-    """One span of many tokens. Key-value heads stand as the batch and share their keys among the heads of a group."""
+    """One span of many tokens. Key heads form the batch dimension; the query heads of a group share their keys."""
 
     def __init__(self, tokens: slice, keys: _Keys, blocks: list[_Block]) -> None:
         self._tokens = tokens
@@ -220,7 +219,7 @@ class _Long:
 
 
 def _buckets(batch: AttentionBatch, spans: list[int]) -> list[list[int]]:
-    """Sort spans into buckets of bounded size, whose shortest needs more than half the pages of the longest."""
+    """Sort spans into buckets of bounded size, in which every span needs more than half the pages of the longest."""
     most = (BUCKET_CPU if batch.table.device.type == "cpu" else BUCKET_GPU) // batch.page_tokens
     buckets: list[list[int]] = []
     longest = fewest = 0
@@ -250,12 +249,12 @@ def _long(batch: AttentionBatch, span: int) -> _Long:
     pages, positions = _key_run(batch, rows, _page_bound(batch, span))
     length = positions.shape[1]
     queries = start + torch.arange(count, device=start.device)  # [Q]
-    ahead = length - count  # keys before the span's first query, at most
+    ahead = length - count  # upper bound of the keys before the span's first query
 
     blocks = []
     for first in range(0, count, QUERY_BLOCK):
         last = min(first + QUERY_BLOCK, count)
-        # Bounds by the host's lengths. The truth may start earlier, which the mask settles.
+        # The host's lengths are upper bounds; the mask applies the device's.
         keys = slice(0 if batch.window is None else max(0, first - batch.window + 1), min(length, ahead + last))
         seen = _visible(queries[first:last, None], positions[0, keys], batch.window)
         blocks.append(_Block(slice(first, last), keys, seen))
@@ -268,16 +267,16 @@ def _long(batch: AttentionBatch, span: int) -> _Long:
 
 
 def _page_bound(batch: AttentionBatch, span: int) -> int:
-    """Bound how many pages the span's queries see."""
+    """Return an upper bound of the number of pages that the span's queries see."""
     every = -(-(batch.starts[span] + batch.counts[span]) // batch.page_tokens)
     if batch.window is None:
         return every
-    # The keys seen need not begin with a page.
+    # The first visible key may be in the middle of a page.
     return min(every, -(-(batch.window + batch.counts[span] - 1) // batch.page_tokens) + 1)
 
 
 def _key_run(batch: AttentionBatch, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return `count` page ids from the first that the spans see, [S, N], and the positions of their keys, [S, L]."""
+    """Return `count` page ids from the spans' first visible page on, [S, N], and their keys' positions, [S, L]."""
     size, width = batch.page_tokens, batch.table.shape[1]
     first = torch.zeros_like(rows)
     if batch.window is not None:
@@ -289,7 +288,7 @@ def _key_run(batch: AttentionBatch, rows: Tensor, count: int) -> tuple[Tensor, T
 
 
 def _visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """Compare positions: a query sees itself and what is before it, as far as the window reaches."""
+    """Return whether a query at position `query` sees `key`: itself and earlier positions, within the window."""
     seen = key <= query
     if window is not None:
         seen &= key > query - window
@@ -297,6 +296,6 @@ def _visible(query: Tensor, key: Tensor, window: int | None) -> Tensor:
 
 
 def _where(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coordinates at which a mask [S, L] is set."""
+    """Return the indices at which a mask [S, L] is set."""
     span, key = mask.nonzero().unbind(1)
     return span, key

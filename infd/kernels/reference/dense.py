@@ -1,4 +1,4 @@
-"""The families that look at one token at a time. Each is as few torch calls as it can be."""
+"""The elementwise families, linear and stack, each with as few torch calls as possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Plain(Struct, frozen=True):
-    """A matrix that lies as checkpoints have it: row after row."""
+    """A matrix in the checkpoint's layout."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -41,15 +41,19 @@ class Plain(Struct, frozen=True):
 
 
 class Matrices:
+    """The linear and vocabulary families."""
+
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Plain:
         return Plain((outputs, inputs), dtype)
 
 
 class Norm:
+    """The norm family."""
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-        if offset:  # in float32 like the rest: near 1, bfloat16 would keep little of a small weight
+        if offset:  # in float32: weight + offset is near 1, where bfloat16 would lose most bits of a small weight
             return F.rms_norm(x.float(), weight.shape, weight.float() + offset, eps).to(x.dtype)
-        return F.rms_norm(x, weight.shape, weight, eps)  # computes in float32 whatever x is
+        return F.rms_norm(x, weight.shape, weight, eps)  # computes in float32 for any dtype of x
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
@@ -59,6 +63,8 @@ class Norm:
 
 
 class Rope(RopeFamily):
+    """The rope family."""
+
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
@@ -75,13 +81,15 @@ class Rope(RopeFamily):
 
 
 class Stack:
-    """Layer by layer: each by its own code."""
+    """The stack family: every layer runs its own code."""
 
     def build(self, layers: Sequence[LayerRecipe]) -> None:
         return None
 
 
 class Activation:
+    """The activation family."""
+
     def silu_mul(self, x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)

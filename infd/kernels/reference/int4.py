@@ -1,8 +1,8 @@
-"""Weights made int4 while they are loaded, in plain torch: what the word means.
+"""int4 weights in plain torch: the oracle of the int4 forms.
 
-Each 32 weights of a row are whole numbers from -8 to 7 times a scale, of bfloat16: that which makes the farthest from
-zero -8. Activations stay what they are but for rounding: each 32 of a row become int8 where they are multiplied, which
-costs them about as much as bfloat16 does.
+A group of 32 weights of a row is integers from -8 to 7 times a bfloat16 scale, chosen so that the weight of largest
+magnitude becomes -8. Activations are quantized to int8 in groups of 32 as they are multiplied, which loses about as
+much precision as bfloat16.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GROUP: Final = 32
-SCALE: Final = 2  # bytes before the numbers of a group
+SCALE: Final = 2  # bytes of a group's scale, before its numbers
 LEAST: Final = int8.LEAST
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [n, in] as whole numbers [n, groups, GROUP] in int8, and the scales [n, groups] in bfloat16.
+    """Return rows [n, in] as integers [n, groups, GROUP] int8, and scales [n, groups] bfloat16.
 
-    A group that is not finite has the scale NaN.
+    The scale of a group with non-finite weights is NaN.
     """
     groups = _grouped(rows.float())
     most, least = groups.amax(2).clamp(min=0), groups.amin(2).clamp(max=0)
@@ -40,7 +40,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Rows(Struct, frozen=True):
-    """A matrix row after row, group after group: the scale, then two numbers a byte, the earlier in the lower half."""
+    """A matrix by rows and groups: the scale, then two numbers a byte, the earlier in the lower half."""
 
     outputs: int
     inputs: int
@@ -53,7 +53,7 @@ class Rows(Struct, frozen=True):
         return (self.outputs, -(-self.inputs // GROUP), SCALE + GROUP // 2)
 
     def rows(self, kept: Tensor, first: int, count: int) -> None:
-        """Return None: checkpoints have other numbers."""
+        """Return None: quantized rows differ from the checkpoint's."""
 
     def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
         numbers, scales = quantize(rows)
@@ -73,17 +73,19 @@ class Rows(Struct, frozen=True):
         return self._weights(kept[tokens])[:, : self.inputs].to(self.activations)
 
     def _weights(self, rows: Tensor) -> Tensor:
-        """Return rows in float32, in whole groups."""
+        """Return dequantized rows in float32, padded to whole groups."""
         scales, packed = rows[..., :SCALE].contiguous().view(torch.bfloat16), rows[..., SCALE:]
-        halves = torch.stack((packed << 4, packed & 240), 3).view(torch.int8) >> 4  # the sign comes with the upper half
+        halves = torch.stack((packed << 4, packed & 240), 3).view(torch.int8) >> 4  # the shift extends the sign
         return (halves.flatten(2) * scales.float()).flatten(1)
 
 
 class Matrices:
+    """The linear and vocabulary families over int4 weights."""
+
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Rows:
         return Rows(outputs, inputs, dtype)
 
 
 def _grouped(rows: Tensor) -> Tensor:
-    """Return rows [n, in] as [n, groups, GROUP], with zeros behind their ends."""
+    """Return rows [n, in] as [n, groups, GROUP], padded with zeros."""
     return F.pad(rows, (0, -rows.shape[1] % GROUP)).unflatten(1, (-1, GROUP))

@@ -1,8 +1,8 @@
-"""What int8 means, in plain torch: of weights, while they are loaded, and of the cache.
+"""int8 weights and int8 caches in plain torch: the oracle of the int8 forms.
 
-A row of weights is whole numbers from -127 to 127 times a scale, a 127th of its largest number. So is a row of
-activations, each time it is multiplied. Products and sums of whole numbers are exact. In the cache each head of a token
-is such a row; it is multiplied as what it stands for.
+A row of weights is integers from -127 to 127 times a scale, the row's largest magnitude / 127. Activations are
+quantized by rows too, as they are multiplied; integer products and sums are exact. In a cache each head of each token
+is such a row, dequantized as it is read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from infd.kernels.families.matrices import LEAST_ROWS
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST: Final = 1e-30  # a row whose largest number is smaller counts as zeros: its scale would have no inverse
-SCALE: Final = 4  # bytes before the numbers of a row: the scale, a float32
+LEAST: Final = 1e-30  # rows of smaller magnitude become zeros, because their scale would have no finite inverse
+SCALE: Final = 4  # bytes of a row's float32 scale, before its numbers
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [n, in] as int8, and their scales [n, 1] in float32: NaN for a row that is not finite."""
+    """Return rows [n, in] as int8, and scales [n, 1] float32; the scale of a non-finite row is NaN."""
     rows = rows.float()
     largest = rows.abs().amax(1, keepdim=True)
     scales = torch.where(largest < LEAST, 0, largest / 127)
@@ -33,25 +33,25 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def row_bytes(size: int) -> int:
-    """Return how long a row of `size` numbers is in the cache: its scale, then its numbers, in whole words."""
+    """Return the bytes of a cached row of `size` numbers: the scale, then the numbers, padded to 4 bytes."""
     return SCALE + -(-size // 4) * 4
 
 
 def pack(rows: Tensor) -> Tensor:
-    """Return rows [..., size] as the cache holds them."""
+    """Return rows [..., size] in the cache's form, [..., row_bytes(size)] int8."""
     numbers, scales = quantize(rows.flatten(0, -2))
     packed = torch.cat((scales.view(torch.int8), numbers), 1)
     return F.pad(packed, (0, row_bytes(rows.shape[-1]) - packed.shape[1])).unflatten(0, rows.shape[:-1])
 
 
 def unpack(rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """Return what rows of the cache stand for, [..., size]."""
+    """Return cached rows [..., row_bytes(size)] dequantized to [..., size]."""
     scales = rows[..., :SCALE].contiguous().view(torch.float32)
     return (rows[..., SCALE : SCALE + size] * scales).to(dtype)
 
 
 class Rows(Struct, frozen=True):
-    """A matrix row after row, each its scale and then its numbers."""
+    """A matrix by rows: the scale, then the numbers."""
 
     outputs: int
     inputs: int
@@ -64,7 +64,7 @@ class Rows(Struct, frozen=True):
         return (self.outputs, SCALE + self.inputs)
 
     def rows(self, kept: Tensor, first: int, count: int) -> None:
-        """Return None: checkpoints have other numbers."""
+        """Return None: quantized rows differ from the checkpoint's."""
 
     def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
         numbers, scales = quantize(rows)
@@ -87,5 +87,7 @@ class Rows(Struct, frozen=True):
 
 
 class Matrices:
+    """The linear and vocabulary families over int8 weights."""
+
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Rows:
         return Rows(outputs, inputs, dtype)

@@ -1,4 +1,4 @@
-"""Adapters by row: one product with A and one with B for each adapter in the step."""
+"""LoRA in plain torch: one product with A and one with each B, for each adapter in the step."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class Lora:
+    """The adapters family."""
+
     def add(self, y: Tensor, x: Tensor, groups: Sequence[tuple[Tensor, LowRank]], upload: Upload | None = None) -> None:
         for rows, low in groups:
             _spread(y, rows, F.linear(x.index_select(0, rows), low.a), low)
@@ -28,11 +30,11 @@ class Lora:
             _spread(y, rows, F.embedding(tokens.index_select(0, rows), low.a), low)
 
     def lasting(self, size: int, device: torch.device) -> None:
-        """None: which rows there are is looked up on the host."""
+        """Return None: the host groups the rows of each step."""
 
 
 def _spread(y: Tensor, rows: Tensor, shrunk: Tensor, low: LowRank) -> None:
-    """Add each part of `shrunk` [n, R], multiplied by its B, to its outputs of y's rows."""
+    """Add each part's ranks of `shrunk` [n, R], times the part's B, to the part's outputs of y[rows]."""
     for b, rank, output in low.parts:
         added = F.linear(shrunk[:, rank : rank + b.shape[1]], b)
         y[:, output : output + b.shape[0]].index_add_(0, rows, added.to(y.dtype))

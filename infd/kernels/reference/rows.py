@@ -1,4 +1,4 @@
-"""Read and write what is kept of sequences on the device."""
+"""The persistent batch in plain torch."""
 
 from __future__ import annotations
 

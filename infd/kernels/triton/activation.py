@@ -1,4 +1,4 @@
-"""The gate of a feed-forward layer on a GPU: both activations are the gate times a sigmoid."""
+"""Gated activations on a GPU: both are the gate times a sigmoid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = 1024
 
 @triton.jit
 def gate(x, out, x_row, SIZE: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.constexpr):
-    """Put activation(x[:, :SIZE]) * x[:, SIZE:] into out [T, SIZE]."""
+    """Write activation(x[:, :SIZE]) * x[:, SIZE:] to out [T, SIZE]."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < SIZE
@@ -24,7 +24,7 @@ def gate(x, out, x_row, SIZE: tl.constexpr, TANH: tl.constexpr, BLOCK: tl.conste
     value = tl.load(x, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + SIZE, mask=inside, other=0.0).to(tl.float32)
     steep = value
-    if TANH:  # gelu's (1 + tanh(y)) / 2 is the sigmoid of 2 y, with y = sqrt(2 / pi) (x + 0.044715 x^3)
+    if TANH:  # (1 + tanh(y)) / 2 is sigmoid(2 y); gelu has y = sqrt(2 / pi) (x + 0.044715 x^3)
         steep = 1.5957691216057308 * (value + 0.044715 * value * value * value)
     result = value / (1.0 + tl.exp(-steep)) * up
     tl.store(out + row * SIZE + column, result.to(out.dtype.element_ty), mask=inside)

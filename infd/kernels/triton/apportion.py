@@ -1,8 +1,8 @@
-"""Cut captured steps of attention into tiles on the device, where their true lengths are.
+"""Split the keys of captured attention steps on the device, where the true lengths are.
 
-A captured step is the same launches whatever its sequences have become, so there are as many parts as could be needed:
-one a span, and as many again as the device has room for. Once a step they are handed out, in proportion to keys, as the
-host does for steps that it sees (`tiles.py`); those that are left over have no queries.
+A captured step has a fixed grid, so it launches the largest possible number of parts: one a span, plus as many as the
+device computes side by side. Once a step the parts are distributed in proportion to keys, as `tiles.py` does on the
+host for uncaptured steps; unused parts have no queries.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from infd.kernels.triton.blocks import Tiling
     from infd.kernels.triton.tiles import Shape
 
-SPANS, PARTS = 128, 64  # looked at at once
+SPANS, PARTS = 128, 64  # spans and parts in one block
 
 
 @triton.jit
 def _keys(starts, span, size, QUERIES: tl.constexpr, WINDOW: tl.constexpr):
-    """Return how many keys the queries of spans see, 0 behind the last span."""
+    """Return the number of keys that the queries of `span` see; 0 behind the last span."""
     inside = span < size
     keys = tl.load(starts + span, mask=inside, other=0) + QUERIES
     if WINDOW > 0:
@@ -48,17 +48,17 @@ def apportion(
     BLOCK_SPANS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
 ):
-    """Write some rows of `tiles` [most, 6] int32, a `Part` each, and `firsts` [size] int32.
+    """Write a block of rows of `tiles` [most, 6] int32, one `Part` each, and `firsts` [size] int32.
 
-    starts  [size] int32: the position of each span's first query
-    LEAST   keys of a part, at least
+    starts  [size] int32: position of each span's first query
+    LEAST   fewest keys in a part
     """
     total = tl.zeros([BLOCK_SPANS], tl.int64)
     for first in range(0, size, BLOCK_SPANS):
         total += _keys(starts, first + tl.arange(0, BLOCK_SPANS), size, QUERIES, WINDOW).to(tl.int64)
     share = tl.maximum(tl.cdiv(tl.sum(total, 0) * KV_HEADS, room), LEAST).to(tl.int32)
 
-    # A part is of the span behind all those that end before it, and its tile begins where the last of these ends.
+    # Row r belongs to the span after all spans whose parts end at or before r; its tile begins where these parts end.
     row = tl.program_id(0) * BLOCK_PARTS + tl.arange(0, BLOCK_PARTS)
     span = tl.zeros([BLOCK_PARTS], tl.int32)
     begin = tl.zeros([BLOCK_PARTS], tl.int32)
@@ -89,9 +89,9 @@ def apportion(
 
 
 class Apportioned:
-    """The tiles of steps whose spans all have as many queries, few enough for one tile each.
+    """The tiles of steps whose spans have equally many queries, few enough for one tile each.
 
-    cut  what `attend` and `merge` read; its tensors stay where they are
+    cut  what `attend` and `merge` read, at fixed addresses
     """
 
     def __init__(self, batch: AttentionBatch, shape: Shape, tiling: Tiling, room: int) -> None:
@@ -100,7 +100,7 @@ class Apportioned:
         assert len(batch.slots) == size * queries
         blocks = tiling.few if queries * shape.shared <= tiling.few.rows else tiling.many
         assert queries * shape.shared <= blocks.rows
-        # Parts are those that are full, of which there is room for so many, and at most one more a span.
+        # Full parts, of which the device computes room / kv_heads at a time, plus at most one partial part a span.
         most = size + room // shape.kv_heads
         tiles = torch.empty((most, 6), dtype=torch.int32, device=batch.start.device)
         firsts = torch.empty(size, dtype=torch.int32, device=batch.start.device)
@@ -109,7 +109,7 @@ class Apportioned:
         self._least_keys = tiling.least_keys
 
     def renew(self) -> None:
-        """Issue the cut of the step whose positions the batch has now."""
+        """Launch the computation of `cut` for the batch's current positions."""
         batch, (_, tiles, firsts, queries) = self._batch, self.cut
         assert firsts is not None
         apportion[(triton.cdiv(len(tiles), PARTS),)](

@@ -1,11 +1,11 @@
 """Paged attention on a GPU: one kernel for any mix of query lengths.
 
-A program takes one part of the keys of a tile (`tiles.py`) for all heads that share a head of keys. Queries and heads
-together are the rows of one matrix product; parts are merged behind it. Where a part begins and ends is worked out on
-the device, from the true lengths. What changes from step to step is kept out of the types that Triton compiles for.
+A program computes one part of a tile's keys (`tiles.py`), for all query heads of one key head: queries times heads are
+the rows of one matrix product. A second kernel merges parts. Each part's key range is computed on the device, from the
+true lengths. Arguments that change from step to step are excluded from Triton's specialization, which would recompile.
 
-A cache of 8-bit floats is multiplied in the queries' type. Its scales are one number a head: that of keys goes into the
-scores' own, that of values into the result.
+An fp8 cache is converted to the queries' dtype. It has one scale for each head: the keys' scale multiplies the scores,
+the values' scale the result.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import AttentionBatch, KeyValuePages
     from infd.kernels.triton.blocks import Tiling
 
-AT_ONCE = 16  # parts that are merged in one go
+AT_ONCE = 16  # parts that `merge` loads at a time
 LOG2_E = 1.4426950408889634
 
 
 @triton.jit
 def _keys_of_tile(first, queries, parts, start, WINDOW: tl.constexpr):
-    """Return the run of keys that any query of a tile sees; empty where it has no parts."""
+    """Return the range of keys that the tile's queries see; empty for a tile without parts."""
     position = start + first
     begin = 0
     if WINDOW > 0:
@@ -67,7 +67,7 @@ def _attend_block(
     BLOCK_HEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Take in the keys from `key` on, none of `end` or after. Scores are in units of log 2."""
+    """Accumulate the keys from `key` on, below `end`. Scores are in units of log 2."""
     keys = key + tl.arange(0, BLOCK_KEYS)
     here = keys < end
     width = tl.arange(0, BLOCK_HEAD)
@@ -76,7 +76,7 @@ def _attend_block(
     within = here[:, None] & (width < HEAD)[None, :]
     k = tl.load(k_pages + place[:, None] + width[None, :], mask=within, other=0.0).to(q.dtype)
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    # With a cap, softcap * tanh(score / softcap), by way of exp2.
+    # softcap * tanh(score / softcap), by exp2.
     score = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(score * scale))) if CAPPED else score * scale
     if MASKED:
         seen = here[None, :] & (keys[None, :] <= position[:, None])
@@ -84,7 +84,7 @@ def _attend_block(
             seen = seen & (keys[None, :] > position[:, None] - WINDOW)
         score = tl.where(seen, score, float("-inf"))
     higher = tl.maximum(peak, tl.max(score, 1))
-    base = tl.where(higher == float("-inf"), 0.0, higher)  # rows that have seen nothing yet
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # rows without a visible key so far
     weight = tl.exp2(score - base[:, None])
     shrink = tl.exp2(peak - base)
     v = tl.load(v_pages + place[:, None] + width[None, :], mask=within, other=0.0).to(q.dtype)
@@ -94,7 +94,7 @@ def _attend_block(
 
 @triton.jit
 def _sink(sinks, head, peak, total, out):
-    """Take in a key that has a score and no value. Scores are in units of log 2."""
+    """Accumulate a key with a score and no value. Scores are in units of log 2."""
     score = tl.load(sinks + head) * 1.4426950408889634
     higher = tl.maximum(peak, score)
     shrink = tl.exp2(peak - higher)
@@ -134,12 +134,14 @@ def attend(
 ):
     """Attend one tile's queries to one part of their keys.
 
-    q, out          [T, H, D]; tokens of q stand q_token apart
-    scales          [2, K], where SCALED; sinks [H], where SINKS and not SPLIT
-    partial, mass   [parts, K, BLOCK_ROWS, D] and [parts, K, BLOCK_ROWS] float32, where SPLIT: what each part gives by
-                    itself, and the logarithm of its softmax's denominator
-    tiles           [parts, 6] int32: a `Part` each
-    scale           of scores; with a cap, 2 * scale / softcap. Both, and softcap, in units of log 2
+    q, out          [T, H, D]; q_token is the stride between tokens of q
+    scales          [2, K], read if SCALED
+    sinks           [H], read if SINKS and not SPLIT
+    partial, mass   [parts, K, BLOCK_ROWS, D] and [parts, K, BLOCK_ROWS] float32, written if SPLIT: each part's result,
+                    and the logarithm of its softmax denominator
+    tiles           [parts, 6] int32: one `Part` each
+    scale           multiplies scores; with a softcap it is 2 * scale / softcap
+    scale, softcap  in units of log 2
     """
     part_index = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -170,7 +172,7 @@ def attend(
         share = tl.cdiv(tl.cdiv(end - begin, tl.maximum(parts, 1)), BLOCK_KEYS) * BLOCK_KEYS
         begin += part * share
         end = tl.minimum(end, begin + share)
-    clear = begin  # where a mask is needed from: up to here every query sees every key
+    clear = begin  # keys before `clear` are visible to every query: no mask needed
     if WINDOW == 0:
         clear += tl.maximum(tl.minimum(end, start + first + 1) - begin, 0) // BLOCK_KEYS * BLOCK_KEYS
 
@@ -220,7 +222,7 @@ def merge(
     BLOCK_PARTS: tl.constexpr,
     BLOCK_HEAD: tl.constexpr,
 ):
-    """Put together one row of one tile. firsts [tiles] int32: where in `tiles` the first part of each stands."""
+    """Merge the parts of one row of one tile. firsts [tiles] int32: the index in `tiles` of each tile's first part."""
     head = tl.program_id(1)
     query = tl.program_id(2)
     first = tl.load(firsts + tl.program_id(0))
@@ -262,16 +264,16 @@ class PagedAttention:
     """The attention family."""
 
     def __init__(self, room: int | None = None, tilings: Tilings | None = None) -> None:
-        """Cut for the device of the first step, as was measured there, unless told how.
+        """Set up; by default with the tilings measured on the first step's device.
 
-        room  how many parts the device computes side by side
+        room  number of programs that the device runs side by side; None: from the tiling
         """
         self._room = room
         self._tilings = tilings
 
     @property
     def shapes(self) -> list[Shape]:
-        """Return the shapes of heads that steps have asked for."""
+        """Return the head shapes of all steps so far."""
         return [] if self._tilings is None else self._tilings.asked
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
@@ -290,14 +292,14 @@ class PagedAttention:
 
 
 class Float8PagedAttention(PagedAttention):
-    """The same over a cache of 8-bit floats."""
+    """The attention family over an fp8 cache."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return size, FLOAT8
 
 
 class Plan:
-    """One step of one page group. Tiles are cut at the first layer, which knows the heads, and kept for the others."""
+    """One step of one page group. The first layer cuts tiles, when the head shape is known; later layers reuse them."""
 
     def __init__(self, batch: AttentionBatch, tilings: Tilings, room: int | None) -> None:
         self._batch = batch
@@ -352,7 +354,7 @@ class Plan:
         sinks: Tensor | None,
     ) -> None:
         blocks, parts, split = cut.blocks, len(cut.tiles), cut.firsts is not None
-        partial = mass = out  # without parts, not looked at
+        partial = mass = out  # not read without parts
         if split:
             partial = out.new_empty((parts, shape.kv_heads, blocks.rows, shape.head), dtype=torch.float32)
             mass = out.new_empty((parts, shape.kv_heads, blocks.rows), dtype=torch.float32)
@@ -410,14 +412,14 @@ class Plan:
 
 
 class LastingPlan(Plan):
-    """Captured steps of one size and page group. Their keys are shared out on the device, once a step."""
+    """Captured steps of one batch size and page group. The device distributes their keys once a step."""
 
     def __init__(self, batch: AttentionBatch, tilings: Tilings, room: int | None) -> None:
         super().__init__(batch, tilings, room)
         self._apportioned: list[Apportioned] = []
 
     def refill(self, starts: list[int]) -> None:
-        """Do nothing: the device knows."""
+        """Do nothing: the device reads the positions itself."""
 
     def begin(self) -> None:
         for each in self._apportioned:

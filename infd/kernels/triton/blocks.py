@@ -1,6 +1,6 @@
-"""How much of attention a program has in hand at once, and whether that fits into a GPU. This does not import triton.
+"""Block sizes of attention, and whether they fit a GPU's shared memory. This does not import triton.
 
-What fits is estimated from above: `tests/kernels/triton/test_compiling.py` compares it with what compilers ask for.
+The memory needed is an upper estimate; `tests/kernels/triton/test_compiling.py` compares it with the compilers'.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KIB: Final = 1024
-LEAST: Final = 16  # of rows and keys: matrix products want as many
-SHARED: Final[Mapping[str, int]] = MappingProxyType(  # bytes of shared memory that a program may have, by GPU
+LEAST: Final = 16  # fewest rows and keys of a matrix product
+SHARED: Final[Mapping[str, int]] = MappingProxyType(  # bytes of shared memory available to one program, by GPU
     {
         **{f"sm_{arch}": 163 * KIB for arch in (80, 87)},
         **{f"sm_{arch}": 99 * KIB for arch in (86, 89, 120, 121)},
@@ -28,12 +28,12 @@ SHARED_BY_AMD: Final = 64 * KIB
 
 
 class Gpu(NamedTuple):
-    """What tiles are cut for.
+    """The properties of a GPU that tiles are cut for.
 
-    name             as its driver calls it; empty where it is not here
-    multiprocessors  how many
-    shared           bytes of shared memory that a program may have
-    amd              whether it is one of AMD's, which keep queries in registers
+    name             the driver's; empty for a GPU that is not installed
+    multiprocessors  number of them
+    shared           bytes of shared memory available to one program
+    amd              an AMD GPU, which holds queries in registers
     """
 
     name: str = ""
@@ -43,7 +43,7 @@ class Gpu(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """How much of a tile is in hand at once."""
+    """The block sizes of one kind of tile."""
 
     rows: int
     keys: int
@@ -54,9 +54,9 @@ class Blocks(NamedTuple):
 class Tiling(Struct, frozen=True):
     """How attention over heads of one shape is cut.
 
-    few, many   blocks of tiles for few queries, and for many
-    programs    to each multiprocessor, at which the device counts as full
-    least_keys  of a part: a shorter one is not worth its share of the merge
+    few, many   blocks of tiles with few queries, and with many
+    programs    programs a multiprocessor at which the device counts as full
+    least_keys  fewest keys in a part; merging smaller parts costs more than it saves
     """
 
     few: Blocks
@@ -66,7 +66,7 @@ class Tiling(Struct, frozen=True):
 
 
 def gpu(device: torch.device) -> Gpu:
-    """Return what is known of a device; where it is none of a GPU that is here, a large one."""
+    """Return a device's properties; for any other than an installed GPU, those of a large GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return Gpu()
     told = torch.cuda.get_device_properties(device)
@@ -77,23 +77,23 @@ def gpu(device: torch.device) -> Gpu:
 
 
 def absent(name: str) -> Gpu:
-    """Return what is known of a GPU that is not here, by what its compiler calls it."""
+    """Return the properties of a GPU that need not be installed, by its compiler's name for it."""
     if amd := name.startswith("gfx"):
         return Gpu(shared=SHARED.get(name, SHARED_BY_AMD), amd=amd)
     return Gpu(shared=SHARED.get(name, Gpu().shared))
 
 
 def needed(blocks: Blocks, block_head: int, itemsize: int, gpu: Gpu) -> int:
-    """Return how many bytes of shared memory a program takes at most, with queries of `itemsize` bytes."""
+    """Return an upper bound of the bytes of shared memory of a program, with queries of `itemsize` bytes."""
     queries = 0 if gpu.amd else blocks.rows * block_head * itemsize
     weights = blocks.rows * blocks.keys * itemsize
-    # Products of 64 rows or more read keys and values from there while the next ones arrive.
+    # From 64 rows on, products read keys and values from shared memory while the next ones are copied there.
     copies = 2 if blocks.rows >= 64 and not gpu.amd and gpu.shared >= SHARED["sm_90"] else 1
     return queries + weights + 2 * copies * blocks.keys * block_head * itemsize + KIB
 
 
 def fitting(blocks: Blocks, least_rows: int, block_head: int, itemsize: int, gpu: Gpu) -> Blocks | None:
-    """Return these blocks, or the largest of the smaller ones that fit: fewer keys, then fewer rows. None: none do."""
+    """Return `blocks`, reduced until they fit: first fewer keys, then fewer rows. None: the smallest do not fit."""
     while needed(blocks, block_head, itemsize, gpu) > gpu.shared:
         if blocks.keys > LEAST:
             blocks = blocks._replace(keys=blocks.keys // 2)
@@ -105,7 +105,7 @@ def fitting(blocks: Blocks, least_rows: int, block_head: int, itemsize: int, gpu
 
 
 def too_large(head: int, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why heads of this size cannot be computed, or None."""
+    """Return the reason why heads of this size cannot be computed, or None."""
     block_head = max(LEAST, 1 << (head - 1).bit_length())
     known = gpu(device)
     least = Blocks(LEAST, LEAST, 4, 1)

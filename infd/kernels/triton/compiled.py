@@ -1,8 +1,8 @@
-"""Where compiled kernels are kept, and how they are compiled for a GPU that need not be here.
+"""The directory of compiled kernels, and compiling for a GPU that need not be installed.
 
-Triton keys an entry by the source of a kernel and of all that it calls, by the types and constants it is compiled for,
-by the GPU, and by the versions of itself and of the assembler; it is written beside its place and renamed into it. So a
-directory may be shared by several processes, and what no longer fits is never found.
+Triton's cache key covers the sources of a kernel and its callees, the types and constants, the GPU, and the versions of
+Triton and the assembler; entries are written to a temporary file and renamed. So several processes may share a
+directory, and outdated entries are never used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AMD = re.compile(r"gfx\d+[a-z]?")
 
 
 class Entry(Struct, frozen=True):
-    """One kernel that was asked for. seconds: what it took; `found` says that it was compiled already."""
+    """One kernel requested. seconds: time taken; found: it was compiled already."""
 
     kernel: str
     found: bool
@@ -36,10 +36,10 @@ class Entry(Struct, frozen=True):
 
 
 class Ledger:
-    """What was asked of the compiler since the directory was chosen."""
+    """The kernels requested since the directory was set."""
 
     def __init__(self, notify: Callable[[Entry], object]) -> None:
-        """notify: called with every entry. A cold start is minutes of nothing but compiling."""
+        """notify: called with every entry, because a cold start compiles for minutes."""
         self.entries: list[Entry] = []
         self._notify = notify
 
@@ -60,9 +60,9 @@ class Ledger:
 
 
 def keep(directory: Path | None, notify: Callable[[Entry], object]) -> Ledger:
-    """Look for compiled kernels in `directory` from now on, and put them there; None: where Triton does by itself.
+    """Keep compiled kernels in `directory` from now on; None: Triton's default.
 
-    Raises OSError where nothing can be written there.
+    Raises OSError if the directory cannot be created.
     """
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def keep(directory: Path | None, notify: Callable[[Entry], object]) -> Ledger:
 
 
 def target(name: str) -> GPUTarget:
-    """Return what compilers call the GPU `name`, such as sm_90a or gfx942. Raises UsageError."""
+    """Return the compilation target for a GPU by its compiler's name, such as sm_90a or gfx942. Raises UsageError."""
     if nvidia := _NVIDIA.fullmatch(name):
         return GPUTarget("cuda", int(nvidia[1]), 32)
     if _AMD.fullmatch(name):
@@ -82,26 +82,26 @@ def target(name: str) -> GPUTarget:
 
 
 def here() -> GPUTarget:
-    """Return the GPU of this machine."""
+    """Return the target for this machine's GPU."""
     return triton.runtime.driver.active.get_current_target()
 
 
 def name(gpu: GPUTarget) -> str:
-    """Return what its compiler calls a GPU."""
+    """Return the compiler's name for a GPU."""
     return f"sm_{gpu.arch}" if gpu.backend == "cuda" else str(gpu.arch)
 
 
 def aimed_at() -> tuple[str, torch.device | None] | None:
-    """Return the name of the GPU that is compiled for, in `compiling`, and where it is here; None elsewhere."""
+    """Within `compiling`, return the target's name, and its device if it is installed; elsewhere None."""
     active = triton.runtime.driver._active
     return (name(active.get_current_target()), active.device) if isinstance(active, _Absent) else None
 
 
 @contextmanager
 def compiling(gpu: GPUTarget, device: torch.device | None = None) -> Iterator[None]:
-    """Compile whatever is launched in here, for `gpu`, and launch nothing. Tensors need no memory behind them.
+    """Within the block, launches compile kernels for `gpu` and run nothing; tensors need no storage.
 
-    device  where that GPU is here
+    device  that GPU, if it is installed
     """
     run, drivers = triton.JITFunction.run, triton.runtime.driver
 
@@ -119,7 +119,7 @@ def compiling(gpu: GPUTarget, device: torch.device | None = None) -> Iterator[No
 
 
 class _Absent:
-    """Stands for the driver of a GPU. Itself the device, so that no kernel takes what it keeps of a real one's."""
+    """Replaces the GPU driver. It is its own device object, so that no kernel cached for a real device is reused."""
 
     def __init__(self, gpu: GPUTarget, device: torch.device | None) -> None:
         self._gpu = gpu

@@ -1,18 +1,15 @@
-"""Choosing tokens at random on a GPU: one program a row, nothing sorted, nothing that the host must wait for.
+"""Token sampling on a GPU: one program a row, without sorting and without waiting for the device.
 
-What top-k and top-p keep is everything down to some logit. That logit is found
-by halving: a float's bits, read as an integer, stand in the float's own order.
-A look at the tokens says how many, or how much of the mass, a guess would keep;
-as soon as a single token lies between what is too little and what is enough, the
-limit is known exactly. Tokens that are equally likely stay or go together.
+Top-k and top-p keep every token down to a smallest logit, found by bisection over the float's bits: as integers these
+are ordered like the floats. Each guess is evaluated by counting the tokens it keeps, or their probability mass; once a
+single token is between a guess that keeps too little and one that keeps enough, the limit is exact. Equally likely
+tokens are kept or dropped together.
 
-One pass over the row finds the likeliest tokens of each of its lanes, and from
-where on some are missing: of a usual vocabulary some two thousand are all there.
-Most limits lie among these, and are found without another pass. For those that do
-not, each guess takes one.
+One pass over the row finds the four likeliest tokens of each lane, and the likeliest token missing from them; of a
+usual vocabulary some two thousand tokens are complete. Most limits are among these and need no further pass over the
+row; otherwise each guess takes one pass.
 
-Distances are those of a row's logits from its largest, divided by the
-temperature: 0 for the likeliest token, and more for others.
+The distance of a token is (largest logit - its logit) / temperature: 0 for the likeliest token.
 """
 
 from __future__ import annotations
@@ -36,14 +33,14 @@ INFINITY = tl.constexpr(0x7F800000)  # the bits of the largest distance
 
 @triton.jit
 def _distance(logits, token, inside, largest, temperature):
-    """Return how far tokens are from the likeliest; farther than any where outside the row."""
+    """Return the tokens' distances; infinity outside the row."""
     logit = tl.load(logits + token, mask=inside, other=float("-inf"))
     return tl.div_rn(largest - logit, temperature)
 
 
 @triton.jit
 def _kept(logits, size, largest, temperature, limit, BLOCK: tl.constexpr):
-    """Return how many tokens stand within the limit, and their mass."""
+    """Return the number of tokens within the limit, and their mass."""
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.float32)
     for first in range(0, size, BLOCK):
@@ -57,7 +54,7 @@ def _kept(logits, size, largest, temperature, limit, BLOCK: tl.constexpr):
 
 @triton.jit
 def _limit(logits, size, largest, temperature, farthest, enough_count, enough_mass, BLOCK: tl.constexpr):
-    """Return the least limit, at most `farthest`, that keeps so many tokens and so much mass."""
+    """Return the smallest limit, at most `farthest`, that keeps `enough_count` tokens and `enough_mass`."""
     little = -1  # keeps nothing
     enough = farthest
     little_count = 0
@@ -76,13 +73,13 @@ def _limit(logits, size, largest, temperature, farthest, enough_count, enough_ma
 
 @triton.jit
 def _keep_less(least, distance):
-    """Return the lesser of two, and the other one."""
+    """Return the smaller distance, and the larger one."""
     return tl.minimum(least, distance), tl.maximum(least, distance)
 
 
 @triton.jit
 def _closest(logits, size, largest, temperature, limit, BLOCK: tl.constexpr):
-    """Return the four least distances of each lane, the least that is not among them, and the mass within the limit."""
+    """Return each lane's four smallest distances, the smallest one missing from them, and the mass within the limit."""
     a = tl.full([BLOCK], float("inf"), tl.float32)
     b = a
     c = a
@@ -104,14 +101,14 @@ def _closest(logits, size, largest, temperature, limit, BLOCK: tl.constexpr):
 
 @triton.jit
 def _held(distance, limit):
-    """Return which of some distances are within the limit, and their mass."""
+    """Return which distances are within the limit, and their masses."""
     within = distance.to(tl.int32, bitcast=True) <= limit
     return within.to(tl.int32), tl.where(within, tl.exp(-distance), 0.0)
 
 
 @triton.jit
 def _held_of(a, b, c, d, limit):
-    """Return how many of the distances at hand are within the limit, and their mass."""
+    """Return the number of the four lanes' distances within the limit, and their mass."""
     count, mass = _held(a, limit)
     more, heavier = _held(b, limit)
     count += more
@@ -125,7 +122,7 @@ def _held_of(a, b, c, d, limit):
 
 @triton.jit
 def _limit_of(a, b, c, d, farthest, enough_count, enough_mass):
-    """Return the same as `_limit` from the distances at hand, which are all that are within `farthest`."""
+    """As `_limit`, from the lanes' distances, which include every token within `farthest`."""
     little = -1
     enough = farthest
     little_count = 0
@@ -144,9 +141,9 @@ def _limit_of(a, b, c, d, farthest, enough_count, enough_mass):
 
 @triton.jit
 def reach(logits, size, largest, temperature, nearest, top_k, top_p, BLOCK: tl.constexpr):
-    """Return the farthest distance, as bits, that the limits leave: `nearest` is that of min-p."""
+    """Return the largest distance, as bits, allowed by all limits; `nearest` is min-p's."""
     a, b, c, d, missing, mass = _closest(logits, size, largest, temperature, nearest, BLOCK)
-    known = missing - 1  # all that are within this are at hand
+    known = missing - 1  # the lanes include every token within this distance
     count_known, mass_known = _held_of(a, b, c, d, known)
     limit = nearest
     if top_k > 0:
@@ -168,7 +165,7 @@ def reach(logits, size, largest, temperature, nearest, top_k, top_p, BLOCK: tl.c
 
 @triton.jit
 def _mix(x):
-    """Scramble unsigned 32-bit integers, one to one."""
+    """Scramble unsigned 32-bit integers bijectively."""
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
@@ -178,7 +175,7 @@ def _mix(x):
 
 @triton.jit
 def hashed(token, low, high):
-    """Return the 31 random bits of tokens in a row with these keys. The reference is `reference/drawing/noise.py`."""
+    """Return 31 random bits for tokens, given the row's keys. Reference: `reference/drawing/noise.py`."""
     x = _mix(token.to(tl.uint32) * 0x9E3779B9 + 1)
     x = (x ^ low) * 0x7FEB352D
     x = (x ^ (x >> 15)) + high
@@ -188,25 +185,25 @@ def hashed(token, low, high):
 
 @triton.jit
 def gumbel(bits):
-    """Return standard Gumbel noise: -log(-log(1 - u)) for the uniform number that the bits stand for."""
+    """Return standard Gumbel noise -log(-log(1 - u)), for the uniform number u with these bits."""
     u = (
         bits.to(tl.int32).to(tl.float32) * (4.656612873077393e-10 * (1 - 5.960464477539063e-08))
         + 2.3283064365386963e-10
     )
-    # Near 0 a difference from 1 keeps few digits of u, and these decide which unlikely token wins.
+    # Near 0, 1 - u loses the digits of u that decide which unlikely token is sampled.
     small = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * 0.25)))
     return -tl.log(tl.where(u < 0.0078125, small, -tl.log(1.0 - u)))
 
 
 @triton.jit
 def keys_of(low, high, position):
-    """Return a row's two keys, from the halves of its seed and a position, all unsigned."""
+    """Return a row's two keys, given its seed's halves and a position, all unsigned."""
     first = _mix(_mix(low ^ 0x9E3779B9) + high)
     first = _mix(first + position * 0x9E3779B9)
     return first, _mix(first ^ (high * 0x7FEB352D) ^ position)
 
 
-# One number of each is read, so nothing is gained by knowing how they lie; and a column of one row lies as it likes.
+# Each pointer is read once a program, so specializing on its alignment gains nothing, and would recompile.
 @triton.jit(do_not_specialize=["seeds", "positions", "limits"])
 def draw(
     logits,
@@ -221,13 +218,13 @@ def draw(
     TRUNCATED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Choose a token for one row.
+    """Sample a token for one row.
 
-    rows       [n] int64: which rows of logits
+    rows       [n] int64: index into logits
     seeds      [n, 2] int32
     positions  [n] int32
-    floats     [n, 4] float32: the largest logit, temperature, top-p, and the distance that min-p allows
-    limits     [n] int32: top-k, 0 where there is none
+    floats     [n, 4] float32: largest logit, temperature, top-p, largest distance allowed by min-p
+    limits     [n] int32: top-k; 0: no limit
     tokens     [n] int64
     """
     program = tl.program_id(0)

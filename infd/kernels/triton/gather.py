@@ -1,4 +1,4 @@
-"""Put the ids of the pages that queries see side by side, in one launch: so FlashInfer's planned kernels want them."""
+"""Gather the page ids within the queries' windows into one list, as FlashInfer's planned kernels read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 1024  # pages that a program looks at: more than most sequences have
+BLOCK = 1024  # pages a program, more than most sequences have
 
 
 @triton.jit(do_not_specialize=["table_span"])
@@ -25,9 +25,9 @@ def _gather(table, first, skipped, pages, table_span, BLOCK: tl.constexpr):
 
 
 def gather(table: Tensor, first: Tensor, skipped: Tensor, pages: Tensor) -> None:
-    """Put each span's pages, but the first `skipped` [S], from table [S, width] to where `first` [S + 1] says.
+    """Copy each span's pages from table [S, width], after the first `skipped` [S], to `pages` from `first` [S + 1] on.
 
-    All int32; of `pages`, what no span has stays as it was.
+    All int32. Entries of `pages` that belong to no span are unchanged.
     """
     spans, width = table.shape
     _gather[spans, triton.cdiv(width, BLOCK)](table, first, skipped, pages, table.stride(0), BLOCK=BLOCK)

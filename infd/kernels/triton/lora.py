@@ -1,16 +1,14 @@
-"""Adapters by row on a GPU: all adapters of a step in two launches a product, whatever their ranks.
+"""LoRA on a GPU: all adapters of a step in two launches a product, whatever their ranks.
 
-`shrink` multiplies the rows of each adapter by its A, `expand` the result by its
-B. Where a group's rows and weights lie is read from two tables of addresses: one
-for the step, one for the product and the adapters that change it. Each is sent
-once and kept while it is asked for again, so that most launches send nothing.
+`shrink` multiplies the rows of each adapter by its A, `expand` the result by its B. The kernels read the addresses of
+rows and weights from two tables: one for the step (`Tiles`), one for the product and the adapters that change it
+(`Weights`). A table is uploaded once and reused, so that most launches upload nothing.
 
-In steps that are captured the groups are the device's slots, and there are as many tiles as there are rows; those that
-a step has no use for have no rows, and their programs end at once. Tables have room for all slots and for more ranks
-than were asked for, so that another adapter seldom wants another graph.
+In captured steps each device slot is a group, and there is one tile a row; the programs of unused tiles exit at once.
+The tables cover all slots, and more ranks than requested, so that another adapter seldom requires another graph.
 
-What differs from one mixture of adapters to the next is no constant of a kernel, except for three sizes of blocks: no
-mixture asks for a kernel that none of its adapters asks for by itself.
+Only three block sizes are compile-time constants that depend on the adapters: no mixture of adapters compiles a kernel
+that none of its adapters would compile alone.
 """
 
 from __future__ import annotations
@@ -40,18 +38,18 @@ if TYPE_CHECKING:
     Upload = Callable[[Array], Tensor]
     Fill = Callable[[Tensor, Array], None]
 
-ROWS = 16  # of a tile: the fewest that a matrix product takes
+ROWS = 16  # rows of a tile: the fewest of a matrix product
 LEAST, MOST = 16, 64  # ranks, or outputs, in a block
-EXPANDED = 32  # ranks that `expand` takes at once, at most
-HEADING, PART = 3, 6  # numbers that `Weights.table` has for an A, and for each part
+EXPANDED = 32  # most ranks that `expand` multiplies at a time
+HEADING, PART = 3, 6  # numbers of `Weights.table` for A, and for each part
 KINDS = MappingProxyType({torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32})
-KEPT = 4096  # tables of weights: those of a few dozen mixtures of adapters
-STEPS = 64  # tables of rows: one for each choice of a step's adapters that change the same product
+KEPT = 4096  # cached weight tables: those of a few dozen mixtures of adapters
+STEPS = 64  # cached row tables: one for each set of a step's adapters that change the same product
 
 
 @triton.jit
 def _rows_of_tile(tiles, BLOCK_ROWS: tl.constexpr):
-    """Return the group of a tile, its rows of x and y, where they stand in `shrunk`, and which of them there are."""
+    """Return the tile's group, its rows of x and y, their indices in `shrunk`, and the mask of valid rows."""
     tiles += tl.program_id(0) * 5
     first = tl.load(tiles + 2)
     at = first + tl.arange(0, BLOCK_ROWS)
@@ -62,7 +60,7 @@ def _rows_of_tile(tiles, BLOCK_ROWS: tl.constexpr):
 
 @triton.jit
 def _matrix(weights, KIND: tl.constexpr):
-    """Return where a matrix begins, which is aligned, and how far its rows stand apart, which is in eights."""
+    """Return a matrix's address, 16-byte aligned, and the stride of its rows, a multiple of 8."""
     begin = tl.load(weights).to(tl.pointer_type(KIND))
     return tl.multiple_of(begin, 16), tl.load(weights + 1) * 8
 
@@ -82,7 +80,7 @@ def shrink(
     BLOCK_RANKS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
 ):
-    """Put x A^T of one tile's rows into shrunk [rows, ranks] float32. KIND: the type of A."""
+    """Write x A^T of one tile's rows to shrunk [rows, ranks] float32. KIND: dtype of A."""
     if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
         return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
@@ -114,7 +112,7 @@ def look_up(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
 ):
-    """Put A[token] of one tile's rows into shrunk [rows, ranks] float32. KIND: the type of A."""
+    """Write A[token] of one tile's rows to shrunk [rows, ranks] float32. KIND: dtype of A."""
     if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
         return
     group, row, place, inside = _rows_of_tile(tiles, BLOCK_ROWS)
@@ -146,9 +144,9 @@ def expand(
     BLOCK_RANKS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
 ):
-    """Add one tile's rows of `shrunk`, times the B of one part, to some of the part's outputs.
+    """Add one tile's rows of `shrunk`, times the B of one part, to a block of the part's outputs.
 
-    KIND  the type of B, which need not be y's: logits are float32
+    KIND  dtype of B, which may differ from y's: logits are float32
     """
     if tl.load(tiles + tl.program_id(0) * 5 + 3) == 0:
         return
@@ -167,7 +165,7 @@ def expand(
     for begin in range(0, ranks, BLOCK_RANKS):
         rank = begin + tl.arange(0, BLOCK_RANKS)
         deep = rank < ranks
-        held = rank < tl.cdiv(ranks, 8) * 8  # with the zeros behind a row of B, so that eight are read at once
+        held = rank < tl.cdiv(ranks, 8) * 8  # includes the zero padding of B's rows, so that loads are vectorized
         at = place[:, None] * shrunk_row + (first + rank)[None, :]
         left = tl.load(shrunk + at, mask=inside[:, None] & deep[None, :], other=0.0).to(KIND)
         right = tl.load(b + column[:, None] * b_row + rank[None, :], mask=wide[:, None] & held[None, :], other=0.0)
@@ -181,9 +179,9 @@ def expand(
 class Tiles(NamedTuple):
     """The rows of a step's groups, cut into tiles.
 
-    table  [tiles, 5] int64: group; the address of its rows; the tile's first row in them, and how many they are;
-           where the group's rows begin among all
-    rows   how many rows there are in all
+    table  [tiles, 5] int64: group, address of the group's rows, first row of the tile, number of rows of the group,
+           index of the group's first row in `shrunk`
+    rows   number of rows of all groups
     """
 
     table: Tensor
@@ -191,13 +189,12 @@ class Tiles(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What groups add to one product.
+    """The low-rank matrices that groups add to one product.
 
-    table    [groups, HEADING + PART * parts] int64: the address of A, the eights between its rows, its ranks; of each
-             part the address of B, the eights between its rows, its first rank, how many, its first output, how many.
-             A group with fewer parts than others has some of no outputs.
-    ranks    as many as any A may have
-    outputs  as many as any part may have
+    table    [groups, HEADING + PART * parts] int64. Heading: address of A, its row stride / 8, its ranks. Each part:
+             address of B, its row stride / 8, first rank, ranks, first output, outputs. Missing parts have 0 outputs.
+    ranks    upper bound of the ranks of any A
+    outputs  upper bound of the outputs of any part
     dtype    of A and B
     """
 
@@ -216,12 +213,12 @@ class Weights(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Return how many ranks make a block."""
+        """Return the number of ranks in a block."""
         return min(MOST, max(LEAST, triton.next_power_of_2(self.ranks)))
 
 
 class Lora:
-    """The lora family."""
+    """The adapters family."""
 
     def __init__(self) -> None:
         self._tiles: OrderedDict[tuple[int, ...], Tiles] = OrderedDict()
@@ -237,7 +234,7 @@ class Lora:
         return Lasting(size, device)
 
     def _step(self, groups: Groups, upload: Upload | None = None) -> Tiles:
-        """Return the tiles of these rows: addresses and sizes alone, so they hold for whatever lies there later."""
+        """Return the tiles of these rows, cached by address and size: all that a table contains."""
         key = tuple(number for rows, _ in groups for number in (rows.data_ptr(), len(rows)))
         found = self._tiles.get(key)
         if found is None:
@@ -248,7 +245,7 @@ class Lora:
         return found
 
     def _product(self, groups: Groups, upload: Upload | None = None, *, table: bool = False) -> Weights:
-        """Return the table of these weights. It says nothing but addresses and sizes, and these are its key."""
+        """Return the table of these weights, cached by addresses and sizes: all that a table contains."""
         described = [_describe(low, table=table) for _, low in groups]
         key = tuple(number for each in described for number in (len(each), *each))
         found = self._weights.get(key)
@@ -264,7 +261,7 @@ class Lora:
 
 
 class Lasting:
-    """Adapters by row, of captured steps of one size. Its rows and tiles stay where they are."""
+    """LoRA for captured steps of one batch size. Rows and tiles have fixed addresses. Implements LastingLora."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size = size
@@ -302,10 +299,10 @@ class Lasting:
 
 
 class SlotWeights:
-    """What the slots of a device add to one product, where captured steps find it. Every slot may change every part."""
+    """The adapters' weights for one product, at fixed addresses. Every slot may change every part."""
 
     def __init__(self, held: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload) -> None:
-        """outputs: of the product's modules"""
+        """outputs: outputs of each module of the product."""
         self._is_table = table
         self._parts = len(outputs)
         described = self._describe(held)
@@ -361,7 +358,7 @@ def _add_rows(y: Tensor, tokens: Tensor, tiles: Tiles, weights: Weights) -> None
 
 
 def _shrunk(y: Tensor, tiles: Tiles, weights: Weights) -> Tensor:
-    """Return room for as many ranks as whole blocks have."""
+    """Return uninitialized memory for the shrunk rows, with ranks padded to whole blocks."""
     ranks = triton.cdiv(weights.ranks, weights.block) * weights.block
     return torch.empty((tiles.rows, ranks), dtype=torch.float32, device=y.device)
 
@@ -393,7 +390,7 @@ def _describe(low: LowRank, *, table: bool) -> list[int]:
 
 
 def _placed(matrix: Tensor) -> tuple[int, int]:
-    """Return the address of a matrix, and the eights between its rows."""
+    """Return a matrix's address, and its row stride / 8."""
     apart, odd = divmod(matrix.stride(0), ALIGNED)
     assert matrix.stride(1) == 1
     assert odd == matrix.data_ptr() % 16 == 0, "rows of an adapter's matrices begin at multiples of 8 numbers"
@@ -401,7 +398,7 @@ def _placed(matrix: Tensor) -> tuple[int, int]:
 
 
 def _sizes(described: list[list[int]]) -> tuple[int, int]:
-    """Return the most ranks of any A, and the most outputs of any part."""
+    """Return the largest number of ranks of any A, and of outputs of any part."""
     ranks = max((row[HEADING - 1] for row in described if row), default=0)
     return ranks, max((outputs for row in described for outputs in row[HEADING + PART - 1 :: PART]), default=0)
 

@@ -1,4 +1,4 @@
-"""RMSNorm on a GPU, alone or with the addition to the residual stream before it: one pass over memory."""
+"""RMSNorm on a GPU, optionally fused with the preceding residual addition: one pass over memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-TILE = 1024  # numbers that a program takes at least, so that short rows go several at a time
+TILE = 1024  # fewest numbers a program, so that a program takes several short rows
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -34,10 +34,10 @@ def rms_norm(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Norm rows of x or, where ADD, of the stream x + residual, which is rounded as it is stored.
+    """Norm rows of x or, if ADD, of the stream x + residual, rounded to its dtype.
 
-    x, residual     [rows / INNER, INNER, SIZE], by their strides
-    normed, stream  the same, contiguous
+    x, residual     [rows / INNER, INNER, SIZE], with strides
+    normed, stream  [rows / INNER, INNER, SIZE], contiguous
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK)
@@ -71,7 +71,7 @@ class Norm:
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    """Return what is normed, and the stream where there is a residual."""
+    """Return (the normed rows, the stream); without a residual, the second is meaningless."""
     size = x.shape[-1]
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     stream = normed if residual is None else torch.empty_like(normed)
@@ -103,7 +103,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offs
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """Return x as [outer, inner, size], without a copy where it is of two or three axes with its rows in one piece."""
+    """Return x as [outer, inner, size] with contiguous rows; copies only if rows are not contiguous or x has 4 axes."""
     if x.stride(-1) != 1 or x.dim() > 3:
         x = x.contiguous().view(-1, x.shape[-1])
     return x if x.dim() == 3 else x.view(-1, 1, x.shape[-1])

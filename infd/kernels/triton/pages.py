@@ -1,6 +1,6 @@
-"""Put keys and values into the cache on a GPU: as they are, or rotated on the way, together with the queries.
+"""Write keys and values to the cache on a GPU.
 
-A cache of 8-bit floats holds what it is given divided by a number for each head, bounded by what the type can hold.
+An fp8 cache holds numbers divided by the head's scale and clamped to the dtype's range.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import KeyValuePages
 
-BLOCK = 2048  # numbers that a program moves at most
+BLOCK = 2048  # most numbers a program
 
 
 @triton.jit
 def held(value, scale, KIND: tl.constexpr, LIMIT: tl.constexpr):
-    """Return numbers as a cache of that kind holds them. LIMIT 0: as they are."""
+    """Return numbers as a cache of dtype KIND holds them. LIMIT 0: unscaled."""
     if LIMIT > 0:
         value = value.to(tl.float32) / scale
         value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -46,7 +46,7 @@ def write(
     LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Put the keys and values of one token where its slot says."""
+    """Write the keys and values of one token to its slot."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -67,12 +67,12 @@ def write(
 
 
 def limit(pages: KeyValuePages) -> float:
-    """Return the largest number that scaled pages hold; 0 where they are not scaled."""
+    """Return the largest number of the dtype of scaled pages; 0 for unscaled pages."""
     return 0.0 if pages.scales is None else torch.finfo(pages.k.dtype).max
 
 
 def store(k: Tensor, v: Tensor, pages: KeyValuePages, slots: Tensor) -> None:
-    """Put k and v, each [T, K, D], where slots [T] say."""
+    """Write k and v, each [T, K, D], to slots [T]."""
     tokens, heads, size = k.shape
     assert k.stride(2) == v.stride(2) == 1
     block = min(triton.next_power_of_2(heads * size), BLOCK)

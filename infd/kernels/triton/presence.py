@@ -1,4 +1,4 @@
-"""Say why Triton's kernels cannot run on a device, without importing triton, which takes a while."""
+"""Report why Triton's kernels are unavailable, without importing triton, which takes a second."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 
 import torch
 
-OLDEST: Final = (8, 0)  # compute capability: bfloat16 in matrix products, and copies behind the arithmetic
-FLOAT8: Final = (8, 9)  # from which on 8-bit floats are converted
+OLDEST: Final = (8, 0)  # compute capability with bfloat16 matrix products and asynchronous copies
+FLOAT8: Final = (8, 9)  # compute capability with fp8 conversions
 COMPILERS: Final = ("cc", "gcc", "clang")
 
 
@@ -23,7 +23,7 @@ def installed() -> bool:
 
 
 def why_not(device: torch.device, oldest: tuple[int, int] = OLDEST) -> str | None:
-    """Return a reason, or None. oldest: the compute capability that NVIDIA's GPUs must have"""
+    """Return the reason, or None. oldest: lowest compute capability of NVIDIA GPUs supported."""
     if device.type != "cuda":
         return f"runs on a GPU, not on {device.type}"
     if not installed():
@@ -34,7 +34,7 @@ def why_not(device: torch.device, oldest: tuple[int, int] = OLDEST) -> str | Non
 
 
 def without_compiler() -> str | None:
-    """Return what of a C compiler is missing, or None. What launches a kernel is compiled where it is launched."""
+    """Return what is missing of a C compiler, or None. Triton compiles kernel launchers on this machine."""
     if not any(map(shutil.which, COMPILERS)):
         return f"triton needs a C compiler, and finds none of {', '.join(COMPILERS)}"
     if not Path(_include(), "Python.h").exists():
@@ -43,7 +43,7 @@ def without_compiler() -> str | None:
 
 
 def _include() -> str:
-    """Return where triton looks for Python's headers. Source: triton/runtime/build.py."""
+    """Return the directory where Triton looks for Python's headers. Source: triton/runtime/build.py."""
     scheme = sysconfig.get_default_scheme()
-    # Debian's own scheme names a directory beneath /usr/local, where its packages put no headers.
+    # Debian's default scheme names a directory below /usr/local; its packages install headers elsewhere.
     return sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]

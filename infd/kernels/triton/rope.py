@@ -1,4 +1,4 @@
-"""Rotary positions on a GPU: queries and keys in one launch, with their norms and the write to the cache if wanted."""
+"""Rotary positions on a GPU: q and k in one launch, optionally with their norms and the cache write."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from infd.kernels.families.norm import HeadNorm
     from infd.kernels.recipe import NormRecipe
 
-TILE = 1024  # numbers that a program turns, about
+TILE = 1024  # numbers a program, about
 
 
 @triton.jit
 def _normed(value, factor, weight, number, inside, offset, KIND: tl.constexpr):
-    """Return some numbers of heads, normed, and rounded as they would be between two kernels."""
+    """Return numbers of normed heads, rounded to KIND as a separate norm kernel would."""
     weight = tl.load(weight + number, mask=inside, other=0.0).to(tl.float32) + offset
     return (value * factor * weight[None, :]).to(KIND).to(tl.float32)
 
@@ -49,7 +49,7 @@ def _turn(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Turn some heads [n] of one token by the angles of its pairs, normed before where NORMED."""
+    """Rotate heads `head` [n] of one token; norm them before if NORMED."""
     kind: tl.constexpr = target.dtype.element_ty
     given: tl.constexpr = source.dtype.element_ty
     pair = tl.arange(0, BLOCK_PAIRS)
@@ -124,7 +124,7 @@ def rotate(
     BLOCK_REST: tl.constexpr,
     BLOCK_HEAD: tl.constexpr,
 ):
-    """Turn one token's heads: blocks of q's, then blocks of k's. PAGE > 0: k's go to the cache, and v's behind them."""
+    """Rotate a block of one token's heads: of q, then of k. PAGE > 0: k goes to the cache, followed by blocks of v."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     pair = tl.arange(0, BLOCK_PAIRS)
@@ -192,7 +192,7 @@ class Rope:
 
 
 def _alike(q_norm: HeadNorm | None, k_norm: HeadNorm | None, size: int) -> tuple[NormRecipe, NormRecipe] | None:
-    """Return two norms that take each head by itself, and but for their weights alike; None where they are not such."""
+    """Return the recipes if both norms are by head with equal eps and offset, else None."""
     if q_norm is None or k_norm is None:
         return None
     one, other = q_norm.recipe(), k_norm.recipe()
@@ -201,7 +201,7 @@ def _alike(q_norm: HeadNorm | None, k_norm: HeadNorm | None, size: int) -> tuple
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    """Return x [T, heads, D] with the numbers of a head side by side."""
+    """Return x [T, heads, D] with contiguous heads."""
     return x if x.stride(2) == 1 else x.contiguous()
 
 
@@ -218,7 +218,7 @@ def _launch(
     slots: Tensor | None = None,
     norms: tuple[NormRecipe, NormRecipe] | None = None,
 ) -> Tensor:
-    """Return q, turned. Without v, pages and slots, k_out [T, K, D] takes k; with them, k and v go to the cache."""
+    """Return the rotated q. With v, pages and slots, k and v go to the cache; otherwise k goes to k_out [T, K, D]."""
     q_recipe, k_recipe = norms or (None, None)
     q = _side_by_side(q)
     tokens, heads, size = q.shape

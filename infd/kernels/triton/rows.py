@@ -1,4 +1,4 @@
-"""Read and write what is kept of sequences on a GPU: one launch a step and page group, and one for what was sampled."""
+"""The persistent batch on a GPU: one launch a step and page group, and one for the sampled tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.rows import Kept, Seats
 
-PAGES = 1024  # of a table that a program copies
-ROWS = 128  # that a program appends to
+PAGES = 1024  # page ids that a program copies
+ROWS = 128  # rows that a program appends to
 
 
 @triton.jit(do_not_specialize=["rows", "bounds"])
@@ -34,7 +34,7 @@ def seat(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Put in place what one row's step reads, and some of its pages. PAGE 0: there is no cache."""
+    """Write one row's step inputs, and a block of its page ids. PAGE 0: without a cache."""
     at = tl.program_id(0)
     part = tl.program_id(1)
     row = tl.load(rows + at)
@@ -49,13 +49,13 @@ def seat(
         if part == 0:
             tl.store(slots + at, tl.load(held + last).to(tl.int64) * PAGE + place % PAGE)
         page = part * BLOCK + tl.arange(0, BLOCK)
-        inside = (page < pages) & (page <= last)  # nobody looks at those behind
+        inside = (page < pages) & (page <= last)  # later page ids are never read
         tl.store(table + at.to(tl.int64) * pages + page, tl.load(held + page, mask=inside, other=0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "ends", "new", "count"])
 def append(tokens, length, rows, ends, new, count, tokens_row, BLOCK: tl.constexpr):
-    """Write a token to each of some rows, and how many it has then."""
+    """Write one token to each row, and the row's new length."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     row = tl.load(rows + at, mask=inside, other=0)

@@ -1,7 +1,7 @@
-"""Tokens made less likely, or impossible, on a GPU: in place, without a copy of the rows that this concerns.
+"""Penalties and masks of logits on a GPU, in place, without copying rows.
 
-What has occurred is first marked in a table by token, since the same token stands in many places. For repetition a bit
-says all; the answer's tokens are counted.
+Occurrences are first marked in a table by token, because a token may occur at several positions: one bit a token for
+the repetition penalty, a count for presence and frequency penalties.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.draw import History
 
-BLOCK = 4096  # tokens of the vocabulary that a program looks at
-PLACES = 1024  # of a sequence
+BLOCK = 4096  # tokens of the vocabulary a program
+PLACES = 1024  # positions of a sequence a program
 
 
 @triton.jit
 def mask(logits, rows, bits, size, logits_row, words, BLOCK: tl.constexpr):
-    """Make the tokens of one row impossible whose bit is 0. bits [n, words] int32, lowest bit first."""
+    """Set the logits of one row's tokens whose bit is 0 to -inf. bits [n, words] int32, lowest bit first."""
     program = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < size
@@ -44,11 +44,13 @@ def mark(
     COUNTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mark, for one row, the tokens of some places of its sequence: count them, or set their bits.
+    """Mark the tokens at a block of positions of one row's sequence: count them, or set their bits.
 
-    tokens     [S, L] int32; sequences [n] int64: whose are each row's
-    begins     [n] int32, where COUNTED: from where on they count; else all do up to `ends` [n] int64
-    marks      [n, vocab] int32, where COUNTED; else [n, vocab / 32] int32, lowest bit first
+    tokens     [S, L] int32
+    sequences  [n] int64: each row's index into tokens
+    begins     [n] int32: first position counted, if COUNTED; otherwise all positions before `ends` are marked
+    ends       [n] int64
+    marks      [n, vocab] int32 if COUNTED, else [n, vocab / 32] int32, lowest bit first
     """
     program = tl.program_id(0)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -66,7 +68,7 @@ def mark(
 
 @triton.jit(do_not_specialize=["penalties"])
 def repeat(logits, rows, marks, penalties, size, logits_row, marks_row, BLOCK: tl.constexpr):
-    """Divide one row's positive logits of marked tokens by its penalty, and multiply negative ones by it."""
+    """Divide one row's positive logits of marked tokens by its penalty, and multiply negative ones by the penalty."""
     program = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < size
@@ -80,7 +82,7 @@ def repeat(logits, rows, marks, penalties, size, logits_row, marks_row, BLOCK: t
 
 @triton.jit(do_not_specialize=["presences", "frequencies"])
 def subtract(logits, rows, marks, presences, frequencies, size, logits_row, marks_row, BLOCK: tl.constexpr):
-    """Subtract, from one row's logits of counted tokens, presence once and frequency as often as was counted."""
+    """Subtract from one row's logits of counted tokens: presence, plus frequency times the count."""
     program = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(marks + program.to(tl.int64) * marks_row + token, mask=token < size, other=0)

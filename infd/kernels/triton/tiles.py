@@ -1,8 +1,8 @@
-"""Cut a step's attention into tiles: some queries of one span, for all heads that share a head of keys.
+"""Cut a step's attention into tiles: a few queries of one span, for all query heads of one key head.
 
-Where tiles are fewer than the device has room for, the keys of each are split into parts of similar length, computed
-side by side and merged: that is the case of few sequences decoding, but a short prompt behind a long one is no other.
-The host cuts tiles and counts parts by its upper bounds; for captured steps the device does (`apportion.py`).
+If the device has room for more programs than there are tiles, each tile's keys are split into parts of similar length,
+computed side by side and merged. That covers a few decoding sequences and a short prompt after a long prefix alike. The
+host cuts tiles by its upper bounds of lengths; for captured steps the device does (`apportion.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 class Part(NamedTuple):
     """One part of a tile's keys: a row of `tiles`.
 
-    span         whose keys; for padding any, since it has no parts
-    token        the tile's first query, in the step
-    first        the same, in the span
-    queries      how many
-    part, parts  which of how many
+    span     index of the span; any for padding, whose `parts` is 0
+    token    the tile's first query, in the step
+    first    the tile's first query, in the span
+    queries  number of queries
+    part     index among the tile's parts
+    parts    number of the tile's parts
     """
 
     span: int
@@ -44,11 +45,13 @@ class Part(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What tiles are cut by.
+    """The head shape that tiles are cut by.
 
-    kv_heads, shared  the heads of keys, and how many heads of queries share each
-    head, dtype       the size of a head, and the type of queries
-    narrow            whether the cache holds less than that type, so that keys are converted, which takes registers
+    kv_heads  key heads
+    shared    query heads a key head
+    head      head size
+    dtype     of queries
+    narrow    the cache has a narrower dtype, so that keys are converted, which takes registers
     """
 
     kv_heads: int
@@ -63,17 +66,17 @@ class Shape(NamedTuple):
 
     @property
     def least_rows(self) -> int:
-        """Return the rows of the smallest tile: all heads that share a head of keys, for one query."""
+        """Return the rows of the smallest tile: one query, for all query heads of a key head."""
         return max(LEAST, triton.next_power_of_2(self.shared))
 
     def usual(self, gpu: Gpu) -> Tiling:
-        """Return how a GPU on which nothing was measured cuts, in blocks that fit there if any do."""
+        """Return the default tiling, reduced to fit the GPU's shared memory if possible."""
         few, many = self._few(), self._many()
         fit = partial(fitting, least_rows=self.least_rows, block_head=self.block_head, itemsize=self.dtype.itemsize)
         return Tiling(fit(few, gpu=gpu) or few, fit(many, gpu=gpu) or many)
 
     def _few(self) -> Blocks:
-        """All that is read is keys, so these are many."""
+        """Return blocks for few queries: with many keys, since reading the keys takes the time."""
         if self.dtype is torch.float32:
             return Blocks(self.least_rows, 32, 8, 2)
         if self.block_head > 128:
@@ -82,18 +85,18 @@ class Shape(NamedTuple):
 
     def _many(self) -> Blocks:
         if self.dtype is torch.float32:
-            return self._few()  # exact products need many registers
+            return self._few()  # float32 products need many registers
         if self.block_head > 128:
             return Blocks(max(64, self.least_rows), 16 if self.narrow else 32, 8, 2)
         return Blocks(max(128, self.least_rows), 64, 8, 3)
 
 
 class Cut(NamedTuple):
-    """The tiles of one size.
+    """The tiles of one block size.
 
     tiles   [parts, 6] int32, as `attend` reads them
-    firsts  [tiles] int32, as `merge` reads them; None where no tile can have several parts
-    most    queries in a tile
+    firsts  [tiles] int32, as `merge` reads them; None if no tile has several parts
+    most    queries of the largest tile
     """
 
     blocks: Blocks
@@ -103,9 +106,9 @@ class Cut(NamedTuple):
 
 
 def cut(batch: AttentionBatch, shape: Shape, tiling: Tiling, room: int) -> Iterable[Cut]:
-    """Cut a step into tiles, small ones for spans of few queries and large ones for the others.
+    """Cut a step into tiles: small ones for spans of few queries, large ones for the others.
 
-    room  how many parts the device computes side by side
+    room  number of programs that the device runs side by side
     """
     few = tiling.few.rows // shape.shared
     spans = range(len(batch.counts))
@@ -143,6 +146,6 @@ def _cut(
 
 
 def _bound(batch: AttentionBatch, span: int, first: int, queries: int) -> int:
-    """Bound how many keys the queries of a tile see."""
+    """Return an upper bound of the number of keys that a tile's queries see."""
     every = batch.starts[span] + first + queries
     return every if batch.window is None else min(every, batch.window + queries - 1)

@@ -1,7 +1,7 @@
-"""How attention is cut on a GPU, by the shape of its heads: as was measured there, or as usual.
+"""The tilings of attention on a GPU, by head shape: measured ones, or the defaults.
 
-What `infd warm --tune` measured is kept beside the compiled kernels, in a file named by the GPU and by the source of
-the kernels that were measured: other kernels, or another GPU, find nothing there.
+Results of `infd warm --tune` are kept beside the compiled kernels, in a file named by the GPU and by a digest of the
+measured kernels' sources, so that other kernels or GPUs never read them.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.kernels")
 
-SOURCES: Final = ("attention.py", "apportion.py", "tiles.py")  # of what is measured
+SOURCES: Final = ("attention.py", "apportion.py", "tiles.py")  # the measured kernels
 
 
 class Tilings:
-    """The tilings of one GPU."""
+    """The tilings of one GPU, by head shape."""
 
     def __init__(self, gpu: Gpu, measured: Mapping[str, Tiling] | None = None) -> None:
-        """measured: by what `called` returns"""
+        """measured: by the names that `called` returns."""
         self.gpu = gpu
         self._measured = measured or {}
         self._asked: dict[Shape, Tiling] = {}
 
     @property
     def asked(self) -> list[Shape]:
-        """Return the shapes that were asked for so far."""
+        """Return the shapes looked up so far."""
         return list(self._asked)
 
     def __getitem__(self, shape: Shape) -> Tiling:
@@ -54,7 +54,7 @@ class Tilings:
 
 
 def tilings(device: torch.device) -> Tilings:
-    """Return those of a device: a GPU that is here, the one that is compiled for, or else a large one."""
+    """Return the tilings for a device: an installed GPU, the compilation target, or else a large GPU."""
     if (aim := aimed_at()) is not None:
         name, here = aim
         if here is None:
@@ -65,18 +65,18 @@ def tilings(device: torch.device) -> Tilings:
 
 
 def called(shape: Shape) -> str:
-    """Return the name of a shape in a file."""
+    """Return a shape's name in the file of measured tilings."""
     held = ", narrow" if shape.narrow else ""
     return f"{shape.kv_heads} x {shape.shared} heads of {shape.head}, {str(shape.dtype).removeprefix('torch.')}{held}"
 
 
 def directory() -> Path:
-    """Return where compiled kernels are kept."""
+    """Return the directory of compiled kernels."""
     return Path(triton.knobs.cache.dir)
 
 
 def kept(directory: Path, gpu: Gpu) -> dict[str, Tiling]:
-    """Return what was measured on such a GPU with these kernels, by shape."""
+    """Return the tilings measured on this GPU with these kernels, by the shape's name."""
     path = _file(directory, gpu)
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Tiling])
@@ -88,7 +88,7 @@ def kept(directory: Path, gpu: Gpu) -> dict[str, Tiling]:
 
 
 def keep(directory: Path, gpu: Gpu, measured: Mapping[str, Tiling]) -> Path:
-    """Add to what is kept; return the file. Raises OSError."""
+    """Merge `measured` into the kept tilings; return the file. Raises OSError."""
     path = _file(directory, gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}")

@@ -1,7 +1,7 @@
-"""Find out how attention over heads of one shape is cut best on the GPU that is here, by trying.
+"""Search for the fastest tiling of attention over heads of one shape, by measurement on the installed GPU.
 
-Few queries and many are tried apart: blocks for both, and for few how finely keys are shared out. What fails, or gives
-other results than the usual cut, does not count; what gains less than GAIN is not worth being other than usual.
+Tiles of few and of many queries are searched separately: block sizes for both, and for few queries also how finely keys
+are split. Tilings that fail or give wrong results are discarded; gains below 1 - GAIN keep the default.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.kernels")
 
-GAIN: Final = 0.97  # of the usual time, that a cut takes at most to be kept
-ROUNDS: Final = 20  # of which the middle one counts
-CACHED: Final = 2**28  # bytes, more than any GPU's last cache holds
+GAIN: Final = 0.97  # largest time, as a fraction of the default's, at which another tiling is kept
+ROUNDS: Final = 20  # the median counts
+CACHED: Final = 2**28  # bytes, more than any GPU's last-level cache
 PAGE: Final = 16
-FEW: Final = ([(8191, 1)], [(2047, 1)] * 32)  # steps, as (start, count) of their spans
+FEW: Final = ([(8191, 1)], [(2047, 1)] * 32)  # steps, each a list of spans (start, count)
 MANY: Final = ([(0, 2048)],)
 
 
 class Cost(Protocol):
-    """What cuts cost."""
+    """The measured time of tilings."""
 
     def few(self, tiling: Tiling) -> float | None:
-        """Return the seconds of steps of few queries; None where they fail, or are wrong."""
+        """Return the seconds of steps with few queries; None if they fail or give wrong results."""
 
     def many(self, tiling: Tiling) -> float | None:
-        """Return the same of steps of many queries."""
+        """Return the seconds of steps with many queries; None if they fail or give wrong results."""
 
 
 class Found(Struct, frozen=True):
-    """What was found for one shape. few, many: the time of steps, as a share of the usual one"""
+    """The result for one shape. few, many: time of steps, as a fraction of the default's."""
 
     tiling: Tiling
     few: float
@@ -56,7 +56,7 @@ class Found(Struct, frozen=True):
 
 
 def search(shape: Shape, gpu: Gpu, cost: Cost) -> Found:
-    """Return the best cut of those tried. The usual one must work."""
+    """Return the fastest tiling. The default one must work."""
     usual = shape.usual(gpu)
     found = [_best(cost.few, usual, (_few, _shares), shape, gpu), _best(cost.many, usual, (_many,), shape, gpu)]
     (few, few_share), (many, many_share) = found
@@ -70,7 +70,7 @@ def _best(
     shape: Shape,
     gpu: Gpu,
 ) -> tuple[Tiling, float]:
-    """Change one thing after the other; return the best, and its time as a share of the usual one."""
+    """Change one parameter after another; return the fastest tiling, and its time as a fraction of the default's."""
     reference = cost(usual)
     assert reference is not None, "attention fails as it is usually cut"
     best, least = usual, reference
@@ -108,7 +108,7 @@ def _fitting(
 
 
 class Step(NamedTuple):
-    """What attention reads in one step, and what it gives as usual."""
+    """The inputs of one step's attention, and the default tiling's result."""
 
     batch: AttentionBatch
     q: Tensor
@@ -127,7 +127,7 @@ class Measured:
         few: Sequence[Sequence[tuple[int, int]]] = FEW,
         many: Sequence[Sequence[tuple[int, int]]] = MANY,
     ) -> None:
-        """timer: does work, several times, and returns the seconds of one; few, many: spans of steps"""
+        """timer: returns the seconds that a call takes, calling it several times. few, many: spans of steps."""
         self._gpu, self._timer = gpu, timer
         held = FLOAT8 if shape.narrow else shape.dtype
         pages = max(sum(-(-(start + count) // PAGE) for start, count in spans) for spans in (*few, *many)) + 1
@@ -158,7 +158,7 @@ class Measured:
     def _seconds(self, tiling: Tiling, steps: Sequence[Step]) -> float | None:
         try:
             return sum(self._timed(tiling, step) for step in steps)
-        except Exception as error:  # of Triton's compiler, its launcher, or results that are wrong
+        except Exception as error:  # from Triton's compiler or launcher, or a wrong result
             log.debug("attention is not cut as %s: %s", tiling, error)
             return None
 
@@ -173,7 +173,7 @@ class Measured:
 
 
 class _Always(Tilings):
-    """One cut for all shapes."""
+    """One tiling for all shapes."""
 
     def __init__(self, gpu: Gpu, tiling: Tiling) -> None:
         super().__init__(gpu)
@@ -184,7 +184,7 @@ class _Always(Tilings):
 
 
 def _batch(spans: Sequence[tuple[int, int]], device: torch.device) -> AttentionBatch:
-    """Describe a step whose sequences hold pages one behind the other."""
+    """Return a step whose sequences hold consecutive pages."""
     held = [-(-(start + count) // PAGE) for start, count in spans]
     table = torch.zeros(len(spans), max(held), dtype=torch.int32)
     offsets, slots, page = [0], [], 1
@@ -206,9 +206,9 @@ def _batch(spans: Sequence[tuple[int, int]], device: torch.device) -> AttentionB
 
 
 def on_device(work: Callable[[], object]) -> float:
-    """Return the seconds that work takes the current GPU, the middle one of some rounds.
+    """Return the median seconds that `work` takes on the current GPU.
 
-    Before each, what its caches hold is overwritten: weights are read between two layers' attention.
+    Before each run the GPU's caches are overwritten, as weights do between two layers' attention.
     """
     others = torch.empty(CACHED, dtype=torch.uint8, device="cuda")
     for _ in range(3):
@@ -224,5 +224,5 @@ def on_device(work: Callable[[], object]) -> float:
 
 
 def tune(shapes: Sequence[Shape], gpu: Gpu, device: torch.device) -> dict[str, Found]:
-    """Return what is found for some shapes, by what they are called."""
+    """Return the results for some shapes, by the shape's name."""
     return {called(shape): search(shape, gpu, Measured(shape, gpu, device, on_device)) for shape in shapes}

@@ -1,5 +1,5 @@
-"""Choosing tokens at random, in plain torch: what the family `draw` means.
+"""Token sampling in plain torch: the oracle of the family `draw`.
 
-`temperature`, then `truncation` (min-p, then top-k, then top-p), then `choice`:
-Gumbel-max with the noise of `noise`. `draw` puts them together.
+`draw` runs `temperature`, then `truncation` (min-p, then top-k, then top-p), then `choice`: Gumbel-max with the noise
+of `noise`.
 """

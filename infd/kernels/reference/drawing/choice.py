@@ -1,4 +1,4 @@
-"""Choose one token of each row at random, in proportion to exp(logit): Gumbel-max.
+"""Sample one token of each row in proportion to exp(logit): Gumbel-max.
 
 Source: Gumbel 1954; Maddison et al. 2014, A* Sampling.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.reference.drawing.truncation import Candidates
 
-BLOCK = 4  # rows at a time on a CPU: their noise stays in its cache
+BLOCK = 4  # rows at a time on a CPU, so that their noise stays in its cache
 
 
 def among_all(logits: Tensor, keys: Tensor, hashed: Tensor) -> Tensor:
@@ -30,6 +30,6 @@ def among_all(logits: Tensor, keys: Tensor, hashed: Tensor) -> Tensor:
 
 
 def among(candidates: Candidates, keys: Tensor) -> Tensor:
-    """Return a token [n] int64 of the candidates, with the noise that each would meet in the whole row."""
+    """Return a token [n] int64 of the candidates, with the noise that `among_all` gives the same tokens."""
     noise = gumbel(keys, token_hash(candidates.tokens))
     return candidates.tokens.gather(1, noise.add_(candidates.logits).argmax(-1, keepdim=True))[:, 0]

@@ -1,7 +1,6 @@
-"""Choose tokens at random, sorting no more of a row than its limits need.
+"""Sample tokens, sorting only as much of a row as its limits need.
 
-On a GPU, rows with limits are waited for: how far down each needs to be looked at
-is known only once that has been tried.
+On a GPU, rows with limits wait for the device: whether the sorted logits suffice is known only afterwards.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.draw import Drawing
 
-WIDTH = 128  # largest logits looked at first
-WIDER = 16  # times as many when those do not settle it: sorting a whole row costs ten times as much
+WIDTH = 128  # largest logits sorted at first
+WIDER = 16  # factor of growth if they do not suffice; sorting a whole row takes ten times as long
 
 
 class Draw:
@@ -29,7 +28,7 @@ class Draw:
     penalize_answer = staticmethod(shaping.penalize_answer)
 
     def __init__(self) -> None:
-        self._hashed = torch.empty(0, dtype=torch.int32)  # of all tokens of the vocabulary last seen
+        self._hashed = torch.empty(0, dtype=torch.int32)  # token hashes of the vocabulary size seen last
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = logits.max(-1)
@@ -49,7 +48,7 @@ class Draw:
 
 
 def _among_likely(logits: Tensor, drawing: Drawing, keys: Tensor) -> Tensor:
-    """Return a token for each row of logits, looking only as far down as the rows need."""
+    """Return a token for each row of logits, sorting as few of them as the rows' limits need."""
     tokens = torch.empty_like(drawing.rows)
     left = torch.arange(len(tokens), device=tokens.device)
     width = max(WIDTH, 2 * int(drawing.top_k.max()))

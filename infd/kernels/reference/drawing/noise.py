@@ -1,10 +1,10 @@
-"""Noise that depends on nothing but (seed, position, token).
+"""Noise that depends on (seed, position, token) alone.
 
-No generator, hence no state: a token that is sampled again after preemption or
-recompute, beside other neighbours, or on another device, meets the same noise.
+There is no generator state: a token sampled again after preemption, in another batch or on another device, gets equal
+noise.
 
-A hash in 32-bit integers, whose products wrap. (seed, position) becomes two
-keys; a token's own hash is mixed with one key, then with the other.
+The noise is a hash in wrapping 32-bit integers: (seed, position) becomes two keys; a token's own hash is mixed with the
+first key, then with the second.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def token_hash(tokens: Tensor) -> Tensor:
 
 def gumbel(keys: Tensor, hashed: Tensor) -> Tensor:
     """Return standard Gumbel noise [n, m] float32 for row keys [n, 2] and token hashes [n, m] or [m]."""
-    # Uniform in (0, 1), exact near 0, where -log(1 - u) decides which unlikely token wins.
+    # Uniform in (0, 1), exact near 0, where -log(1 - u) decides which unlikely token is sampled.
     u = uniform_bits(keys, hashed).to(torch.float32).mul_(2.0**-31 * (1 - 2.0**-24)).add_(2.0**-32)
     return u.neg_().log1p_().neg_().log_().neg_()
 
@@ -52,7 +52,7 @@ def uniform_bits(keys: Tensor, hashed: Tensor) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Scramble 32-bit integers, one to one."""
+    """Scramble 32-bit integers bijectively."""
     x = x ^ (x >> 16 & 0xFFFF)
     x = x * FIRST
     x = x ^ (x >> 15 & 0x1FFFF)

@@ -1,4 +1,4 @@
-"""Make tokens less likely, or impossible: some rows of a step's logits, in place."""
+"""Penalties and masks of logits, in place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Make every token impossible whose bit is 0. bits [n, ceil(vocab / 32)] int32, lowest bit first."""
+    """Set the logits of tokens whose bit is 0 to -inf. bits [n, ceil(vocab / 32)] int32, lowest bit first."""
     shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
     allowed = (bits[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]]
     with _some(logits, rows) as part:
@@ -24,9 +24,9 @@ def forbid(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 
 
 def penalize_repetition(logits: Tensor, rows: Tensor, history: History, penalty: Tensor) -> None:
-    """Divide positive logits of the tokens of prompt and answer by the penalty, and multiply negative ones by it."""
+    """Divide positive logits of the sequence's tokens by `penalty` [n], and multiply negative ones by `penalty`."""
     tokens = _tokens(history)
-    # The first token stands in for those that do not count: writing its logit again changes nothing.
+    # Positions behind the end repeat the first token: writing its penalized logit twice changes nothing.
     seen = torch.where(_places(tokens) < history.end[:, None], tokens, tokens[:, :1])
     with _some(logits, rows) as part:
         picked = part.gather(1, seen)
@@ -35,7 +35,7 @@ def penalize_repetition(logits: Tensor, rows: Tensor, history: History, penalty:
 
 
 def penalize_answer(logits: Tensor, rows: Tensor, history: History, presence: Tensor, frequency: Tensor) -> None:
-    """Subtract, for each token of the answer, presence once and frequency as often as it occurs."""
+    """Subtract from each generated token's logit: presence [n], plus frequency [n] for each occurrence."""
     tokens = _tokens(history)
     place = _places(tokens)
     generated = (place >= history.prompt[:, None]) & (place < history.end[:, None])
@@ -55,8 +55,8 @@ def _places(tokens: Tensor) -> Tensor:
 
 @contextmanager
 def _some(logits: Tensor, rows: Tensor) -> Iterator[Tensor]:
-    """Give the logits of some rows, to be changed in place."""
-    if len(rows) == len(logits):  # all of them, since they ascend
+    """Yield logits[rows], and write changes back."""
+    if len(rows) == len(logits):  # every row, since rows ascend
         yield logits
     else:
         part = logits[rows]

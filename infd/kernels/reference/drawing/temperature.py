@@ -1,4 +1,4 @@
-"""Sharpen or flatten the distribution."""
+"""Temperature."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def apply(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
-    """Return (logits - largest) / temperature: 0 at the most likely token, so a tiny temperature cannot overflow.
+    """Return (logits - largest) / temperature: 0 at the likeliest token, so that no temperature overflows.
 
     largest, temperature  [n] float32
     """

@@ -1,8 +1,7 @@
-"""Keep the likely tokens only: min-p, then top-k, then top-p of what these two have left.
+"""Limit sampling to the likeliest tokens: min-p, then top-k, then top-p of the remaining tokens.
 
-All three come down to a smallest logit to keep, found among a row's few largest
-ones; a row is sorted whole only if they do not settle it. Tokens that are
-equally likely stay or go together, so the answer depends on nothing but the row.
+Each limit becomes a smallest logit to keep, found among the row's largest logits; a whole row is sorted only if those
+do not suffice. Equally likely tokens are kept or dropped together, so the result depends on the row alone.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 class Candidates(NamedTuple):
     """The largest logits of each row.
 
-    logits   [n, width] float32, descending; -inf where not kept
+    logits   [n, width] float32, descending; -inf for dropped tokens
     tokens   [n, width] int64
-    settled  [n] bool: every token that is kept is here
+    settled  [n] bool: no kept token is missing
     """
 
     logits: Tensor
@@ -29,12 +28,12 @@ class Candidates(NamedTuple):
 
 
 def truncate(logits: Tensor, width: int, *, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Candidates:
-    """Find the tokens to keep among the `width` largest of each row, width at least as large as any top_k.
+    """Return the tokens to keep among the `width` largest logits of each row; `width` is at least any top_k.
 
     logits  [n, vocab] float32, 0 at the largest
-    top_k   [n] integers, 0: no limit
-    top_p   [n] float32, 1: no limit
-    min_p   [n] float32: keeps tokens at least min_p times as likely as the most likely one; 0: no limit
+    top_k   [n] integers; 0: no limit
+    top_p   [n] float32; 1: no limit
+    min_p   [n] float32: smallest probability to keep, relative to the likeliest token's; 0: no limit
     """
     whole = width >= logits.shape[1]
     values, tokens = logits.sort(-1, descending=True) if whole else logits.topk(width, -1)
@@ -44,7 +43,7 @@ def truncate(logits: Tensor, width: int, *, top_k: Tensor, top_p: Tensor, min_p:
 
     total = logits.masked_fill(logits < smallest[:, None], float("-inf")).logsumexp(-1)
     share = (values.masked_fill(values < smallest[:, None], float("-inf")) - total[:, None]).exp_()
-    before = share.cumsum(-1) - share  # how much of the mass is likelier than this token
+    before = share.cumsum(-1) - share  # probability mass of the likelier tokens
     nucleus = (before < top_p[:, None]).sum(-1).clamp(min=1) - 1
     last = values.gather(1, nucleus[:, None])[:, 0]
     smallest = torch.where(top_p < 1, torch.maximum(smallest, last), smallest)
