@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from infd.errors import InvalidRequest, PromptTooLong, TooCostly
 from infd.http.conversation import conversation, offered
-from infd.text.sandbox import BRIEF
+from infd.text.fuel import BRIEF
 from infd.text.syntax import PROMPT_END
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infd.http.schema.tools import Tool
     from infd.http.served import ServedModel
     from infd.offload import Offload
-    from infd.text.sandbox import Limits
+    from infd.text.fuel import Limits
 
 # About 4 ms of encoding: longer texts would hold up every stream's tokens.
 SHORT_CHARACTERS: Final = 4096

@@ -17,8 +17,8 @@ from infd.errors import CheckpointError, InvalidRequest, TextFailed, TooCostly
 from infd.text.bound import Bound  # noqa: TC001 (msgspec reads annotations)
 from infd.text.checkpoint import Additions  # noqa: TC001 (msgspec reads annotations)
 from infd.text.detokenize import detokenizer_of
+from infd.text.fuel import Limits  # noqa: TC001 (msgspec reads annotations)
 from infd.text.pieces import BytePieces, TextPieces  # noqa: TC001 (msgspec reads annotations)
-from infd.text.sandbox import Limits  # noqa: TC001 (msgspec reads annotations)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,7 +19,8 @@ from jinja2 import TemplateSyntaxError, meta
 from infd.errors import ConfigError, InvalidRequest, TextFailed, TooCostly, without_frames
 from infd.text import vetting
 from infd.text.apart import ApartTemplate
-from infd.text.sandbox import Exhausted, Limits, Sandbox
+from infd.text.fuel import Exhausted, Limits
+from infd.text.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

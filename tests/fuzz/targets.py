@@ -34,10 +34,10 @@ from infd.http.schema.tokens import DetokenizeRequest, TokenizeRequest
 from infd.http.schema.tools import Called, Function, Tool
 from infd.text import apart
 from infd.text.chat import PROBING, ChatTemplate
+from infd.text.fuel import BRIEF, Limits
 from infd.text.markup import joined
 from infd.text.reasoning.qwen3 import Qwen3
 from infd.text.reply import Reply
-from infd.text.sandbox import BRIEF, Limits
 from infd.text.stops import StopStrings
 from infd.text.syntax import Syntax
 from infd.text.tokenizer import Tokenizer
@@ -256,15 +256,16 @@ class HostileTarget(Target):
 
 
 class TemplateTarget(HostileTarget):
-    """A chat template: compiled, rendered; what it reads is found out."""
+    """A chat template: compiled, rendered with a short or a long conversation; what it reads is found out."""
 
-    MESSAGES = ({"role": "user", "content": "some words, " * 200}, {"role": "assistant", "content": "é🙂"})
+    SHORT = ({"role": "user", "content": "some words, " * 200}, {"role": "assistant", "content": "é🙂"})
+    LONG = ({"role": "user", "content": "some words, " * 20_000}, {"role": "assistant", "content": "\x01🙂 " * 20_000})
 
     def use(self, choose: Chooser) -> float:
-        limits = Limits(seconds=0.2) if choose.below(2) else BRIEF
+        limits, messages = (Limits(seconds=0.2), self.LONG) if choose.below(2) else (BRIEF, self.SHORT)
         chat = ChatTemplate({"default": template(choose)}, {"bos_token": "<s>"}, worker=self._worker)
         with suppress(RequestError):
-            chat.render(self.MESSAGES, tools=[{"type": "function"}], limits=limits)
+            chat.render(messages, tools=[{"type": "function"}, *["", 1] * 10_000], limits=limits)
         # Apart: a compilation, which renders a word, and a rendering, each with the start of a process.
         more = apart.COMPILE_S + apart.MARGIN_S + 2 * START_S if chat.apart else PROBING.seconds
         return MARGIN_S + limits.seconds + more

@@ -15,7 +15,7 @@ from infd.http.prompt import FREE_CHARACTERS, SHORT_CHARACTERS, Prompt, encode, 
 from infd.http.schema.chat import Message
 from infd.offload import Offload
 from infd.text.chat import ChatTemplate
-from infd.text.sandbox import Limits
+from infd.text.fuel import Limits
 from tests.http.endpoint import serving
 from tests.http.model import TEMPLATE, served, tokenizer
 

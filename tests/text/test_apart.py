@@ -13,7 +13,7 @@ from infd.errors import CheckpointError, InvalidRequest, TextFailed, TooCostly
 from infd.text import apart
 from infd.text.chat import ChatTemplate
 from infd.text.detokenize import detokenizer
-from infd.text.sandbox import Limits
+from infd.text.fuel import Limits
 from infd.text.syntax import Syntax
 from infd.text.tokenizer import Tokenizer
 from tests.text.templates import CONVERSATIONS, TEMPLATES, TOOLS

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 from itertools import count
 
 import pytest
 
 from infd.errors import InvalidRequest, TooCostly
 from infd.text.chat import MAX_SOURCE_CHARACTERS, ChatTemplate
-from infd.text.sandbox import BRIEF, Limits, Sandbox
+from infd.text.fuel import BRIEF, Limits
+from infd.text.sandbox import Sandbox
 from tests.text.templates import CHATML, CONVERSATIONS, TEMPLATES
 
 HELLO = [{"role": "user", "content": "Hello " * 100}]
 SMALL = Limits(output_characters=100_000, fuel=1_000_000)
+SMILES = "\U0001f642" * 100
 DOUBLED = "{% set ns = namespace(a='x', l=[1]) %}{% for i in range(60) %}"
 
 # Two equal structures that hold themselves twice, 45 times over: to walk one takes years.
@@ -121,6 +124,63 @@ HUNGRY = {
     "plain words": "{{ lipsum(n=10000000) }}",
     "mapped filters": "{{ range(99999) | map('string') | map('center', 9999) | list | length }}",
 }
+
+
+# What these would make, or need on the way, is hundreds of megabytes; each pays before it begins.
+LARGE = {
+    "a text joined by a text": "{{ ('x' * 400000) | join('" + "y" * 1000 + "') }}",
+    "a text joined by a structure": "{{ ('x' * 1000) | join(messages) }}",
+    "a list joined by a list": "{{ (['x'] * 2000) | join([t]) }}",
+    "characters joined": "{{ ('" + SMILES + "' * 60000) | join }}",
+    "a method's characters": "{{ ('y' * 1000).join('x' * 400000) }}",
+    "nothing, padded": "{{ ''.center(300000000, '" + SMILES[0] + "') }}",
+    "indented by a text": "{{ ('\n' * 400000) | indent('" + "x" * 1000 + "', true, true) }}",
+    "fields of a width": "{{ ('%(a)999d' * 400000) % {'a': 1} }}",
+    "fields that name a text": "{{ ('{0}' * 400000).format('x' * 1000) }}",
+    "numbers replaced": "{{ ('1' * 400000) | replace(1, [bos_token] * 100) }}",
+    "JSON between separators": "{{ ([''] * 400000) | tojson(separators=['" + "x" * 1000 + "', '']) }}",
+    "words": "{{ ('" + SMILES.replace(SMILES[:2], SMILES[0] + " ") + "' * 60000) | title }}",
+    "what a macro writes": "{% macro m() %}{% for i in range(400) %}{{ t }}{% endfor %}"
+    + SMILES
+    + "{% endmacro %}{{ m() }}",
+    "texts side by side": "{{ " + "t ~ " * 400 + "'" + SMILES + "' }}",
+    "what a structure prints": "{{ ([t ~ '" + SMILES + "'] * 400) | string }}",
+    "numbers": "{% set n = 9 ** 600 %}{{ ([n] * 400000) | string }}",
+    "bytes": "{{ (1).to_bytes(999999999, 'big') }}",
+    "keys": "{{ [dict([(t, 1)]).keys() - []] * 999 }}",
+}
+LENGTHY = {
+    "what a filter rejects": "{% set l = range(99999) | list %}{% for i in range(99) %}"
+    "{% set x = l | reject('number') | list %}{% endfor %}",
+    "a path": "{{ (['x'] * 99999) | sort(attribute='" + ".".join("0" * 300) + "') | length }}",
+    "sums": "{% set l = range(99999) | list %}{% for i in range(9999) %}{% set x = l | sum %}{% endfor %}",
+    "marks": "{{ (('<!---->' * 99999) | safe).striptags() }}",
+    "long numbers": "{% set x = (('f' * 400000) | int(0, 16)) // (('e' * 200000) | int(0, 16)) %}",
+    "empty texts": "{% set l = [''] * 999 * 999 %}{% for i in range(9) %}{% set x = l | join %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", LARGE.values(), ids=LARGE)
+def test_a_value_is_paid_for_before_it_is_made(source: str):
+    messages = [{"role": "user", "content": "x" * 300_000}]
+    template = ChatTemplate({"default": "{% set t = messages[0].content %}" + source})
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest):
+            template.render(messages)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 2**27
+
+
+@pytest.mark.parametrize("source", LENGTHY.values(), ids=LENGTHY)
+def test_fuel_ends_what_would_take_long(source: str):
+    template = ChatTemplate({"default": source}, limits=Limits(fuel=Limits().fuel // 4, seconds=1e9))
+
+    with pytest.raises(InvalidRequest):
+        template.render(HELLO)
 
 
 @pytest.mark.parametrize("source", (HUNGRY | COMPARING).values(), ids=HUNGRY | COMPARING)

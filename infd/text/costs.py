@@ -1,0 +1,252 @@
+"""The fuel that a step of a template costs, by its operands and by the value that it makes.
+
+A step whose cost depends on its operands (comparing, searching, sorting,
+printing, repeating) is paid for before it runs; a value, by its memory, once it
+is made. A structure that holds another one twice is printed, compared and
+hashed by walking that one twice, so it counts twice.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Set, Sized, ValuesView
+from typing import TYPE_CHECKING, Any, Final
+
+from jinja2.exceptions import SecurityError
+from jinja2.utils import Namespace
+
+from infd.text.fuel import Exhausted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from infd.text.fuel import Fuel
+
+STEP: Final = 64  # a turn of a loop, a call, a filter, an operator
+NODE: Final = 8  # any other node of a loop's body, each turn; an item of a list that is walked
+LAZY: Final = 2**10  # bytes of an iterator and its frames
+OBJECT: Final = 2**8  # bytes of a namespace, a macro, a cycler
+CHARACTER: Final = 96  # bytes of a character as a string of its own, and of its place in a list
+WORD: Final = 44  # bytes that a character takes at most once its text is split at white space
+NUMBER: Final = 2**11  # characters that one field of a format becomes at most, besides its values
+STRFTIME: Final = 256  # characters that one character of a date's format becomes at most
+UNSIZED: Final = 2**16  # taken as the length of an iterator; jinja's range ends below twice this
+MAX_BITS: Final = 2**12  # of an integer
+# Of a structure that is printed: repr and JSON write up to ten characters for one, of up to four bytes each.
+LARGEST_PRINTED: Final = 2**22
+
+SCALARS: Final = (str, int, float, bool, type(None))
+_WEIGHTLESS: Final = frozenset(map(type, (1.0, True, None, range(0), {}.keys(), {}.values(), {}.items())))
+_SEARCHED_BACKWARDS: Final = frozenset(("rfind", "rindex", "rpartition", "rsplit"))  # in time of text times word
+_STRIPPED: Final = frozenset(("lstrip", "rstrip", "strip", "trim"))
+_WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(\*|\d{3})")
+_WIDE_BRACES: Final = re.compile(r"\{[^{}]*:[^{}]*(\{|\d{3})")
+
+
+def memory(made: object) -> int:
+    """Return the bytes of a value, without the items that it refers to."""
+    kind = type(made)
+    if kind is str:
+        return len(made) if made.isascii() else sys.getsizeof(made)  # type: ignore[attr-defined,arg-type]
+    if kind is int:
+        return made.bit_length() >> 3  # type: ignore[attr-defined,no-any-return]
+    if kind in _WEIGHTLESS:
+        return 0
+    if isinstance(made, str | list | tuple | Mapping | Set):
+        return sys.getsizeof(made)
+    return OBJECT
+
+
+def walk(fuel: Fuel, value: object) -> int:
+    """Return the cost of walking a structure: of printing, comparing or hashing it. Burns for the walk itself."""
+    return len(value) if isinstance(value, str) else _walk(fuel, value, {})
+
+
+def _walk(fuel: Fuel, value: object, known: dict[int, int]) -> int:
+    items: Iterable[Any]
+    match value:
+        case str():
+            return NODE + len(value)
+        case int():
+            return STEP + (value.bit_length() >> 1)
+        case Mapping():
+            items = (item for pair in value.items() for item in pair)
+        case list() | tuple() | ValuesView() | KeysView() | ItemsView() | Set():
+            items = value
+        case Namespace():
+            raise SecurityError("prints a namespace")
+        case _:
+            return STEP
+    if id(value) not in known:
+        fuel.burn(NODE * len(value))
+        known[id(value)] = STEP + sum(_walk(fuel, item, known) for item in items)
+    return known[id(value)]
+
+
+def pay_to_print(fuel: Fuel, value: object) -> None:
+    """Pay for the text of a value that is not text."""
+    if not isinstance(value, str):
+        _check_printed(cost := walk(fuel, value))
+        fuel.burn(cost)
+
+
+def _check_printed(cost: int) -> None:
+    if cost > LARGEST_PRINTED:
+        raise Exhausted("prints too large a structure")
+
+
+def pay_to_compare(fuel: Fuel, left: object, right: object) -> None:
+    """A comparison walks both operands, at most as far as the shorter one."""
+    if isinstance(left, SCALARS) or isinstance(right, SCALARS):
+        both_text = isinstance(left, str) and isinstance(right, str)
+        fuel.burn(STEP + (min(len(left), len(right)) if both_text else 0))  # type: ignore[arg-type]
+    elif isinstance(left, Sized) and isinstance(right, Sized):
+        fuel.burn(walk(fuel, left))
+
+
+def searchable(fuel: Fuel, item: object, items: Any) -> Any:
+    """Pay to search `items` for `item`. An iterator would be used up, so it becomes a list; returns what to search."""
+    match items:
+        case str():
+            fuel.burn(STEP + len(items))
+        case Mapping() | KeysView() | Set():
+            fuel.burn(STEP if isinstance(item, str) else walk(fuel, item))
+        case list() | tuple() if type(item) is str:
+            fuel.burn(STEP + len(items) * (8 + len(item) // 16))
+        case list() | tuple() | ValuesView() | ItemsView():
+            fuel.burn(walk(fuel, item) + walk(fuel, items))
+        case range():
+            fuel.burn(STEP if type(item) is int else STEP * len(items))
+        case Iterator():
+            items = list(items)
+            fuel.burn(walk(fuel, item) + walk(fuel, items))
+    return items
+
+
+def pay_to_sort(fuel: Fuel, items: object, arguments: tuple[object, ...]) -> None:
+    """Pay to compare or hash items with one another, by an attribute that `arguments` may name."""
+    if isinstance(items, str):
+        fuel.burn(CHARACTER * len(items))
+    fuel.burn(walk(fuel, items) * (1 + length(items).bit_length()) * lookups(arguments))
+
+
+def lookups(arguments: tuple[object, ...]) -> int:
+    """Return how many lookups an attribute's name asks for: "a.b,c" is three."""
+    return 1 + sum(name.count(".") + name.count(",") for name in arguments if isinstance(name, str))
+
+
+def length(value: object) -> int:
+    return len(value) if isinstance(value, Sized) else UNSIZED
+
+
+def pay_to_join(fuel: Fuel, items: object, between: object) -> None:
+    """Pay to print `items`, which is no iterator, and to join their texts with that of `between`."""
+    pay_to_print(fuel, between)
+    count, gap = length(items), len(str(between))
+    if isinstance(items, str):
+        fuel.burn(CHARACTER * count)
+        fuel.burn_for_text(count * (1 + gap))
+        return
+    cost = printed = walk(fuel, items)
+    if isinstance(items, list | tuple | Mapping | Set) and cost > LARGEST_PRINTED:  # texts are joined as they are
+        printed -= sum(NODE + len(item) for item in items if isinstance(item, str))
+    _check_printed(printed)
+    fuel.burn_for_text(cost + count * gap)
+
+
+def pay_to_replace(fuel: Fuel, text: object, old: object, new: object) -> None:
+    for value in (text, old, new):
+        pay_to_print(fuel, value)
+    text = str(text)
+    fuel.burn(len(text))
+    fuel.burn_for_text(len(text) + text.count(str(old)) * len(str(new)))
+
+
+def pay_to_indent(fuel: Fuel, text: object, arguments: tuple[object, ...]) -> None:
+    """By so many spaces, or by a text, each line."""
+    pay_to_print(fuel, text)
+    widest = max(
+        (len(width) if isinstance(width, str) else abs(width) for width in arguments if isinstance(width, str | int)),
+        default=4,
+    )
+    fuel.burn(WORD * length(text))
+    fuel.burn_for_text(length(text) * (1 + widest))
+
+
+def pay_to_format(fuel: Fuel, form: str, values: object) -> None:
+    """Pay for `form % values`."""
+    if _WIDE_PERCENT.search(form):
+        raise SecurityError("formats too wide a field")
+    cost = walk(fuel, (values,))
+    if isinstance(values, Mapping):  # whose values may be named often
+        cost *= max(1, form.count("%("))
+    _check_printed(cost)
+    fuel.burn_for_text(len(form) + form.count("%") * NUMBER + cost)
+
+
+def pay_to_fill(fuel: Fuel, form: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Pay for `form.format(*args, **kwargs)`."""
+    fields = form.count("{")
+    cost = fields * walk(fuel, (args, kwargs))
+    if "!" in form or not all(isinstance(value, str) for value in (*args, *kwargs.values())):
+        _check_printed(cost)
+    fuel.burn_for_text(len(form) + fields * NUMBER + cost)
+
+
+def check_braces(form: str) -> None:
+    """Raises SecurityError for a field of a format that may be wide."""
+    if _WIDE_BRACES.search(form):
+        raise SecurityError("formats too wide a field")
+
+
+def pay_for_json(fuel: Fuel, value: object, indent: int | str | None, separators: object) -> None:
+    """Pay for the lines of indented JSON, which Python writes one by one, and for long separators."""
+    width = indent if isinstance(indent, int) else len(indent or "")
+    between = walk(fuel, separators) if separators else 0
+    lines, depth = _lines(fuel, value, {})
+    fuel.burn_for_text(lines * (STEP + depth * width + between))
+
+
+def _lines(fuel: Fuel, value: object, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return the number of lines of a structure that is indented, and its depth."""
+    items: Iterable[Any]
+    match value:
+        case Mapping():
+            items = value.values()
+        case list() | tuple():
+            items = value
+        case _:
+            return 1, 1
+    if id(value) not in known:
+        fuel.burn(NODE * len(value))
+        inner = [_lines(fuel, item, known) for item in items]
+        known[id(value)] = 2 + sum(lines for lines, _ in inner), 1 + max((depth for _, depth in inner), default=0)
+    return known[id(value)]
+
+
+def pay_to_split(fuel: Fuel, name: str, text: str, arguments: tuple[object, ...]) -> None:
+    """Pay for the pieces of a text, or for a search in it, by the name of the method or filter."""
+    match name, arguments:
+        case "split" | "rsplit", [str(between), *_] if between:
+            fuel.burn(CHARACTER * text.count(between))
+            if name == "rsplit":
+                fuel.burn(len(text) * len(between))
+        case "split" | "rsplit" | "splitlines" | "title", _:
+            fuel.burn(WORD * len(text))
+        case _, [str(word), *_] if name in _SEARCHED_BACKWARDS or name in _STRIPPED:
+            fuel.burn(len(text) * max(1, len(word)))
+
+
+def pay_to_pad(fuel: Fuel, value: object, arguments: tuple[object, ...]) -> None:
+    """Pay for a filter or method whose argument may be a width, or a number of items."""
+    widest = max((abs(number) for number in arguments if isinstance(number, int)), default=0)
+    if not widest:
+        return
+    match value:
+        case str():
+            fuel.burn_for_text(len(value) + widest)
+        case list() | tuple():
+            fuel.burn(widest * max(1, len(value)))
+        case _:
+            fuel.burn(widest)
