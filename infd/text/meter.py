@@ -193,8 +193,13 @@ def _key(context: MeteredContext, key: object) -> object:
 def filters(known: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """Return jinja's filters wrapped, and those of Meter."""
     ours: dict[str, Callable[..., Any]] = {
-        _TURNS: _turns, _JOINED: _joined, _MADE: _made, _BODY: _body,
-        _COMPARED: _compared, _SUBTRACTED: _subtracted, _KEY: _key,
+        _TURNS: _turns,
+        _JOINED: _joined,
+        _MADE: _made,
+        _BODY: _body,
+        _COMPARED: _compared,
+        _SUBTRACTED: _subtracted,
+        _KEY: _key,
     }
     return {name: _metered(name, function) for name, function in known.items()} | ours
 

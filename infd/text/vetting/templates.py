@@ -1,4 +1,4 @@
-"""Chat templates whose every step is paid for by the fuel of `sandbox.py`, or is bounded by the template's length.
+"""Chat templates whose every step is paid for by the fuel of `costs.py`, or is bounded by the template's length.
 
 An allow-list: of nodes, and of filters and tests with what they may be given. A method is paid for where it is called.
 """
