@@ -12,7 +12,7 @@ import torch
 from infd import embedded
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.kernels.families.adapters import LowRank, LowRankPart
-from infd.request import Adapter, SamplingParams
+from infd.request import Adapter, Generate, SamplingParams
 from infd.runner.pulse import Pulse
 from infd.runner.start.loading import build
 from infd.scheduler.plan import Join, Load, Span, StepPlan
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from infd.models.parameter import Target
 
 PROMPT = 16
-SAMPLING = SamplingParams(max_tokens=1, temperature=0.0)
+WANTS = (Generate(SamplingParams(max_tokens=1, temperature=0.0)),)
 
 
 def weights(targets: Iterable[Target], rank: int, dtype: torch.dtype) -> dict[Target, LowRank]:
@@ -66,8 +66,7 @@ def main(model: str, dtype: str, rows: int, rank: int, steps: int) -> None:
 
     def seat(slots: list[int]) -> None:
         joins = [
-            Join(row, [1] * PROMPT, PROMPT, SAMPLING, frozenset(), [[2 * row + 1, 2 * row + 2]], 0, slots[row])
-            for row in range(rows)
+            Join(row, [1] * PROMPT, PROMPT, WANTS, [[2 * row + 1, 2 * row + 2]], 0, slots[row]) for row in range(rows)
         ]
         spans = [Span(row, 0, PROMPT, samples=False) for row in range(rows)]
         step(StepPlan(0, joins, [], spans))

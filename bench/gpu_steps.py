@@ -13,7 +13,7 @@ from gpu_served import Asked
 from torch.profiler import ProfilerActivity
 
 from infd.kernels.families.adapters import LowRank, LowRankPart
-from infd.request import Adapter, SamplingParams
+from infd.request import Adapter, Generate, SamplingParams
 from infd.runner.graphs import PATIENCE
 from infd.scheduler.plan import Join, Load, Span, StepPlan
 
@@ -184,7 +184,8 @@ def _bytes(low: dict[Target, LowRank]) -> int:
 
 def _join(row: int, tokens: int, page: int, held: int = 0, sampling: SamplingParams = GREEDY, slot: int = 0) -> Join:
     held = held or -(-tokens // PAGE)
-    return Join(row, [7] * tokens, tokens, sampling, frozenset(), [list(range(page, page + held))], row, slot)
+    wants = (Generate(sampling),)
+    return Join(row, [7] * tokens, tokens, wants, [list(range(page, page + held))], row, slot)
 
 
 def _span(row: int, start: int, count: int) -> Span:

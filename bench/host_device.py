@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infd.request import Request, SamplingParams
+from infd.request import Generate, Request, SamplingParams
 from infd.runner.adapters import DeviceSlots
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
@@ -163,5 +163,5 @@ def scheduled(capacity: Capacity, streams: int, steps: int, way: dict[str, Any])
     for number in range(streams):
         prompt = tuple((number + i) % VOCABULARY for i in range(PROMPT))
         sampling = SamplingParams(max_tokens=steps, **way)
-        scheduler.add(Sequence(Request(id=str(number), prompt=prompt, sampling=sampling)))
+        scheduler.add(Sequence(Request(id=str(number), prompt=prompt, wants=(Generate(sampling),))))
     return scheduler

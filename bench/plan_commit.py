@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from infd.request import Request, SamplingParams
+from infd.request import Generate, Request, SamplingParams
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult
 from infd.scheduler.scheduler import Scheduler
@@ -33,7 +33,8 @@ def _once(sequences: int, steps: int) -> float:
     scheduler = Scheduler(capacity)
     for number in range(sequences):
         prompt = tuple((number + position) % capacity.vocab_size for position in range(_PROMPT))
-        scheduler.add(Sequence(Request(id=str(number), prompt=prompt, sampling=SamplingParams(max_tokens=tokens))))
+        wants = (Generate(SamplingParams(max_tokens=tokens)),)
+        scheduler.add(Sequence(Request(id=str(number), prompt=prompt, wants=wants)))
     first = scheduler.plan()
     assert first is not None
     scheduler.commit(first, _result(first.plan))

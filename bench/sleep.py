@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.engine.engine import Engine
 from infd.executors.local import LocalExecutor
-from infd.request import Request, SamplingParams
+from infd.request import Generate, Request, SamplingParams
 from infd.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ async def measure(
         for level in (1, 2):
             prompt = tuple(1 + (number * 7 + i * 13) % 500 for i in range(PROMPT))
             async with engine.admit(1, 0) as ticket:
-                asked = Request(id="bench", prompt=prompt, sampling=SamplingParams(max_tokens=1))
+                asked = Request(id="bench", prompt=prompt, wants=(Generate(SamplingParams(max_tokens=1)),))
                 async for _ in await ticket.submit(asked):
                     pass
             asleep = engine.control.sleep("wait", level)

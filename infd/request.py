@@ -1,15 +1,16 @@
-"""The words that all rooms share: what a caller asks for, and how one choice of it ends."""
+"""The words that all rooms share: what a caller requests, and how a choice finishes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from typing import TypeVar
 
 from msgspec import Struct
 
 
 class FinishReason(Enum):
-    """How a choice ended. The values are what OpenAI clients read."""
+    """How a choice finished. The values are those of OpenAI's API."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -20,7 +21,7 @@ class FinishReason(Enum):
 class SamplingParams(Struct, frozen=True, kw_only=True):
     """How the next token is chosen from the logits. Every value is already checked."""
 
-    max_tokens: int  # 0: only look at the prompt
+    max_tokens: int  # at least 1, or there is nothing to generate
     min_tokens: int = 0  # end ids and stop strings are ignored until this many tokens are generated
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: no limit
@@ -31,20 +32,49 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = {}
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
-    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are not to be generated
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never generated
     seed: int = 0  # of the noise; a choice adds its index
-    logprobs: int | None = None  # None: not asked; 0: of the chosen token; k: also of the k most likely
-    prompt_logprobs: int | None = None  # the same of the prompt's tokens, all but the first
+    logprobs: int | None = None  # None: not requested; 0: of the chosen token; k: also of the k most likely
+
+
+class Generate(Struct, frozen=True, tag="generate"):
+    """Sample tokens after the prompt, until one of end_ids or max_tokens of them.
+
+    end_ids  a generated one of these finishes the choice with "stop"
+    """
+
+    sampling: SamplingParams
+    end_ids: frozenset[int] = frozenset()
+
+
+class Score(Struct, frozen=True, tag="score"):
+    """Compute log-probabilities of the prompt's tokens, all but the first.
+
+    top  how many of the most likely tokens at each position, too
+    """
+
+    top: int = 0
+
+
+Want = Generate | Score
+W = TypeVar("W", Generate, Score)
+
+
+def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
+    """Return the want of one kind, None if there is none."""
+    return next((want for want in wants if isinstance(want, kind)), None)
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One prompt and what is wanted of it."""
+    """One prompt, and what is wanted of it.
+
+    wants  at most one of each kind, in any order; without any, every choice finishes at once
+    """
 
     id: str  # unique in this process
     prompt: tuple[int, ...]
-    sampling: SamplingParams
+    wants: tuple[Want, ...]
     choices: int = 1
-    end_ids: frozenset[int] = frozenset()  # a generated one finishes the choice with "stop"
     priority: int = 0  # lower is earlier
     adapter: str | None = None  # by name; None: the model itself
     tenant: str = ""  # prefix pages are shared within a tenant only
@@ -52,7 +82,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class Adapter(Struct, frozen=True):
-    """A change to the model, as its files were when they were loaded. The executor holds its weights.
+    """A LoRA adapter, as its files were when they were loaded. The executor holds its weights.
 
     generation  unique; each load of an adapter, under any name, is another generation
     """
@@ -70,7 +100,7 @@ class AdapterFacts(Struct, frozen=True):
 
     base   the model that its config names
     rank   the largest of its products
-    bytes  of host memory that it takes
+    bytes  of host memory it takes
     stamp  differs once its files have changed
     """
 
@@ -86,4 +116,4 @@ class TokenLogprobs(Struct, frozen=True):
     chosen: float  # of the token that stands there
     top_ids: tuple[int, ...] = ()  # most likely first
     top: tuple[float, ...] = ()
-    rank: int | None = None  # 1: no other is likelier; told of prompt tokens only
+    rank: int | None = None  # 1: no other is likelier; of prompt tokens only

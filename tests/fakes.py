@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from infd.errors import AdapterTooLarge, CheckpointError
 from infd.memory import ALL, Held, Memory, Part
-from infd.request import AdapterFacts, TokenLogprobs
+from infd.request import AdapterFacts, Generate, Score, TokenLogprobs, pick
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult
 
@@ -213,8 +213,9 @@ class FakeDevice:
         self.tokens[join.row] = list(join.tokens)
         self.tables[join.row] = [{i: page for i, page in enumerate(table) if page} for table in join.tables]
         self.seeds[join.row] = join.seed
-        self.logprobs[join.row] = join.sampling.logprobs
-        self.most[join.row] = join.sampling.prompt_logprobs or 0
+        generate, score = pick(Generate, join.wants), pick(Score, join.wants)
+        self.logprobs[join.row] = generate.sampling.logprobs if generate else None
+        self.most[join.row] = score.top if score else 0
         self.prompts[join.row] = join.prompt_tokens
 
     def _write(self, span: Span) -> None:

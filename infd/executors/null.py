@@ -14,7 +14,7 @@ from infd.adapters.files import locate
 from infd.adapters.peft import PeftConfig
 from infd.errors import AdapterTooLarge
 from infd.memory import ALL, Held, Memory, Part
-from infd.request import AdapterFacts, TokenLogprobs
+from infd.request import AdapterFacts, Generate, Score, TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepResult
 from infd.weights import checkpoint
@@ -159,11 +159,13 @@ class NullExecutor:
         seeds, first, ordinary = self._seeds, self._first, self._ordinary
         for join in plan.joins:
             seeds[join.row] = join.seed * SEED_FACTOR
-            self._prompt_logprobs[join.row] = join.sampling.prompt_logprobs or 0
-            if join.sampling.logprobs is None:
-                self._logprobs.pop(join.row, None)
-            else:
-                self._logprobs[join.row] = join.sampling.logprobs
+            self._logprobs.pop(join.row, None)
+            for want in join.wants:
+                match want:
+                    case Score(top):
+                        self._prompt_logprobs[join.row] = top
+                    case Generate(sampling) if sampling.logprobs is not None:
+                        self._logprobs[join.row] = sampling.logprobs
         mixed = [(seeds[s.row] + (s.start + s.count) * POSITION_FACTOR) & 0xFFFFFFFF for s in plan.spans if s.samples]
         tokens = [first + ((mix ^ mix >> 15) * POSITION_FACTOR >> 7) % ordinary for mix in mixed]
         result = StepResult([int(span.samples) for span in plan.spans], tokens)

@@ -108,7 +108,6 @@ def sampling_params(
     max_tokens: int,
     choices: int,
     logprobs: int | None,
-    prompt_logprobs: int | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
     """Return how to choose tokens. Raises InvalidRequest."""
@@ -153,7 +152,6 @@ def sampling_params(
         bad_words=bad_words,
         seed=secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS,
         logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
     )
 
 

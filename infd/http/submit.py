@@ -12,7 +12,7 @@ from infd.http import sampling
 from infd.http.answer import Answer, Opening
 from infd.http.formats.base import ENTRY_BYTES
 from infd.http.prompt import forbidden, written
-from infd.request import Request
+from infd.request import Generate, Request, Score
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from infd.http.served import ServedModel
     from infd.http.service import Exchange
     from infd.offload import Offload
-    from infd.request import SamplingParams
+    from infd.request import SamplingParams, Want
     from infd.text.markup import Reading
 
 
@@ -84,9 +84,8 @@ async def submit(
         Request(
             id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
             prompt=prompt.ids,
-            sampling=_sampling(said, wanted, prompt, served, bad_words, scored),
+            wants=_wants(_sampling(said, wanted, prompt, served, bad_words), end_ids, scored),
             choices=wanted.choices,
-            end_ids=end_ids,
             priority=exchange.priority(said.priority),
             adapter=adapter,
             tenant=exchange.tenant,
@@ -128,13 +127,18 @@ async def submit(
     )
 
 
+def _wants(sampling: SamplingParams, end_ids: frozenset[int], scored: int | None) -> tuple[Want, ...]:
+    """scored: as Score.top; None: not scored."""
+    generate = (Generate(sampling, end_ids),) if sampling.max_tokens else ()
+    return generate if scored is None else (*generate, Score(scored))
+
+
 def _sampling(
     said: GenerationRequest,
     wanted: Wanted,
     prompt: Prompt,
     served: ServedModel,
     bad_words: tuple[tuple[int, ...], ...],
-    prompt_logprobs: int | None,
 ) -> SamplingParams:
     if not prompt.ids:
         raise InvalidRequest("the prompt is empty", param=wanted.prompt_param)
@@ -146,7 +150,6 @@ def _sampling(
         ),
         choices=wanted.choices,
         logprobs=wanted.logprobs,
-        prompt_logprobs=prompt_logprobs,
         bad_words=bad_words,
     )
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from infd.kernels.families.rows import Kept
 from infd.kernels.reference.rows import Rows as Reference
+from infd.request import Generate, SamplingParams, Score, pick
 from infd.runner.arenas.arena import zeros
 from infd.runner.staging import staging as usual
 
@@ -99,6 +100,7 @@ class Integer(IntEnum):
     PROMPT = 3
 
 
+_UNSAMPLED = Generate(SamplingParams(max_tokens=1, temperature=0.0))  # of a row that generates nothing
 _NO_IDS = np.empty(0, np.int64)
 _NOTHING = Asked(
     0, 0, 0, 0, _NO_IDS, np.empty(0, np.float32), _NO_IDS, Words(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS), _NO_IDS
@@ -207,7 +209,7 @@ class Rows:
 
 def _columns(join: Join, vocab_size: int) -> tuple[list[float], list[int]]:
     """Return the row's values in the order of Float and Integer."""
-    s = join.sampling
+    s = (pick(Generate, join.wants) or _UNSAMPLED).sampling
     seed = join.seed & 0xFFFFFFFFFFFFFFFF
     return (
         [s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.presence_penalty, s.frequency_penalty],
@@ -216,7 +218,8 @@ def _columns(join: Join, vocab_size: int) -> tuple[list[float], list[int]]:
 
 
 def _ask(join: Join, vocab_size: int) -> Asked:
-    s = join.sampling
+    wanted, scored = pick(Generate, join.wants) or _UNSAMPLED, pick(Score, join.wants)
+    s = wanted.sampling
     stages = Stage(0)
     if s.repetition_penalty != 1.0:
         stages |= Stage.REPETITION
@@ -224,7 +227,7 @@ def _ask(join: Join, vocab_size: int) -> Asked:
         stages |= Stage.FREQUENCY
     if s.logit_bias:
         stages |= Stage.BIAS
-    if s.min_tokens and join.end_ids:
+    if s.min_tokens and wanted.end_ids:
         stages |= Stage.FLOOR
     if s.temperature >= GREEDY_BELOW:
         stages |= Stage.RANDOM
@@ -242,10 +245,10 @@ def _ask(join: Join, vocab_size: int) -> Asked:
         stages=int(stages),
         floor=join.prompt_tokens + s.min_tokens,
         logprobs=s.logprobs or 0,
-        prompt_logprobs=s.prompt_logprobs or 0,
+        prompt_logprobs=0 if scored is None else scored.top,
         bias_ids=bias_ids,
         bias=np.fromiter(s.logit_bias.values(), dtype=np.float32, count=len(s.logit_bias)),
-        end_ids=np.array([i for i in join.end_ids if 0 <= i < vocab_size], dtype=np.int64),
+        end_ids=np.array([i for i in wanted.end_ids if 0 <= i < vocab_size], dtype=np.int64),
         words=_words(s.bad_words, vocab_size),
         allowed=_bitmask(s.allowed_token_ids, vocab_size) if s.allowed_token_ids else _NO_IDS,
     )

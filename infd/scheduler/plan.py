@@ -10,23 +10,24 @@ from __future__ import annotations
 from msgspec import Struct
 
 from infd.errors import Fault
-from infd.request import Adapter, SamplingParams, TokenLogprobs
+from infd.request import Adapter, TokenLogprobs, Want
 
 
 class Join(Struct):
     """A sequence takes a row: everything the row must hold before its first span.
 
     tokens  all known tokens, prompt and generated
+    wants   of its request
     tables  page ids per group, by page index; 0 where the page is behind the window
+    seed    of its noise: the request's, and the choice's index added
     slot    of its adapter; 0: the model itself
-    regime  that it runs under: see Regimes
+    regime  of its rotary angles: see Regimes
     """
 
     row: int
     tokens: list[int]
     prompt_tokens: int
-    sampling: SamplingParams
-    end_ids: frozenset[int]
+    wants: tuple[Want, ...]
     tables: list[list[int]]
     seed: int
     slot: int = 0
@@ -43,7 +44,7 @@ class Grant(Struct, gc=False):
 
 
 class Load(Struct, frozen=True):
-    """An adapter takes a slot of the device, whatever was there before."""
+    """An adapter replaces whatever is in a slot of the device."""
 
     slot: int
     adapter: Adapter
@@ -52,8 +53,8 @@ class Load(Struct, frozen=True):
 class Span(Struct, gc=False):
     """Compute `count` tokens of a row's sequence from `start`: their cache entries, and the readouts named here.
 
-    samples  whether the token after the last one is to be sampled
-    scores   of how many tokens, from the first on, the log-probability of the prompt token that follows is wanted
+    samples  whether to sample the token after the last one
+    scores   after how many tokens, counted from the first, to score the prompt token that follows
     """
 
     row: int
@@ -80,9 +81,9 @@ class StepPlan(Struct):
 class StepResult(Struct):
     """What a step's spans produced, in the plan's order.
 
-    accepted         tokens each span yielded: 1 where it samples, else 0 (more under speculation)
+    accepted         tokens each span yielded: 1 if it samples, else 0 (more under speculation)
     tokens           the yielded ids, span after span
-    logprobs         by span index, one per yielded token, where asked
+    logprobs         by span index, one per yielded token, if requested
     prompt_logprobs  by span index, one per token that it scores
     failed           by span index: the fault of a sequence that failed alone (staging, non-finite logits, sampling)
     """

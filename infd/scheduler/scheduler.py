@@ -335,8 +335,7 @@ class Scheduler:
             row=seq.row,
             tokens=list(seq.tokens),
             prompt_tokens=seq.prompt_tokens,
-            sampling=seq.request.sampling,
-            end_ids=seq.request.end_ids,
+            wants=seq.request.wants,
             tables=[list(table) for table in seq.tables],
             seed=seq.seed,
             slot=seq.slot,
@@ -367,7 +366,7 @@ class Scheduler:
             kept = self._append(seq, tokens, step)
             logprobs = result.logprobs[number][:kept] if number in result.logprobs else []
             outcome = Outcome(seq, tokens if kept == len(tokens) else tokens[:kept], logprobs, seq.finish)
-        elif seq.idle:
+        elif seq.complete:
             self.remove(seq, FinishReason.LENGTH)
             outcome = Outcome(seq, [], [], seq.finish)
         else:
@@ -380,10 +379,10 @@ class Scheduler:
 
     def _append(self, seq: Sequence, tokens: list[int], step: int) -> int:
         """Append the tokens that `step` sampled, up to the first that ends the sequence; return how many were kept."""
-        known, end_ids = seq.tokens, seq.request.end_ids
+        known = seq.tokens
         for kept, token in enumerate(tokens, 1):
             known.append(token)
-            if token in end_ids and seq.generated > seq.request.sampling.min_tokens:
+            if token in seq.end_ids and seq.generated > seq.min_tokens:
                 self.remove(seq, FinishReason.STOP)
                 return kept
             if len(known) >= seq.limit:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from infd.request import Generate, Score
+
 if TYPE_CHECKING:
     from infd.request import Adapter, FinishReason, Request, TokenLogprobs
     from infd.scheduler.layout import Regimes
@@ -27,6 +29,7 @@ class Sequence:
         "computed",
         "covered",
         "dropped_through",
+        "end_ids",
         "failure",
         "finish",
         "first",
@@ -35,6 +38,7 @@ class Sequence:
         "keys",
         "last_step",
         "limit",
+        "min_tokens",
         "order",
         "prefix_root",
         "prompt_cached",
@@ -66,13 +70,21 @@ class Sequence:
         self.adapter = adapter
         self.choice = choice
         self.first = first
-        self.seed = request.sampling.seed + choice
         self.tokens = list(request.prompt)
-        self.prompt_tokens = len(self.tokens)
-        self.limit = self.prompt_tokens + request.sampling.max_tokens  # known tokens at which it ends
+        self.limit = self.prompt_tokens = len(self.tokens)
         self.prefix_root = prefix_root
-        # Log-probabilities of its prompt are still to come; the first choice's are those of all.
-        self.scoring = request.sampling.prompt_logprobs is not None and choice == 0 and self.prompt_tokens > 1
+        self.seed = self.min_tokens = 0
+        self.end_ids: frozenset[int] = frozenset()
+        self.scoring = False
+        for want in request.wants:
+            match want:
+                case Generate(sampling, end_ids):
+                    self.seed = sampling.seed + choice
+                    self.min_tokens = sampling.min_tokens
+                    self.end_ids = end_ids
+                    self.limit += sampling.max_tokens  # known tokens at which it ends
+                case Score():  # the first choice's are those of all
+                    self.scoring = choice == 0 and self.prompt_tokens > 1  # log-probabilities still to come
         self.prompt_logprobs: list[TokenLogprobs] = []  # known, and not yet in an outcome
         self.token_cost = 1  # as how many tokens of the budget each of its own counts
         self.regime = 0  # of its rotary angles, see Regimes
@@ -112,9 +124,9 @@ class Sequence:
         return len(self.tokens) + self.in_flight
 
     @property
-    def idle(self) -> bool:
-        """Whether there is nothing to compute for it."""
-        return self.limit == self.prompt_tokens and not self.scoring
+    def complete(self) -> bool:
+        """Whether nothing that its request wants is still to come."""
+        return len(self.tokens) >= self.limit and not self.scoring
 
     @property
     def owes_scores(self) -> bool:

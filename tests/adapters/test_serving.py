@@ -15,7 +15,7 @@ from infd.config import CacheConfig, Config, DeviceConfig, LoraConfig, ModelConf
 from infd.engine.engine import Engine
 from infd.errors import RequestFailed
 from infd.executors.local import LocalExecutor
-from infd.request import Request, SamplingParams
+from infd.request import Generate, Request, SamplingParams
 from infd.runner.adapters import DeviceSlots
 from infd.telemetry.metrics import Metrics
 from tests.adapters.making import EVERY_PRODUCT, make
@@ -53,7 +53,7 @@ async def serving(checkpoint: Path, *, depth: int = 1, per_step: int = 16, slots
 
 async def generate(engine: Engine, prompt: list[int], adapter: str | None) -> list[int]:
     sampling = SamplingParams(max_tokens=NEW, temperature=0.0)
-    request = Request(id="r", prompt=tuple(prompt), sampling=sampling, adapter=adapter)
+    request = Request(id="r", prompt=tuple(prompt), wants=(Generate(sampling),), adapter=adapter)
     async with engine.admit(1, 0) as ticket:
         return [token async for _, delta in await ticket.submit(request) for token in delta.token_ids]
 

@@ -12,7 +12,7 @@ from infd.admin.server import AdminServer
 from infd.config import Config
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
-from infd.request import Request, SamplingParams
+from infd.request import Generate, Request, SamplingParams
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor
 
@@ -53,7 +53,8 @@ class House:
         self.executor.gate.clear()
         async with self.engine.admit(1, 100) as ticket:
             sampling = SamplingParams(max_tokens=5)
-            choices = await ticket.submit(Request(id=ticket.id, prompt=(1, 2, 3), sampling=sampling), client="tester")
+            request = Request(id=ticket.id, prompt=(1, 2, 3), wants=(Generate(sampling),))
+            choices = await ticket.submit(request, client="tester")
             yield ticket.id, choices
 
 

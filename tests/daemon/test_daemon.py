@@ -27,7 +27,7 @@ from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.errors import CheckpointError, ConfigError, DeviceLost, OutOfMemory
 from infd.http.schema.chat import ChatRequest
-from infd.request import Request, SamplingParams
+from infd.request import Generate, Request, SamplingParams
 from infd.runner.arenas.host import headstart
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor
@@ -110,7 +110,8 @@ async def test_a_step_that_does_not_move_stops_the_watchdog(manager: socket.sock
     assert heard(manager) == ["STATUS=ready · 0 running · 0 waiting · KV 0%", "WATCHDOG=1", "WATCHDOG=1"]
 
     async with engine.admit(1, 0) as ticket:
-        choices = await ticket.submit(Request(id=ticket.id, prompt=(1, 2, 3), sampling=SamplingParams(max_tokens=2)))
+        wants = (Generate(SamplingParams(max_tokens=2)),)
+        choices = await ticket.submit(Request(id=ticket.id, prompt=(1, 2, 3), wants=wants))
         while not engine.status().running:
             await asyncio.sleep(0)
         heartbeat.beat()
@@ -139,7 +140,7 @@ async def test_a_frozen_request_is_no_reason_to_bark(manager: socket.socket, not
     await asyncio.sleep(0)
     async with engine.admit(1, 0) as ticket:
         sampling = SamplingParams(max_tokens=200)
-        choices = await ticket.submit(Request(id=ticket.id, prompt=(1, 2, 3), sampling=sampling))
+        choices = await ticket.submit(Request(id=ticket.id, prompt=(1, 2, 3), wants=(Generate(sampling),)))
         await anext(choices)
         await engine.control.pause("keep").result()
         heartbeat.beat()

@@ -12,7 +12,7 @@ import torch
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.engine.engine import Engine
 from infd.executors.local import LocalExecutor
-from infd.request import Request, SamplingParams
+from infd.request import Generate, Request, SamplingParams
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import running
 from tests.tiny import FAMILIES, VOCAB, continuation, oracle
@@ -69,9 +69,8 @@ async def serving(
 
 
 async def generate(engine: Engine, prompt: list[int]) -> list[int]:
-    request = Request(
-        id="r", prompt=tuple(prompt), sampling=SamplingParams(max_tokens=NEW, temperature=0.0), end_ids=frozenset()
-    )
+    wants = (Generate(SamplingParams(max_tokens=NEW, temperature=0.0)),)
+    request = Request(id="r", prompt=tuple(prompt), wants=wants)
     async with engine.admit(1, 0) as ticket:
         return [token async for _, delta in await ticket.submit(request) for token in delta.token_ids]
 

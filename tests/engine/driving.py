@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from infd.config import Config, SchedulerConfig
 from infd.engine.engine import Engine
-from infd.request import FinishReason, Request, SamplingParams
+from infd.request import FinishReason, Generate, Request, SamplingParams, Score, Want
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor
 
@@ -28,8 +28,12 @@ def request(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ):
-    sampling = SamplingParams(max_tokens=max_tokens, seed=seed, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-    return Request(id="r", prompt=tuple(prompt), sampling=sampling, choices=choices)
+    wants: list[Want] = []
+    if max_tokens:
+        wants.append(Generate(SamplingParams(max_tokens=max_tokens, seed=seed, logprobs=logprobs)))
+    if prompt_logprobs is not None:
+        wants.append(Score(prompt_logprobs))
+    return Request(id="r", prompt=tuple(prompt), wants=tuple(wants), choices=choices)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from infd.config import Config, LoraConfig, SchedulerConfig
 from infd.engine.engine import Engine
 from infd.errors import AdapterExists, AdapterTooLarge, AdapterUnavailable, CheckpointError, ModelNotFound
-from infd.request import Adapter, FinishReason, Request, SamplingParams
+from infd.request import Adapter, FinishReason, Generate, Request, SamplingParams
 from infd.telemetry.exposition import expose
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import ask, collect, nothing_is_left, running, until_steps
@@ -28,7 +28,7 @@ MIB = 2**20
 
 
 def request(prompt: list[int], adapter: str | None, count: int = 5) -> Request:
-    return Request(id="r", prompt=tuple(prompt), sampling=SamplingParams(max_tokens=count), adapter=adapter)
+    return Request(id="r", prompt=tuple(prompt), wants=(Generate(SamplingParams(max_tokens=count)),), adapter=adapter)
 
 
 @asynccontextmanager

@@ -51,7 +51,7 @@ def device(depth: int = 1) -> LocalExecutor:
 
 
 def wanted(prompt: list[int]) -> Request:
-    return request(prompt, SamplingParams(max_tokens=NEW, temperature=0.0, logprobs=1, prompt_logprobs=1))
+    return request(prompt, SamplingParams(max_tokens=NEW, temperature=0.0, logprobs=1), scored=1)
 
 
 async def answers(engine: Engine) -> list[Answer]:

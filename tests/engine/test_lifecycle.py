@@ -18,7 +18,7 @@ from infd.engine.lifecycle.state import State
 from infd.engine.streams import stream
 from infd.errors import CheckpointError, InfdError, RequestError
 from infd.memory import ALL, Held, Part
-from infd.request import FinishReason
+from infd.request import FinishReason, Generate, Score, pick
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import request
 from tests.fakes import FakeExecutor, capacity, continuation, likeliness, prompt_likelihoods
@@ -69,7 +69,8 @@ class Histories(RuleBasedStateMachine):
     async def client(self, asked: Request, turns: int) -> None:
         """Ask, and look at what comes, at every so many turns of the loop."""
         engine = self.engine
-        prompt, count = list(asked.prompt), asked.sampling.max_tokens
+        prompt, generate, score = list(asked.prompt), pick(Generate, asked.wants), pick(Score, asked.wants)
+        assert generate is not None
         tokens: dict[int, list[int]] = {index: [] for index in range(asked.choices)}
         finish: dict[int, FinishReason | None] = {}
         scores: Sequence[TokenLogprobs] | None = None
@@ -81,16 +82,15 @@ class Histories(RuleBasedStateMachine):
                     scores = delta.prompt_logprobs
                 assert finish.get(index) is None, "something came after the terminal event"
                 tokens[index] += delta.token_ids
-                told = [] if asked.sampling.logprobs is None else list(map(likeliness, delta.token_ids))
+                told = [] if generate.sampling.logprobs is None else list(map(likeliness, delta.token_ids))
                 assert [each.chosen for each in delta.logprobs] == told
                 finish[index] = delta.finish
                 for _ in range(turns):
                     await asyncio.sleep(0)
-        most = asked.sampling.prompt_logprobs
         if any(tokens.values()):
-            assert list(scores or ()) == ([] if most is None else prompt_likelihoods(prompt, most))
+            assert list(scores or ()) == ([] if score is None else prompt_likelihoods(prompt, score.top))
         for index, got in tokens.items():
-            want = continuation(prompt, count, seed=index)
+            want = continuation(prompt, generate.sampling.max_tokens, seed=index)
             if finish[index] is FinishReason.LENGTH:
                 assert got == want
             else:

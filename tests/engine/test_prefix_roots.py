@@ -9,14 +9,14 @@ import pytest
 
 from infd.config import CacheConfig, Config, ModelConfig
 from infd.engine.prefix_roots import PrefixRoots
-from infd.request import Adapter, Request, SamplingParams
+from infd.request import Adapter, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def request(tenant: str = "", salt: str = "") -> Request:
-    return Request(id="r", prompt=(1,), sampling=SamplingParams(max_tokens=1), tenant=tenant, cache_salt=salt)
+    return Request(id="r", prompt=(1,), wants=(), tenant=tenant, cache_salt=salt)
 
 
 def roots(model: str = "model", isolation: Literal["tenant", "none"] = "tenant") -> PrefixRoots:

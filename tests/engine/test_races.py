@@ -42,7 +42,7 @@ from infd.errors import (
 from infd.executors.local import LocalExecutor
 from infd.kernels.families.adapters import LowRank
 from infd.memory import ALL, Memory, Part
-from infd.request import FinishReason, Request, SamplingParams
+from infd.request import FinishReason, Generate, Request, SamplingParams
 from infd.runner.arenas.arena import Arena
 from infd.telemetry.metrics import Metrics
 from infd.text.chat import ChatTemplate
@@ -179,7 +179,7 @@ class History:
         request = Request(
             id="r",
             prompt=tuple(self.world.prompts[number]),
-            sampling=SamplingParams(max_tokens=count, temperature=0.0),
+            wants=(Generate(SamplingParams(max_tokens=count, temperature=0.0)),),
             choices=choices,
             adapter=name,
         )

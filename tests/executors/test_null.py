@@ -76,10 +76,9 @@ async def test_logprobs_are_there_for_those_who_ask():
 async def test_prompts_are_scored_for_those_who_ask():
     runs = make()
     await runs.load()
-    asked = SamplingParams(max_tokens=1, prompt_logprobs=2)
     plan = StepPlan(
         0,
-        [join(0, [1, 2], [[1]]), join(1, [1, 2, 3], [[2]], asked)],
+        [join(0, [1, 2], [[1]]), join(1, [1, 2, 3], [[2]], scored=2)],
         [],
         [span(0, 0, 2), span(1, 0, 2, samples=False, scores=2)],
     )

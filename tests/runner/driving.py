@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
 from infd.executors.local import LocalExecutor
 from infd.kernels.select import CANDIDATES, insisting, select
-from infd.request import Request, SamplingParams
+from infd.request import Generate, Request, SamplingParams, Score
 from infd.runner.arenas.arena import CPU, Arena, HostBank
 from infd.runner.rows import Rows
 from infd.runner.start.loading import assemble
@@ -22,6 +22,7 @@ from infd.scheduler.sequence import Sequence
 from tests.runner.fake_model import FakeModel, HistoryAttention
 
 if TYPE_CHECKING:
+    from infd.request import Want
     from infd.runner.arenas.arena import Bank
     from infd.runner.pulse import Pulse
     from infd.runner.start.loading import Loaded
@@ -55,8 +56,23 @@ def executor(model: FakeModel, settings: Config) -> LocalExecutor:
     return LocalExecutor(settings, build)
 
 
-def request(prompt: list[int], sampling: SamplingParams = GREEDY, *, name: str = "r", **fields: object) -> Request:
-    return Request(id=name, prompt=tuple(prompt), sampling=sampling, **fields)  # type: ignore[arg-type]
+def wants(
+    sampling: SamplingParams | None, scored: int | None, end_ids: frozenset[int] = frozenset()
+) -> tuple[Want, ...]:
+    """Return the wants of a request; None: it does not generate, its prompt is not scored."""
+    generate = () if sampling is None else (Generate(sampling, end_ids),)
+    return generate if scored is None else (*generate, Score(scored))
+
+
+def request(
+    prompt: list[int],
+    sampling: SamplingParams | None = GREEDY,
+    *,
+    scored: int | None = None,
+    name: str = "r",
+    **fields: object,
+) -> Request:
+    return Request(id=name, prompt=tuple(prompt), wants=wants(sampling, scored), **fields)  # type: ignore[arg-type]
 
 
 def join(
@@ -66,10 +82,12 @@ def join(
     sampling: SamplingParams = GREEDY,
     *,
     prompt: int | None = None,
+    scored: int | None = None,
     end_ids: frozenset[int] = frozenset(),
     seed: int = 0,
 ) -> Join:
-    return Join(row, tokens, len(tokens) if prompt is None else prompt, sampling, end_ids, tables, seed)
+    prompt_tokens = len(tokens) if prompt is None else prompt
+    return Join(row, tokens, prompt_tokens, wants(sampling, scored, end_ids), tables, seed)
 
 
 def span(row: int, start: int, count: int, *, samples: bool = True, scores: int = 0) -> Span:

@@ -23,8 +23,9 @@ ASKED = [
     {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
     {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {3: 4.0}},
     {"temperature": 0.5, "min_tokens": 5, "bad_words": ((5, 9), (8,)), "allowed_token_ids": tuple(range(50))},
-    {"temperature": 0.0, "prompt_logprobs": 2},
+    {"temperature": 0.0},
 ]
+SCORED = [None, None, None, None, None, 2]  # as Score.top
 
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -43,12 +44,12 @@ def test_two_steps_are_issued_before_anything_is_waited_for(tiny, kind, variant)
     ).runner
     joins, spans, page = [], [], 1
     groups = len(runner._layout.groups)
-    for row, asked in enumerate(ASKED):
+    for row, (asked, scored) in enumerate(zip(ASKED, SCORED, strict=True)):
         prompt = [(7 * row + 3 * i) % 190 + 3 for i in range(5 + row)]
         tables = [list(range(page + 4 * group, page + 4 * group + 4)) for group in range(groups)]
         page += 4 * groups
-        joins.append(join(row, prompt, tables, SamplingParams(max_tokens=9, **asked), seed=row))
-        scores = len(prompt) - 1 if "prompt_logprobs" in asked else 0
+        joins.append(join(row, prompt, tables, SamplingParams(max_tokens=9, **asked), scored=scored, seed=row))
+        scores = 0 if scored is None else len(prompt) - 1
         spans.append(span(row, 0, len(prompt), scores=scores))
     following = [span(row, len(each.tokens), 1) for row, each in enumerate(joins)]
     with runner.active():

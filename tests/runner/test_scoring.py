@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 PROMPT = [7, 1, 4, 4, 9, 30, 2]
 
 
-def asking(most: int, **fields: object) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": most, **fields})  # type: ignore[arg-type]
-
-
 def run(plan: StepPlan, model: FakeModel | None = None) -> StepResult:
     runner = load(model or FakeModel(), config(step_tokens=64), Pulse()).runner
     with runner.active():
@@ -71,8 +67,8 @@ def test_every_token_of_a_prompt_but_the_first_is_scored_beside_strangers():
         0,
         [
             join(0, [5, 5], [[1]]),
-            join(1, PROMPT, [[2, 3]], asking(2)),
-            join(2, [8, 3, 1], [[4]], asking(0)),
+            join(1, PROMPT, [[2, 3]], scored=2),
+            join(2, [8, 3, 1], [[4]], scored=0),
         ],
         [],
         [span(0, 0, 2), span(1, 0, 7, scores=6), span(2, 0, 2, samples=False, scores=2)],
@@ -86,7 +82,7 @@ def test_every_token_of_a_prompt_but_the_first_is_scored_beside_strangers():
 
 
 def test_a_chunk_is_scored_up_to_the_token_after_it():
-    result = run(StepPlan(0, [join(0, PROMPT, [[1, 2]], asking(1))], [], [span(0, 0, 3, samples=False, scores=3)]))
+    result = run(StepPlan(0, [join(0, PROMPT, [[1, 2]], scored=1)], [], [span(0, 0, 3, samples=False, scores=3)]))
     check(result.prompt_logprobs[0], logits(PROMPT)[:3], PROMPT[1:4], 1)
 
 
@@ -107,7 +103,7 @@ def test_logits_are_made_a_block_at_a_time_and_never_of_fewer_than_four_rows(mon
     model = Watched()
     runner = load(model, config(step_tokens=64), Pulse()).runner
     model.rows.clear()
-    plan = StepPlan(0, [join(0, PROMPT, [[1, 2]], asking(1))], [], [span(0, 0, 6, samples=False, scores=6)])
+    plan = StepPlan(0, [join(0, PROMPT, [[1, 2]], scored=1)], [], [span(0, 0, 6, samples=False, scores=6)])
     with runner.active():
         result = runner.read(runner.sample(runner.forward(plan)))
 
@@ -127,7 +123,7 @@ class Poisoned(FakeModel):
 def test_a_prompt_whose_logits_are_not_finite_fails_alone():
     plan = StepPlan(
         0,
-        [join(0, [13, 4], [[1]], asking(1)), join(1, [12, 4], [[2]], asking(1))],
+        [join(0, [13, 4], [[1]], scored=1), join(1, [12, 4], [[2]], scored=1)],
         [],
         [span(0, 0, 2, scores=1), span(1, 0, 2, scores=1)],
     )
@@ -139,7 +135,7 @@ def test_a_prompt_whose_logits_are_not_finite_fails_alone():
 
 
 def test_more_alternatives_than_there_are_tokens_are_all_of_them():
-    plan = StepPlan(0, [join(0, [1, 2], [[1]], asking(500))], [], [span(0, 0, 2, scores=1)])
+    plan = StepPlan(0, [join(0, [1, 2], [[1]], scored=500)], [], [span(0, 0, 2, scores=1)])
     check(run(plan).prompt_logprobs[0], logits([1, 2])[:1], [2], VOCAB)
 
 
@@ -168,7 +164,9 @@ async def test_scores_are_transformers_log_softmax_in_chunks_after_preemption_an
         told = [(LONG, 3, 4), (SHORT, 0, 0), (LONG, None, 2), (LONG[:20], 5, 3)]
         sequences = [
             Sequence(
-                request(prompt, SamplingParams(max_tokens=new, temperature=0.0, prompt_logprobs=most), name=str(i))
+                request(
+                    prompt, SamplingParams(max_tokens=new, temperature=0.0) if new else None, scored=most, name=str(i)
+                )
             )
             for i, (prompt, most, new) in enumerate(told)
         ]
@@ -213,8 +211,8 @@ async def test_the_first_token_after_cached_pages_is_as_likely_as_transformers_s
     scores: list[Many[TokenLogprobs]] = []
     async with serving(LocalExecutor(settings)) as engine:
         for choices, most in ((1, None), (1, None), (3, 2), (2, 0)):
-            sampling = SamplingParams(max_tokens=2, temperature=0.0, logprobs=4, prompt_logprobs=most)
-            asked = structs.replace(request(LONG, sampling), choices=choices)
+            sampling = SamplingParams(max_tokens=2, temperature=0.0, logprobs=4)
+            asked = structs.replace(request(LONG, sampling, scored=most), choices=choices)
             async with engine.admit(choices, 0) as ticket:
                 begun = set[int]()
                 async for index, delta in await ticket.submit(asked):

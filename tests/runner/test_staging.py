@@ -33,7 +33,7 @@ from tests.models.driving import Heap
 from tests.runner.apart import APART, Away, Device, Waited
 from tests.runner.driving import CPU, join, span
 from tests.runner.recording import TableAttention
-from tests.runner.test_overlap import ASKED
+from tests.runner.test_overlap import ASKED, SCORED
 from tests.tiny import make
 
 if TYPE_CHECKING:
@@ -138,14 +138,14 @@ def plans(runner: Runner) -> Iterator[StepPlan]:
     """Plan prompts, one of them in two parts and one behind an adapter; decoding; another sequence in a row left."""
     groups, page = len(runner._layout.groups), 1
     joins, spans = [], []
-    for row, asked in enumerate(ASKED):
+    for row, (asked, scored) in enumerate(zip(ASKED, SCORED, strict=True)):
         prompt = [(7 * row + 3 * i) % 190 + 3 for i in range(5 + row)]
         held = -(-(len(prompt) + STEPS) // PAGE) - 1
         tables = [list(range(page + held * group, page + held * (group + 1))) for group in range(groups)]
         page += held * groups
-        joins.append(join(row, prompt, tables, SamplingParams(max_tokens=9, **asked), seed=row))
+        joins.append(join(row, prompt, tables, SamplingParams(max_tokens=9, **asked), scored=scored, seed=row))
         joins[-1].regime = runner._layout.regimes.of(len(prompt), len(prompt))
-        spans.append(span(row, 0, len(prompt), scores=len(prompt) - 1 if "prompt_logprobs" in asked else 0))
+        spans.append(span(row, 0, len(prompt), scores=0 if scored is None else len(prompt) - 1))
     joins[1].slot = 1
     low = {
         target: LowRank(

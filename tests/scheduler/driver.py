@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from infd.errors import Fault, RequestFailed
-from infd.request import FinishReason, Request, SamplingParams
+from infd.request import FinishReason, Generate, Request, SamplingParams, Score, Want, pick
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence
 from tests.fakes import FULL, FakeDevice, capacity, continuation, prompt_likelihoods
@@ -37,13 +37,12 @@ def sequence(
     first: Sequence | None = None,
 ) -> Sequence:
     tokens = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
-    request = Request(
-        id="r",
-        prompt=tuple(tokens),
-        sampling=SamplingParams(max_tokens=max_tokens, seed=seed, prompt_logprobs=scored),
-        end_ids=end_ids,
-        priority=priority,
-    )
+    wants: list[Want] = []
+    if max_tokens:
+        wants.append(Generate(SamplingParams(max_tokens=max_tokens, seed=seed), end_ids))
+    if scored is not None:
+        wants.append(Score(scored))
+    request = Request(id="r", prompt=tuple(tokens), wants=tuple(wants), priority=priority)
     return Sequence(request, prefix_root=root + repr(adapter).encode(), adapter=adapter, first=first)
 
 
@@ -116,7 +115,7 @@ class Driver:
         for outcome in self.scheduler.commit(step, result):
             if outcome.finish is FinishReason.ERROR:
                 assert outcome.seq in culprits
-            if (first := outcome.seq.first) is not None and first.request.sampling.prompt_logprobs is not None:
+            if (first := outcome.seq.first) is not None and pick(Score, first.request.wants) is not None:
                 untold = first.finish is None and first.prompt_tokens > 1 and first not in self.scored
                 assert not untold, "a choice has news before the scores of its prompt are known"
             if outcome.prompt_logprobs:
@@ -193,15 +192,15 @@ class Driver:
             if seq.finish is FinishReason.LENGTH:
                 assert len(seq.tokens) == seq.limit
             if seq.finish is FinishReason.STOP:
-                assert got[-1] in seq.request.end_ids
+                assert got[-1] in seq.end_ids
 
     def _check_scores(self, seq: Sequence) -> None:
-        asked = seq.request.sampling.prompt_logprobs
-        if asked is None:
+        score = pick(Score, seq.request.wants)
+        if score is None:
             assert seq not in self.scored
         elif seq in self.scored or seq.finish in (FinishReason.LENGTH, FinishReason.STOP):
             prompt, layout = list(seq.request.prompt), self.capacity.layout
-            want = prompt_likelihoods(prompt, asked, layout=layout, adapter=seq.adapter)
+            want = prompt_likelihoods(prompt, score.top, layout=layout, adapter=seq.adapter)
             assert self.scored.get(seq, []) == want
 
 

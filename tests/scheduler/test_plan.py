@@ -7,13 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infd.errors import Fault
-from infd.request import Adapter, SamplingParams, TokenLogprobs
+from infd.request import Adapter, Generate, SamplingParams, Score, TokenLogprobs
 from infd.scheduler.plan import Grant, Join, Load, Span, StepPlan, StepResult
 
 IDS = st.integers(0, 2**31 - 1)
 SEEDS = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(allow_nan=False)
 FEW = 4
+GENERATE = st.builds(
+    Generate,
+    sampling=st.builds(
+        SamplingParams,
+        max_tokens=IDS,
+        temperature=FLOATS,
+        logit_bias=st.dictionaries(IDS, FLOATS, max_size=FEW),
+        allowed_token_ids=st.lists(IDS, max_size=FEW).map(tuple),
+        bad_words=st.lists(st.lists(IDS, max_size=FEW).map(tuple), max_size=FEW).map(tuple),
+        seed=SEEDS,
+        logprobs=st.none() | IDS,
+    ),
+    end_ids=st.frozensets(IDS, max_size=FEW),
+)
+SCORE = st.builds(Score, top=IDS)
 PLANS = st.builds(
     StepPlan,
     number=IDS,
@@ -23,18 +38,7 @@ PLANS = st.builds(
             row=IDS,
             tokens=st.lists(IDS, max_size=FEW),
             prompt_tokens=IDS,
-            sampling=st.builds(
-                SamplingParams,
-                max_tokens=IDS,
-                temperature=FLOATS,
-                logit_bias=st.dictionaries(IDS, FLOATS, max_size=FEW),
-                allowed_token_ids=st.lists(IDS, max_size=FEW).map(tuple),
-                bad_words=st.lists(st.lists(IDS, max_size=FEW).map(tuple), max_size=FEW).map(tuple),
-                seed=SEEDS,
-                logprobs=st.none() | IDS,
-                prompt_logprobs=st.none() | IDS,
-            ),
-            end_ids=st.frozensets(IDS, max_size=FEW),
+            wants=st.lists(st.one_of(GENERATE, SCORE), max_size=2).map(tuple),
             tables=st.lists(st.lists(IDS, max_size=FEW), max_size=FEW),
             seed=SEEDS,
             slot=IDS,

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infd.request import Request, SamplingParams
+from infd.request import Request
 from infd.scheduler.prefix import page_keys
 from infd.scheduler.sequence import Sequence
 
@@ -19,7 +19,7 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=5 * PAGE)
 
 
 def keys(tokens: list[int], root: bytes = b"") -> list[bytes]:
-    request = Request(id="r", prompt=tuple(tokens), sampling=SamplingParams(max_tokens=1))
+    request = Request(id="r", prompt=tuple(tokens), wants=())
     return page_keys(Sequence(request, prefix_root=root), PAGE)
 
 

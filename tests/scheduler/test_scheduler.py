@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from infd.request import Adapter, FinishReason, Request, SamplingParams
+from infd.request import Adapter, FinishReason, Generate, Request, SamplingParams
 from infd.scheduler.layout import CacheLayout, PageGroup, Regimes
 from infd.scheduler.plan import StepResult
 from infd.scheduler.prefix import longest_hit, page_keys
@@ -78,7 +78,7 @@ def test_who_has_no_row_to_begin_in_makes_no_crowd():
 
 
 def test_many_choices_of_one_request_make_no_crowd():
-    request = Request(id="r", prompt=(7,) * 16, sampling=SamplingParams(max_tokens=4))
+    request = Request(id="r", prompt=(7,) * 16, wants=(Generate(SamplingParams(max_tokens=4)),))
     no_crowd([Sequence(request, choice) for choice in range(CROWD + 1)], rows=16)
 
 

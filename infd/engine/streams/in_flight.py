@@ -54,7 +54,7 @@ class InFlight:
         engine.gate.queued_tokens += prompt_tokens
         ticket.choices.append(flow)
         ticket.prompt_tokens += prompt_tokens
-        if seq.idle:
+        if seq.complete:
             self._end(seq, FinishReason.LENGTH)
 
     def end(self, ticket: Ticket, finish: FinishReason | None, error: Exception | None = None) -> int:

@@ -63,7 +63,7 @@ class RequestMetrics:
         metrics.e2e.observe(now - flow.admitted)
         metrics.request_prompt_tokens.observe(seq.prompt_tokens)
         metrics.request_generation_tokens.observe(seq.generated)
-        metrics.request_max_tokens.observe(seq.request.sampling.max_tokens)
+        metrics.request_max_tokens.observe(seq.limit - seq.prompt_tokens)
         if flow.first is not None and flow.started is not None:
             metrics.decode.observe(flow.last - flow.first)
             metrics.inference.observe(flow.last - flow.started)

@@ -12,12 +12,13 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from infd.request import SamplingParams
+from infd.request import Generate, SamplingParams, Score
 from infd.scheduler.plan import Join, Span, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from infd.request import Want
     from infd.runner.runner import Runner
     from infd.scheduler.layout import CacheLayout
 
@@ -79,14 +80,14 @@ class Trial:
     def plan(self, tokens: int, scored: int | None = None) -> StepPlan:
         """Return a step of `tokens` prompt tokens, in as few sequences as hold them.
 
-        scored  as SamplingParams.prompt_logprobs
+        scored  as Score.top; None: not scored
         """
         plan = StepPlan(-1, [], [], [])
-        sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=scored)
+        wants: tuple[Want, ...] = (Generate(WAYS[0]),) if scored is None else (Generate(WAYS[0]), Score(scored))
         page = 1
         while tokens:
             row, count = len(plan.joins), min(tokens, self._length)
-            join, page = self._join(row, count, sampling, page)
+            join, page = self._join(row, count, wants, page)
             plan.joins.append(join)
             scores = 0 if scored is None else count - 1
             plan.spans.append(Span(row, 0, count, samples=True, scores=scores))
@@ -101,21 +102,21 @@ class Trial:
         tokens = min(tokens, self._length, self.room)
         if tokens < 4 or not self._divisible:
             return []
-        join, _ = self._join(0, tokens, sampling, 1)
+        join, _ = self._join(0, tokens, (Generate(sampling),), 1)
         bounds = [0, tokens - 1 - tokens // 3, tokens - 1, tokens]
         return [
             StepPlan(-1, [] if start else [join], [], [Span(join.row, start, end - start, samples=end == tokens)])
             for start, end in pairwise(bounds)
         ]
 
-    def _join(self, row: int, tokens: int, sampling: SamplingParams, page: int) -> tuple[Join, int]:
+    def _join(self, row: int, tokens: int, wants: tuple[Want, ...], page: int) -> tuple[Join, int]:
         """Return the join of a sequence that holds pages from `page` on, and the next page that is free."""
         tables = []
         for group in self._groups:
             held = -(-tokens // group.page_tokens)
             tables.append(list(range(page, page + held)))
             page += held
-        return Join(row, [0] * tokens, tokens, sampling, frozenset(), tables, 0), page
+        return Join(row, [0] * tokens, tokens, wants, tables, 0), page
 
     def _alone(self) -> int:
         """Return how many tokens of one sequence fit where behind a window pages must be let go to hold all."""

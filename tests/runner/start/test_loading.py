@@ -378,7 +378,7 @@ def test_a_gpu_is_warmed_up_by_prompts_in_parts_and_every_way_to_choose(tiny, mo
     sampling = {}
 
     def note(runner, plan):
-        sampling.update({join.row: join.sampling for join in plan.joins})
+        sampling.update({join.row: join.wants[0].sampling for join in plan.joins})
         (each,) = plan.spans
         asked = sampling[each.row]
         ran.append((each.start, each.count, asked.temperature, asked.top_p))
