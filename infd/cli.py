@@ -1,6 +1,6 @@
-"""`infd`: settings from everywhere -> Config -> serve.
+"""The `infd` command line.
 
-Nothing heavy is imported before it is known to be needed: `infd config` and
+Each command imports its implementation when invoked: `infd config` and
 `infd version` answer without torch, aiohttp or transformers.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `infd` and leave with a code of sysexits(3)."""
+    """Run `infd` and exit with a status of sysexits(3)."""
     try:
         code: int = cli.main(arguments, prog_name="infd", standalone_mode=False)
     except click.UsageError as error:
@@ -50,11 +50,11 @@ def _complain(message: str) -> None:
 
 
 def configurable(command: Command) -> Command:
-    """Give a command `--config`, `--set` and the flags of the common settings; it receives them as `loaded`."""
+    """Add `--config`, `--set` and the settings' own flags to a command; pass it the resulting `loaded`."""
 
-    def with_settings(config: Path | None, set_: tuple[str, ...], **given: Any) -> int:
-        kept = {name: given.pop(name) for name in tuple(given) if name not in _FLAGS}
-        return command(loaded=_load(config, set_, given), **kept)
+    def with_settings(config: Path | None, set_: tuple[str, ...], **options: Any) -> int:
+        flags = {name: options.pop(name) for name in tuple(options) if name in _FLAGS}
+        return command(loaded=_load(config, set_, flags), **options)
 
     with_settings.__doc__ = command.__doc__
     with_settings.__name__ = command.__name__
@@ -71,7 +71,7 @@ def configurable(command: Command) -> Command:
     )(with_settings)
 
 
-# by the name under which click hands the option over
+# keyed by click's parameter name
 _FLAGS = {setting.key.replace(".", "__"): setting for setting in SETTINGS.values() if setting.flag is not None}
 
 
@@ -86,16 +86,16 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
     return click.option(setting.flag, name, metavar=setting.values, multiple=setting.repeatable, help=text)
 
 
-def _load(config: Path | None, sets: Sequence[str], given: dict[str, Any]) -> Loaded:
-    return load(file=config, environ=os.environ, command_line=(*_from_flags(given), *_from_sets(sets)))
+def _load(config: Path | None, sets: Sequence[str], flags: dict[str, Any]) -> Loaded:
+    return load(file=config, environ=os.environ, command_line=(*_from_flags(flags), *_from_sets(sets)))
 
 
 def _environment() -> Environment:
     return Environment.read(os.environ, pid=os.getpid(), uid=os.geteuid())
 
 
-def _from_flags(given: dict[str, Any]) -> Iterator[Assignment]:
-    for name, value in given.items():
+def _from_flags(flags: dict[str, Any]) -> Iterator[Assignment]:
+    for name, value in flags.items():
         setting = _FLAGS[name]
         if setting.switch and value:
             yield Assignment(setting.key, False, f"flag {setting.flag}")
@@ -120,11 +120,11 @@ def cli() -> None:
 @cli.command()
 @configurable
 def start(loaded: Loaded) -> int:
-    """Serve in the foreground until told to stop.
+    """Serve in the foreground until TERM or INT.
 
     TERM lets requests in flight finish first; INT ends them at once.
     """
-    # Next to nothing of what modules make is garbage, and to look for it again and again takes a quarter of the start.
+    # Imports create next to no garbage, and collections during start took a quarter of its time.
     # The daemon enables the collector when it is ready.
     gc.disable()
     share_heap()
@@ -135,14 +135,14 @@ def start(loaded: Loaded) -> int:
 
 
 @cli.command()
-@click.option("--target", metavar="GPU", help="Compile for this GPU, such as sm_90a or gfx942.  [the one here]")
-@click.option("--tune", is_flag=True, help="Measure first how attention is best cut on the GPU here; takes minutes.")
+@click.option("--target", metavar="GPU", help="Compile for this GPU, such as sm_90a or gfx942.  [this machine's GPU]")
+@click.option("--tune", is_flag=True, help="First measure the best attention tile sizes on this GPU; takes minutes.")
 @configurable
 def warm(loaded: Loaded, target: str | None, tune: bool) -> int:
-    """Compile the kernels that the model needs of a GPU, so that `infd start` need not.
+    """Compile the model's GPU kernels ahead of `infd start`.
 
-    They are kept in the directory device.kernel_cache, where `infd start` finds them; what is there already is not
-    compiled again. Each adapter of lora.modules may need some of its own.
+    Compiled kernels are kept in the directory device.kernel_cache, and not compiled again. Each adapter of lora.modules
+    may add kernels.
     """
     from infd.daemon.warm import warm
 
@@ -157,10 +157,10 @@ def config() -> None:
 @config.command()
 @configurable
 def check(loaded: Loaded) -> int:
-    """Say whether the settings are valid, and the files that they name, without starting anything.
+    """Check the settings, and the files they name, without starting the daemon.
 
-    Of the model: whether its architecture, its tokenizer and its lengths fit, and its files are whole. What only start
-    can find out is listed as not checked.
+    For the model, check that its architecture, tokenizer and lengths are supported and its files complete. Checks that
+    only start can make are listed as not checked.
     """
     from infd.daemon.check import check
 
@@ -173,7 +173,7 @@ def check(loaded: Loaded) -> int:
 
 
 @config.command()
-@click.option("--origin", is_flag=True, help="Name where each value came from.")
+@click.option("--origin", is_flag=True, help="Show the source of each value.")
 @configurable
 def show(loaded: Loaded, origin: bool) -> int:
     """Print the settings in force, as TOML."""
@@ -198,9 +198,9 @@ def _toml(value: object) -> str:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable schema.")
 def models(as_json: bool) -> int:
-    """List the models on this machine: the embedded one, and those in the Hugging Face cache.
+    """List the models on this machine: the embedded model and those in the Hugging Face cache.
 
-    Of each: whose code computes it, infd's own or transformers', or what keeps infd from serving it.
+    Each row says whether infd's own model code or transformers' runs the model, or why infd cannot serve it.
     """
     from infd.daemon import inventory
 
@@ -211,18 +211,20 @@ def models(as_json: bool) -> int:
 
 @cli.command()
 @click.option("--url", metavar="URL", help="The server: http://HOST:PORT or unix:/PATH.  [the configured address]")
-@click.option("--model", metavar="NAME", help="The model to talk to.  [the server's own]")
-@click.option("--system", default="", metavar="TEXT", help="How the model is to answer.")
-@click.option("--thinking/--no-thinking", default=None, help="Whether it thinks before it answers.  [as it likes]")
-@click.option("--temperature", type=click.FloatRange(0, 2), metavar="NUMBER", help="0: always the likeliest word.")
-@click.option("--max-tokens", type=click.IntRange(min=1), metavar="NUMBER", help="Longest answer.  [all that fits]")
+@click.option("--model", metavar="NAME", help="Model to ask.  [the first that the server lists]")
+@click.option("--system", default="", metavar="TEXT", help="System message.")
+@click.option("--thinking/--no-thinking", default=None, help="Turn the model's thinking on or off.  [its default]")
+@click.option("--temperature", type=click.FloatRange(0, 2), metavar="NUMBER", help="0: always the likeliest token.")
+@click.option("--max-tokens", type=click.IntRange(min=1), metavar="NUMBER", help="Longest answer.  [the context]")
 @click.option(
     "--key-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="File that holds the key to the server.  [INFD_API_KEY]",
+    help="File with the server's API key.  [INFD_API_KEY]",
 )
-@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Read the server's address from here.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE", help="Read the server's address from this file."
+)
 def chat(
     url: str | None,
     model: str | None,
@@ -233,9 +235,9 @@ def chat(
     key_file: Path | None,
     config: Path | None,
 ) -> int:
-    """Talk to a running server.
+    """Chat with a running server.
 
-    On a terminal, line by line; /help lists what else a line can say. Otherwise standard input is one question, and its
+    On a terminal each line is a message; /help lists the commands. Otherwise standard input is one message, and the
     answer goes to standard output.
     """
     from infd.chat.client import ChatClient, address, read_key

@@ -1,12 +1,12 @@
 """Every deliberate error, with the HTTP status or exit code it becomes.
 
 InfdError
-├── RequestError           a client can fix it, or try later; carries an HTTP status
+├── RequestError           the client can change the request or retry; carries an HTTP status
 │   ├── InvalidRequest     400
 │   │   ├── InvalidHttp    400 invalid_http; the connection is closed
-│   │   └── TooCostly      400, what a checkpoint's text does with this request reached a limit
+│   │   └── TooCostly      400, chat template or tokenizer exceeded a limit on this request
 │   ├── PromptTooLong      400 context_length_exceeded
-│   ├── NothingAllowed     400, found out while generating
+│   ├── NothingAllowed     400, raised while generating
 │   ├── Unsupported        400, names the feature
 │   ├── Unauthorized       401
 │   ├── ModelNotFound      404
@@ -16,36 +16,36 @@ InfdError
 │   ├── UnknownExpectation 417
 │   ├── Overloaded         429, with Retry-After
 │   ├── NotReady           503, with Retry-After
-│   ├── AdapterUnavailable 503, its files are gone, changed, or too large by now
+│   ├── AdapterUnavailable 503, the adapter's files are missing, changed, or now too large
 │   ├── QueueTimeout       503, with Retry-After
 │   ├── RequestTimeout     504
-│   ├── Aborted            503, an operator's doing
+│   ├── Aborted            503, aborted by an operator
 │   ├── ServerStopped      503, with Retry-After
 │   ├── UnknownVersion     505, of HTTP; the connection is closed
 │   └── Internal           500, our bug; the message names the request id
-├── AdapterExists          another stands under that name
-├── AdapterTooLarge        there is no room for it beside the others
-├── TextFailed             a checkpoint's text failed as nobody foresaw, or ended the process that it ran in
-├── RequestFailed          an accepted request ended in an error of ours (its terminal event)
-├── WrongState             an operator's wish that cannot be begun now
-├── Busy                   an operator's wish that waits for another one to end
-├── CannotSleep            memory cannot be given back on this device
-├── WeightsInvalid         no step may run with these weights
-├── Overtaken              an operator's wish that a later one, or the end, has taken the place of
-├── StepTooLarge           a step did not fit the device's memory; smaller ones may
-├── DeviceLost             the device cannot be used any more; the daemon exits 70
-├── NotAnswered            what `infd chat` asked a server; exit code 69
+├── AdapterExists          another adapter is loaded under the name
+├── AdapterTooLarge        the adapter exceeds the free memory for adapters
+├── TextFailed             chat template or tokenizer failed unexpectedly, or ended the worker process
+├── RequestFailed          an accepted request ended with an error of infd (terminal event)
+├── WrongState             an admin verb that the current state does not permit
+├── Busy                   an admin verb refused while another transition runs
+├── CannotSleep            the device cannot release memory
+├── WeightsInvalid         a load of weights failed midway; no step may run
+├── Overtaken              a transition superseded by a later verb or by shutdown
+├── StepTooLarge           a step did not fit the device's memory; a smaller step may
+├── DeviceLost             the device is unusable; the daemon exits 70
+├── NotAnswered            `infd chat` got no answer from the server; exit code 69
 └── StartError             the daemon cannot start; carries a sysexits code
     ├── UsageError         64
     ├── DeviceMissing      69
     ├── OutOfMemory        71
     ├── AddressUnavailable 71
-    ├── SocketTaken        71, another daemon serves there
-    ├── FetchFailed        74, a model that a hub does not hand over now; later it may
+    ├── SocketTaken        71, another daemon serves this socket
+    ├── FetchFailed        74, the hub did not deliver the model; a retry may succeed
     ├── CheckpointError    78, names file, tensor, expected and found
     └── ConfigError        78
 
-A Fault is an error as plain values: it lasts in a step's result, and crosses to another process.
+A Fault is an error as plain values, for step results and for messages between processes.
 """
 
 from __future__ import annotations
@@ -59,32 +59,35 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def brief(text: str) -> str:
-    """Return as much of a client's words as an error repeats."""
+    """Cut text from a client to the 100 characters that an error message may repeat."""
     return text if len(text) <= 100 else text[:100] + "..."
 
 
 def without_frames(error: Error) -> Error:
-    """Return an error that has been logged, or needs no log, without where it was raised.
+    """Drop an error's traceback, cause and context; return the error.
 
-    Whoever keeps an error keeps the frames that it passed through, and a request's body and tokens with them.
+    A stored error otherwise keeps its traceback's frames alive, and with them a request's body and tokens.
     """
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
 
 
 class InfdError(Exception):
-    """Any error that infd raises on purpose."""
+    """Base of all errors that infd raises deliberately."""
 
 
 class RequestError(InfdError):
-    """Answered to one client as `{"error": {message, type, param, code}}`; costs nobody else anything."""
+    """Answered to the client as `{"error": {message, type, param, code}}`; affects no other request.
+
+    closes  the server closes the connection, because the start of its next request is unknown
+    """
 
     status: ClassVar[int] = 400
     type: ClassVar[str] = "invalid_request_error"
     code: str | None = None
     param: str | None = None
     retry_after_s: int | None = None
-    closes: ClassVar[bool] = False  # the connection: where the next request begins is not known
+    closes: ClassVar[bool] = False
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -93,17 +96,17 @@ class RequestError(InfdError):
 
 
 class InvalidRequest(RequestError):
-    """Malformed, of the wrong type, out of range, or contradictory."""
+    """A field is malformed, of the wrong type, out of range, or contradicts another field."""
 
 
 class InvalidHttp(InvalidRequest):
-    """The bytes are not a request, or not one whose end is certain."""
+    """The bytes are not an HTTP request, or the request's length is ambiguous."""
 
     code, closes = "invalid_http", True
 
 
 class TooCostly(InvalidRequest):
-    """What a checkpoint's text (a chat template, a tokenizer) does with this request reached a limit."""
+    """The checkpoint's chat template or tokenizer exceeded its limit of time or memory on this request."""
 
 
 class PromptTooLong(RequestError):
@@ -115,7 +118,7 @@ class PromptTooLong(RequestError):
 
 
 class NothingAllowed(RequestError):
-    """What the request forbids, all together, leaves no token to choose."""
+    """The request's constraints together exclude every token."""
 
     code = "nothing_allowed"
 
@@ -126,7 +129,7 @@ class NothingAllowed(RequestError):
 
 
 class Unsupported(RequestError):
-    """A known field whose value asks for something this server or model does not do."""
+    """A known field requests a feature that this server or model lacks."""
 
     code = "unsupported"
 
@@ -162,13 +165,13 @@ class UnknownExpectation(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue is full. Refused before any work was spent on the request."""
+    """The queue is full. Raised before any work on the request."""
 
     status, type, code, retry_after_s = 429, "overloaded_error", "queue_full", 1
 
 
 class NotReady(RequestError):
-    """Starting, draining, paused, asleep or failed."""
+    """The daemon is starting, draining, paused, asleep or failed."""
 
     status, type, code = 503, "service_unavailable_error", "not_ready"
 
@@ -178,13 +181,13 @@ class NotReady(RequestError):
 
 
 class AdapterUnavailable(RequestError):
-    """It is served here, but cannot be read now. The message says what an operator can do."""
+    """The adapter is loaded, but its files cannot be read again. The message tells operators the remedy."""
 
     status, type, code, param = 503, "service_unavailable_error", "adapter_unavailable", "model"
 
 
 class QueueTimeout(RequestError):
-    """It waited too long for its first step. Nothing was computed for it."""
+    """The request waited too long for its first step. Nothing was computed for the request."""
 
     status, type, code, retry_after_s = 503, "overloaded_error", "queue_timeout", 5
 
@@ -200,7 +203,7 @@ class RequestTimeout(RequestError):
 
 
 class Aborted(RequestError):
-    """An operator ended the request before it was queued."""
+    """An operator aborted the request before it was queued."""
 
     status, type, code = 503, "service_unavailable_error", "aborted"
 
@@ -209,7 +212,7 @@ class Aborted(RequestError):
 
 
 class ServerStopped(RequestError):
-    """The daemon is going away before the request is finished; another one may answer it."""
+    """The daemon exits before the request is finished; another daemon may answer a retry."""
 
     status, type, code, retry_after_s = 503, "service_unavailable_error", "draining", 1
 
@@ -232,14 +235,14 @@ class Internal(RequestError):
 
 
 class AdapterExists(InfdError):
-    """The name asked for stands for something else."""
+    """Another adapter is loaded under the name."""
 
 
 class AdapterTooLarge(InfdError):
-    """An adapter does not fit into the memory that there is for adapters."""
+    """An adapter exceeds the free memory for adapters. `size` and `room` in bytes."""
 
     def __init__(self, size: int, room: int) -> None:
-        self.size = size  # bytes
+        self.size = size
         super().__init__(
             f"the adapter takes {size / 2**20:,.1f} MiB; {max(0, room) / 2**20:,.1f} MiB are free for adapters:"
             " unload others, or raise lora.host_bytes"
@@ -247,63 +250,63 @@ class AdapterTooLarge(InfdError):
 
 
 class TextFailed(InfdError):
-    """A checkpoint's text failed as nobody foresaw: a library panicked over it, or it ended the worker."""
+    """A chat template or tokenizer failed unexpectedly: a library panicked, or the worker process died."""
 
 
 class RequestFailed(InfdError):
-    """An accepted request that infd could not finish; its stream ends with this."""
+    """An accepted request ended with an error of infd; the terminal event of its stream."""
 
 
 class WrongState(InfdError):
-    """What an operator wishes cannot be begun in this state."""
+    """The daemon's state does not permit the admin verb."""
 
     def __init__(self, state: str, reason: str = "", advice: str = "see `infdctl status`") -> None:
         super().__init__(f"the daemon is {state}{f' ({reason})' if reason else ''}; {advice}")
 
 
 class Busy(InfdError):
-    """Something of which there can be one at a time is under way."""
+    """Another exclusive operation is running."""
 
 
 class CannotSleep(InfdError):
-    """The device keeps its memory."""
+    """The device cannot release memory."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"this daemon cannot sleep: {reason}; `infdctl pause` stops steps and keeps memory")
 
 
 class WeightsInvalid(InfdError):
-    """Reading weights into place has failed midway."""
+    """A load of weights in place failed midway, so the weights are a mixture of two checkpoints."""
 
     def __init__(self) -> None:
         super().__init__("the weights are invalid: load good ones with `infdctl load-weights PATH`, or restart")
 
 
 class Overtaken(InfdError):
-    """Another operator wished otherwise meanwhile, or the daemon ends."""
+    """A later verb, or shutdown, superseded the transition."""
 
     def __init__(self, state: str) -> None:
         super().__init__(f"overtaken: the daemon was told meanwhile to be {state}; see `infdctl status`")
 
 
 class StepTooLarge(InfdError):
-    """The device had no memory for a step. Its sequences are tried again in smaller steps."""
+    """The device ran out of memory in a step. The engine retries the step's sequences in smaller steps."""
 
 
 class DeviceLost(InfdError):
-    """The executor is poisoned: nothing more can be computed in this process."""
+    """The executor is poisoned: this process cannot run another step."""
 
     exit_code: ClassVar[int] = os.EX_SOFTWARE
 
 
 class NotAnswered(InfdError):
-    """No server answers, or it refuses, or it breaks off. The message says what to do next."""
+    """The server is unreachable, refused the request, or broke off its answer. The message names the remedy."""
 
     exit_code: ClassVar[int] = os.EX_UNAVAILABLE
 
 
 class StartError(InfdError):
-    """The daemon cannot start. The message says what to do next."""
+    """The daemon cannot start. The message names the remedy."""
 
     exit_code: ClassVar[int] = os.EX_SOFTWARE
 
@@ -345,14 +348,14 @@ class ConfigError(StartError):
 
 
 class Foreign(Exception):
-    """An exception of another process that is none of the above; its message is that one's type and words."""
+    """An exception of another process that is no InfdError; the message names its type and text."""
 
 
 class Fault(Struct, frozen=True):
     """An error as plain values.
 
-    code        class of an InfdError; empty for any other exception
-    attributes  numbers and texts that the error carries besides its message
+    code        class name of an InfdError; empty for any other exception
+    attributes  the error's attributes that are numbers, strings or None
     """
 
     code: str
@@ -361,14 +364,14 @@ class Fault(Struct, frozen=True):
 
     @classmethod
     def of(cls, error: BaseException) -> Fault:
-        """Return an error's code, message, and attributes that are numbers or texts."""
+        """Return `error` as a Fault."""
         if not isinstance(error, InfdError):
             return cls("", f"{type(error).__name__}: {error}")
         plain = {name: value for name, value in vars(error).items() if isinstance(value, int | float | str | None)}
         return cls(type(error).__name__, str(error), plain)
 
     def error(self) -> Exception:
-        """Return the error again, without its cause and traceback."""
+        """Rebuild the error, without cause and traceback; Foreign where `code` names no InfdError."""
         kind = _kinds(InfdError).get(self.code)
         if kind is None:
             return Foreign(self.message)

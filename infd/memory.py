@@ -1,4 +1,4 @@
-"""Which parts of a model are in memory: the words that engine, runner and operators share."""
+"""What a model holds in memory, in types shared by engine, runner and admin; and glibc's allocator settings."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from msgspec import Struct
 
 
 class Part(Enum):
-    """What memory is taken for, by the names that operators use."""
+    """Parts of memory that sleep releases and wake restores. The values are the admin API's `tags`."""
 
     WEIGHTS = "weights"
     CACHE = "kv_cache"
 
 
 class Held(Enum):
-    """LOADED: can be computed with. RELEASED: given back. INVALID: there, and half of it is something else.
+    """Whether a part is in memory.
 
-    PARKED: given back by the device, and kept in the host's memory until it wakes.
+    LOADED    usable by steps
+    RELEASED  returned to the system; wake reads it from disk
+    PARKED    returned by the device, copied to host memory until wake
+    INVALID   in memory, but a load failed midway
     """
 
     LOADED = "loaded"
@@ -29,10 +32,12 @@ class Held(Enum):
 
 
 ALL: Final = frozenset(Part)
-M_ARENA_MAX: Final = -8  # of malloc.h
+M_ARENA_MAX: Final = -8  # glibc malloc.h
 
 
 class Memory(Struct, frozen=True, kw_only=True):
+    """Where weights and cache are now."""
+
     weights: Held = Held.LOADED
     cache: Held = Held.LOADED
 
@@ -47,18 +52,18 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 def share_heap() -> None:
-    """Make all threads take memory from one heap. Must be called before there are any.
+    """Make all threads allocate from glibc's main heap. Call before the first thread starts.
 
-    glibc gives each thread its own, and never gives back what is free at the end of one: up to 30 MiB of what a start
-    leaves behind. Two threads seldom want memory at once here, and the interpreter lets only one of them go on.
+    glibc otherwise creates an arena for each thread and never trims it: up to 30 MiB stayed resident after start.
+    Under the interpreter lock threads seldom contend for the one heap.
     """
-    settle = getattr(ctypes.CDLL(None), "mallopt", None)
-    if settle is not None:  # glibc's own
-        settle(M_ARENA_MAX, 1)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # absent from other C libraries
+        mallopt(M_ARENA_MAX, 1)
 
 
 def trim() -> None:
-    """Make the C library give back to the system what was freed."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc's own
-        trim(0)
+    """Return freed heap memory to the system, where the C library can (glibc)."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

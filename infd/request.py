@@ -1,4 +1,4 @@
-"""The words that all rooms share: what a caller requests, and how a choice finishes."""
+"""Types of a generation request, shared by all packages: prompt, sampling parameters, adapter, logprobs, finish."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FinishReason(Enum):
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True):
-    """How the next token is chosen from the logits. Every value is already checked."""
+    """How the next token is sampled from the logits. The HTTP schema has validated every value."""
 
     max_tokens: int  # at least 1, or there is nothing to generate
     min_tokens: int = 0  # end ids and stop strings are ignored until this many tokens are generated
@@ -33,7 +33,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     logit_bias: Mapping[int, float] = {}
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never generated
-    seed: int = 0  # of the noise; a choice adds its index
+    seed: int = 0  # of the sampling noise; each choice adds its index
     logprobs: int | None = None  # None: not requested; 0: of the chosen token; k: also of the k most likely
 
 
@@ -50,7 +50,7 @@ class Generate(Struct, frozen=True, tag="generate"):
 class Score(Struct, frozen=True, tag="score"):
     """Compute log-probabilities of the prompt's tokens, all but the first.
 
-    top  how many of the most likely tokens at each position, too
+    top  also of the k likeliest tokens at each position; 0: of the prompt's token only
     """
 
     top: int = 0
@@ -66,7 +66,7 @@ def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One prompt, and what is wanted of it.
+    """One prompt, as token ids, and the work to do on it.
 
     wants  at most one of each kind, in any order; without any, every choice finishes at once
     """
@@ -76,15 +76,16 @@ class Request(Struct, frozen=True, kw_only=True):
     wants: tuple[Want, ...]
     choices: int = 1
     priority: int = 0  # lower is earlier
-    adapter: str | None = None  # by name; None: the model itself
+    adapter: str | None = None  # name; None: the base model
     tenant: str = ""  # prefix pages are shared within a tenant only
-    cache_salt: str = ""  # narrows the sharing further
+    cache_salt: str = ""  # prefix pages are shared only between equal salts of a tenant
 
 
 class Adapter(Struct, frozen=True):
     """A LoRA adapter, as its files were when they were loaded. The executor holds its weights.
 
-    generation  unique; each load of an adapter, under any name, is another generation
+    generation  unique per load, so a reload under the same name differs
+    path        directory of its files
     """
 
     name: str
@@ -96,12 +97,12 @@ class Adapter(Struct, frozen=True):
 
 
 class AdapterFacts(Struct, frozen=True):
-    """An adapter that an executor has read.
+    """Properties of an adapter that an executor has read.
 
-    base   the model that its config names
-    rank   the largest of its products
-    bytes  of host memory it takes
-    stamp  differs once its files have changed
+    base   base model named in the adapter's config
+    rank   largest rank of its low-rank products
+    bytes  host memory of its weights
+    stamp  identity of its files' contents; changes when they do
     """
 
     base: str
@@ -113,7 +114,7 @@ class AdapterFacts(Struct, frozen=True):
 class TokenLogprobs(Struct, frozen=True):
     """Log-probabilities at one position, from the raw logits (before temperature, penalties and bias)."""
 
-    chosen: float  # of the token that stands there
-    top_ids: tuple[int, ...] = ()  # most likely first
-    top: tuple[float, ...] = ()
-    rank: int | None = None  # 1: no other is likelier; of prompt tokens only
+    chosen: float  # of the sampled token, or the prompt's
+    top_ids: tuple[int, ...] = ()  # likeliest first
+    top: tuple[float, ...] = ()  # of top_ids
+    rank: int | None = None  # of the prompt's token, 1 is the likeliest; None for sampled tokens

@@ -1,4 +1,4 @@
-"""HTTP to a server on this machine that listens on a Unix socket."""
+"""An HTTP client connection over a Unix socket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """A connection to the socket at `path`. Each wait for it may take `timeout_s`, None for ever."""
+    """A connection to the socket at `path`. Each socket operation times out after `timeout_s`; None: never."""
 
     def __init__(self, path: str, timeout_s: float | None) -> None:
         super().__init__("localhost", timeout=timeout_s)

@@ -1,1 +1,1 @@
-"""A load generator for any OpenAI-compatible endpoint, shared by `infdctl bench` and bench/. No server code in it."""
+"""A load generator for OpenAI-compatible endpoints, used by `infdctl bench` and bench/. Imports no server code."""

@@ -1,4 +1,4 @@
-"""What a run measured, and how many measurements become a few figures."""
+"""Measurements of a load run, and their summary in percentiles and rates."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 class Sample(Struct, kw_only=True):
-    """One finished request. Times in seconds.
+    """One completed request.
 
-    ttft_s         from when the request was due to its first text
-    gaps_s         between one piece of text and the next
-    counted        tokens as the server reported them; else output_tokens counts pieces of text
+    ttft_s   from the request's due time to its first text chunk
+    e2e_s    from the request's due time to the end of the stream
+    gaps_s   between consecutive text chunks
+    counted  token counts are from the server's usage; else output_tokens counts text chunks
     """
 
     ttft_s: float
@@ -29,6 +30,8 @@ class Sample(Struct, kw_only=True):
 
 
 class Spread(Struct, frozen=True):
+    """Mean, percentiles and maximum of one quantity."""
+
     mean: float
     p50: float
     p90: float
@@ -37,7 +40,7 @@ class Spread(Struct, frozen=True):
 
 
 class Requests(Struct, frozen=True):
-    """errors counts the failed ones by kind."""
+    """`errors` counts the failed requests by kind."""
 
     completed: int
     failed: int
@@ -45,7 +48,7 @@ class Requests(Struct, frozen=True):
 
 
 class Tokens(Struct, frozen=True):
-    """counted says by whom: "server" (usage), or "client", which can only count pieces of text."""
+    """Token totals. `counted` is "server" (from usage) or "client" (text chunks counted as tokens)."""
 
     input: int
     output: int
@@ -59,10 +62,10 @@ class Throughput(Struct, frozen=True):
 
 
 class Latency(Struct, frozen=True):
-    """In milliseconds; None where nothing was measured.
+    """Latencies in milliseconds; None where no request has one.
 
-    inter_token  between one piece of text and the next, over all requests: stalls show here
-    per_token    of one request, (e2e - ttft) / (output tokens - 1): whatever the pieces' size
+    inter_token  between consecutive text chunks of all requests; shows stalls
+    per_token    per request (e2e - ttft) / (output tokens - 1); independent of the chunks' sizes
     """
 
     ttft: Spread | None
@@ -72,7 +75,7 @@ class Latency(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """Everything about a run, settings included: it can be repeated from this alone."""
+    """Figures of a run, with the settings that repeat it."""
 
     settings: Settings
     model: str
@@ -87,6 +90,7 @@ class Report(Struct, frozen=True, kw_only=True):
 def summarise(
     settings: Settings, model: str, started: str, duration_s: float, samples: Sequence[Sample], errors: dict[str, int]
 ) -> Report:
+    """Summarise a run's completed requests (`samples`) and its failures by kind (`errors`)."""
     inputs = sum(sample.input_tokens for sample in samples)
     outputs = sum(sample.output_tokens for sample in samples)
     per_token = [
@@ -110,7 +114,7 @@ def summarise(
 
 
 def spread(values: Collection[float]) -> Spread | None:
-    """Summarise; None if there is nothing to summarise."""
+    """Return mean, percentiles and maximum of `values`; None if empty."""
     if not values:
         return None
     ordered = sorted(values)
@@ -119,7 +123,7 @@ def spread(values: Collection[float]) -> Spread | None:
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
-    """Interpolate linearly between the two nearest ranks, as numpy does by default."""
+    """Return percentile `q` (0 to 100) of sorted values, linearly interpolated as by numpy's default."""
     place = (len(ordered) - 1) * q / 100
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

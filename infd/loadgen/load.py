@@ -1,4 +1,4 @@
-"""Offer load to an endpoint: how many requests, of what size, and when each goes out."""
+"""Send a load to an endpoint: number, sizes and arrival times of requests."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What to offer. Everything that can change a figure stands here.
+    """Parameters of a load run; the report repeats them.
 
-    concurrency   requests in flight at once; None: as many as arrive
-    request_rate  mean arrivals a second, at random (Poisson); None: the next one goes out as soon as one has ended
-    shared        the part of a prompt that all have in common, where prompts are shared-prefix
-    warmup        requests sent before, and not measured
-    body          further fields of every request's body, under the names that this server has for them
+    concurrency   most requests in flight; None: no limit
+    request_rate  mean arrivals a second (Poisson); None: a request is sent when another ends
+    shared        fraction of each prompt that is a common prefix, if prompts is "shared-prefix"
+    warmup        requests sent first, unmeasured
+    body          extra fields for every request's body, in the server's dialect
     """
 
     url: str
-    model: str = ""  # empty: the first that the server lists
+    model: str = ""  # empty: the first model that the server lists
     endpoint: Literal["chat", "completions"] = "chat"
     requests: Annotated[int, Meta(ge=1)] = 64
     concurrency: Annotated[int, Meta(ge=1)] | None = 8
@@ -65,34 +65,34 @@ class _Answer(Struct):
     usage: Usage | None = None
 
 
-async def offer(settings: Settings, *, api_key: str = "", tell: Callable[[str], None] = lambda text: None) -> Report:
-    """Run the load and return its figures.
+async def offer(settings: Settings, *, api_key: str = "", notify: Callable[[str], None] = lambda text: None) -> Report:
+    """Send the load and return its figures.
 
-    tell  is told what goes on, for people
+    notify  receives progress messages for people
 
-    Raises RequestFailed if the server cannot be asked at all; single failures are counted in the report.
+    Raises RequestFailed if listing models, a probe or a warm-up request fails; later failures are counted in the report.
     """
     timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        return await _Load(settings, session, headers, tell).run()
+        return await _Run(settings, session, headers, notify).measure()
 
 
-class _Load:
+class _Run:
     def __init__(
-        self, settings: Settings, session: aiohttp.ClientSession, headers: dict[str, str], tell: Callable[[str], None]
+        self, settings: Settings, session: aiohttp.ClientSession, headers: dict[str, str], notify: Callable[[str], None]
     ) -> None:
         self._settings = settings
         self._session = session
         self._headers = headers
-        self._tell = tell
+        self._notify = notify
         self._base = settings.url.rstrip("/").removesuffix("/v1") + "/v1"
         self._url = self._base + ("/chat/completions" if settings.endpoint == "chat" else "/completions")
         self._model = settings.model
 
-    async def run(self) -> Report:
+    async def measure(self) -> Report:
         settings = self._settings
         if not self._model:
             self._model = (await self._fetch("GET", f"{self._base}/models", None, _Models)).data[0].id
@@ -101,9 +101,9 @@ class _Load:
         supply = prompts.Prompts(settings.prompts, length, settings.seed, shared=settings.shared)
         for _ in range(settings.warmup):
             await measure(self._session, self._url, self._body(supply.take()), self._headers, time.perf_counter())
-        # Bodies are made beforehand: while the clock runs, the generator only sends and reads.
+        # Bodies are built beforehand, so that while measuring the generator only sends and reads.
         bodies = [self._body(supply.take()) for _ in range(settings.requests)]
-        self._tell(f"{settings.requests} requests to {self._url}, model {self._model}")
+        self._notify(f"{settings.requests} requests to {self._url}, model {self._model}")
         started = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         begun = time.perf_counter()
         samples, errors = await self._send_all(bodies, begun)
@@ -115,16 +115,16 @@ class _Load:
         samples: list[Sample] = []
         errors: Counter[str] = Counter()
         cap = self._settings.concurrency
-        room = asyncio.Semaphore(cap) if cap is not None else nullcontext()
+        in_flight = asyncio.Semaphore(cap) if cap is not None else nullcontext()
 
         async def send(body: bytes, due: float | None) -> None:
-            async with room:
+            async with in_flight:
                 try:
                     start = time.perf_counter() if due is None else due
                     samples.append(await measure(self._session, self._url, body, self._headers, start))
                 except RequestFailed as failure:
                     if failure.kind not in errors:
-                        self._tell(f"first failure of its kind: {failure}")
+                        self._notify(f"first failure of its kind: {failure}")
                     errors[failure.kind] += 1
 
         async with asyncio.TaskGroup() as group:
@@ -136,7 +136,7 @@ class _Load:
 
     def _due_times(self, begun: float) -> Iterator[float | None]:
         rate = self._settings.request_rate
-        rng = random.Random(self._settings.seed)  # noqa: S311 - to be repeated, not to be secret
+        rng = random.Random(self._settings.seed)  # noqa: S311 - reproducible, not secret
         due = begun
         while True:
             yield due if rate is not None else None
@@ -144,13 +144,13 @@ class _Load:
                 due += rng.expovariate(rate)
 
     async def _word_cost(self) -> prompts.WordCost:
-        rng = random.Random(f"probe {self._settings.seed}")  # noqa: S311 - to be repeated, not to be secret
+        rng = random.Random(f"probe {self._settings.seed}")  # noqa: S311 - reproducible, not secret
         counts = []
         for size in prompts.PROBES:
             body = self._body(prompts.words(rng, size), max_tokens=1, stream=False)
             usage = (await self._fetch("POST", self._url, body, _Answer)).usage
             if usage is None:
-                self._tell("the server reports no usage: a word counts as one token")
+                self._notify("the server reports no usage: a word counts as one token")
                 return prompts.WordCost()
             counts.append(usage.prompt_tokens)
         return prompts.WordCost.from_probes((counts[0], counts[1]))

@@ -1,7 +1,7 @@
-"""Prompts of a wanted length in tokens, without knowing the tokenizer.
+"""Random prompts of a given length in tokens, without the server's tokenizer.
 
-Two probes of known length tell what the server's template adds and how many
-tokens a word costs; after that a length in tokens is a number of words.
+Two probe prompts of known word counts give the chat template's overhead and the
+tokens per word; both convert a length in tokens to a number of words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Kind = Literal["random", "shared-prefix"]
 
 PROBES = (32, 96)  # words
 
-# Short and common, so that most vocabularies hold each as one token.
+# Short, common words are one token in most vocabularies.
 _WORDS = """
     time year people way day man thing woman life child world school state family student group country problem
     hand part place case week company system program question work number night point home water room mother
@@ -23,7 +23,7 @@ _WORDS = """
     friend father power hour game line end member law car city name team minute idea body back parent face level
     office door health person art war history party result change morning reason research girl guy moment air
     teacher force education
-""".split()  # noqa: SIM905 - a list of words reads best as words
+""".split()  # noqa: SIM905 - readable as a paragraph
 
 
 class WordCost(Struct, frozen=True):
@@ -34,28 +34,31 @@ class WordCost(Struct, frozen=True):
 
     @classmethod
     def from_probes(cls, tokens: tuple[int, int]) -> WordCost:
-        """Solve for the cost, given how many tokens the server counted in each probe."""
+        """Fit overhead and slope to the server's token counts of the two probes."""
         per_word = (tokens[1] - tokens[0]) / (PROBES[1] - PROBES[0])
         if per_word <= 0:
             return cls()
         return cls(tokens[0] - PROBES[0] * per_word, per_word)
 
     def words(self, tokens: int) -> int:
+        """Return how many words make a prompt of about `tokens` tokens, at least 1."""
         return max(1, round((tokens - self.overhead) / self.per_word))
 
 
 def words(rng: random.Random, count: int) -> str:
+    """Return `count` random words."""
     return " ".join(rng.choices(_WORDS, k=count))
 
 
 class Prompts:
-    """An endless supply. Equal seeds give equal prompts, in the order in which they are taken.
+    """An endless sequence of prompts; equal seeds give equal sequences.
 
-    shared  the part of each prompt that all have in common, where kind is "shared-prefix"
+    length  words in a prompt
+    shared  fraction of a prompt that is a common prefix, if kind is "shared-prefix"
     """
 
     def __init__(self, kind: Kind, length: int, seed: int, *, shared: float) -> None:
-        self._rng = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+        self._rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
         self._own = length
         self._prefix = ""
         if kind == "shared-prefix":

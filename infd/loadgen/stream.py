@@ -1,8 +1,8 @@
 """Time one streamed answer.
 
-Chunks are not parsed: two searches for bytes say whether a line carries text,
-and only the lines that carry usage or an error are decoded. So the generator
-stays cheap beside the server that it measures.
+Byte searches decide whether a line carries text; only lines with usage or an
+error are decoded as JSON, so that the generator takes little CPU time from the
+server under measurement.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from infd.loadgen.figures import Sample
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-# A key of a delta with a string that is not empty. Inside a text, quotes are escaped, so it cannot pose as a key.
+# A delta's key with a non-empty string. Quotes inside a text are escaped, so a text cannot match.
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
@@ -29,7 +29,11 @@ _ERROR = re.compile(rb'data:\s*\{\s*"error"\s*:')
 
 
 class RequestFailed(Exception):
-    """A request without a complete answer. `kind` is what failures are counted by, `status` HTTP's, if one came."""
+    """A request without a complete answer.
+
+    kind    class by which the report counts failures
+    status  of the HTTP response; None without one
+    """
 
     def __init__(self, kind: str, detail: str = "", status: int | None = None) -> None:
         super().__init__(f"{kind}: {detail}" if detail else kind)
@@ -61,7 +65,7 @@ async def measure(
 ) -> Sample:
     """Send a streaming request and read it to its end.
 
-    due  `time.perf_counter()` when the request should have gone out: what it waited since then counts as latency
+    due  `time.perf_counter()` at which to send the request; latencies count from then, so a late send counts
 
     Raises RequestFailed.
     """
@@ -95,7 +99,7 @@ async def _read(pieces: AsyncIterator[bytes], due: float) -> Sample:
                 usage = _usage(line)
             elif _ERROR.match(line):
                 raise refusal(200, line[5:])
-            # Not every server says [DONE], and one that does says more after a finish reason.
+            # Some servers omit [DONE]; others send usage between the finish reason and [DONE].
             if line[5:].strip() == b"[DONE]" or _FINISHED.search(line):
                 done = True
     ended = time.perf_counter()
@@ -121,7 +125,7 @@ def _usage(line: bytes) -> Usage | None:
 
 
 def refusal(status: int, body: bytes) -> RequestFailed:
-    """Name an OpenAI error body by status and code; status 200 is an error inside a stream."""
+    """Return a RequestFailed for an OpenAI error body; status 200 is an error event inside a stream."""
     try:
         error = msgspec.json.decode(body, type=_ErrorBody).error
     except (msgspec.MsgspecError, UnicodeDecodeError):

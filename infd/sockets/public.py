@@ -1,4 +1,4 @@
-"""Bind the HTTP endpoint's sockets: addresses, Unix sockets, or those that systemd passes."""
+"""Bind the HTTP endpoint's TCP and Unix sockets, or inherit them from systemd."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 UNIX: Final = "unix:"
 FIRST_INHERITED: Final = 3  # sd_listen_fds(3)
 
-# A host name may resolve to an address of a family that this machine lacks; its other addresses are bound.
+# A host name may resolve to an address of a family that this machine lacks; the others are still bound.
 _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 class PublicSockets:
     """The endpoint's sockets, bound and not listening yet. The server closes them; `close` removes Unix sockets' files.
 
-    inherited  passed by systemd, which keeps them: connections made while no daemon runs are queued
+    inherited  passed by systemd, which also keeps them open, so connections queue while no daemon runs
     """
 
     def __init__(self, sockets: list[socket.socket], files: list[UnixListener], *, inherited: bool = False) -> None:
@@ -38,7 +38,7 @@ class PublicSockets:
 
     @classmethod
     def bind(cls, server: ServerConfig) -> PublicSockets:
-        """Bind every host of the settings, or none. Raises AddressUnavailable, SocketTaken, ConfigError."""
+        """Bind every host in `server.host`, or on error none. Raises AddressUnavailable, SocketTaken, ConfigError."""
         sockets: list[socket.socket] = []
         files: list[UnixListener] = []
         port = server.port
@@ -58,13 +58,13 @@ class PublicSockets:
                 for listener in _bind_all(host.removeprefix("[").removesuffix("]"), port, server.host):
                     undo.callback(listener.close)
                     sockets.append(listener)
-                    port = listener.getsockname()[1]  # port 0: all hosts get the port that the first was given
+                    port = listener.getsockname()[1]  # port 0: the first host's port is used for all
             undo.pop_all()
         return cls(sockets, files)
 
     @classmethod
     def inherit(cls, count: int) -> PublicSockets:
-        """Take over the sockets that systemd passed. It keeps them open, so that connections outlive this process."""
+        """Adopt the `count` listening sockets that systemd passed."""
         sockets = []
         for fd in range(FIRST_INHERITED, FIRST_INHERITED + count):
             os.set_inheritable(fd, False)
@@ -88,14 +88,14 @@ class PublicSockets:
         return [address for address, listener in reached if not _is_local(listener)]
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the Unix sockets' files."""
         for file in self._files:
             file.close()
         self._files.clear()
 
 
 def address(listener: socket.socket) -> str:
-    """Return the address that a socket is bound to, as a URL."""
+    """Return a bound socket's address as a URL."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"{UNIX}{name}"
@@ -110,7 +110,7 @@ def _is_local(listener: socket.socket) -> bool:
 
 
 def _bind_all(host: str, port: int, hosts: tuple[str, ...]) -> list[socket.socket]:
-    """Bind every address of a host that this machine has."""
+    """Bind every address of `host` that this machine has. Raises AddressUnavailable, with none bound."""
     bound: list[socket.socket] = []
     refused: OSError | None = None
     try:
@@ -139,10 +139,10 @@ def _addresses(host: str, port: int) -> Iterator[tuple[int, Any]]:
 def _bind(family: int, address: Any, *, only_ipv6: bool) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # Lets a restart bind while old connections are in TIME_WAIT.
+        # A restart may bind while old connections are in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # `::` alone accepts IPv4 too; beside 0.0.0.0 that bind would fail.
+            # A dual-stack `::` also binds IPv4, which fails beside 0.0.0.0.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
         listener.bind(address)
         listener.setblocking(False)

@@ -1,9 +1,9 @@
 """Bind a Unix socket's path exclusively, and remove its file afterwards.
 
-A socket file outlives its process, so its presence proves nothing. The lock
-file beside it does: the process that holds the lock owns the socket, and a
-socket file whose lock is free is stale. The lock file is never removed, because two
-processes could then each hold a lock on a file of that name.
+A socket file outlives its process, so its presence does not prove a live
+server. The process that holds the lock file beside it owns the socket; a socket
+file with a free lock is stale. The lock file is never removed: otherwise two
+processes could lock two different files of the same name.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class UnixListener:
     ) -> None:
         """Bind `path`, replacing a stale socket.
 
-        group    group id that may connect; None: the owner's own group
+        group    group id that may connect; None: the process's group
+        mode     permission bits of the socket file
         private  require a directory that only this user may enter, because its parent is writable by all
         purpose  name of the socket in error messages
-        setting  setting that error messages tell to change
+        setting  setting that error messages advise to change
 
         Raises SocketTaken if a live daemon holds the path, ConfigError if the path cannot be bound.
         """
@@ -52,12 +53,12 @@ class UnixListener:
         try:
             self._remove_stale()
             self.socket.bind(str(self.path))
-            # No client can connect before listen(), so chmod is early enough; umask would change for every thread.
+            # No client connects before listen(), so chmod is early enough; umask would affect every thread.
             os.chmod(self.path, mode)
             if group is not None:
                 os.chown(self.path, -1, group)
         except OSError as error:
-            self._release()  # a file made here is stale from now on, and the next process replaces it
+            self._release()  # a socket file bound above is now stale; the next process replaces it
             raise self._unusable(error) from error
         except ConfigError:
             self._release()
@@ -119,7 +120,7 @@ class UnixListener:
 
 
 def others_may_enter(directory: Path) -> bool:
-    """Whether `directory` exists and other users may enter it, so that they could pose as the server in it."""
+    """Return whether another user could bind sockets in `directory`: it exists and is not this user's with mode 0700."""
     try:
         found = directory.lstat()
     except FileNotFoundError:

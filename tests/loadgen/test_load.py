@@ -51,7 +51,7 @@ async def test_failures_are_counted_by_kind() -> None:
     told: list[str] = []
     async with FakeOpenAI(fail=fates.__getitem__).serving() as server:
         settings = Settings(url=server.url, requests=6, concurrency=1, output_tokens=2, warmup=0)
-        report = await offer(settings, tell=told.append)
+        report = await offer(settings, notify=told.append)
 
     assert report.requests.errors == {
         "http 429 queue_full": 2,

@@ -57,7 +57,7 @@ def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **opt
     settings = Settings(concurrency=concurrency, **options)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(offer(settings, api_key=_key(api_key_env), tell=_tell))
+            report = runner.run(offer(settings, api_key=_key(api_key_env), notify=_notify))
     except RequestFailed as failure:
         if failure.kind == "unreachable":
             raise Unreachable(f"{failure}; is the server running, and is --url right?") from None
@@ -70,7 +70,7 @@ def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **opt
         raise Refused(f"{report.requests.failed} of {settings.requests} requests failed")
 
 
-def _tell(text: str) -> None:
+def _notify(text: str) -> None:
     click.echo(text, err=True)
 
 
