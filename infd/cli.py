@@ -215,7 +215,9 @@ def models(as_json: bool) -> int:
 @click.option("--system", default="", metavar="TEXT", help="System message.")
 @click.option("--thinking/--no-thinking", default=None, help="Turn the model's thinking on or off.  [its default]")
 @click.option("--temperature", type=click.FloatRange(0, 2), metavar="NUMBER", help="0: always the likeliest token.")
-@click.option("--max-tokens", type=click.IntRange(min=1), metavar="NUMBER", help="Longest answer.  [the context]")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), metavar="NUMBER", help="Longest answer.  [to the context length]"
+)
 @click.option(
     "--key-file",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -1,4 +1,4 @@
-"""What can be asked of the daemon over the admin socket: one table, one entry a verb."""
+"""The verbs and feeds of the admin socket, each with path, arguments and handler, in two tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Refused(InfdError):
-    """A verb that cannot be done. The message says what to do instead."""
+    """A refused verb. The message names the remedy."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class Refused(InfdError):
         self.code = code
 
 
-# Why a transition failed; 409: another state would permit it.
+# HTTP status and code of a failed transition; 409: another state would permit the verb.
 REFUSALS: Final = MappingProxyType(
     {
         WrongState: (409, "wrong_state"),
@@ -60,13 +60,13 @@ REFUSALS: Final = MappingProxyType(
 )
 
 
-class Desk(Struct, frozen=True):
-    """What the verbs act on.
+class AdminContext(Struct, frozen=True):
+    """What verb handlers act on.
 
-    model      the name under which it is served
-    drain      do what TERM does, without waiting for the end of it; harmless when repeated
-    lora_root  the directory that holds what may be loaded as an adapter; empty: nothing may
-    apart      which of the checkpoint's texts run in a process of their own, and why
+    model      served name of the model
+    drain      starts draining, as TERM does, and returns at once; idempotent
+    lora_root  directory from which adapters may be loaded; empty: none may
+    apart      template and tokenizer components that run in the worker process, with reasons
     """
 
     engine: Engine
@@ -77,15 +77,15 @@ class Desk(Struct, frozen=True):
 
 
 class Verb(Struct, frozen=True):
-    """One thing to ask.
+    """One verb.
 
-    handler  is given `asks`, made of a JSON body's fields and of the path's parameters
+    handler  called with an instance of `arguments`, decoded from JSON body, query and path
     """
 
     name: str
     path: str
-    handler: Callable[[Desk, Any], Awaitable[Struct]]
-    asks: type[Struct] = protocol.Nothing
+    handler: Callable[[AdminContext, Any], Awaitable[Struct]]
+    arguments: type[Struct] = protocol.NoArguments
     mutates: bool = False
 
     @property
@@ -94,39 +94,39 @@ class Verb(Struct, frozen=True):
 
 
 class Feed(Struct, frozen=True):
-    """Something to read along: news, one JSON object a line."""
+    """One subscription, answered with a stream of JSON lines."""
 
     name: str
     path: str
-    handler: Callable[[Desk, Any], AsyncGenerator[Struct, None]]
-    asks: type[Struct]
+    handler: Callable[[AdminContext, Any], AsyncGenerator[Struct, None]]
+    arguments: type[Struct]
     mutates: Literal[False] = False
     method: Literal["GET"] = "GET"
 
 
-async def version(desk: Desk, asked: protocol.Nothing) -> protocol.Version:
+async def version(context: AdminContext, args: protocol.NoArguments) -> protocol.Version:
     return protocol.Version(__version__)
 
 
-async def status(desk: Desk, asked: protocol.Nothing) -> protocol.Status:
-    now = msgspec.structs.asdict(desk.engine.status())
-    own = {"version": __version__, "pid": os.getpid(), "model": desk.model, "apart": dict(desk.apart)}
-    facts = desk.engine.describe()
+async def status(context: AdminContext, args: protocol.NoArguments) -> protocol.Status:
+    now = msgspec.structs.asdict(context.engine.status())
+    own = {"version": __version__, "pid": os.getpid(), "model": context.model, "apart": dict(context.apart)}
+    facts = context.engine.describe()
     names = ("device", "dtype", "quantization", "vocabulary", "cache_dtype", "resident", "graphs", "large_pages")
-    told = {name: facts[name] for name in names if name in facts}
-    return msgspec.convert(now | own | told, protocol.Status)
+    computing = {name: facts[name] for name in names if name in facts}
+    return msgspec.convert(now | own | computing, protocol.Status)
 
 
-async def requests(desk: Desk, asked: protocol.Nothing) -> protocol.Requests:
-    rows = msgspec.convert(desk.engine.requests(), list[protocol.RequestRow], from_attributes=True)
+async def requests(context: AdminContext, args: protocol.NoArguments) -> protocol.Requests:
+    rows = msgspec.convert(context.engine.requests(), list[protocol.RequestRow], from_attributes=True)
     return protocol.Requests(rows)
 
 
-async def ops(desk: Desk, asked: protocol.Nothing) -> protocol.Ops:
-    if not desk.engine.loaded:
-        state = desk.engine.lifecycle.state.value
+async def ops(context: AdminContext, args: protocol.NoArguments) -> protocol.Ops:
+    if not context.engine.loaded:
+        state = context.engine.lifecycle.state.value
         raise Refused(409, "not_loaded", f"kernels are chosen while a model loads; the daemon is {state}: try later")
-    facts = desk.engine.describe()
+    facts = context.engine.describe()
     return protocol.Ops(
         device=str(facts.get("device", "")),
         dtype=str(facts.get("dtype", "")),
@@ -135,55 +135,57 @@ async def ops(desk: Desk, asked: protocol.Nothing) -> protocol.Ops:
     )
 
 
-async def abort(desk: Desk, asked: protocol.Abort) -> protocol.Aborted:
-    if not desk.engine.abort(asked.id):
+async def abort(context: AdminContext, args: protocol.Abort) -> protocol.Aborted:
+    if not context.engine.abort(args.id):
         raise Refused(
-            404, "unknown_request", f"no request {asked.id!r} waits or runs; it may have ended: see `infdctl ps`"
+            404, "unknown_request", f"no request {args.id!r} waits or runs; it may have ended: see `infdctl ps`"
         )
-    return protocol.Aborted(asked.id)
+    return protocol.Aborted(args.id)
 
 
-async def drain(desk: Desk, asked: protocol.Nothing) -> protocol.Draining:
-    now = desk.engine.status()
-    if desk.engine.lifecycle.state is not State.DRAINING:
-        desk.drain()
+async def drain(context: AdminContext, args: protocol.NoArguments) -> protocol.Draining:
+    now = context.engine.status()
+    if context.engine.lifecycle.state is not State.DRAINING:
+        context.drain()
     return protocol.Draining(os.getpid(), now.running, now.waiting)
 
 
-async def pause(desk: Desk, asked: protocol.Pause) -> protocol.Moved:
-    return await _moved(desk, lambda: desk.engine.control.pause(asked.mode, asked.new), asked.wait_s)
+async def pause(context: AdminContext, args: protocol.Pause) -> protocol.TransitionResult:
+    return await _transition(context, lambda: context.engine.control.pause(args.mode, args.new), args.wait_s)
 
 
-async def resume(desk: Desk, asked: protocol.Wake) -> protocol.Moved:
-    return await _moved(desk, lambda: desk.engine.control.resume(_parts(asked)), asked.wait_s)
+async def resume(context: AdminContext, args: protocol.Wake) -> protocol.TransitionResult:
+    return await _transition(context, lambda: context.engine.control.resume(_memory_parts(args)), args.wait_s)
 
 
-async def sleep(desk: Desk, asked: protocol.Sleep) -> protocol.Moved:
-    return await _moved(desk, lambda: desk.engine.control.sleep(asked.mode, asked.level), asked.wait_s)
+async def sleep(context: AdminContext, args: protocol.Sleep) -> protocol.TransitionResult:
+    return await _transition(context, lambda: context.engine.control.sleep(args.mode, args.level), args.wait_s)
 
 
-async def wake(desk: Desk, asked: protocol.Wake) -> protocol.Moved:
-    return await _moved(desk, lambda: desk.engine.control.wake(_parts(asked)), asked.wait_s)
+async def wake(context: AdminContext, args: protocol.Wake) -> protocol.TransitionResult:
+    return await _transition(context, lambda: context.engine.control.wake(_memory_parts(args)), args.wait_s)
 
 
-async def load_weights(desk: Desk, asked: protocol.LoadWeights) -> protocol.Moved:
-    return await _moved(desk, lambda: desk.engine.control.load_weights(asked.path), asked.wait_s)
+async def load_weights(context: AdminContext, args: protocol.LoadWeights) -> protocol.TransitionResult:
+    return await _transition(context, lambda: context.engine.control.load_weights(args.path), args.wait_s)
 
 
-def _parts(asked: protocol.Wake) -> frozenset[Part]:
-    return ALL if asked.tags is None else asked.tags
+def _memory_parts(args: protocol.Wake) -> frozenset[Part]:
+    return ALL if args.tags is None else args.tags
 
 
-async def _moved(desk: Desk, begin: Callable[[], Transition], wait_s: float | None) -> protocol.Moved:
-    """Begin a transition and wait for its end, at most `wait_s` seconds."""
+async def _transition(
+    context: AdminContext, begin: Callable[[], Transition], wait_s: float | None
+) -> protocol.TransitionResult:
+    """Begin a transition and wait for its end, at most `wait_s` seconds (None: without limit). Raises Refused."""
     try:
         transition = begin()
         done = await transition.result(wait_s)
     except InfdError as error:
         status, code = next((answer for kind, answer in REFUSALS.items() if isinstance(error, kind)), (422, "failed"))
         raise Refused(status, code, str(error)) from error
-    now = desk.engine.status()
-    return protocol.Moved(
+    now = context.engine.status()
+    return protocol.TransitionResult(
         state=now.state,
         reason=now.reason,
         done=done,
@@ -199,48 +201,50 @@ async def _moved(desk: Desk, begin: Callable[[], Transition], wait_s: float | No
     )
 
 
-async def reset_prefix_cache(desk: Desk, asked: protocol.ResetPrefixCache) -> protocol.PrefixCacheReset:
-    if not desk.engine.loaded:
-        state = desk.engine.lifecycle.state.value
+async def reset_prefix_cache(context: AdminContext, args: protocol.ResetPrefixCache) -> protocol.PrefixCacheReset:
+    if not context.engine.loaded:
+        state = context.engine.lifecycle.state.value
         raise Refused(409, "not_loaded", f"there is no cache before the model is loaded; the daemon is {state}")
-    return protocol.PrefixCacheReset(*desk.engine.core.forget_prefixes(preempting=asked.running))
+    return protocol.PrefixCacheReset(*context.engine.core.forget_prefixes(preempting=args.running))
 
 
-async def loras(desk: Desk, asked: protocol.Nothing) -> protocol.Loras:
-    adapters = desk.engine.adapters
+async def loras(context: AdminContext, args: protocol.NoArguments) -> protocol.Loras:
+    adapters = context.engine.adapters
     rows = msgspec.convert(adapters.rows(), list[protocol.LoraRow], from_attributes=True)
     return protocol.Loras(rows, adapters.bytes, adapters.host_bytes)
 
 
-async def load_lora(desk: Desk, asked: protocol.LoadLora) -> protocol.LoraChanged:
-    if not desk.engine.loaded:
-        state = desk.engine.lifecycle.state.value
+async def load_lora(context: AdminContext, args: protocol.LoadLora) -> protocol.LoraChanged:
+    if not context.engine.loaded:
+        state = context.engine.lifecycle.state.value
         raise Refused(409, "not_loaded", f"an adapter is checked against the model, which is not loaded yet ({state})")
-    if not desk.lora_root:
+    if not context.lora_root:
         raise Refused(
             403, "no_root", "lora.root is not set, so nothing may be loaded: set it (--lora-root) and start infd again"
         )
-    began, adapters = time.monotonic(), desk.engine.adapters
+    began, adapters = time.monotonic(), context.engine.adapters
     try:
-        changed = await adapters.load(asked.name, asked.path, root=desk.lora_root, in_place=asked.in_place)
+        changed = await adapters.load(args.name, args.path, root=context.lora_root, in_place=args.in_place)
     except CheckpointError as error:
         raise Refused(422, "bad_adapter", str(error)) from error
     except AdapterExists as error:
         raise Refused(409, "name_taken", str(error)) from error
     except AdapterTooLarge as error:
         raise Refused(507, "no_memory", str(error)) from error
-    return await _left(desk, asked.name, asked.wait_s, began, changed=changed)
+    return await _await_unused(context, args.name, args.wait_s, began, changed=changed)
 
 
-async def unload_lora(desk: Desk, asked: protocol.UnloadLora) -> protocol.LoraChanged:
+async def unload_lora(context: AdminContext, args: protocol.UnloadLora) -> protocol.LoraChanged:
     began = time.monotonic()
-    changed = desk.engine.adapters.unload(asked.name) is not None
-    return await _left(desk, asked.name, asked.wait_s, began, changed=changed)
+    changed = context.engine.adapters.unload(args.name) is not None
+    return await _await_unused(context, args.name, args.wait_s, began, changed=changed)
 
 
-async def _left(desk: Desk, name: str, wait_s: float | None, began: float, *, changed: bool) -> protocol.LoraChanged:
-    """Wait until nothing is left of what a name stood for, at most so long."""
-    adapters = desk.engine.adapters
+async def _await_unused(
+    context: AdminContext, name: str, wait_s: float | None, began: float, *, changed: bool
+) -> protocol.LoraChanged:
+    """Wait, at most `wait_s` seconds, until no request uses an adapter formerly loaded as `name`."""
+    adapters = context.engine.adapters
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
             await adapters.left(name)
@@ -251,12 +255,12 @@ async def _left(desk: Desk, name: str, wait_s: float | None, began: float, *, ch
     return answer
 
 
-async def dump(desk: Desk, asked: protocol.Nothing) -> protocol.Dump:
+async def dump(context: AdminContext, args: protocol.NoArguments) -> protocol.Dump:
     return protocol.Dump(stacks.task_stacks(), stacks.thread_stacks())
 
 
-async def events(desk: Desk, asked: protocol.ReadEvents) -> AsyncGenerator[protocol.Event, None]:
-    async with aclosing(desk.engine.events.read(asked.since, follow=asked.follow)) as news:
+async def events(context: AdminContext, args: protocol.ReadEvents) -> AsyncGenerator[protocol.Event, None]:
+    async with aclosing(context.engine.events.read(args.since, follow=args.follow)) as news:
         async for event, missing in news:
             yield protocol.Event(event.seq, event.time, event.kind, event.told, event.facts, missing)
 

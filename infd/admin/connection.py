@@ -1,4 +1,4 @@
-"""How long an operator's connection may say nothing, how many there may be, and what one hears that speaks no HTTP."""
+"""Limit admin connections in idle time and number, and answer bytes that are not HTTP."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ if TYPE_CHECKING:
     from aiohttp.web_server import Server
 
 IDLE_S: Final = 15.0
-MOST: Final = 64
+MAX_CONNECTIONS: Final = 64
 _HTTP: Final[dict[str, Any]] = {"access_log": None, "auto_decompress": False}
 
 
 class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
-    """One operator's connection.
+    """One admin connection.
 
-    among  all that are open, the oldest first
-    busy   a request of its is being answered
+    open_connections  all open connections, oldest first, this one included
+    busy              a request on this connection is being answered
     """
 
-    __slots__ = ("_among", "_ends", "_first_request_due", "_stream", "busy")
+    __slots__ = ("_cancelled_on_close", "_first_request_due", "_open_connections", "_stream", "busy")
 
     def __init__(
         self,
         server: Server,  # type: ignore[type-arg, unused-ignore]
-        among: dict[Connection, None],
+        open_connections: dict[Connection, None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(server, loop=loop, keepalive_timeout=IDLE_S, **_HTTP)
         self.busy = False
-        self._among = among
-        self._ends: asyncio.Task[Any] | None = None
+        self._open_connections = open_connections
+        self._cancelled_on_close: asyncio.Task[Any] | None = None
         self._first_request_due: asyncio.TimerHandle | None = None
         self._stream: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._stream = cast("asyncio.Transport", transport)
         super().connection_made(transport)
-        # What aiohttp calls keep-alive starts after the first answer.
+        # aiohttp's keep-alive timeout starts only after the first answer.
         self._first_request_due = self._loop.call_later(IDLE_S, self.drop)
-        self._among[self] = None
-        if len(self._among) > MOST:  # the oldest that is idle makes room; where none is, the newcomer itself
-            next(connection for connection in self._among if not connection.busy).drop()
+        self._open_connections[self] = None
+        if len(self._open_connections) > MAX_CONNECTIONS:  # drop the oldest idle connection, at worst this one
+            next(connection for connection in self._open_connections if not connection.busy).drop()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._forget()
-        if self._ends is not None:
-            self._ends.cancel()
+        if self._cancelled_on_close is not None:
+            self._cancelled_on_close.cancel()
         super().connection_lost(exc)
 
-    def asked(self) -> None:
-        """Its first request, or the next one, has arrived."""
+    def request_begun(self) -> None:
+        """Mark the connection busy, and stop the timeout for its first request."""
         self.busy = True
         if self._first_request_due is not None:
             self._first_request_due.cancel()
             self._first_request_due = None
 
-    def ends(self, task: asyncio.Task[Any] | None) -> None:
-        """Have a task, which is at work on its answer, end with the connection. None: no longer."""
-        self._ends = task
+    def cancel_on_close(self, task: asyncio.Task[Any] | None) -> None:
+        """Cancel `task`, which writes an answer, when the connection closes. None: cancel none."""
+        self._cancelled_on_close = task
 
     def drop(self) -> None:
-        """Close now, without a word."""
+        """Close at once, without an answer."""
         self._forget()
         if self._stream is not None:
             self._stream.abort()
@@ -79,7 +79,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what the parser refused. It closes the connection."""
+        """Answer bytes that the HTTP parser refused with a problem document, and close the connection."""
         if status != web.HTTPBadRequest.status_code or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         answer = problem(status, "invalid_http", "the request is not valid HTTP/1.1; use infdctl or curl")
@@ -87,12 +87,12 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         return answer
 
     def _forget(self) -> None:
-        self._among.pop(self, None)
+        self._open_connections.pop(self, None)
         if self._first_request_due is not None:
             self._first_request_due.cancel()
             self._first_request_due = None
 
 
 def of(request: web.BaseRequest) -> Connection:
-    """Return the connection on which a request came."""
+    """Return the request's connection."""
     return cast("Connection", request.protocol)

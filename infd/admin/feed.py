@@ -1,7 +1,7 @@
-"""How news reach operators who read along: one JSON object a line.
+"""Stream a feed's items to subscribers, one JSON object a line.
 
-A line waits for its reader, in what the kernel and two small buffers hold; one
-who takes nothing for SLOW_S is dropped, and so is who would be one too many.
+Socket buffers hold unread lines. A subscriber that does not read for
+WRITE_TIMEOUT_S is dropped; a subscriber beyond MAX_SUBSCRIBERS is refused.
 """
 
 from __future__ import annotations
@@ -24,37 +24,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.admin")
 
-SLOW_S: Final = 30.0
-MOST: Final = 16  # of the connections that there may be
+WRITE_TIMEOUT_S: Final = 30.0
+MAX_SUBSCRIBERS: Final = 16  # fewer than connection.MAX_CONNECTIONS
 
 
 class Feeds:
-    """Those who read along."""
+    """Counts open subscriptions."""
 
     def __init__(self) -> None:
         self.open = 0
 
-    async def send(self, request: web.Request, news: AsyncGenerator[msgspec.Struct, None]) -> web.StreamResponse:
-        """Send news until they end or their reader has gone. Raises Refused."""
-        if self.open >= MOST:
+    async def send(self, request: web.Request, items: AsyncGenerator[msgspec.Struct, None]) -> web.StreamResponse:
+        """Stream `items` until they end or the subscriber disconnects. Raises Refused beyond MAX_SUBSCRIBERS."""
+        if self.open >= MAX_SUBSCRIBERS:
             raise Refused(
-                HTTPStatus.TOO_MANY_REQUESTS, "crowded", f"{MOST} read along already; end one of them, or ask again"
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "crowded",
+                f"{MAX_SUBSCRIBERS} subscribers are connected already; end one of them, or ask again",
             )
         asking = connection.of(request)
         response = web.StreamResponse(headers={"Content-Type": NEWS_TYPE})
         self.open += 1
         try:
-            # Other answers are finished though nobody is there any more; this one might never end.
-            asking.ends(asyncio.current_task())
+            # Other answers are finished after a disconnect; a feed may never end, so its task is cancelled.
+            asking.cancel_on_close(asyncio.current_task())
             await response.prepare(request)
-            async with aclosing(news):
-                async for each in news:
-                    async with asyncio.timeout(SLOW_S):
+            async with aclosing(items):
+                async for each in items:
+                    async with asyncio.timeout(WRITE_TIMEOUT_S):
                         await response.write(msgspec.json.encode(each) + b"\n")
         except TimeoutError:
-            log.warning("who reads along takes nothing and is dropped", extra={"path": request.rel_url.raw_path})
+            log.warning("a subscriber does not read and is dropped", extra={"path": request.rel_url.raw_path})
             asking.drop()
         finally:
             self.open -= 1
-            asking.ends(None)
+            asking.cancel_on_close(None)
         return response

@@ -1,6 +1,6 @@
-"""Who is at the other end of the admin socket, and what they may do.
+"""Authenticate and authorize peers of the admin socket.
 
-The kernel vouches for uid, pid and groups, as they were when the peer connected.
+The kernel reports a peer's uid, pid and groups as of its connect(2).
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ _LONGEST_ANSWER = 1024  # bytes that Python lets getsockopt return
 
 
 class Peer(Struct, frozen=True):
+    """Credentials of a connected process."""
+
     uid: int
     pid: int
     groups: frozenset[int]  # primary and supplementary
 
 
 class HasOptions(Protocol):
-    """A socket, or what uvloop shows of one."""
+    """A socket, or uvloop's view of a socket."""
 
     def getsockopt(self, level: int, option: int, buflen: int, /) -> bytes: ...
 
@@ -46,15 +48,16 @@ def _supplementary_groups(connection: HasOptions) -> Iterator[int]:
     try:
         packed = connection.getsockopt(SOL_SOCKET, _SO_PEERGROUPS, _LONGEST_ANSWER)
     except OSError:
-        return  # ERANGE, over 256 groups: none counts, so such a peer is refused rather than trusted
+        return  # ERANGE, over 256 groups: no supplementary group counts, so access is refused rather than granted
     for (gid,) in struct.iter_unpack("I", packed):
         yield gid
 
 
 class Access(Struct, frozen=True):
-    """Who may use the socket.
+    """Users and groups that may use the socket.
 
-    readers, admins  group ids; None where the group does not exist on this machine
+    owner            uid of the daemon; may do everything, as root may
+    readers, admins  group ids for reading and for mutating verbs; None: the group does not exist
     """
 
     owner: int
@@ -63,16 +66,18 @@ class Access(Struct, frozen=True):
 
     @classmethod
     def of_this_process(cls) -> Access:
+        """Return access for this process's user and the groups `infd` and `infd-admin`."""
         return cls(os.geteuid(), group_id(READERS), group_id(ADMINS))
 
     def allows(self, peer: Peer, *, mutation: bool) -> bool:
+        """Return whether `peer` may use reading verbs, or with `mutation` mutating verbs."""
         if peer.uid in (0, self.owner):
             return True
         return (self.admins if mutation else self.readers) in peer.groups
 
 
 def group_id(name: str) -> int | None:
-    """Return a group's id, or None if there is no such group."""
+    """Return a group's id; None if the group does not exist."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:

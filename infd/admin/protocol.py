@@ -1,9 +1,9 @@
-"""What the admin socket says, in the words that server and `infdctl` share.
+"""Arguments and answers of the admin socket, shared by the server and `infdctl`.
 
-Replies are JSON objects. Within /v1 fields are added, never renamed or removed,
-so an older `infdctl` reads a newer daemon: it skips what it does not know. What
-a verb is told is the other way round: a daemon refuses what it does not know,
-rather than do something else than it was asked for.
+Answers are JSON objects. Within /v1 answer fields are added, never renamed or
+removed, and readers skip unknown fields, so that an older `infdctl` reads a
+newer daemon. Arguments are strict: a daemon refuses unknown fields rather than
+ignore part of a command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NEWS_TYPE = "application/x-ndjson"
 
 
 class Problem(Struct, omit_defaults=False):
-    """Why a request was not done, after RFC 9457. `detail` says what to do next; `code` is for programs."""
+    """A refusal as an RFC 9457 problem document. `detail` names the remedy; `code` is for programs."""
 
     title: str
     status: int
@@ -31,8 +31,8 @@ class Problem(Struct, omit_defaults=False):
     type: str = "about:blank"
 
 
-class Nothing(Struct, forbid_unknown_fields=True):
-    """What a verb is told that needs no telling."""
+class NoArguments(Struct, forbid_unknown_fields=True):
+    """Arguments of a verb without arguments."""
 
 
 class Version(Struct):
@@ -41,11 +41,13 @@ class Version(Struct):
 
 
 class Captured(Struct):
-    """The decoding steps that a GPU replays, by how many sequences they are of.
+    """CUDA graphs of decoding steps, by number of sequences in the step.
 
-    to_come    how many sizes are not captured yet
-    failed     those that could not be, and are tried again later
-    capture_s  what capturing them has taken so far
+    captured       sizes captured
+    with_adapters  sizes captured for steps with adapters
+    to_come        number of sizes not captured yet
+    failed         sizes whose capture failed and will be retried
+    capture_s      time spent capturing
     """
 
     captured: list[int]
@@ -56,7 +58,7 @@ class Captured(Struct):
 
 
 class LargePages(Struct):
-    """How much of the weights, on a CPU, was moved into large pages, in bytes, and whether that has ended."""
+    """Weights on a CPU in large pages: `bytes` moved so far, `of` all bytes; `ended`: no more will move."""
 
     bytes: int
     of: int
@@ -64,26 +66,27 @@ class LargePages(Struct):
 
 
 class Status(Struct):
-    """What the daemon is doing.
+    """State, load and limits of the daemon.
 
-    since            Unix time at which the state was entered
-    running, waiting choices; waiting_tokens counts the prompts of those that wait
-    held             requests, of those that wait, until a paused daemon goes on
-    weights          loaded, released (asleep), parked (asleep, in the host's memory) or invalid (a load failed midway);
-                     kv_cache: loaded or released
-    resident         what stays on a GPU while memory is given back, in bytes by what it is
-    pages            of the cache: all, held by running sequences, and kept for their prefix
-    prefix_queries   prompt tokens looked up in the cache; prefix_hits were found
-    last_step_age_s  None before the first step
-    accepted         choices so far; terminal counts how they ended, by reason
+    model             served name
+    since             Unix time at which the state was entered
+    running, waiting  choices; waiting_tokens: prompt tokens of the waiting choices
+    held              waiting requests held until resume
+    weights           loaded, released (asleep), parked (asleep, in host memory) or invalid (a load failed midway)
+    kv_cache          loaded or released
+    resident          bytes that stay on the GPU during sleep, by purpose
+    pages             cache pages; pages_referenced by running sequences, pages_cached for prefix hits
+    prefix_queries    prompt tokens looked up in the prefix cache; prefix_hits: tokens found
+    steps             steps run; last_step_age_s: None before the first
+    accepted          choices accepted; terminal: choices ended, by finish reason
     max_model_len, step_tokens, rows    limits in force; 0 until the model is loaded
-    device, dtype    where and in which type the model is computed; empty until it is loaded
-    quantization     what weights were made while they were loaded
-    vocabulary       what the embedding and the head are, if something else than other weights
-    cache_dtype      the type of cached keys and values
-    graphs           which decoding steps are captured; None where none are ever
-    large_pages      None where weights are not moved into them
-    apart            which of the checkpoint's texts run in a process of their own, and why
+    device, dtype     where and in which type the model is computed; empty until it is loaded
+    quantization      format into which weights were quantized while loading
+    vocabulary        format of embedding and head, if it differs from the other weights'
+    cache_dtype       type of cached keys and values
+    graphs            captured decoding steps; None where none are captured
+    large_pages       None where weights are not moved into large pages
+    apart             template and tokenizer components that run in the worker process, with reasons
     """
 
     version: str
@@ -123,7 +126,7 @@ class Status(Struct):
 
 
 class RequestRow(Struct):
-    """A request that waits, runs, or is still read. `state`: admitted, waiting, running, done."""
+    """A request that waits, runs, or whose client still reads. `state`: admitted, waiting, running, done."""
 
     id: str
     state: str
@@ -142,7 +145,7 @@ class Requests(Struct):
 
 
 class Selection(Struct):
-    """Which kernel a family uses, and why not the others."""
+    """The implementation chosen for a kernel family, and the refused implementations with reasons."""
 
     family: str
     chosen: str
@@ -150,7 +153,7 @@ class Selection(Struct):
 
 
 class Ops(Struct):
-    """`quantization`: what weights were made while they were loaded."""
+    """Chosen kernels. `quantization`: format into which weights were quantized while loading."""
 
     device: str
     dtype: str
@@ -159,17 +162,19 @@ class Ops(Struct):
 
 
 class Abort(Struct, forbid_unknown_fields=True):
-    """`id` is a request's, as in `RequestRow`."""
+    """End the request whose `RequestRow` has `id`."""
 
     id: str
 
 
 class Aborted(Struct):
+    """The request `id` was aborted."""
+
     id: str
 
 
 class Draining(Struct):
-    """The daemon admits nothing more, and exits when what is in flight has ended."""
+    """The daemon admits no more requests, and exits when requests in flight have ended. Counts are choices."""
 
     pid: int
     running: int
@@ -177,11 +182,11 @@ class Draining(Struct):
 
 
 class Pause(Struct, forbid_unknown_fields=True):
-    """Let no step run until a resume.
+    """Stop steps until resume.
 
-    mode    what becomes of the requests in flight: they end, finish first, or stay where they are
-    new     what new requests get meanwhile: a wait within bounds, or 503; null: 503 if those before were aborted
-    wait_s  how long the answer may wait for the end of it; null: until the end
+    mode    requests in flight are aborted, finish first ("wait"), or freeze ("keep")
+    new     new requests wait within the queue's bounds ("hold") or get 503; null: 503 with mode "abort", else hold
+    wait_s  longest wait of the answer for the transition's end; null: no limit
     """
 
     mode: Literal["abort", "wait", "keep"] = "wait"
@@ -190,9 +195,11 @@ class Pause(Struct, forbid_unknown_fields=True):
 
 
 class Sleep(Struct, forbid_unknown_fields=True):
-    """Come to rest as `Pause` says, what is kept being computed anew later, and give memory back.
+    """Pause, then release memory. Kept requests are recomputed after wake.
 
-    level  1: the cache's; 2: the weights' too, which are read from disk again
+    mode    as in `Pause`
+    level   1: release the cache; 2: release weights too, which wake reads from disk
+    wait_s  as in `Pause`
     """
 
     mode: Literal["abort", "wait", "keep"] = "wait"
@@ -201,9 +208,10 @@ class Sleep(Struct, forbid_unknown_fields=True):
 
 
 class Wake(Struct, forbid_unknown_fields=True):
-    """Be again what it was before it slept, or, asked of `resume`, be ready.
+    """Arguments of wake (return to the state before sleep) and of resume (become ready).
 
-    tags  what to take back into memory; null: all. The rest sleeps on, and with it all steps.
+    tags    parts of memory to restore; null: all. Steps run once no part is asleep.
+    wait_s  as in `Pause`
     """
 
     tags: frozenset[Part] | None = None
@@ -211,24 +219,25 @@ class Wake(Struct, forbid_unknown_fields=True):
 
 
 class LoadWeights(Struct, forbid_unknown_fields=True):
-    """Put the weights in directory `path`, of another checkpoint of this model, in place, while no step runs.
+    """Replace the weights by those of another checkpoint of this model, while no step runs.
 
-    It lies beneath model.weights_root, where a relative `path` begins.
+    path    directory beneath model.weights_root; a relative path starts there
+    wait_s  as in `Pause`
     """
 
     path: Annotated[str, Meta(min_length=1)]
     wait_s: Seconds | None = None
 
 
-class Moved(Struct):
-    """How far the daemon has come on its way to what was asked for.
+class TransitionResult(Struct):
+    """Progress or result of a lifecycle transition.
 
-    done         whether it is there; else it goes on by itself
-    took_s       from the wish to its end
-    aborted      choices that it ended
-    frozen       choices that wait for the daemon to go on
-    freed_bytes  by which what the GPU holds, on a CPU the process, shrank
-    weights      as in `Status`; so kv_cache
+    done         the target state is reached; else the transition continues
+    took_s       from the verb's arrival to the transition's end; None until then
+    aborted      choices that the transition aborted
+    frozen       choices frozen until resume
+    freed_bytes  by which GPU memory in use (on a CPU: resident memory) shrank
+    The other fields are those of `Status`.
     """
 
     state: str
@@ -246,13 +255,13 @@ class Moved(Struct):
 
 
 class ResetPrefixCache(Struct, forbid_unknown_fields=True):
-    """`running`: requests that run are computed anew; else they go on with what they hold."""
+    """Forget cached prefixes. `running`: also recompute running requests; else they keep their pages."""
 
     running: bool = False
 
 
 class PrefixCacheReset(Struct):
-    """`pages` were forgotten; `preempted` choices are computed anew."""
+    """`pages` were forgotten; `preempted` choices are recomputed."""
 
     pages: int
     preempted: int
@@ -261,8 +270,8 @@ class PrefixCacheReset(Struct):
 class LoadLora(Struct, forbid_unknown_fields=True):
     """Serve the adapter in directory `path`, beneath lora.root, as `name`.
 
-    in_place  where the name stands for an adapter already, put this one in its place
-    wait_s    how long the answer may wait, once it is loaded, for requests that use the one replaced; null: to the end
+    in_place  replace an adapter already loaded under the name
+    wait_s    longest wait of the answer, after loading, for requests that use the replaced adapter; null: no limit
     """
 
     name: str
@@ -272,7 +281,7 @@ class LoadLora(Struct, forbid_unknown_fields=True):
 
 
 class UnloadLora(Struct, forbid_unknown_fields=True):
-    """Serve `name` no more. `wait_s`: how long the answer may wait for requests that use it; null: until the end."""
+    """Stop serving adapter `name`. `wait_s`: longest wait of the answer for its last requests; null: no limit."""
 
     name: str
     wait_s: Seconds | None = 0.0
@@ -281,11 +290,11 @@ class UnloadLora(Struct, forbid_unknown_fields=True):
 class LoraRow(Struct):
     """An adapter.
 
-    state       ready; stored: its weights are read again when asked for; leaving: not served any more, but in use
-    base        the model that it says it was made for
-    bytes       of host memory that it takes now
-    generation  another one each time that an adapter is loaded
-    requests    choices that use it
+    state       ready; stored: weights are read again on the next request; leaving: unloaded but still in use
+    base        base model named in the adapter's config
+    bytes       host memory of its weights now
+    generation  unique per load
+    requests    choices that use the adapter
     """
 
     name: str
@@ -299,7 +308,7 @@ class LoraRow(Struct):
 
 
 class Loras(Struct):
-    """`bytes` of host memory are taken, of at most `host_bytes`."""
+    """Loaded adapters. `bytes` of host memory are used, of at most `host_bytes`."""
 
     loras: list[LoraRow]
     bytes: int
@@ -307,11 +316,12 @@ class Loras(Struct):
 
 
 class LoraChanged(Struct):
-    """What came of a load or unload.
+    """Result of a load or unload.
 
-    changed   whether there was anything to do
-    done      whether nothing is left of what the name stood for before; else it goes with the `requests` that use it
-    generation, rank, bytes  of what the name stands for now; 0 where it is nothing
+    changed   false if the adapter was loaded, or unloaded, already
+    done      the previous adapter of this name is freed; else it is freed after the last of `requests` choices
+    took_s    from the verb's arrival to the answer
+    generation, rank, bytes  of the adapter now loaded under the name; 0 if none
     """
 
     name: str
@@ -325,10 +335,10 @@ class LoraChanged(Struct):
 
 
 class ReadEvents(Struct, forbid_unknown_fields=True):
-    """Read what has happened lately, one JSON object a line.
+    """Read recent events, one JSON object a line.
 
-    since   only what came after the event of this number; one that the daemon has not reached is of its predecessor
-    follow  go on with what happens from now on, until the asker leaves or the daemon ends
+    since   only events with a larger `seq`; all events if the daemon (restarted) has not reached this number
+    follow  continue with new events until the subscriber disconnects or the daemon exits
     """
 
     since: Annotated[int, Meta(ge=0)] = 0
@@ -336,13 +346,14 @@ class ReadEvents(Struct, forbid_unknown_fields=True):
 
 
 class Event(Struct):
-    """Something that happened.
+    """An event.
 
-    seq      one more than that of the event before it; a daemon begins with 1
+    seq      consecutive number; a daemon's first event is 1
     time     Unix time
-    kind     state, verb (who asked for what), rest (what came of it), weights, adapter, step, request
-    facts    what there is to know of it; which ones depends on the kind
-    dropped  events before this one that were forgotten before they could be told
+    kind     state, verb (a verb's caller and arguments), rest (its result), weights, adapter, step, request
+    told     message for people
+    facts    values that depend on `kind`
+    dropped  events before this one that were discarded unread
     """
 
     seq: int
@@ -354,12 +365,14 @@ class Event(Struct):
 
 
 class Stack(Struct):
-    """Where a task or thread stands, outermost frame first."""
+    """Stack of a task or thread, outermost frame first."""
 
     name: str
     frames: list[str]
 
 
 class Dump(Struct):
+    """Stacks of all asyncio tasks and threads."""
+
     tasks: list[Stack]
     threads: list[Stack]

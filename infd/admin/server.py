@@ -1,6 +1,6 @@
-"""The admin door: HTTP/1.1 over a Unix socket, so that curl works as well as `infdctl`.
+"""The admin server: HTTP/1.1 over a Unix socket, for `infdctl` and curl.
 
-It decides who may ask and how refusals look; what can be asked stands in commands.py.
+Authorizes peers, decodes arguments and encodes refusals; commands.py defines the verbs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiohttp.http import HttpVersion11
 
 from infd.admin import connection
 from infd.admin.answers import problem, reply
-from infd.admin.commands import FEEDS, VERBS, Desk, Feed, Refused, Verb
+from infd.admin.commands import FEEDS, VERBS, AdminContext, Feed, Refused, Verb
 from infd.admin.feed import Feeds
 from infd.admin.peers import ADMINS, READERS, Access, HasOptions, Peer, peer_of
 from infd.sockets.unix import UnixListener
@@ -39,14 +39,14 @@ _CONTINUE = "100-continue"
 
 
 class AdminServer:
-    """Answers operators.
+    """Serves the admin verbs and feeds.
 
-    model        the name to report; by default the model's path
-    lora_root    the directory that holds what may be loaded as an adapter; empty: nothing may
-    drain        do what TERM does, without waiting for the end of it
-    access       who may ask; by default this process's owner, root and infd's groups
-    apart        which of the checkpoint's texts run in a process of their own, and why
-    identify     reads a connection's credentials; a test may claim to be somebody else
+    model        served name to report; empty: the model's path
+    lora_root    directory from which adapters may be loaded; empty: none may
+    drain        starts draining, as TERM does, and returns at once
+    access       permitted users and groups; None: this process's user, root and infd's groups
+    apart        template and tokenizer components that run in the worker process, with reasons
+    identify     reads a connection's credentials; tests substitute another user's
     """
 
     def __init__(
@@ -61,7 +61,9 @@ class AdminServer:
         apart: Mapping[str, str] | None = None,
         identify: Callable[[HasOptions], Peer] = peer_of,
     ) -> None:
-        self._desk = Desk(engine, model or config.model.path, drain, lora_root, {} if apart is None else apart)
+        self._context = AdminContext(
+            engine, model or config.model.path, drain, lora_root, {} if apart is None else apart
+        )
         self._access = access if access is not None else Access.of_this_process()
         self._identify = identify
         self._listener: UnixListener | None = None
@@ -71,9 +73,9 @@ class AdminServer:
         self._feeds = Feeds()
 
     async def start(self, path: str | Path, *, private: bool = False) -> None:
-        """Listen on `path`, in a directory that is this user's alone if `private`.
+        """Listen on `path`; with `private` its directory must be accessible to this user alone.
 
-        Raises SocketTaken, or ConfigError if it cannot be made.
+        Raises SocketTaken, or ConfigError if the socket cannot be bound.
         """
         app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_keep, _answer_problems, _refuse_browsers])
         for verb in VERBS:
@@ -82,7 +84,7 @@ class AdminServer:
             app.router.add_route(feed.method, feed.path, partial(self._feed, feed), expect_handler=_expected)
         app.router.add_route("*", "/{elsewhere:.*}", _nothing, name=_ELSEWHERE, expect_handler=_expected)
         self._listener = UnixListener(path, group=self._access.readers, private=private)
-        # A mutation once begun is finished even if the asker leaves: no handler_cancellation here.
+        # No handler_cancellation: a mutation is finished even if its client disconnects.
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         server = self._runner.server
@@ -93,8 +95,8 @@ class AdminServer:
         )
 
     async def close(self) -> None:
-        """Stop listening, let answers under way finish, remove the socket. Idempotent."""
-        self._desk.engine.events.close()
+        """Stop listening, finish answers in progress, remove the socket. Idempotent."""
+        self._context.engine.events.close()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -109,30 +111,30 @@ class AdminServer:
         peer = self._peer(request)
         if not verb.mutates:
             self._require_access(peer, verb)
-            return reply(await verb.handler(self._desk, await _asked(verb, request)))
-        result, told = "failed", "{}"
+            return reply(await verb.handler(self._context, await _arguments(verb, request)))
+        result, asked = "failed", "{}"
         try:
             self._require_access(peer, verb)
-            asked = await _asked(verb, request)
-            told = msgspec.json.encode(asked).decode()
-            answer = await verb.handler(self._desk, asked)
+            arguments = await _arguments(verb, request)
+            asked = msgspec.json.encode(arguments).decode()
+            answer = await verb.handler(self._context, arguments)
             result = "done"
         except Refused as refusal:
             result = refusal.code
             raise
         finally:
-            done = {"uid": peer.uid, "pid": peer.pid, "result": result, "asked": told}
+            done = {"uid": peer.uid, "pid": peer.pid, "result": result, "asked": asked}
             extra = {"verb": verb.name, **done, "path": request.rel_url.raw_path}
             log.info("asked to %s", verb.name, extra=extra)
-            self._desk.engine.events.tell("verb", verb.name, **done)
+            self._context.engine.events.tell("verb", verb.name, **done)
         return reply(answer)
 
     async def _feed(self, feed: Feed, request: web.Request) -> web.StreamResponse:
         self._require_access(self._peer(request), feed)
-        return await self._feeds.send(request, feed.handler(self._desk, await _asked(feed, request)))
+        return await self._feeds.send(request, feed.handler(self._context, await _arguments(feed, request)))
 
     def _peer(self, request: web.Request) -> Peer:
-        """Return who asks. Raises Refused."""
+        """Return the peer's credentials. Raises Refused if the peer has disconnected."""
         asking = request.get_extra_info("socket")
         if asking is None:
             raise Refused(HTTPStatus.BAD_REQUEST, "gone", "the asker left before the kernel could say who it was")
@@ -149,20 +151,20 @@ class AdminServer:
             )
 
 
-async def _asked(verb: Verb | Feed, request: web.Request) -> msgspec.Struct:
-    """Return what a verb is told, in its body or in the query. Raises Refused."""
+async def _arguments(verb: Verb | Feed, request: web.Request) -> msgspec.Struct:
+    """Decode a verb's arguments from JSON body, query and path. Raises Refused."""
     try:
         fields = msgspec.json.decode(await request.read() or b"{}", type=dict[str, Any])
-        told = {**fields, **request.query, **request.match_info}
-        return msgspec.convert(told, verb.asks, strict=not request.query)  # a query has words only
+        merged = {**fields, **request.query, **request.match_info}
+        return msgspec.convert(merged, verb.arguments, strict=not request.query)  # query values are strings
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        known = ", ".join(field for field in verb.asks.__struct_fields__ if field not in request.match_info)
+        known = ", ".join(field for field in verb.arguments.__struct_fields__ if field not in request.match_info)
         takes = f"takes a JSON object of {known}, or them in the query" if known else "takes nothing"
         raise Refused(HTTPStatus.BAD_REQUEST, "bad_request", f"{verb.name} {takes}: {error}") from None
 
 
 async def _nothing(request: web.Request) -> web.Response:
-    """Tell a wrong method from an unknown path: a route like the others, so that it refuses like them."""
+    """Answer 405 or 404 from a catch-all route, so that middlewares treat both as any other refusal."""
     methods: set[str] = set()
     for resource in request.app.router.resources():
         if resource.name != _ELSEWHERE:
@@ -171,21 +173,21 @@ async def _nothing(request: web.Request) -> web.Response:
 
 
 async def _expected(request: web.Request) -> web.Response | None:
-    """Meet what an Expect header asks, or refuse it. HTTP/1.0 has none."""
+    """Answer an Expect header: 100 Continue, or 417. HTTP/1.0 has no Expect."""
     if request.version < HttpVersion11:
         return None
     if request.headers["Expect"].lower() != _CONTINUE:
         return problem(417, "unknown_expectation", f"the only expectation known here is {_CONTINUE}")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # nothing of the answer has been sent
+    request.writer.output_size = 0  # the interim response does not count as part of the answer
     return None
 
 
 @web.middleware
 async def _keep(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let no connection be closed for idleness while it is answered."""
+    """Mark the connection busy while its request is answered, so that it is not dropped as idle."""
     asking = connection.of(request)
-    asking.asked()
+    asking.request_begun()
     try:
         return await handler(request)
     finally:
@@ -194,7 +196,7 @@ async def _keep(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def _answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let every refusal leave as a problem document."""
+    """Turn every refusal and error into a problem document."""
     try:
         return await handler(request)
     except Refused as refusal:
@@ -214,7 +216,7 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
 
 @web.middleware
 async def _refuse_browsers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    # Only a browser sends Origin: a page that found a proxy to this socket must not command the daemon.
+    # Only browsers send Origin; a web page that reaches a proxy to this socket must not command the daemon.
     if "Origin" in request.headers:
         raise Refused(HTTPStatus.FORBIDDEN, "origin", "requests with an Origin header are refused; use infdctl or curl")
     return await handler(request)

@@ -1,4 +1,4 @@
-"""Where every task and thread of this process stands, for an operator who finds it stuck."""
+"""Stacks of every task and thread, to diagnose a stuck daemon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def thread_stacks() -> list[Stack]:
 
 
 def _awaited(coroutine: Any) -> Iterator[str]:
-    # Task.get_stack() shows a suspended task's outermost frame only; what it waits for is down this chain.
+    # Task.get_stack() shows a suspended task's outermost frame only; this chain leads to the innermost.
     while coroutine is not None:
         for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
             frame = getattr(coroutine, f"{kind}_frame", None)

@@ -70,7 +70,7 @@ async def offer(settings: Settings, *, api_key: str = "", notify: Callable[[str]
 
     notify  receives progress messages for people
 
-    Raises RequestFailed if listing models, a probe or a warm-up request fails; later failures are counted in the report.
+    Raises RequestFailed if listing models, a probe or a warm-up request fails; the report counts later failures.
     """
     timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
     headers = {"Content-Type": "application/json"}

@@ -120,7 +120,7 @@ class UnixListener:
 
 
 def others_may_enter(directory: Path) -> bool:
-    """Return whether another user could bind sockets in `directory`: it exists and is not this user's with mode 0700."""
+    """Return whether `directory` exists and another user could bind sockets in it (not this user's, or not 0700)."""
     try:
         found = directory.lstat()
     except FileNotFoundError:

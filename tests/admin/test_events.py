@@ -112,7 +112,7 @@ async def test_a_reader_who_leaves_is_forgotten_though_nothing_happens(house: Ho
 async def test_a_reader_who_takes_nothing_is_dropped_and_others_read_on(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "SLOW_S", 0.01)
+    monkeypatch.setattr(feed, "WRITE_TIMEOUT_S", 0.01)
     events = house.engine.events
     loop = asyncio.get_running_loop()
     stalled = socket.socket(socket.AF_UNIX)
@@ -136,7 +136,7 @@ async def test_a_reader_who_takes_nothing_is_dropped_and_others_read_on(
 async def test_only_so_many_read_along_and_the_socket_stays_open_for_others(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "MOST", 2)
+    monkeypatch.setattr(feed, "MAX_SUBSCRIBERS", 2)
     async with reading(house, "?follow=true"), reading(house, "?follow=true"):
         status, body = await ask(house.socket, "GET", "/v1/events")
         assert (status, body["code"]) == (429, "crowded")

@@ -28,20 +28,20 @@ async def test_pause_and_resume_say_what_they_did(house: House) -> None:
     async with house.loaded():
         code, out, err = await at(house, "pause", "--mode", "keep", "--new", "reject", "--json")
         assert code == 0, err
-        paused = msgspec.json.decode(out, type=protocol.Moved, strict=True)
+        paused = msgspec.json.decode(out, type=protocol.TransitionResult, strict=True)
         assert (paused.state, paused.done, paused.frozen) == ("paused", True, 0)
         assert "frozen" in paused.reason
         assert "refused" in paused.reason
         code, out, err = await at(house, "resume", "--wait", "--timeout", "30", "--json")
         assert code == 0, err
-        assert msgspec.json.decode(out, type=protocol.Moved).state == "ready"
+        assert msgspec.json.decode(out, type=protocol.TransitionResult).state == "ready"
         assert house.engine.lifecycle.state is State.READY
 
 
 async def test_a_pause_that_waits_for_a_request_goes_on_by_itself(house: House) -> None:
     async with house.loaded(), house.request() as (_, choices):
         code, out, err = await at(house, "pause", "--json")
-        assert (code, msgspec.json.decode(out, type=protocol.Moved).done) == (0, False)
+        assert (code, msgspec.json.decode(out, type=protocol.TransitionResult).done) == (0, False)
         assert "goes on" in err
         code, _, err = await at(house, "pause", "--wait", "--timeout", "0")
         assert code == 5
@@ -51,7 +51,7 @@ async def test_a_pause_that_waits_for_a_request_goes_on_by_itself(house: House) 
         assert [delta.finish async for _, delta in choices][-1] is FinishReason.LENGTH
         code, out, err = await waiting
         assert code == 0, err
-        assert msgspec.json.decode(out, type=protocol.Moved).done
+        assert msgspec.json.decode(out, type=protocol.TransitionResult).done
 
 
 async def test_an_overtaken_or_impossible_wish_exits_4_and_says_where_to_look(house: House) -> None:

@@ -270,7 +270,7 @@ async def test_a_connection_that_says_nothing_more_is_closed(
 async def test_whoever_opens_connections_and_says_nothing_shuts_nobody_out(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "MOST", 3)
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
     idle = [await door(house) for _ in range(4)]
     async with asyncio.timeout(PATIENCE_S):
         assert (await ask(house.socket, "GET", "/version"))[0] == 200

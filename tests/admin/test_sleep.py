@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from infd.admin import protocol
-from infd.admin.commands import Desk, status
+from infd.admin.commands import AdminContext, status
 from infd.admin.ctl import show
 from infd.engine.lifecycle.state import State
 from infd.errors import CheckpointError
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tests.admin.conftest import House
 
 
-def moved(out: str) -> protocol.Moved:
-    return msgspec.json.decode(out, type=protocol.Moved, strict=True)
+def moved(out: str) -> protocol.TransitionResult:
+    return msgspec.json.decode(out, type=protocol.TransitionResult, strict=True)
 
 
 async def test_sleep_and_staged_wake_say_what_they_did(house: House) -> None:
@@ -43,21 +43,21 @@ async def test_sleep_and_staged_wake_say_what_they_did(house: House) -> None:
 
 
 async def test_what_stays_on_a_gpu_is_told_while_it_sleeps(house: House, capsys: pytest.CaptureFixture[str]) -> None:
-    desk = Desk(house.engine, "embedded", house.drained.set)
+    context = AdminContext(house.engine, "embedded", house.drained.set)
     async with house.loaded():
         for resident, told in (
             ({}, False),
             ({"graphs": 3 * 2**20, "context_and_others": 500 * 2**20}, True),
         ):
             house.executor.resident = resident
-            show.status(await status(desk, protocol.Nothing()))
+            show.status(await status(context, protocol.NoArguments()))
             assert ("stays     3 MiB graphs, 500 MiB context and others" in capsys.readouterr().out) == told
 
 
 async def test_status_tells_which_steps_a_gpu_has_captured(
     house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = Desk(house.engine, "embedded", house.drained.set)
+    context = AdminContext(house.engine, "embedded", house.drained.set)
     async with house.loaded():
         facts = house.executor.describe()
         for graphs, told in (
@@ -73,7 +73,7 @@ async def test_status_tells_which_steps_a_gpu_has_captured(
         ):
             described = {**facts, "graphs": graphs} if graphs else facts
             monkeypatch.setattr(house.executor, "describe", lambda described=described: described)
-            show.status(await status(desk, protocol.Nothing()))
+            show.status(await status(context, protocol.NoArguments()))
             said = capsys.readouterr().out
             assert "captured" not in said if told is None else told in said
 
@@ -133,7 +133,7 @@ async def test_a_device_that_keeps_its_memory_says_so(house: House) -> None:
 async def test_status_tells_how_much_lies_in_large_pages_and_whether_more_will(
     house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = Desk(house.engine, "embedded", house.drained.set)
+    context = AdminContext(house.engine, "embedded", house.drained.set)
     async with house.loaded():
         facts = house.executor.describe()
         for pages, told in (
@@ -145,6 +145,8 @@ async def test_status_tells_how_much_lies_in_large_pages_and_whether_more_will(
         ):
             described = {**facts, "large_pages": pages}
             monkeypatch.setattr(house.executor, "describe", lambda described=described: described)
-            show.status(await status(desk, protocol.Nothing()))
+            show.status(await status(context, protocol.NoArguments()))
             assert told in capsys.readouterr().out
-        assert (await status(desk, protocol.Nothing())).large_pages == protocol.LargePages(3 * 2**29, 3 * 2**29, True)
+        assert (await status(context, protocol.NoArguments())).large_pages == protocol.LargePages(
+            3 * 2**29, 3 * 2**29, True
+        )

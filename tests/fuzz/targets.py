@@ -513,7 +513,7 @@ class AdminTarget(SocketTarget):
         if data and data[0] & 0x80:
             verb = VERBS[data[0] % len(VERBS)]
             choose = Chooser(data[1:])
-            names = (*verb.asks.__struct_fields__, "x", "wait", "abort", "hold", "weights", "kv_cache", "keep")
+            names = (*verb.arguments.__struct_fields__, "x", "wait", "abort", "hold", "weights", "kv_cache", "keep")
             said = mapping(choose, names).encode("utf-8", "surrogatepass")
             asked = f"{verb.method} {verb.path.replace('{id}', 'r')} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(said)}"
             data = asked.encode() + b"\r\n\r\n" + said

@@ -1,4 +1,4 @@
-"""`infdctl`. Kept light: no torch, no server code; a command answers in tens of milliseconds."""
+"""`infdctl`. Imports neither torch nor server code, so that a command answers in tens of milliseconds."""
 
 from infd.admin.ctl.app import cli, main
 

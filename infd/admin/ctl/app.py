@@ -1,6 +1,6 @@
-"""`infdctl`: one command for each administrative verb.
+"""`infdctl`: one command for each admin verb.
 
-Data goes to standard output, chatter to standard error. Exit codes: 0 done,
+Data goes to standard output, messages to standard error. Exit codes: 0 done,
 1 refused or failed, 2 usage, 3 no daemon reached, 4 wrong state, 5 timed out.
 """
 
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from infd import __version__
 from infd.admin import protocol
-from infd.admin.ctl import loras, rest, show
+from infd.admin.ctl import lifecycle, loras, show
 from infd.admin.ctl.bench import bench
 from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable
 from infd.admin.ctl.events import events
@@ -35,7 +35,7 @@ _POLL_S = 0.2
 
 
 class Drained(Struct):
-    """What `drain` reports. `exited` is true once the daemon is seen to be gone."""
+    """JSON output of `drain`. `exited`: the daemon has exited."""
 
     pid: int
     running: int
@@ -44,7 +44,7 @@ class Drained(Struct):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `infdctl` and leave with its exit code."""
+    """Run `infdctl` and exit with its exit code."""
     try:
         code: int | None = cli.main(arguments, prog_name="infdctl", standalone_mode=False)
     except click.UsageError as error:
@@ -97,7 +97,7 @@ def status(client: AdminClient, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def ps(client: AdminClient, as_json: bool) -> None:
-    """List the requests that wait or run."""
+    """List waiting and running requests."""
     answer = client.get("/v1/requests", protocol.Requests)
     show.as_json(answer) if as_json else show.requests(answer.requests)
 
@@ -116,7 +116,7 @@ def abort(client: AdminClient, request_id: str, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def ops(client: AdminClient, as_json: bool) -> None:
-    """Show which kernel each family uses, and why not the others."""
+    """Show the kernel chosen for each family, and why others were refused."""
     answer = client.get("/v1/ops", protocol.Ops)
     show.as_json(answer) if as_json else show.ops(answer)
 
@@ -125,7 +125,7 @@ def ops(client: AdminClient, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def dump(client: AdminClient, as_json: bool) -> None:
-    """Print where every task and thread of the daemon stands."""
+    """Print the stacks of the daemon's tasks and threads."""
     answer = client.get("/v1/dump", protocol.Dump)
     show.as_json(answer) if as_json else show.dump(answer)
 
@@ -135,7 +135,7 @@ def dump(client: AdminClient, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def drain(client: AdminClient, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Admit nothing more, let what is in flight finish, then exit: what TERM does."""
+    """Admit no more requests, let those in flight finish, then exit, as on TERM."""
     begun = client.post("/v1/drain", protocol.Draining)
     click.echo(f"draining: {begun.running} running, {begun.waiting} waiting", err=True)
     if wait:
@@ -151,7 +151,7 @@ def _wait_until_gone(client: AdminClient, pid: int, timeout_s: float | None) -> 
             now = client.get("/v1/status", protocol.Status)
         except Unreachable:
             return
-        if now.pid != pid:  # a service manager has started the next one already
+        if now.pid != pid:  # a service manager has already started the next daemon
             return
         if deadline is not None and time.monotonic() >= deadline:
             raise TimedOut(
@@ -164,12 +164,12 @@ def _wait_until_gone(client: AdminClient, pid: int, timeout_s: float | None) -> 
 for command in (
     bench,
     events,
-    rest.pause,
-    rest.resume,
-    rest.sleep,
-    rest.wake,
-    rest.load_weights,
-    rest.reset_prefix_cache,
+    lifecycle.pause,
+    lifecycle.resume,
+    lifecycle.sleep,
+    lifecycle.wake,
+    lifecycle.load_weights,
+    lifecycle.reset_prefix_cache,
     loras.loras,
     loras.load_lora,
     loras.unload_lora,

@@ -1,4 +1,4 @@
-"""`infdctl bench`: offer load to any OpenAI-compatible endpoint and show how it held up."""
+"""`infdctl bench`: measure an OpenAI-compatible endpoint under load."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **options: Any) -> None:
     """Measure a server: time to first token, token gaps, end-to-end time and throughput.
 
-    Any OpenAI-compatible endpoint will do. Prompts are random words unless --prompts says otherwise; random ones
-    defeat prefix caching, shared ones reward it.
+    Works with any OpenAI-compatible endpoint. Prompts are random words: with --prompts random prefix caching never
+    hits, with shared-prefix it does.
     """
-    import asyncio  # this command alone needs an event loop
+    import asyncio  # only this command needs an event loop
 
     import uvloop
 

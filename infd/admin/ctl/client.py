@@ -1,4 +1,4 @@
-"""How `infdctl` reaches the daemon, and the exit code of each way in which that fails."""
+"""HTTP client of the admin socket; each failure has an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
 class Failure(click.ClickException):
-    """A command that did not do what it was asked for."""
+    """A failed command, with its exit code."""
 
 
 class Refused(Failure):
@@ -41,9 +41,11 @@ class TimedOut(Failure):
 
 
 class AdminClient:
-    """Asks the daemon that serves the first of `sockets` that exists.
+    """Client of the daemon at the first existing path in `sockets`.
 
-    timeout_s  how long one answer may take
+    timeout_s  longest wait for an answer
+
+    All methods raise Failure.
     """
 
     def __init__(self, sockets: Sequence[str], *, timeout_s: float = 10.0) -> None:
@@ -51,32 +53,33 @@ class AdminClient:
         self._timeout_s = timeout_s
 
     def get(self, path: str, reply: type[Reply]) -> Reply:
+        """Call a reading verb."""
         return self._ask("GET", path, reply)
 
     def post(
-        self, path: str, reply: type[Reply], asked: Mapping[str, object] | None = None, *, patient: bool = False
+        self, path: str, reply: type[Reply], arguments: Mapping[str, object] | None = None, *, patient: bool = False
     ) -> Reply:
-        """asked: what the verb is told. patient: the answer may take as long as it takes."""
-        body = b"" if asked is None else msgspec.json.encode(asked)
+        """Call a mutating verb with `arguments`. `patient`: without a timeout."""
+        body = b"" if arguments is None else msgspec.json.encode(arguments)
         return self._ask("POST", path, reply, body, patient=patient)
 
     def read(self, path: str, reply: type[Reply]) -> Iterator[Reply]:
-        """Yield news as they come, for as long as they may."""
-        with self._asked("GET", path, patient=True) as response:
+        """Yield a feed's items as they arrive, without a timeout."""
+        with self._exchange("GET", path, patient=True) as response:
             _require(response, NEWS_TYPE)
             for line in response:
                 yield msgspec.json.decode(line, type=reply)
 
     def _ask(self, method: str, path: str, reply: type[Reply], body: bytes = b"", *, patient: bool = False) -> Reply:
-        with self._asked(method, path, body, patient=patient) as response:
+        with self._exchange(method, path, body, patient=patient) as response:
             _require(response, ANSWER_TYPE)
             return msgspec.json.decode(response.read(), type=reply)
 
     @contextmanager
-    def _asked(
+    def _exchange(
         self, method: str, path: str, body: bytes = b"", *, patient: bool = False
     ) -> Iterator[http.client.HTTPResponse]:
-        """Ask, and lend the response to be read. Whatever goes wrong with either becomes a Failure."""
+        """Send a request and yield its response. Errors of both, and while reading the response, become Failures."""
         where = next(filter(os.path.exists, self._sockets), None)
         if where is None:
             raise Unreachable(f"no daemon: nothing is at {' or '.join(self._sockets)}; {_START_OR_NAME}")
@@ -109,7 +112,7 @@ class _Misunderstood(Exception):
 
 
 def _require(response: http.client.HTTPResponse, kind: str) -> None:
-    """Raise what a response means that is not of the kind hoped for."""
+    """Raise the Failure in a problem document; _Misunderstood if the content type is not `kind`."""
     found = response.headers.get_content_type()
     if response.status >= http.HTTPStatus.MULTIPLE_CHOICES and found == PROBLEM_TYPE:
         problem = msgspec.json.decode(response.read(), type=Problem)

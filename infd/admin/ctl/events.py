@@ -1,4 +1,4 @@
-"""`infdctl events`: what has happened to the daemon, and what happens to it."""
+"""`infdctl events`: the daemon's recent events, and new events as they happen."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on, until the daemon ends.")
+@click.option("--follow", "-f", is_flag=True, help="Continue with new events until the daemon exits.")
 @click.option(
     "--since",
     type=click.IntRange(min=0, max=2**62),
     default=0,
     metavar="N",
-    help="Only what came after event N; all, if the daemon has started anew and is not there yet.",
+    help="Only events after event N; all, if the restarted daemon has not reached N.",
 )
 @json_option
 @click.pass_obj
 def events(client: AdminClient, follow: bool, since: int, as_json: bool) -> None:
-    """Show what happened lately: states, who asked for what and what came of it, adapters, failed steps.
+    """Show recent events: states, admin verbs and their results, adapters, failed steps.
 
-    The daemon keeps the latest thousand or so. With --json each is a line of its own. Who follows and does not read is
-    dropped in the end; --since the last number goes on from there.
+    The daemon keeps about the latest thousand. With --json each event is a line. A follower that does not read is
+    disconnected; --since with the last number continues.
     """
     for event in client.read(f"/v1/events?since={since}&follow={str(follow).lower()}", protocol.Event):
         show.as_line(event) if as_json else show.event(event)

@@ -1,4 +1,4 @@
-"""`infdctl loras | load-lora | unload-lora`: adapters, served beside the model under names of their own."""
+"""`infdctl loras | load-lora | unload-lora`: LoRA adapters, served under their own model names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def loras(client: AdminClient, as_json: bool) -> None:
-    """List the adapters, and who uses them."""
+    """List the adapters, with the number of requests that use each."""
     answer = client.get("/v1/loras", protocol.Loras)
     show.as_json(answer) if as_json else show.loras(answer)
 
@@ -27,8 +27,8 @@ def loras(client: AdminClient, as_json: bool) -> None:
 @click.command()
 @click.argument("name")
 @click.argument("path")
-@click.option("--in-place", is_flag=True, help="Put it in the place of what NAME stands for now.")
-@patience_options("Return once no request uses what it replaces any more.")
+@click.option("--in-place", is_flag=True, help="Replace the adapter now loaded as NAME.")
+@patience_options("Return once no request uses the replaced adapter.")
 @json_option
 @click.pass_obj
 def load_lora(
@@ -36,10 +36,11 @@ def load_lora(
 ) -> None:
     """Serve the adapter in directory PATH, beneath lora.root, as NAME.
 
-    It is checked whole before anybody can ask for it. With --in-place requests that run keep what they began with.
+    The adapter is read and checked completely before requests can name it. With --in-place, requests that run keep the
+    replaced adapter.
     """
-    asked = {"name": name, "path": path, "in_place": in_place, "wait_s": timeout_s if wait else 0.0}
-    now = client.post("/v1/loras/load", protocol.LoraChanged, asked, patient=True)
+    arguments = {"name": name, "path": path, "in_place": in_place, "wait_s": timeout_s if wait else 0.0}
+    now = client.post("/v1/loras/load", protocol.LoraChanged, arguments, patient=True)
     if now.changed:
         click.echo(f"{name} is loaded: rank {now.rank}, {now.bytes / 2**20:.1f} MiB, {now.took_s:.1f} s", err=True)
     else:
@@ -49,19 +50,19 @@ def load_lora(
 
 @click.command()
 @click.argument("name")
-@patience_options("Return once no request uses it any more and its memory is free.")
+@patience_options("Return once no request uses the adapter and its memory is freed.")
 @json_option
 @click.pass_obj
 def unload_lora(client: AdminClient, name: str, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Serve NAME no more. Requests that use it finish, then its memory is freed."""
-    asked = {"name": name, "wait_s": timeout_s if wait else 0.0}
-    now = client.post("/v1/loras/unload", protocol.LoraChanged, asked, patient=True)
+    """Stop serving adapter NAME. Requests that use it finish, then its memory is freed."""
+    arguments = {"name": name, "wait_s": timeout_s if wait else 0.0}
+    now = client.post("/v1/loras/unload", protocol.LoraChanged, arguments, patient=True)
     click.echo(f"{name} is unloaded" if now.changed else f"nothing is loaded as {name}", err=True)
     _end(now, "unloaded", wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 def _end(now: protocol.LoraChanged, what: str, *, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Tell of requests that still use what is gone. Raises TimedOut where they were to be waited for."""
+    """Report requests that still use the replaced or unloaded adapter. Raises TimedOut with `wait`."""
     if not now.done:
         left = f"{now.requests} choices still use the adapter {what}; it is freed with the last of them"
         if wait:

@@ -16,7 +16,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON w
 
 
 def patience_options(until: str) -> Callable[[Command], Command]:
-    """Give a command --wait, explained by `until`, and --timeout; it gets `wait` and `timeout_s`."""
+    """Add --wait, with help `until`, and --timeout to a command; passes `wait` and `timeout_s`."""
 
     def decorate(command: Command) -> Command:
         @click.option("--wait", is_flag=True, help=until)

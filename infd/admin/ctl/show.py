@@ -1,4 +1,4 @@
-"""How answers look: tables for people, JSON for programs. Both go to standard output."""
+"""Print answers to standard output: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from infd.admin import protocol
 
-_PIPE_WIDTH = 10_000  # a pipe has no edge to fold at
+_PIPE_WIDTH = 10_000  # output to a pipe is never folded
 
 
 def as_json(answer: msgspec.Struct) -> None:
@@ -28,7 +28,7 @@ def as_line(answer: msgspec.Struct) -> None:
 
 
 def event(event: protocol.Event) -> None:
-    """One line: what is read along cannot be put into columns as wide as what is still to come."""
+    """Print an event as one line; without columns, because widths of later events are unknown."""
     if event.dropped:
         click.echo(f"{event.dropped} events before this one are forgotten", err=True)
     at = dt.datetime.fromtimestamp(event.time).astimezone().isoformat(sep=" ", timespec="milliseconds")
@@ -155,8 +155,8 @@ def dump(answer: protocol.Dump) -> None:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Print columns; NO_COLOR and pipes are respected."""
-    from rich.console import Console  # rich takes longer to import than an answer takes to arrive
+    """Print rows in columns, those named in `right` right-aligned. Respects NO_COLOR and pipes."""
+    from rich.console import Console  # imported here: importing rich takes longer than an answer
     from rich.table import Table
     from rich.text import Text
 
@@ -172,4 +172,4 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence
     with console.capture() as drawn:
         console.print(grid)
     for line in drawn.get().splitlines():
-        click.echo(line.rstrip())  # columns are filled up with blanks
+        click.echo(line.rstrip())  # rich pads the last column

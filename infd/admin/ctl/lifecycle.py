@@ -1,4 +1,4 @@
-"""`infdctl pause | resume | sleep | wake | load-weights | reset-prefix-cache`: rest, memory, and what is in it."""
+"""`infdctl pause | resume | sleep | wake | load-weights | reset-prefix-cache`: lifecycle, weights and cache."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from infd.admin.ctl.client import AdminClient
 
-PARTS = tuple(part.value for part in Part)
-AT_ONCE_S = 1.0  # what comes true within this is reported as done; the rest goes on by itself
+TAGS = tuple(part.value for part in Part)
+WITHOUT_WAIT_S = 1.0  # without --wait a command still waits this long, so that most report "done"
 
-waiting = patience_options("Return once it is done, not after a second at most.")
+waiting = patience_options("Return once the transition is done; without --wait, after a second at most.")
 
 
 modes = click.option(
@@ -28,7 +28,7 @@ modes = click.option(
     type=click.Choice(["abort", "wait", "keep"]),
     default="wait",
     show_default=True,
-    help="What becomes of requests in flight: they end, finish first, or stay where they are.",
+    help="Requests in flight: abort them, wait until they finish, or keep them frozen.",
 )
 
 
@@ -37,21 +37,21 @@ modes = click.option(
 @click.option(
     "--new",
     type=click.Choice(["hold", "reject"]),
-    help="What new requests get: a wait, within the queue's bounds and server.hold_timeout_s, or 503."
-    " Default: hold; with --mode abort reject.",
+    help="New requests: hold them, within the queue's bounds and server.hold_timeout_s, or reject them with 503."
+    " Default: hold; with --mode abort, reject.",
 )
 @waiting
 @json_option
 @click.pass_obj
 def pause(client: AdminClient, mode: str, new: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Let no step run until a resume. With --mode keep, resume goes on token for token."""
+    """Stop steps until resume. With --mode keep, frozen requests then continue token for token."""
     _move(client, "pause", {"mode": mode, "new": new}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 tags = click.option(
     "--tags",
     metavar="weights,kv_cache",
-    help="Take only this back into memory, and sleep on until the rest is back too.",
+    help="Restore only these parts of memory; the daemon sleeps until all are restored.",
 )
 
 
@@ -61,8 +61,8 @@ tags = click.option(
 @json_option
 @click.pass_obj
 def resume(client: AdminClient, tags: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Be ready again, awake if it slept."""
-    _move(client, "resume", {"tags": _parts(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+    """Make the daemon ready again; wake it if it sleeps."""
+    _move(client, "resume", {"tags": _tags(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 @click.command()
@@ -72,14 +72,14 @@ def resume(client: AdminClient, tags: str | None, wait: bool, timeout_s: float |
     type=click.IntRange(1, 2),
     default=1,
     show_default=True,
-    help="1: give the cache's memory back; a GPU's weights move to the host. 2: the weights' too; they are read again"
+    help="1: release the cache; a GPU's weights move to host memory. 2: release the weights too; wake reads them"
     " from disk.",
 )
 @waiting
 @json_option
 @click.pass_obj
 def sleep(client: AdminClient, mode: str, level: int, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Let no step run, and give memory back to the system. What --mode keep keeps is computed anew later."""
+    """Stop steps and release memory. Requests frozen by --mode keep are recomputed after wake."""
     _move(client, "sleep", {"mode": mode, "level": level}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
@@ -89,8 +89,8 @@ def sleep(client: AdminClient, mode: str, level: int, wait: bool, timeout_s: flo
 @json_option
 @click.pass_obj
 def wake(client: AdminClient, tags: str | None, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Take memory back and be again what it was before it slept: ready, or paused."""
-    _move(client, "wake", {"tags": _parts(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
+    """Restore memory, and return to the state before sleep: ready or paused."""
+    _move(client, "wake", {"tags": _tags(tags)}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 @click.command()
@@ -99,17 +99,17 @@ def wake(client: AdminClient, tags: str | None, wait: bool, timeout_s: float | N
 @json_option
 @click.pass_obj
 def load_weights(client: AdminClient, path: str, wait: bool, timeout_s: float | None, as_json: bool) -> None:
-    """Put the weights of the checkpoint in directory PATH in place of those served, while infd is paused or asleep.
+    """Replace the served weights by the checkpoint in directory PATH, while infd is paused or asleep.
 
-    PATH lies beneath model.weights_root, by default beside the model's own directory, and must hold the same tensors
-    in the same shapes. Cached prefixes are forgotten; what is frozen goes on with what it holds, unless `infdctl
+    PATH must be beneath model.weights_root (by default the parent of the model's directory) and hold the same tensors
+    in the same shapes. Cached prefixes are forgotten; frozen requests keep their cached tokens unless `infdctl
     reset-prefix-cache --running` follows.
     """
     _move(client, "load-weights", {"path": path}, wait=wait, timeout_s=timeout_s, as_json=as_json)
 
 
 @click.command()
-@click.option("--running", is_flag=True, help="Also compute anew what runs, from its first token.")
+@click.option("--running", is_flag=True, help="Also recompute running requests from their first token.")
 @json_option
 @click.pass_obj
 def reset_prefix_cache(client: AdminClient, running: bool, as_json: bool) -> None:
@@ -121,13 +121,19 @@ def reset_prefix_cache(client: AdminClient, running: bool, as_json: bool) -> Non
 
 
 def _move(
-    client: AdminClient, verb: str, asked: Mapping[str, object], *, wait: bool, timeout_s: float | None, as_json: bool
+    client: AdminClient,
+    verb: str,
+    arguments: Mapping[str, object],
+    *,
+    wait: bool,
+    timeout_s: float | None,
+    as_json: bool,
 ) -> None:
-    """Ask for it and show what has come of it. Raises TimedOut."""
+    """Call a lifecycle verb and show its result. Raises TimedOut."""
     now = client.post(
         f"/v1/{verb}",
-        protocol.Moved,
-        {**asked, "wait_s": timeout_s if wait else AT_ONCE_S},
+        protocol.TransitionResult,
+        {**arguments, "wait_s": timeout_s if wait else WITHOUT_WAIT_S},
         patient=True,
     )
     click.echo(f"{_progress(verb, now)}{f' ({now.reason})' if now.reason else ''}", err=True)
@@ -137,17 +143,17 @@ def _move(
         show.as_json(now)
 
 
-def _parts(tags: str | None) -> list[str] | None:
-    """Raises click.UsageError."""
+def _tags(tags: str | None) -> list[str] | None:
+    """Split `--tags`. Raises click.UsageError on an unknown tag."""
     if tags is None:
         return None
-    parts = [tag.strip() for tag in tags.split(",")]
-    if unknown := [part for part in parts if part not in PARTS]:
-        raise click.UsageError(f"--tags takes {' and '.join(PARTS)}, not {unknown[0]!r}")
-    return parts
+    names = [tag.strip() for tag in tags.split(",")]
+    if unknown := [name for name in names if name not in TAGS]:
+        raise click.UsageError(f"--tags takes {' and '.join(TAGS)}, not {unknown[0]!r}")
+    return names
 
 
-def _progress(verb: str, now: protocol.Moved) -> str:
+def _progress(verb: str, now: protocol.TransitionResult) -> str:
     counts = {"aborted": now.aborted, "frozen": now.frozen, "held": now.held}
     said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     if now.freed_bytes:
