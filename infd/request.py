@@ -50,7 +50,7 @@ class Generate(Struct, frozen=True, tag="generate"):
 class Score(Struct, frozen=True, tag="score"):
     """Compute log-probabilities of the prompt's tokens, all but the first.
 
-    top  also of the k likeliest tokens at each position; 0: of the prompt's token only
+    top  number of likeliest tokens to score at each position, besides the prompt's own
     """
 
     top: int = 0
