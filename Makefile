@@ -11,13 +11,17 @@ INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_FLAGS)
 
 NATIVE := infd/kernels/cpu/native
 
-.PHONY: run native test soak test-gpu test-triton eval lint types format man bench-serve bench-overhead bench-gpu gpu-kit clean
+.PHONY: run native test test-all soak test-gpu test-triton eval lint types format man bench-serve bench-overhead bench-gpu gpu-kit clean
 
 run: $(VENV)/.installed
 	$(BIN)/infd start
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m 'not exhaustive' $(PYTEST_FLAGS)
+
+# The tests that `make test` leaves out, and its random histories ten times as long. Full fault counts: `make soak`.
+test-all: $(VENV)/.installed-test
+	INFD_TEST_HISTORIES=1500 $(BIN)/python -m pytest -m 'exhaustive or histories' $(PYTEST_FLAGS)
 
 # The native kernels alone, for who changes them: seconds, and only what has changed.
 native:

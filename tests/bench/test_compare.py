@@ -261,6 +261,7 @@ def compare_command(*options: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_command_starts_servers_and_writes_table_and_json(tmp_path: Path) -> None:
     file = tmp_path / "servers.toml"
     file.write_text(
@@ -294,6 +295,7 @@ def test_the_command_starts_servers_and_writes_table_and_json(tmp_path: Path) ->
     assert "round 1, tiny, two" in err
 
 
+@pytest.mark.exhaustive
 def test_a_comparison_that_is_ended_ends_its_servers(tmp_path: Path) -> None:
     log = tmp_path / "one.log"
     waiting = f"{sys.executable} -c 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'"

@@ -39,6 +39,7 @@ def test_the_plan_can_be_walked_without_a_gpu(tmp_path: Path, capsys: pytest.Cap
     assert dry_run([missing], Site(None, tmp_path), Without(), tmp_path) == 1
 
 
+@pytest.mark.exhaustive
 def test_where_openai_and_flashinfer_are_missing_the_tests_of_the_plan_are_collected_all_the_same() -> None:
     wanting = ["tests/e2e/test_openai_client.py", "tests/e2e/test_lora.py", "tests/http/test_tools.py"]
     named = [word for part in TESTS for word in part.given if word.startswith(("tests/", "--ignore"))]
@@ -186,6 +187,7 @@ def test_cases_about_memory_hold_on_the_books_of_a_driver(monkeypatch: pytest.Mo
         assert expected <= set(found)
 
 
+@pytest.mark.exhaustive
 def test_a_case_that_fails_or_ends_its_process_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

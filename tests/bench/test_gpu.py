@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.exhaustive
 def test_the_gpu_benchmark_can_be_tried_without_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -44,6 +45,7 @@ def kind(name: str) -> str:
     return re.sub(r"[\d,]*\d|native|triton|flashinfer fa3", "_", name.partition(": ")[2] or name)
 
 
+@pytest.mark.exhaustive
 def test_without_graphs_every_step_is_launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sizes = "--batches 1 --context 32 --prompt 40 --steps 2 --rounds 1 --parts steps"
     command = f"gpu.py --device cpu --models tiny --no-graphs {sizes} --json {tmp_path}/gpu.jsonl"
@@ -54,6 +56,7 @@ def test_without_graphs_every_step_is_launched(monkeypatch: pytest.MonkeyPatch, 
     assert [name for name in names if "with 4 adapters" in name]
 
 
+@pytest.mark.exhaustive
 def test_calls_are_counted_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     command = f"gpu.py --device cpu --models tiny --batches 2 --context 32 --parts calls --json {tmp_path}/gpu.jsonl"
     monkeypatch.setattr(sys, "argv", command.split())

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from infd import embedded
 from infd.admin.ctl.client import AdminClient
 from infd.admin.protocol import Requests, Status
@@ -530,6 +532,7 @@ def test_extreme_sampling_costs_the_sequences_beside_it_no_token(start_daemon: S
             assert reasons <= {"stop", "length"}, extreme
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_checkpoint_is_refused_with_78_and_says_where(start_daemon: Start, tmp_path: Path) -> None:
     whole = {path.name: path.read_bytes() for path in embedded.path().iterdir()}
     weights = whole["model.safetensors"]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     Start = Callable[..., Daemon]
 
+pytestmark = pytest.mark.exhaustive
+
 CLIENTS = scaled(10_000)
 AT_ONCE = 50
 

@@ -11,6 +11,8 @@ from collections import Counter
 from itertools import count, cycle, product
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from infd.admin.ctl.client import AdminClient
 from infd.admin.protocol import Dump, LoraChanged, Moved, Status
 from tests.e2e.clients import FULL, descriptors, idle_status, resident_kib, scaled, vanish
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from tests.e2e.process import Daemon
 
     Start = Callable[..., Daemon]
+
+pytestmark = pytest.mark.exhaustive
 
 REQUESTS = scaled(200_000) if FULL else 400
 PARTS, AT_ONCE = 10, 20

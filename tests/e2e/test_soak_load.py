@@ -10,6 +10,8 @@ from contextlib import ExitStack, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import pytest
+
 from infd.admin.ctl.client import AdminClient
 from infd.admin.protocol import Status
 from tests.e2e.clients import FULL, Neighbour, ask, descriptors, idle_status, resident_kib, scaled
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from tests.e2e.process import Daemon
 
     Start = Callable[..., Daemon]
+
+pytestmark = pytest.mark.exhaustive
 
 QUICK = ("--set", "device.null_step_ms=2")
 SLOW_READERS = max(10, scaled(50))

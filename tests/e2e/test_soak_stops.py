@@ -10,6 +10,8 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.e2e.clients import ask, scaled
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from tests.e2e.process import Daemon
 
     Start = Callable[..., Daemon]
+
+pytestmark = pytest.mark.exhaustive
 
 ROUNDS, RESTARTS = scaled(200), scaled(50)
 CLIENTS = 12

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     Start = Callable[..., Daemon]
 
+pytestmark = pytest.mark.exhaustive
+
 openai = pytest.importorskip("openai")
 
 VERBS = 300 if FULL else 30

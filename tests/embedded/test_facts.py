@@ -24,6 +24,8 @@ from infd.offload import Offload
 from infd.telemetry.metrics import Metrics
 from tests.fakes import FakeExecutor
 
+pytestmark = pytest.mark.exhaustive
+
 ROOT = Path(infd.__file__).parent.parent
 
 # What the facts promise and other hands are building. An entry goes as soon as it is there.

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from infd.embedded.recipe.conversation import Conversation
 
+pytestmark = pytest.mark.exhaustive
+
 SUBJECTS = {"infd": facts, "chat": manners, "unknown": unknown}
 ASKED = facts.FACTS + manners.SMALL_TALK
 

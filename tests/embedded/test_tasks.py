@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+pytestmark = pytest.mark.exhaustive
+
 SUBJECTS = [arithmetic, strings, structured, tools]
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     import tokenizers
 
+pytestmark = pytest.mark.exhaustive
+
 TINY = Shape(vocab=train.MODEL.vocab, hidden=32, inner=48, layers=2, heads=2, kv_heads=1, head=16)
 
 

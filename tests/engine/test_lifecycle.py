@@ -219,4 +219,4 @@ Histories.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-TestHistories = Histories.TestCase
+TestHistories = pytest.mark.histories(Histories.TestCase)
