@@ -1,44 +1,61 @@
-"""What there is once a model is loaded: the queue, the steps, and the choices in flight."""
+"""The model at work: the scheduler, the step loop and the choices in flight."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 from infd.engine.prefix_roots import PrefixRoots
 from infd.engine.steps.loop import StepLoop
 from infd.engine.steps.record import StepRecord
 from infd.engine.streams.in_flight import InFlight
-from infd.engine.streams.request_metrics import RequestMetrics
 from infd.errors import InvalidRequest, PromptTooLong
+from infd.scheduler.layout import CacheLayout, Capacity
 from infd.scheduler.scheduler import Scheduler
-from infd.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Many
-
+    from infd.adapters.registry import Adapters
     from infd.config import Config
-    from infd.engine.admission.ticket import Ticket
-    from infd.engine.engine import Engine
+    from infd.engine.admission.budget import QueueBudget
+    from infd.engine.executor import Executor
     from infd.engine.steps.loop import Issued
-    from infd.engine.streams.stream import Choices
+    from infd.engine.telemetry import Telemetry
+    from infd.errors import DeviceLost
     from infd.request import Adapter, Request
-    from infd.scheduler.layout import Capacity
     from infd.scheduler.scheduler import Outcome
-    from infd.telemetry.metrics import Metrics
+
+NOTHING: Final = Capacity(
+    layout=CacheLayout(()), pages=0, rows=0, step_tokens=0, max_model_len=0, vocab_size=0
+)  # before a model is loaded
 
 
 class EngineCore:
-    """One model at work, from its loading to the engine's end.
+    """What computes requests. `load` replaces all parts by those for the loaded model.
 
+    loaded     whether there is a model
     capacity   what the device can hold
-    scheduler  who is computed next, and where
-    flows      every choice in flight
-    loop       runs the steps
-    record     what the steps were
+    scheduler  decides what each step computes
+    in_flight  every choice that is queued and has not ended
+    loop       issues and commits the steps
+    record     of the committed steps
+    ended      set whenever a choice, or a request before it was queued, has ended
     """
 
-    def __init__(self, engine: Engine, capacity: Capacity, config: Config, metrics: Metrics) -> None:
-        measure = RequestMetrics(metrics)
+    def __init__(
+        self, config: Config, executor: Executor, adapters: Adapters, budget: QueueBudget, telemetry: Telemetry
+    ) -> None:
+        self.loaded = False
+        self.ended = asyncio.Event()
+        self._config = config
+        self._executor = executor
+        self._adapters = adapters
+        self._budget = budget
+        self._telemetry = telemetry
+        self._roots = PrefixRoots(config)
+        self._assemble(NOTHING)
+
+    def _assemble(self, capacity: Capacity) -> None:
+        config, telemetry = self._config, self._telemetry
         self.capacity = capacity
         self.scheduler = Scheduler(
             capacity,
@@ -47,16 +64,23 @@ class EngineCore:
             max_adapters=config.lora.max_adapters,
             max_adapters_per_step=config.lora.max_adapters_per_step,
         )
-        self.in_flight = InFlight(engine, self.scheduler, measure, self.wake)
+        self.in_flight = InFlight(self.scheduler, self._roots, self._adapters, self._budget, telemetry, self._on_change)
         self.loop = StepLoop(
-            self.scheduler, engine.executor, engine.events, engine.now, self.in_flight.planned, self._committed
+            self.scheduler,
+            self._executor,
+            telemetry.events,
+            telemetry.now,
+            self.in_flight.planned,
+            self._on_commit,
         )
-        self.record = StepRecord(engine.executor.pulse, measure, engine.now)
-        self._roots = PrefixRoots(config)
+        self.record = StepRecord(self.scheduler, self._executor.pulse, telemetry)
 
-    def wake(self) -> None:
-        """There may be something to plan."""
-        self.loop.wake()
+    async def load(self) -> Capacity:
+        """Load the model; return what the device can hold beside it. Raises StartError."""
+        capacity = await self._executor.load(self._on_device_lost)
+        self._assemble(capacity)
+        self.loaded = True
+        return capacity
 
     def check(self, request: Request) -> None:
         """Refuse what could never be computed. Raises InvalidRequest, PromptTooLong."""
@@ -68,38 +92,36 @@ class EngineCore:
         if min(request.prompt) < 0 or max(request.prompt) >= self.capacity.vocab_size:
             raise InvalidRequest(f"token ids are 0 to {self.capacity.vocab_size - 1}", param="prompt")
 
-    def begin(self, ticket: Ticket, choices: Choices, requests: Many[Request], adapter: Adapter | None) -> None:
-        """Queue a sequence for each choice of these requests, which ask for one adapter."""
-        streams = iter(choices.streams)
-        for request in requests:
-            root = self._roots.of(request, adapter)
-            first = None
-            for choice in range(request.choices):
-                seq = Sequence(request, choice, prefix_root=root, adapter=adapter, first=first)
-                first = first or seq
-                # Siblings find the first one's prompt in the cache: it goes first, and leaves them no room before.
-                self.in_flight.begin(seq, next(streams), ticket, prompt_tokens=0 if choice else len(request.prompt))
-        self.wake()
-
     def forget_prefixes(self, *, preempting: bool) -> tuple[int, int]:
-        """Empty the prefix cache; return how many pages stood there, and how many sequences were preempted.
+        """Empty the prefix cache; return how many pages it held, and how many sequences were preempted.
 
-        preempting  what runs is computed anew; else it goes on with what it holds
+        preempting  running sequences are recomputed; otherwise they go on with the pages they hold
         """
         self._roots.renew()
         preempted = len(self.scheduler.running) if preempting else 0
         pages = self.scheduler.forget_prefixes(
             lambda seq: self._roots.of(seq.request, seq.adapter), preempting=preempting
         )
-        self.wake()
+        self.loop.wake()
         return pages, preempted
 
-    def watch(self, *, busy: bool) -> bool:
-        """Look whether all is well, about once a second. True when a step is found stuck, once for each time."""
-        if not self.in_flight:
-            self.record.verify(self.scheduler)
-        return self.record.look(busy=busy)
+    def forget_adapter(self, adapter: Adapter) -> None:
+        """Free the weights of an adapter that nobody uses any more, on the device too."""
+        self._executor.forget_adapter(adapter, self.scheduler.adapters.drop(adapter))
 
-    def _committed(self, issued: Issued, outcomes: list[Outcome]) -> None:
-        self.record.committed(issued, outcomes, self.scheduler)
+    def watch(self, *, busy: bool) -> bool:
+        """Check the steps and the cache, about once a second. Returns True once each time a step gets stuck."""
+        if not self.in_flight:
+            self.record.verify_idle()
+        return self.record.check(busy=busy)
+
+    def _on_change(self) -> None:
+        self.loop.wake()
+        self.ended.set()
+
+    def _on_commit(self, issued: Issued, outcomes: list[Outcome]) -> None:
+        self.record.committed(issued, outcomes)
         self.in_flight.committed(outcomes)
+
+    def _on_device_lost(self, error: DeviceLost) -> None:
+        self.loop.fail(error)

@@ -1,8 +1,8 @@
-"""Decide who may find whose prefixes in the cache.
+"""Decide which requests may share cached prefixes.
 
-A prefix key begins with a root that names all that cached values depend on
-besides the tokens, and who they belong to. Where one of these differs, so does
-the root, and nothing is found.
+A prefix key begins with a root: a hash of everything besides the tokens that
+cached values depend on, and of their owner. Requests with different roots share
+no pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PrefixRoots:
         self._epoch = 0
 
     def renew(self) -> None:
-        """From now on nobody finds what was computed before."""
+        """Give all later requests other roots, so that they share nothing that was computed before."""
         self._epoch += 1
 
     def of(self, request: Request, adapter: Adapter | None) -> bytes:

@@ -1,4 +1,4 @@
-"""What operators see of an engine."""
+"""The engine's state and load, as operators and metrics read them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from msgspec import Struct
 from infd.telemetry.metrics import Gauges
 
 if TYPE_CHECKING:
+    from infd.adapters.registry import Adapters
+    from infd.engine.admission.admission import Admission
     from infd.engine.admission.ticket import Ticket
     from infd.engine.core import EngineCore
-    from infd.engine.engine import Engine
+    from infd.engine.lifecycle.state import Lifecycle
+    from infd.memory import Memory
 
 
 class Status(Struct, kw_only=True):
-    """What an operator sees at a glance."""
+    """The answer to `infdctl status`."""
 
     state: str
     reason: str
@@ -23,7 +26,7 @@ class Status(Struct, kw_only=True):
     running: int = 0
     waiting: int = 0
     waiting_tokens: int = 0
-    held: int = 0  # requests, of those that wait, until the engine goes on
+    held: int = 0  # requests that wait at the gate, among those waiting
     weights: str = "loaded"  # or released, parked, invalid
     kv_cache: str = "loaded"
     tickets: int = 0
@@ -42,67 +45,67 @@ class Status(Struct, kw_only=True):
     rows: int = 0
 
     @classmethod
-    def of(cls, engine: Engine, terminal: dict[str, int]) -> Self:
-        """Return what the engine counts, with what only its model can tell once there is one."""
-        life, door, memory = engine.lifecycle, engine.gate, engine.executor.memory
-        status = cls(
-            state=life.state.value,
-            reason=life.reason,
-            since=life.since,
-            waiting_tokens=door.queued_tokens,
-            held=door.outside,
+    def of(
+        cls, lifecycle: Lifecycle, core: EngineCore, admission: Admission, memory: Memory, terminal: dict[str, int]
+    ) -> Self:
+        """Return the state and the load. Before the model is loaded, nothing runs and there are no pages."""
+        scheduler, capacity, pool = core.scheduler, core.capacity, core.scheduler.cache.pool
+        return cls(
+            state=lifecycle.state.value,
+            reason=lifecycle.reason,
+            since=lifecycle.since,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + admission.budget.reserved_choices,
+            waiting_tokens=admission.budget.queued_tokens,
+            held=admission.gate.waiting,
             weights=memory.weights.value,
             kv_cache=memory.cache.value,
-            tickets=engine.tickets,
-            accepted=engine.accepted,
+            tickets=len(admission),
+            pages=pool.total,
+            pages_referenced=pool.referenced,
+            pages_cached=pool.cached,
+            preemptions=scheduler.preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            steps=core.record.steps,
+            last_step_age_s=core.record.age_s,
+            accepted=core.in_flight.accepted,
             terminal=terminal,
+            max_model_len=capacity.max_model_len,
+            step_tokens=capacity.step_tokens,
+            rows=capacity.rows,
         )
-        if engine.loaded:
-            status._tell_of(engine.core)
-            status.waiting += door.reserved_choices  # whose prompts are not encoded yet
-        return status
-
-    def _tell_of(self, serving: EngineCore) -> None:
-        scheduler, capacity, record = serving.scheduler, serving.capacity, serving.record
-        self.running, self.waiting = len(scheduler.running), len(scheduler.waiting)
-        pool = scheduler.cache.pool
-        self.pages, self.pages_referenced, self.pages_cached = pool.total, pool.referenced, pool.cached
-        self.preemptions = scheduler.preemptions
-        self.prefix_queries, self.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
-        self.steps, self.last_step_age_s = record.steps, record.age_s
-        self.max_model_len, self.step_tokens, self.rows = capacity.max_model_len, capacity.step_tokens, capacity.rows
 
 
-def gauges(engine: Engine) -> Gauges:
-    """Return what the metrics tell of the engine's state."""
-    now = engine.status()
-    told = Gauges(
-        state=now.state,
-        running=now.running,
-        waiting=now.waiting,
-        held=now.held,
-        preparing=engine.gate.reserved_choices,
-        sleep_level=engine.control.level,
-        pages=now.pages,
-        pages_referenced=now.pages_referenced,
-        pages_cached=now.pages_cached,
+def gauges(status: Status, core: EngineCore, admission: Admission, adapters: Adapters, sleep_level: int) -> Gauges:
+    """Return the metrics that are read rather than counted."""
+    read = Gauges(
+        state=status.state,
+        running=status.running,
+        waiting=status.waiting,
+        held=status.held,
+        preparing=admission.budget.reserved_choices,
+        sleep_level=sleep_level,
+        pages=status.pages,
+        pages_referenced=status.pages_referenced,
+        pages_cached=status.pages_cached,
     )
-    if engine.loaded:
-        scheduler = engine.core.scheduler
-        told.last_step_timestamp = engine.core.record.last_time
-        told.max_adapters = scheduler.adapters.per_step
-        told.adapters_bytes = engine.adapters.bytes
-        told.adapters_running = tuple(sorted({adapter.name for adapter in scheduler.adapters.running}))
+    if core.loaded:
+        scheduler = core.scheduler
+        read.last_step_timestamp = core.record.last_time
+        read.max_adapters = scheduler.adapters.per_step
+        read.adapters_bytes = adapters.bytes
+        read.adapters_running = tuple(sorted({adapter.name for adapter in scheduler.adapters.running}))
         waiting = {seq.adapter.name for seq in scheduler.waiting if seq.adapter is not None}
-        told.adapters_waiting = tuple(sorted(waiting))
-    return told
+        read.adapters_waiting = tuple(sorted(waiting))
+    return read
 
 
 class RequestRow(Struct, kw_only=True):
     """One line of `infdctl ps`."""
 
     id: str
-    state: str  # admitted, waiting, running, done (its reader has not left yet)
+    state: str  # admitted; waiting; running; done: its reader has not left yet
     client: str
     prompt_tokens: int
     cached_tokens: int
@@ -113,7 +116,7 @@ class RequestRow(Struct, kw_only=True):
     adapter: str | None = None
 
     @classmethod
-    def of(cls, ticket: Ticket, now: float) -> Self:
+    def of(cls, ticket: Ticket) -> Self:
         return cls(
             id=ticket.id,
             state=_stage(ticket),
@@ -121,8 +124,8 @@ class RequestRow(Struct, kw_only=True):
             prompt_tokens=ticket.prompt_tokens,
             cached_tokens=ticket.cached_tokens,
             generated_tokens=ticket.generated_tokens,
-            choices=len(ticket.choices) or ticket.reserved_choices,
-            age_s=now - ticket.admitted,
+            choices=len(ticket.choices) or ticket.reservation.choices,
+            age_s=ticket.age_s,
             priority=ticket.choices[0].seq.request.priority if ticket.choices else 0,
             adapter=ticket.adapter,
         )
@@ -131,6 +134,6 @@ class RequestRow(Struct, kw_only=True):
 def _stage(ticket: Ticket) -> str:
     if not ticket.choices:
         return "admitted"
-    if any(flow.seq.row is not None for flow in ticket.choices):
+    if any(choice.seq.row is not None for choice in ticket.choices):
         return "running"
-    return "waiting" if any(flow.stream.finish is None for flow in ticket.choices) else "done"
+    return "waiting" if any(choice.stream.finish is None for choice in ticket.choices) else "done"

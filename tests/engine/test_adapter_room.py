@@ -93,10 +93,10 @@ async def test_whose_times_run_out_one_upon_the_other_hears_of_the_first():
     async with serving() as (engine, executor):
         first = await begun(engine, "a")
         second = await begun(engine, "b")
-        ticket = engine._tickets[engine.requests()[1].id]
-        engine.expire(ticket, QueueTimeout(1))
+        ticket = engine.admission.find(engine.requests()[1].id)
+        engine.admission.expire(ticket, QueueTimeout(1))
         await asyncio.sleep(0)
-        engine.expire(ticket, RequestTimeout(1))
+        engine.admission.expire(ticket, RequestTimeout(1))
         with pytest.raises(QueueTimeout):
             await second
         executor.gate.set()

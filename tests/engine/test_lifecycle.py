@@ -166,7 +166,7 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             engine = self.engine
             engine.core.scheduler.verify()
-            assert engine.accepted == sum(engine.status().terminal.values()) + len(engine.core.in_flight)
+            assert engine.core.in_flight.accepted == sum(engine.status().terminal.values()) + len(engine.core.in_flight)
             assert not self.running.done()
             if engine.lifecycle.state is State.READY:
                 assert self.executor.memory.whole
@@ -207,7 +207,7 @@ class Histories(RuleBasedStateMachine):
             await rest.resume().result()
             assert self.engine.lifecycle.state is State.READY
         for _ in range(PATIENCE):
-            if all(task.done() for task in self.clients) and not self.engine.tickets:
+            if all(task.done() for task in self.clients) and not len(self.engine.admission):
                 return
             await asyncio.sleep(0)
         raise AssertionError("somebody is never answered")

@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from infd.config import Config, ServerConfig
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
-from infd.engine.status import gauges
 from infd.errors import (
     Busy,
     CannotSleep,
@@ -62,7 +61,7 @@ async def serving(*, depth: int = 1, clock: Clock | None = None, **server: Any) 
 def sleep_state(engine: Engine) -> dict[str, float]:
     """Return vLLM's engine_sleep_state, by its label."""
     metrics = Metrics()
-    metrics.gauges = lambda: gauges(engine)
+    metrics.gauges = engine.gauges
     families = text_string_to_metric_families(expose(metrics).decode())
     (family,) = (family for family in families if family.name == "vllm:engine_sleep_state")
     return {sample.labels["sleep_state"]: sample.value for sample in family.samples}
@@ -502,7 +501,7 @@ async def test_a_wake_under_way_does_not_open_a_door_that_was_closed_for_good():
         await engine.control.sleep().result()
         fake(engine).memory_gate.clear()
         wake = engine.control.wake()
-        while not engine.control.at_work:
+        while not engine.control.changing_memory:
             await asyncio.sleep(0)
         engine.lifecycle.enter(State.DRAINING)
         engine.fail_all(ServerStopped())

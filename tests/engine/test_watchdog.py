@@ -11,41 +11,41 @@ class Device:
 
 
 def test_a_device_that_stands_still_is_stuck_once_patience_is_over():
-    progress = Watchdog(Device().pulse)
+    watchdog = Watchdog(Device().pulse)
 
-    assert [progress.look(now, busy=True) for now in (0, 1, PATIENCE_S, PATIENCE_S + 1)] == [False, False, False, True]
+    assert [watchdog.check(now, busy=True) for now in (0, 1, PATIENCE_S, PATIENCE_S + 1)] == [False, False, False, True]
 
 
 def test_a_long_step_that_moves_layer_by_layer_is_not_stuck():
     device = Device()
-    progress = Watchdog(device.pulse)
+    watchdog = Watchdog(device.pulse)
     for now in range(0, 500, 10):
         device.count += 1
-        assert not progress.look(now, busy=True)
+        assert not watchdog.check(now, busy=True)
 
 
 def test_nothing_in_flight_is_never_stuck_and_the_clock_starts_with_the_next_step():
-    progress = Watchdog(Device().pulse)
+    watchdog = Watchdog(Device().pulse)
 
-    assert not progress.look(0, busy=False)
-    assert not progress.look(1000, busy=False)
-    assert not progress.look(1000 + PATIENCE_S, busy=True)
+    assert not watchdog.check(0, busy=False)
+    assert not watchdog.check(1000, busy=False)
+    assert not watchdog.check(1000 + PATIENCE_S, busy=True)
 
 
 def test_a_machine_whose_steps_are_long_gets_more_patience():
-    progress = Watchdog(Device().pulse)
-    progress.took(10.0)
-    progress.look(0, busy=True)
+    watchdog = Watchdog(Device().pulse)
+    watchdog.took(10.0)
+    watchdog.check(0, busy=True)
 
-    assert not progress.look(10.0 * PATIENCE_STEPS, busy=True)
-    assert progress.look(10.0 * PATIENCE_STEPS + 1, busy=True)
+    assert not watchdog.check(10.0 * PATIENCE_STEPS, busy=True)
+    assert watchdog.check(10.0 * PATIENCE_STEPS + 1, busy=True)
 
 
 def test_a_device_that_moves_again_is_no_longer_stuck():
     device = Device()
-    progress = Watchdog(device.pulse)
-    progress.look(0, busy=True)
-    assert progress.look(PATIENCE_S + 1, busy=True)
+    watchdog = Watchdog(device.pulse)
+    watchdog.check(0, busy=True)
+    assert watchdog.check(PATIENCE_S + 1, busy=True)
     device.count += 1
 
-    assert not progress.look(PATIENCE_S + 2, busy=True)
+    assert not watchdog.check(PATIENCE_S + 2, busy=True)

@@ -493,11 +493,11 @@ class HttpTarget(SocketTarget):
         counts: dict[str, object] = {
             "connections": service.metrics.connections,
             "tasks": {task for task in tasks if task is not asyncio.current_task()},
-            "tickets": engine.tickets,
-            "choices": engine.unfinished,
+            "tickets": len(engine.admission),
+            "choices": engine.admission.unfinished,
             "running": status.running,
             "waiting": status.waiting,
-            "queued tokens": engine.gate.queued_tokens,
+            "queued tokens": engine.admission.budget.queued_tokens,
             "streams": list(service.streams),
             "bytes of bodies": service.bodies_bytes,
         }

@@ -96,7 +96,7 @@ async def overloaded() -> AsyncIterator[Endpoint]:
 
 async def test_under_overload_refusals_wait_neither_for_a_body_nor_for_the_device():
     async with overloaded() as endpoint:
-        before = endpoint.engine.accepted
+        before = endpoint.engine.core.in_flight.accepted
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n"
 
         clients = [await connect(endpoint, head) for _ in range(100)]
@@ -104,7 +104,7 @@ async def test_under_overload_refusals_wait_neither_for_a_body_nor_for_the_devic
 
         assert all(answer.startswith(b"HTTP/1.1 429 ") and b"\r\nRetry-After: 1\r\n" in answer for answer in answers)
         assert endpoint.server.service.metrics.rejected == {"queue_full": 100}
-        assert (endpoint.engine.accepted, endpoint.executor.device.steps) == (before, 0)
+        assert (endpoint.engine.core.in_flight.accepted, endpoint.executor.device.steps) == (before, 0)
         for client in clients:
             client.close()
 

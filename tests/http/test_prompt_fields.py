@@ -73,7 +73,7 @@ LIMITED = Config(limits=LimitsConfig(prompt_logprobs_bytes=128 * 5 * 12))
 async def test_what_could_tell_more_of_its_prompts_than_one_answer_may_is_refused(asked: dict[str, Any], param: str):
     async with serving(LIMITED) as endpoint:
         status, body = await endpoint.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, **asked})
-        assert endpoint.executor.device.steps == endpoint.engine.accepted == 0
+        assert endpoint.executor.device.steps == endpoint.engine.core.in_flight.accepted == 0
 
     assert (status, body["error"]["param"]) == (400, param)
     assert "limits.prompt_logprobs_bytes" in body["error"]["message"]

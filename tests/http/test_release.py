@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from infd.engine.admission.ticket import ChoiceState, Ticket
+from infd.engine.admission.ticket import Ticket
+from infd.engine.streams.choice import ChoiceState
 from infd.engine.streams.stream import Choices, Delta, Inbox, Stream
 from infd.errors import InfdError
 from infd.http.answer import Answer, Part
@@ -176,7 +177,7 @@ async def test_nothing_is_left_of_an_aborted_request(endpoint: Endpoint, stream:
     endpoint.executor.gate.clear()
     async with Client(endpoint, completion(stream=stream)) as client:
         await until(endpoint.engine.requests)
-        endpoint.engine.abort_all()
+        endpoint.engine.admission.abort_all()
         endpoint.executor.gate.set()
         await client.answer()
 

@@ -66,7 +66,7 @@ def weight(value: Any) -> int:
 
 def held_for_readers(endpoint: Endpoint) -> int:
     """Return the bytes that wait to be taken by handlers."""
-    flows = [flow for ticket in endpoint.engine._tickets.values() for flow in ticket.choices]
+    flows = [flow for ticket in endpoint.engine.admission for flow in ticket.choices]
     return sum(weight(flow.stream._pending) for flow in flows)
 
 
@@ -384,7 +384,7 @@ async def test_when_the_server_stops_every_reader_is_told_once_and_the_log_stays
         )
         for stream in (True, False) * 40
     ]
-    while endpoint.engine.accepted < len(asked):
+    while endpoint.engine.core.in_flight.accepted < len(asked):
         await asyncio.sleep(0)
     endpoint.engine.fail_all(ServerStopped())
     answers = await asyncio.gather(*asked)

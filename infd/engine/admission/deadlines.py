@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 class Deadlines:
-    """The two timers of one ticket. `expire` is called with why it must end."""
+    """The two timers of one ticket: `server.queue_timeout_s` and `server.request_timeout_s`."""
 
     __slots__ = ("_life", "_wait")
 
     def __init__(self, server: ServerConfig, expire: Callable[[RequestError], None]) -> None:
+        """expire: called with the error that ends the request."""
         loop = asyncio.get_running_loop()
         self._wait: asyncio.TimerHandle | None = None
         self._life: asyncio.TimerHandle | None = None
@@ -29,13 +30,13 @@ class Deadlines:
             self._life = loop.call_later(life_s, expire, RequestTimeout(life_s))
 
     def started(self) -> None:
-        """It waits no longer."""
+        """The first step is planned: stop the queue timer."""
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None
 
     def cancel(self) -> None:
-        """It is over."""
+        """The request has ended: stop both timers."""
         self.started()
         if self._life is not None:
             self._life.cancel()

@@ -1,7 +1,4 @@
-"""Decide who may come in: within the queue's bounds and, while the engine rests, after a wait outside.
-
-Whoever waits outside has a place in the queue already, so that those who wait are bounded as those inside are.
-"""
+"""Hold new requests while the engine is not ready, or refuse them."""
 
 from __future__ import annotations
 
@@ -9,105 +6,65 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from infd.engine.lifecycle.state import State
-from infd.errors import NotReady, Overloaded
+from infd.errors import NotReady
 
 if TYPE_CHECKING:
-    from infd.config import Config
-    from infd.engine.admission.ticket import Ticket
     from infd.engine.lifecycle.state import Lifecycle
 
 
 class Gate:
-    """Counts places, and opens when the engine is ready.
+    """Open while the engine is READY.
 
-    reserved_choices  of tickets not yet submitted
-    queued_tokens     prompt tokens reserved, or submitted and not yet planned
-    holds             whether new requests wait while the engine is not ready, rather than be refused
+    holds  whether new requests wait while the gate is closed; otherwise they are refused
     """
 
-    def __init__(self, config: Config, lifecycle: Lifecycle) -> None:
-        self.reserved_choices = 0
-        self.queued_tokens = 0
+    def __init__(self, lifecycle: Lifecycle, hold_s: float) -> None:
+        """hold_s: how long a request may wait here."""
         self.holds = False
-        self._bounds = config.scheduler
-        self._hold_s = config.server.hold_timeout_s
+        self._hold_s = hold_s
         self._lifecycle = lifecycle
-        self._outside: dict[Ticket, asyncio.Future[None]] = {}
+        self._waiters: dict[object, asyncio.Future[None]] = {}  # in order of arrival
 
     @property
     def open(self) -> bool:
         return self._lifecycle.state is State.READY
 
     @property
-    def outside(self) -> int:
-        """How many requests wait for the door to open."""
-        return len(self._outside)
+    def waiting(self) -> int:
+        """Requests that wait for the gate to open."""
+        return len(self._waiters)
 
-    def is_outside(self, ticket: Ticket) -> bool:
-        return ticket in self._outside
-
-    def require(self, choices: int, tokens: int, waiting: int) -> None:
-        """Raise NotReady or Overloaded where a request of this size would be refused.
-
-        waiting  choices that are queued
-        """
+    def require(self) -> None:
+        """Raise NotReady if a new request would be refused."""
         if not (self.open or self.holds):
-            raise self._not_ready()
-        waiting += self.reserved_choices
-        if waiting + choices > self._bounds.max_waiting:
-            raise Overloaded(f"{waiting} choices are waiting, of at most {self._bounds.max_waiting}")
-        self.require_tokens(tokens, self.queued_tokens)
+            raise self.not_ready()
 
-    def require_tokens(self, tokens: int, queued: int) -> None:
-        """Raise Overloaded where the queue has no room for these beside those `queued`. Any one prompt fits."""
-        most = self._bounds.max_waiting_tokens
-        if queued and queued + tokens > most:
-            raise Overloaded(f"{queued} prompt tokens are waiting, of at most {most}: {tokens} more would be too many")
-
-    def reserve(self, ticket: Ticket) -> None:
-        self.reserved_choices += ticket.reserved_choices
-        self.queued_tokens += ticket.reserved_tokens
-
-    def unreserve(self, ticket: Ticket) -> None:
-        """Give back what a ticket still holds. Harmless when repeated."""
-        self.reserved_choices -= ticket.reserved_choices
-        self.queued_tokens -= ticket.reserved_tokens
-        ticket.reserved_choices = ticket.reserved_tokens = 0
-
-    async def enter(self, ticket: Ticket) -> None:
-        """Return once the door is open. Raises NotReady, or what ended the ticket."""
-        if self.open:
-            return
+    async def enter(self) -> None:
+        """Return once the gate is open. Raises NotReady."""
+        request = object()
         try:
             async with asyncio.timeout(self._hold_s):
                 while not self.open:
-                    if not self.holds:
-                        raise self._not_ready()
-                    self._outside[ticket] = asyncio.get_running_loop().create_future()
-                    await self._outside[ticket]
-                    if ticket.expired is not None:
-                        raise ticket.expired
+                    self.require()
+                    self._waiters[request] = asyncio.get_running_loop().create_future()
+                    await self._waiters[request]
         except TimeoutError:
-            raise self._not_ready(f"the request waited {self._hold_s:g} s for it, as long as one may") from None
+            raise self.not_ready(f"the request waited {self._hold_s:g} s for it, as long as one may") from None
         finally:
-            self._outside.pop(ticket, None)
+            self._waiters.pop(request, None)
 
-    def turn_away(self, reason: str) -> None:
-        """Refuse all who wait outside."""
-        for waiter in self._outside.values():
+    def recheck(self) -> None:
+        """Wake all waiting requests, in order of arrival, to check whether the gate is open or refuses them."""
+        for waiter in self._waiters.values():
             if not waiter.done():
-                waiter.set_exception(self._not_ready(reason))
+                waiter.set_result(None)
 
-    def look(self) -> None:
-        """Let all who wait outside look again whether they may come in, in the order in which they came."""
-        for ticket in self._outside:
-            self.call(ticket)
+    def refuse_all(self, reason: str) -> None:
+        """Refuse all waiting requests."""
+        for waiter in self._waiters.values():
+            if not waiter.done():
+                waiter.set_exception(self.not_ready(reason))
 
-    def call(self, ticket: Ticket) -> None:
-        """Let one of them look, if it is there."""
-        waiter = self._outside.get(ticket)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def _not_ready(self, reason: str = "") -> NotReady:
+    def not_ready(self, reason: str = "") -> NotReady:
+        """Return the error for a request that cannot be taken now."""
         return NotReady(self._lifecycle.state.value, reason or self._lifecycle.reason)

@@ -1,38 +1,56 @@
-"""Get ready what requests need before they are queued, so that nothing slow is left to the scheduler."""
+"""Acquire what requests need before they are queued, so that the scheduler waits for nothing slow."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Many
-    from types import TracebackType
+    from collections.abc import AsyncIterator, Iterable
 
     from infd.adapters.registry import Adapters
-    from infd.request import Adapter, Request
+    from infd.request import Adapter
 
 
-class Prepared:
-    """What a ticket's requests need, held while the block is open. Whoever queues them holds on to it for longer.
+class Need(Protocol):
+    """Something that must be there before a request is queued."""
 
-    adapter  the one that they all ask for: whoever held one and waited for another could wait for ever
+    async def acquire(self) -> None:
+        """Wait until it is there, and hold it. Where this raises or is cancelled, nothing is held."""
+
+    def release(self) -> None:
+        """Undo one `acquire`."""
+
+
+@asynccontextmanager
+async def prepare(needs: Iterable[Need]) -> AsyncIterator[None]:
+    """Acquire the needs in order; release them in reverse when the block ends, or when one cannot be acquired.
+
+    What is queued within the block takes holds of its own.
+    """
+    with ExitStack() as held:
+        for need in needs:
+            await need.acquire()
+            held.callback(need.release)
+        yield
+
+
+class AdapterNeed:
+    """The weights of the adapter `name` in host memory; None: the model itself, which needs none.
+
+    adapter  what `name` stands for, once acquired
     """
 
-    def __init__(self, adapters: Adapters, requests: Many[Request]) -> None:
-        names = {request.adapter for request in requests} or {None}
-        assert len(names) == 1, "the requests of one ticket ask for one adapter"
+    def __init__(self, registry: Adapters, name: str | None) -> None:
         self.adapter: Adapter | None = None
-        self._registry = adapters
-        self._name = names.pop()
+        self._registry = registry
+        self._name = name
 
-    async def __aenter__(self) -> Prepared:
+    async def acquire(self) -> None:
         """Raises ModelNotFound, AdapterUnavailable."""
         if self._name is not None:
             self.adapter = await self._registry.acquire(self._name)
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def release(self) -> None:
         if self.adapter is not None:
             self._registry.release(self.adapter)

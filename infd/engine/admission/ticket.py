@@ -1,39 +1,31 @@
-"""A reserved place in the queue, and what became of it."""
+"""A request's reserved place in the queue, and what became of it."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from infd.engine.admission.deadlines import Deadlines
-from infd.engine.admission.prepare import Prepared
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from collections.abc import Sequence as Many
 
     from infd.config import ServerConfig
-    from infd.engine.engine import Engine
-    from infd.engine.streams.stream import Choices, Stream, Watcher
+    from infd.engine.admission.budget import Reservation
+    from infd.engine.streams.choice import ChoiceState
+    from infd.engine.streams.stream import Choices, Watcher
     from infd.errors import RequestError
     from infd.request import Request
-    from infd.scheduler.sequence import Sequence
 
-
-class ChoiceState(Struct, eq=False):
-    """One choice on its way: its sequence, its stream, and when things happened (monotonic seconds)."""
-
-    seq: Sequence
-    stream: Stream
-    admitted: float
-    submitted: float
-    prompt_tokens: int  # 0 for siblings, which share the first one's prompt
-    started: float | None = None  # first planned
-    first: float | None = None  # first token
-    last: float = 0.0  # latest token
+    Watchers = Many[Watcher | None] | None
+    Submit = Callable[["Ticket", Many[Request], Watchers], Awaitable[Choices]]
+    Expire = Callable[["Ticket", RequestError], None]
 
 
 class Times(Struct, frozen=True):
@@ -46,29 +38,49 @@ class Times(Struct, frozen=True):
 
 
 class Ticket:
-    """Taken before any work is spent on a request; see `Engine.admit`."""
+    """Made by `Engine.admit` before any work is spent on a request.
 
-    def __init__(self, engine: Engine, id: str, choices: int, tokens: int, now: float, server: ServerConfig) -> None:
+    client         who asks, for `infdctl ps`
+    adapter        by name
+    choices        empty until submitted
+    prompt_tokens  of all its requests; the choices of one share its prompt
+    cached_tokens  of these, found in the prefix cache
+    departure      how its reader leaves if it leaves before the end: disconnect, or slow_reader if dropped
+    held           whether it waits at the gate
+    expired        why it ended before it was queued: out of time, or aborted
+    """
+
+    def __init__(
+        self,
+        id: str,
+        reservation: Reservation,
+        server: ServerConfig,
+        clock: Callable[[], float],
+        submit: Submit,
+        expire: Expire,
+    ) -> None:
+        """Start its deadlines.
+
+        submit  queues its requests
+        expire  ends it; called by its deadlines
+        """
         self.id = id
+        self.reservation = reservation
+        self.admitted = clock()
         self.client = ""
-        self.adapter: str | None = None  # by name
-        self.admitted = now
+        self.adapter: str | None = None
         self.choices: list[ChoiceState] = []
-        self.prompt_tokens = 0  # of all its requests; choices share their prompt
-        self.cached_tokens = 0  # of these, found in the cache
-        self.departure = (
-            "disconnect"  # how its reader leaves, where it does not wait for the end: slow_reader if dropped
-        )
-        self.reserved_choices = choices  # places in the queue held until submitted
-        self.reserved_tokens = tokens
-        self.deadlines = Deadlines(server, partial(engine.expire, self))
-        self.expired: RequestError | None = None  # it ended before it was queued: out of time, or aborted
-        self._preparing: asyncio.Timeout | None = None
-        self._engine = engine
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.departure = "disconnect"
+        self.held = False
+        self.expired: RequestError | None = None
+        self.deadlines = Deadlines(server, partial(expire, self))
+        self._waiting: asyncio.Timeout | None = None
+        self._clock = clock
+        self._submit = submit
 
-    async def submit(
-        self, *requests: Request, watchers: Many[Watcher | None] | None = None, client: str = ""
-    ) -> Choices:
+    async def submit(self, *requests: Request, watchers: Watchers = None, client: str = "") -> Choices:
         """Queue the requests and return their choices: an index per choice, request after request.
 
         watchers  one per choice, or None
@@ -79,42 +91,52 @@ class Ticket:
         """
         self.client = client
         self.adapter = requests[0].adapter if requests else None
+        return await self._submit(self, requests, watchers)
+
+    @asynccontextmanager
+    async def unless_expired(self) -> AsyncIterator[None]:
+        """Run a block that waits before the requests are queued; `expire` interrupts it, and is raised."""
+        if self.expired is not None:
+            raise self.expired
         try:
-            async with asyncio.timeout(None) as self._preparing, Prepared(self._engine.adapters, requests) as prepared:
-                return self._engine.queue(self, requests, prepared.adapter, watchers)
+            async with asyncio.timeout(None) as self._waiting:
+                yield
         except TimeoutError:
             if self.expired is None:
                 raise
             raise self.expired from None
         finally:
-            self._preparing = None
+            self._waiting = None
 
     def expire(self, error: RequestError) -> None:
-        """End it before it is queued, whatever it waits for. What ended it first is what its caller hears."""
+        """End it before it is queued. Its caller gets the first error given here."""
         if self.expired is not None:
             return
         self.expired = error
-        self._engine.gate.call(self)
-        if self._preparing is not None:
-            self._preparing.reschedule(0.0)
+        if self._waiting is not None:
+            self._waiting.reschedule(0.0)
+
+    @property
+    def age_s(self) -> float:
+        return self._clock() - self.admitted
 
     @property
     def generated_tokens(self) -> int:
         """Tokens handed to its reader."""
-        return sum(flow.stream.delivered for flow in self.choices)
+        return sum(choice.stream.delivered for choice in self.choices)
 
     @property
     def times(self) -> Times:
-        begun = [flow for flow in self.choices if flow.first is not None]
+        begun = [choice for choice in self.choices if choice.first is not None]
         return Times(
             admitted=self.admitted,
-            started=min((flow.started for flow in self.choices if flow.started is not None), default=None),
-            first=min((flow.first for flow in begun if flow.first is not None), default=None),
-            last=max((flow.last for flow in begun), default=None),
+            started=min((choice.started for choice in self.choices if choice.started is not None), default=None),
+            first=min((choice.first for choice in begun if choice.first is not None), default=None),
+            last=max((choice.last for choice in begun), default=None),
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return what the access line tells: tokens, milliseconds, and how the first choice ended."""
+        """Return the access log's fields: tokens, milliseconds, and how the first choice ended."""
         if not self.choices:
             return {"prompt": 0, "cached": 0, "generated": 0}
         times = self.times
@@ -126,7 +148,7 @@ class Ticket:
             "generated": self.generated_tokens,
             "queue_ms": _milliseconds(self.admitted, times.started),
             "ttft_ms": _milliseconds(self.admitted, times.first),
-            "total_ms": _milliseconds(self.admitted, self._engine.now()),
+            "total_ms": round(self.age_s * 1e3, 1),
             "finish": finish.value if isinstance(finish, FinishReason) else self.departure,
         }
 

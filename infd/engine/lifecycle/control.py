@@ -1,11 +1,8 @@
-"""Bring the engine to rest and back, as operators wish.
+"""Pause, resume, sleep and wake the engine.
 
-A verb names the state in which the engine is to be; one task moves it there.
-Verbs may race: the latest wish counts, whoever waits for an earlier one is told
-that it was overtaken, and wishing for what is there already changes nothing.
-
-A sleeping arena computes zeros without a word, so steps are held before memory
-is given back and go on only when all of it is there again.
+Each verb sets a target; one task moves the engine to the latest target. Verbs
+may race: a later target ends the transition to an earlier one with Overtaken,
+and a target that is reached already changes nothing.
 """
 
 from __future__ import annotations
@@ -19,346 +16,331 @@ from msgspec.structs import replace
 from infd.engine.lifecycle.state import State
 from infd.engine.lifecycle.target import IN_FLIGHT, Target, Transition
 from infd.errors import Busy, CannotSleep, InfdError, Overtaken, WeightsInvalid, WrongState
-from infd.memory import ALL, Held, Part
+from infd.memory import ALL
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from infd.config import Config
-    from infd.engine.engine import Engine
+    from infd.config import ServerConfig
+    from infd.engine.admission.admission import Admission
+    from infd.engine.core import EngineCore
+    from infd.engine.lifecycle.memory import ModelMemory
+    from infd.engine.lifecycle.state import Lifecycle
     from infd.engine.lifecycle.target import Arrivals, Mode
-    from infd.engine.steps.loop import StepLoop
+    from infd.engine.telemetry import Telemetry
+    from infd.memory import Part
 
 log = logging.getLogger("infd.engine")
 
-WISHING: Final = frozenset({State.READY, State.PAUSED, State.SLEEPING})  # what a wish may start from
+STEERABLE: Final = frozenset({State.READY, State.PAUSED, State.SLEEPING})  # states in which a target may be set
 
 
 class LifecycleControl:
-    """The latest wish, and the task that makes it come true."""
+    """The latest target, and the task that moves the engine there."""
 
-    def __init__(self, engine: Engine, config: Config) -> None:
-        self._engine = engine
-        self._settings = config.server
-        self._settled = Target()  # the last wish that came true, or what was left of one that did not
-        self._waking = Target()  # what it was before it slept
+    def __init__(
+        self,
+        server: ServerConfig,
+        lifecycle: Lifecycle,
+        core: EngineCore,
+        admission: Admission,
+        memory: ModelMemory,
+        telemetry: Telemetry,
+    ) -> None:
+        self._settings = server
+        self._lifecycle = lifecycle
+        self._core = core
+        self._admission = admission
+        self._gate = admission.gate
+        self._memory = memory
+        self._events = telemetry.events
+        self._now = telemetry.now
+        self._reached = Target()  # the last target reached, or as near as a failed transition came
+        self._before_sleep = Target()
         self._latest: Transition | None = None
         self._mover: asyncio.Task[None] | None = None
         self._loader: asyncio.Task[None] | None = None
-        self._memory = asyncio.Lock()  # whoever changes what is in memory, or starts steps that need it
-        self._news = asyncio.Event()
         self._idle: tuple[int, float] | None = None  # choices accepted, and since when there was nothing to do
 
     # Verbs
 
     def pause(self, mode: Mode = "wait", new: Arrivals | None = None) -> Transition:
-        """Let no step run until `resume`. What sleeps is woken first. Raises WrongState.
+        """Run no step until `resume`. A sleeping engine is woken first. Raises WrongState.
 
-        new  where nothing is said, who comes is held, or refused if those before were aborted
+        new  None: new requests are held, or refused if those in flight are aborted
         """
         new = new or ("reject" if mode == "abort" else "hold")
-        return self._want(Target(state=State.PAUSED, mode=mode, new=new))
+        return self._aim(Target(state=State.PAUSED, mode=mode, new=new))
 
     def sleep(self, mode: Mode = "wait", level: int = 1, *, by_itself: bool = False) -> Transition:
-        """Come to rest as `pause` does, and give memory back; what is kept is computed anew. Raises WrongState."""
-        if refusal := self._engine.executor.sleepless:
+        """Pause, and release memory; frozen requests are recomputed later. Raises WrongState, CannotSleep."""
+        if refusal := self._memory.sleepless:
             raise CannotSleep(refusal)
         now = self.target
         if now.state is not State.SLEEPING:
-            self._waking = now
-        new = self._waking.new  # whoever is held was promised an answer
-        if self._waking.state is State.READY:
+            self._before_sleep = now
+        new = self._before_sleep.new  # requests that are held keep their promise of an answer
+        if self._before_sleep.state is State.READY:
             new = "hold" if by_itself or self._settings.wake_on_request else "reject"
         level = max(level, now.level)
-        return self._want(Target(state=State.SLEEPING, mode=mode, new=new, level=level, by_itself=by_itself))
+        return self._aim(Target(state=State.SLEEPING, mode=mode, new=new, level=level, by_itself=by_itself))
 
     def wake(self, parts: frozenset[Part] = ALL) -> Transition:
-        """Be again what it was before it slept, once all parts are back. Raises WrongState."""
-        return self._rouse(parts, self._waking)
+        """Restore these parts; once all are restored, return to the state before the sleep. Raises WrongState."""
+        return self._rouse(parts, self._before_sleep)
 
     def resume(self, parts: frozenset[Part] = ALL) -> Transition:
-        """Be ready, once all parts are back. Raises WrongState."""
+        """Restore these parts; once all are restored, be ready. Raises WrongState."""
         return self._rouse(parts, Target())
 
     def load_weights(self, path: str) -> Transition:
-        """Put other weights in place, while no step runs. Raises WrongState, Busy."""
-        self._require_state()
+        """Replace the weights while no step runs. Raises WrongState, Busy."""
+        self._require_steerable()
         if self._loader is not None and not self._loader.done():
             raise Busy("weights are being loaded already; wait for that, see `infdctl status`")
-        move = Transition(self.target, self._engine.now())
-        self._loader = self._begin(self._load(move, path), "weights")
-        return move
+        transition = Transition(self.target, self._now())
+        self._loader = self._start(self._load(transition, path), "weights")
+        return transition
 
     def _rouse(self, parts: frozenset[Part], then: Target) -> Transition:
         now = self.target
         if now.state is not State.SLEEPING:
-            return self._want(now if then is self._waking else then)
-        gone = self._engine.executor.gives_back(now.level) - now.awake
-        if self._settled == now:
-            gone &= self._engine.executor.memory.released
-        return self._want(then if gone <= parts else replace(now, awake=now.awake | parts))
+            return self._aim(now if then is self._before_sleep else then)
+        gone = self._memory.released_by(now.level) - now.awake
+        if self._reached == now:
+            gone &= self._memory.released
+        return self._aim(then if gone <= parts else replace(now, awake=now.awake | parts))
 
-    # What others tell, and ask
+    # For other parts of the engine
 
     @property
     def target(self) -> Target:
-        """What it is to be, as far as that is still possible."""
+        """The target, unless it failed: then what was reached."""
         latest = self._latest
-        return self._settled if latest is None or latest.error is not None else latest.target
+        return self._reached if latest is None or latest.error is not None else latest.target
 
     @property
     def level(self) -> int:
-        """How deep it sleeps, 1 or 2, as asked for; 0 while it does not, or not yet."""
-        if self._engine.lifecycle.state is not State.SLEEPING:
+        """The level of sleep asked for, 1 or 2; 0 unless the engine is asleep."""
+        if self._lifecycle.state is not State.SLEEPING:
             return 0
-        return max(self._settled.level, self.target.level)
+        return max(self._reached.level, self.target.level)
 
     @property
-    def at_work(self) -> bool:
-        """Whether memory is being changed."""
-        return self._memory.locked()
+    def changing_memory(self) -> bool:
+        return self._memory.changing
 
     @property
     def wakes_on_request(self) -> bool:
-        """Whether it sleeps, and the next request would make it ready."""
+        """Whether the engine sleeps, and the next request would make it ready."""
         now = self.target
         wakes = self._settings.wake_on_request or now.by_itself
-        return now.state is State.SLEEPING and self._waking.state is State.READY and wakes
+        return now.state is State.SLEEPING and self._before_sleep.state is State.READY and wakes
 
-    def knock(self) -> None:
-        """Somebody is at the door."""
-        if self.wakes_on_request and self._engine.lifecycle.state in WISHING:
+    def on_request(self) -> None:
+        """A request has arrived: wake for it, if the engine sleeps and the settings say so."""
+        if self.wakes_on_request and self._lifecycle.state in STEERABLE:
             self.wake()
 
-    def look(self) -> None:
-        """Something has ended; the mover may wait for that."""
-        self._news.set()
-
-    def watch(self) -> None:
-        """Fall asleep when there has been nothing to do for long. Called about once a second."""
-        engine, idle_s = self._engine, self._settings.idle_sleep_s
-        if idle_s is None or engine.lifecycle.state is not State.READY or engine.executor.sleepless:
+    def sleep_if_idle(self) -> None:
+        """Sleep after `server.idle_sleep_s` without a request. Called about once a second."""
+        idle_s = self._settings.idle_sleep_s
+        if idle_s is None or self._lifecycle.state is not State.READY or self._memory.sleepless:
             return
-        if engine.tickets or self._idle is None or self._idle[0] != engine.accepted:
-            self._idle = engine.accepted, engine.now()
-        elif engine.now() - self._idle[1] >= idle_s:
+        accepted = self._core.in_flight.accepted
+        if len(self._admission) or self._idle is None or self._idle[0] != accepted:
+            self._idle = accepted, self._now()
+        elif self._now() - self._idle[1] >= idle_s:
             self._idle = None
             self.sleep(level=self._settings.idle_sleep_level, by_itself=True)
 
-    def leave(self) -> bool:
-        """The engine drains or has failed: wishes count no more. Return whether no step would run by itself."""
-        engine = self._engine
+    def stop(self) -> bool:
+        """Pursue no target any more: the engine drains or has failed. Return whether steps are held, for good."""
         for task in (self._mover, self._loader):
             if task is not None:
                 task.cancel()
         if self._latest is not None:
-            self._latest.end(engine.now(), Overtaken(engine.lifecycle.state.value))
-        engine.gate.holds = False
-        engine.gate.look()
-        return engine.loaded and self._steps.held
+            self._latest.end(self._now(), Overtaken(self._lifecycle.state.value))
+        self._gate.holds = False
+        self._gate.recheck()
+        return self._core.loop.held
 
     async def close(self) -> None:
-        """Leave, and wait for the tasks to end."""
-        self.leave()
+        """Stop, and wait for the tasks to end."""
+        self.stop()
         if tasks := [task for task in (self._mover, self._loader) if task is not None]:
             await asyncio.wait(tasks)
 
-    # From wish to truth
+    # Towards the target
 
-    def _want(self, wish: Target) -> Transition:
-        """Take in a wish, and see to it that somebody is at work on it."""
-        engine, latest, now = self._engine, self._latest, self._engine.now()
-        self._require_state()
+    def _aim(self, target: Target) -> Transition:
+        """Set the target, and have the mover pursue it."""
+        latest, now = self._latest, self._now()
+        self._require_steerable()
         known = self.target
-        if latest is not None and known == wish and not latest.ended.done():
+        if latest is not None and known == target and not latest.ended.done():
             return latest
-        self._latest = move = Transition(wish, now)
-        if known == wish and (latest is None or latest.error is None):
-            move.end(now)
-            return move
+        self._latest = transition = Transition(target, now)
+        if known == target and (latest is None or latest.error is None):
+            transition.end(now)
+            return transition
         if latest is not None:
-            latest.end(now, Overtaken(wish.state.value))
-        engine.gate.holds = wish.new == "hold"
-        if wish.state is not State.READY:
-            if engine.lifecycle.state is not State.SLEEPING:
-                falling = "" if wish.state is State.PAUSED else f"falling asleep, {IN_FLIGHT[wish.mode]}: "
-                engine.lifecycle.enter(State.PAUSED, falling + wish.reason)
-            if wish.mode != "wait":
-                self._steps.hold()
-        engine.gate.look()
-        self._news.set()
+            latest.end(now, Overtaken(target.state.value))
+        self._gate.holds = target.new == "hold"
+        if target.state is not State.READY:
+            if self._lifecycle.state is not State.SLEEPING:
+                falling = "" if target.state is State.PAUSED else f"falling asleep, {IN_FLIGHT[target.mode]}: "
+                self._lifecycle.enter(State.PAUSED, falling + target.reason)
+            if target.mode != "wait":
+                self._core.loop.hold()
+        self._gate.recheck()
+        self._core.ended.set()  # wakes a mover that waits for requests to finish: it is overtaken
         if self._mover is None or self._mover.done():
-            self._mover = self._begin(self._work(), "rest")
-        return move
+            self._mover = self._start(self._move(), "lifecycle")
+        return transition
 
-    async def _work(self) -> None:
-        """Make the latest wish come true, and each that overtakes it meanwhile."""
-        while (move := self._latest) is not None and not move.ended.done():
+    async def _move(self) -> None:
+        """Reach the latest target, and each that overtakes it meanwhile."""
+        while (transition := self._latest) is not None and not transition.ended.done():
             error: Exception | None = None
             try:
-                await self._approach(move)
+                await self._reach(transition)
             except Overtaken:
                 continue
             except Exception as failure:
                 error = failure
                 if not isinstance(failure, InfdError):
-                    log.exception("the engine could not be made %s", move.target.state.value)
-            if move is not self._latest:
+                    log.exception("the engine could not be made %s", transition.target.state.value)
+            if transition is not self._latest:
                 continue
-            move.end(self._engine.now(), error)
+            transition.end(self._now(), error)
             if error is None:
-                self._settled = move.target
+                self._reached = transition.target
             else:
                 self._fall_back(error)
-            self._tell(move)
+            self._report(transition)
 
-    async def _approach(self, move: Transition) -> None:
-        engine, wish = self._engine, move.target
-        if wish.state is State.READY:
-            await self._go(move)
-            engine.lifecycle.enter(State.READY)
-            engine.gate.look()
-        elif wish.state is State.PAUSED:
-            if engine.lifecycle.state is State.SLEEPING:
-                await self._take_back(ALL)
-                self._require_latest(move)
-            engine.lifecycle.enter(State.PAUSED, wish.reason)
-            await self._stand_still(move)
+    async def _reach(self, transition: Transition) -> None:
+        """Move the engine to a target. Raises Overtaken, or what prevents it."""
+        target = transition.target
+        if target.state is State.READY:
+            await self._start_steps(transition)
+            self._lifecycle.enter(State.READY)
+            self._gate.recheck()
+        elif target.state is State.PAUSED:
+            if self._lifecycle.state is State.SLEEPING:
+                await self._memory.restore(ALL)
+                self._require_latest(transition)
+            self._lifecycle.enter(State.PAUSED, target.reason)
+            await self._hold_steps(transition)
         else:
-            await self._sleep(move)
+            await self._fall_asleep(transition)
 
-    async def _sleep(self, move: Transition) -> None:
-        engine, wish = self._engine, move.target
-        if engine.lifecycle.state is not State.SLEEPING:
-            await self._stand_still(move)
-            engine.lifecycle.enter(State.SLEEPING, wish.reason)
-        elif wish.mode == "abort":
-            move.aborted = engine.abort_all()
-        if wish.awake:
-            await self._take_back(wish.awake)
+    async def _fall_asleep(self, transition: Transition) -> None:
+        target = transition.target
+        if self._lifecycle.state is not State.SLEEPING:
+            await self._hold_steps(transition)
+            self._lifecycle.enter(State.SLEEPING, target.reason)
+        elif target.mode == "abort":
+            transition.aborted = self._admission.abort_all()
+        if target.awake:
+            await self._memory.restore(target.awake)
         else:
-            if wish.level > 1:
-                engine.adapters.store()  # like weights: read again when they are asked for
-            async with self._memory:
-                try:
-                    move.freed_bytes = await engine.executor.sleep(wish.level)
-                finally:
-                    if Part.CACHE in engine.executor.memory.released:  # it may have failed before, or behind that
-                        engine.core.forget_prefixes(preempting=True)
-        engine.lifecycle.enter(State.SLEEPING, wish.reason)
-        move.frozen = engine.unfinished
+            transition.freed_bytes = await self._memory.release(target.level)
+        self._lifecycle.enter(State.SLEEPING, target.reason)
+        transition.frozen = self._admission.unfinished
 
-    async def _stand_still(self, move: Transition) -> None:
-        """Return once no step runs, and none will. Raises Overtaken."""
-        engine, steps = self._engine, self._steps
-        if move.target.mode == "abort":
-            move.aborted = engine.abort_all()
-        elif move.target.mode == "wait":
-            if engine.unfinished:
-                await self._go(move)
-            while engine.unfinished:
-                self._news.clear()
-                await self._news.wait()
-                self._require_latest(move)
-            steps.hold()
-        await steps.settled()
-        move.frozen = engine.unfinished
+    async def _hold_steps(self, transition: Transition) -> None:
+        """Deal with requests in flight as the target says, and return once no step runs. Raises Overtaken."""
+        admission, loop = self._admission, self._core.loop
+        if transition.target.mode == "abort":
+            transition.aborted = admission.abort_all()
+        elif transition.target.mode == "wait":
+            if admission.unfinished:
+                await self._start_steps(transition)
+            while admission.unfinished:
+                self._core.ended.clear()
+                await self._core.ended.wait()
+                self._require_latest(transition)
+            loop.hold()
+        await loop.settled()
+        transition.frozen = admission.unfinished
 
-    async def _go(self, move: Transition) -> None:
-        """Let steps run again, once all that they need is there."""
-        await self._take_back(ALL)
-        self._require_latest(move)
-        if self._engine.executor.memory.weights is Held.INVALID:
+    async def _start_steps(self, transition: Transition) -> None:
+        """Let steps run again, once all memory is restored. Raises Overtaken, WeightsInvalid."""
+        await self._memory.restore(ALL)
+        self._require_latest(transition)
+        if self._memory.invalid:
             raise WeightsInvalid
-        self._steps.go()
+        self._core.loop.go()
 
-    async def _take_back(self, parts: frozenset[Part]) -> None:
-        """Have these in memory."""
-        engine = self._engine
-        async with self._memory:
-            missing = parts & engine.executor.memory.released
-            if missing:
-                engine.lifecycle.enter(State.SLEEPING, "waking")
-                await engine.executor.wake(missing)
-
-    async def _load(self, move: Transition, path: str) -> None:
-        """Put the weights of another checkpoint in place, or end `move` with what stands against it."""
-        engine = self._engine
+    async def _load(self, transition: Transition, path: str) -> None:
+        """Replace the weights, and end `transition`."""
+        lifecycle = self._lifecycle
         error: Exception | None = None
         try:
-            async with self._memory:
-                self._require_stillness()
-                await engine.executor.load_weights(path)
-                # Frozen sequences keep what they have computed with the old weights; nobody else may find it.
-                engine.core.forget_prefixes(preempting=False)
+            await self._memory.load_weights(path)
         except asyncio.CancelledError:
-            move.end(engine.now(), Overtaken(engine.lifecycle.state.value))
+            transition.end(self._now(), Overtaken(lifecycle.state.value))
             raise
         except Exception as failure:
             error = failure
             if not isinstance(failure, InfdError):
                 log.exception("weights could not be loaded")
-        if engine.executor.memory.weights is Held.INVALID and engine.lifecycle.state in WISHING:
-            engine.lifecycle.enter(engine.lifecycle.state, str(WeightsInvalid()))
-        elif error is None and engine.lifecycle.state in WISHING:
-            engine.lifecycle.enter(engine.lifecycle.state, self._settled.reason)
-        move.end(engine.now(), error)
-        fields: dict[str, object] = {"path": path, "took_s": move.took_s}
-        engine.events.tell("weights", "loaded" if error is None else "not loaded", **fields, **_because(error))
+        if self._memory.invalid and lifecycle.state in STEERABLE:
+            lifecycle.enter(lifecycle.state, str(WeightsInvalid()))
+        elif error is None and lifecycle.state in STEERABLE:
+            lifecycle.enter(lifecycle.state, self._reached.reason)
+        transition.end(self._now(), error)
+        fields: dict[str, object] = {"path": path, "took_s": transition.took_s}
+        self._events.tell("weights", "loaded" if error is None else "not loaded", **fields, **_because(error))
         if error is None:
             log.info("weights loaded", extra=fields)
         else:
             log.error("weights were not loaded: %s", error, extra=fields)
 
     def _fall_back(self, error: Exception) -> None:
-        """A wish could not come true: stay at rest, as far as the engine has come."""
-        engine, memory = self._engine, self._engine.executor.memory
-        if memory.released:
-            if self._settled.state is not State.SLEEPING:
-                self._settled = Target(state=State.SLEEPING, mode="keep", new="reject", level=1)
-            engine.lifecycle.enter(State.SLEEPING, f"could not wake: {error}")
+        """A target could not be reached: stay asleep or paused, whichever memory permits."""
+        if self._memory.released:
+            if self._reached.state is not State.SLEEPING:
+                self._reached = Target(state=State.SLEEPING, mode="keep", new="reject", level=1)
+            self._lifecycle.enter(State.SLEEPING, f"could not wake: {error}")
         else:
-            self._settled = Target(state=State.PAUSED, mode="keep", new=self._settled.new)
-            engine.lifecycle.enter(State.PAUSED, str(error))
-        self._steps.hold()
-        engine.gate.holds = self._settled.new == "hold"
-        engine.gate.turn_away(str(error))
+            self._reached = Target(state=State.PAUSED, mode="keep", new=self._reached.new)
+            self._lifecycle.enter(State.PAUSED, str(error))
+        self._core.loop.hold()
+        self._gate.holds = self._reached.new == "hold"
+        self._gate.refuse_all(str(error))
 
-    def _require_state(self) -> None:
-        life = self._engine.lifecycle
-        if life.state not in WISHING:
-            raise WrongState(life.state.value, life.reason)
+    def _require_steerable(self) -> None:
+        if self._lifecycle.state not in STEERABLE:
+            raise WrongState(self._lifecycle.state.value, self._lifecycle.reason)
 
-    def _require_latest(self, move: Transition) -> None:
-        if self._latest is not move:
-            raise Overtaken(move.target.state.value)
-
-    def _require_stillness(self) -> None:
-        life, steps = self._engine.lifecycle, self._steps
-        if life.state is State.READY or not steps.held or steps.in_flight:
-            raise WrongState(life.state.value, life.reason, "wait for `infdctl pause --wait` first")
-
-    @property
-    def _steps(self) -> StepLoop:
-        return self._engine.core.loop
+    def _require_latest(self, transition: Transition) -> None:
+        if self._latest is not transition:
+            raise Overtaken(transition.target.state.value)
 
     @staticmethod
-    def _begin(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+    def _start(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, name=name)
 
-    def _tell(self, move: Transition) -> None:
-        wish, error = move.target, move.error
-        fields: dict[str, object] = {"took_s": move.took_s, "aborted": move.aborted, "frozen": move.frozen}
-        if wish.state is not State.READY:
-            fields |= {"mode": wish.mode, "new": wish.new}
-        if wish.state is State.SLEEPING:
-            fields |= {"level": wish.level, "freed_bytes": move.freed_bytes, "by_itself": wish.by_itself}
-        told = wish.state.value if error is None else f"not {wish.state.value}"
-        self._engine.events.tell("rest", told, **fields, **_because(error))
+    def _report(self, transition: Transition) -> None:
+        target, error = transition.target, transition.error
+        fields: dict[str, object] = {
+            "took_s": transition.took_s,
+            "aborted": transition.aborted,
+            "frozen": transition.frozen,
+        }
+        if target.state is not State.READY:
+            fields |= {"mode": target.mode, "new": target.new}
+        if target.state is State.SLEEPING:
+            fields |= {"level": target.level, "freed_bytes": transition.freed_bytes, "by_itself": target.by_itself}
+        told = target.state.value if error is None else f"not {target.state.value}"
+        self._events.tell("rest", told, **fields, **_because(error))
         if error is None:
-            log.info("%s, as asked", wish.state.value, extra=fields)
+            log.info("%s, as asked", target.state.value, extra=fields)
         else:
-            log.error("not %s, as asked: %s", wish.state.value, error, extra=fields)
+            log.error("not %s, as asked: %s", target.state.value, error, extra=fields)
 
 
 def _because(error: BaseException | None) -> dict[str, object]:

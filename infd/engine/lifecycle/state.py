@@ -1,4 +1,4 @@
-"""The one place that says what the daemon is doing."""
+"""The engine's state: what health checks, metrics, systemd's STATUS and infdctl report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """Reported alike by health checks, metrics, systemd's STATUS and infdctl."""
-
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
@@ -22,7 +20,7 @@ class State(Enum):
 
 
 class Lifecycle:
-    """The current state, why, and since when."""
+    """The current state, why, and since when (Unix time)."""
 
     def __init__(self, events: Events) -> None:
         self._events = events

@@ -1,4 +1,4 @@
-"""What operators wish of the engine, and what has come of it so far."""
+"""The state operators want the engine to be in, and the transition to it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ARRIVING: Final = {"hold": "new requests are held", "reject": "new requests are 
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """How operators want the engine.
+    """The wanted state.
 
-    mode       what becomes of the requests in flight: they end, they finish first, or they stay where they are
-    new        what new requests get meanwhile: a place outside the door, or a refusal
-    level      of sleep: 1 gives the cache back, 2 the weights too
-    awake      what is to be in memory although it sleeps on
-    by_itself  it sleeps because nobody has asked for anything
+    mode       what happens to requests in flight: they are aborted, finish first, or are frozen
+    new        what happens to new requests meanwhile: the gate holds them, or refuses them
+    level      of sleep: 1 releases the cache, 2 the weights too
+    awake      parts that stay in memory although the engine sleeps
+    by_itself  the engine sleeps because it was idle, not because an operator asked
     """
 
     state: State = State.READY
@@ -51,13 +51,13 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 class Transition:
-    """A wish on its way, or weights.
+    """One operator's request to reach a target, or to load weights.
 
-    ended        resolves when it has come true; raises what stood against it
-    took_s       from the wish to its end
+    ended        resolves when the target is reached; raises the error that prevented it
+    took_s       from the request to its end
     aborted      choices that it ended
-    frozen       choices that wait for the engine to go on
-    freed_bytes  by which what the device holds, on a CPU the process, shrank
+    frozen       choices that wait until steps run again
+    freed_bytes  by which the memory of the device, on a CPU of the process, shrank
     """
 
     def __init__(self, target: Target, now: float) -> None:
@@ -77,13 +77,13 @@ class Transition:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
-            self.ended.exception()  # nobody need be waiting for it
+            self.ended.exception()  # marks it as retrieved: it is no news if nobody awaits it
 
     @property
     def error(self) -> BaseException | None:
         return self.ended.exception() if self.ended.done() else None
 
     async def result(self, wait_s: float | None = None) -> bool:
-        """Wait for the end, at most so long; return whether it has come. Raises what stood against the wish."""
+        """Wait for the end, at most `wait_s` seconds; return whether it has come. Raises the transition's error."""
         await asyncio.wait([self.ended], timeout=wait_s)
         return self.ended.done() and self.ended.result() is None

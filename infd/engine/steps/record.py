@@ -1,4 +1,4 @@
-"""Keep account of the steps: how many there were, when the last one ended, whether one hangs, whether pages add up."""
+"""Record the steps: how many there were, when the last one ended, whether one is stuck, whether pages leak."""
 
 from __future__ import annotations
 
@@ -12,56 +12,72 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from infd.engine.steps.loop import Issued
-    from infd.engine.streams.request_metrics import RequestMetrics
+    from infd.engine.telemetry import Telemetry
     from infd.scheduler.scheduler import Outcome, Scheduler
 
 log = logging.getLogger("infd.engine")
 
 
 class StepRecord:
-    """Told of every step that is committed, and looked at about once a second.
+    """Updated with every committed step, and checked about once a second.
 
-    steps      how many were committed
-    last_time  when the last of them was, in Unix time; 0 before there was one
+    steps      committed so far
+    last_time  when the last of them was committed, in Unix time; 0 before the first
     """
 
-    def __init__(self, pulse: Callable[[], int], measure: RequestMetrics, clock: Callable[[], float]) -> None:
+    def __init__(self, scheduler: Scheduler, pulse: Callable[[], int], telemetry: Telemetry) -> None:
         self.steps = 0
         self.last_time = 0.0
-        self._last: float | None = None  # in the clock's seconds
-        self._verified = 0  # steps, when the cache was last checked
-        self._progress = Watchdog(pulse)
-        self._measure = measure
-        self._clock = clock
+        self._last: float | None = None  # monotonic seconds
+        self._verified = 0  # `steps` when the cache was last verified
+        self._scheduler = scheduler
+        self._watchdog = Watchdog(pulse)
+        self._metrics = telemetry.metrics
+        self._now = telemetry.now
 
-    def committed(self, issued: Issued, outcomes: Sequence[Outcome], scheduler: Scheduler) -> None:
+    def committed(self, issued: Issued, outcomes: Sequence[Outcome]) -> None:
+        """Count a step.
+
+        `iteration_tokens` is what vLLM 0.33 observes: only steps with an outcome for some choice, and a prompt's
+        computed tokens all at once, in the step of its choice's first token.
+        """
+        now = self._now()
         self.steps += 1
-        self._last, self.last_time = self._clock(), time.time()
-        self._measure.committed(issued, outcomes, scheduler, self._last)
-        self._progress.took(self._last - issued.at)
+        self._last, self.last_time = now, time.time()
+        self._watchdog.took(now - issued.at)
+        metrics, scheduler = self._metrics, self._scheduler
+        metrics.step.observe(now - issued.at)
+        metrics.step_tokens.observe(issued.step.plan.tokens)
+        if outcomes:
+            metrics.iteration_tokens.observe(sum(each.prompt_computed + len(each.tokens) for each in outcomes))
+        metrics.preemptions, metrics.steps_undone = scheduler.preemptions, scheduler.undone
+        metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
 
     @property
     def age_s(self) -> float | None:
         """How long ago the last step was committed."""
-        return None if self._last is None else self._clock() - self._last
+        return None if self._last is None else self._now() - self._last
 
     @property
     def stuck(self) -> bool:
-        """Whether a step was stuck when `look` was last called."""
-        return self._progress.stuck
+        """Whether a step was stuck at the last `check`."""
+        return self._watchdog.stuck
 
-    def look(self, *, busy: bool) -> bool:
-        """Look whether a step is stuck, where the device is `busy`. True when one is found, once for each time."""
+    def check(self, *, busy: bool) -> bool:
+        """Check whether a step is stuck. Returns True once each time a step gets stuck.
+
+        busy  whether the device has work
+        """
         known = self.stuck
-        return self._progress.look(self._clock(), busy=busy) and not known
+        return self._watchdog.check(self._now(), busy=busy) and not known
 
-    def verify(self, scheduler: Scheduler) -> None:
-        """Check every page and row, of which nobody may hold any, if there were steps since the last time."""
+    def verify_idle(self) -> None:
+        """Verify, while nothing is in flight, that no page is held. Skipped if no step ran since the last time."""
         if self._verified == self.steps:
             return
         self._verified = self.steps
         try:
-            scheduler.verify()
-            assert not scheduler.cache.pool.referenced, "pages are held by nobody"
+            self._scheduler.verify()
+            assert not self._scheduler.cache.pool.referenced, "pages are held by nobody"
         except AssertionError:
             log.critical("the cache's accounts are wrong; please report this", exc_info=True)

@@ -1,7 +1,7 @@
 """Tell a long step from a stuck one.
 
-The device counts what it gets done, layer by layer. With steps in flight, a
-count that stands still for longer than any step ever took means a hang.
+The device counts its progress, layer by layer. If that count does not move for
+longer than any step ever took, while steps are in flight, a step is stuck.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ PATIENCE_STEPS = 20  # times the longest step so far
 
 
 class Watchdog:
-    """Looked at about once a second."""
+    """Checked about once a second."""
 
     def __init__(self, pulse: Callable[[], int]) -> None:
+        """pulse: the device's count, see Executor.pulse."""
         self.stuck = False
         self._pulse = pulse
         self._count = -1
@@ -29,8 +30,12 @@ class Watchdog:
         """A step was committed."""
         self._longest_s = max(self._longest_s, seconds)
 
-    def look(self, now: float, *, busy: bool) -> bool:
-        """Return whether a step is stuck. `busy`: steps are in flight; now: monotonic seconds."""
+    def check(self, now: float, *, busy: bool) -> bool:
+        """Return whether a step is stuck.
+
+        now   monotonic seconds
+        busy  whether the device has work
+        """
         count = self._pulse()
         if count != self._count or not busy:
             self._count, self._moved = count, now

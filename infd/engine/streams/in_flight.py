@@ -1,119 +1,167 @@
-"""Follow every choice from the queue to its one terminal event, and hand on what comes for it."""
+"""Follow every choice from the queue to its one terminal event, and deliver its tokens."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
-from infd.engine.admission.ticket import ChoiceState
+from infd.engine.streams.choice import ChoiceState
 from infd.engine.streams.fanout import FanOut
-from infd.engine.streams.stream import PENDING_BYTES
+from infd.engine.streams.request_metrics import RequestMetrics
+from infd.engine.streams.stream import Choices
 from infd.errors import InfdError, RequestFailed, without_frames
 from infd.request import FinishReason
+from infd.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence as Many
 
+    from infd.adapters.registry import Adapters
+    from infd.engine.admission.budget import QueueBudget
     from infd.engine.admission.ticket import Ticket
-    from infd.engine.engine import Engine
+    from infd.engine.prefix_roots import PrefixRoots
     from infd.engine.steps.loop import Issued
-    from infd.engine.streams.request_metrics import RequestMetrics
-    from infd.engine.streams.stream import Stream
+    from infd.engine.streams.stream import Stream, Watcher
+    from infd.engine.telemetry import Telemetry
+    from infd.request import Adapter, Request
     from infd.scheduler.scheduler import Outcome, Scheduler
-    from infd.scheduler.sequence import Sequence
 
 log = logging.getLogger("infd.engine")
 
 
 class InFlight:
-    """All choices that have been queued and have not ended. Their number is its length."""
+    """All choices that are queued and have not ended; its length is their number.
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, measure: RequestMetrics, wake: Callable[[], None]) -> None:
-        """wake: called when there may be something new to plan."""
-        self._engine = engine
+    accepted  choices queued so far: equals the terminal events plus those in flight
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        roots: PrefixRoots,
+        adapters: Adapters,
+        budget: QueueBudget,
+        telemetry: Telemetry,
+        on_change: Callable[[], None],
+    ) -> None:
+        """on_change: called when there may be something to plan, or a choice has ended."""
+        self.accepted = 0
         self._scheduler = scheduler
-        self._measure = measure
-        self._wake = wake
+        self._roots = roots
+        self._adapters = adapters
+        self._budget = budget
+        self._events = telemetry.events
+        self._now = telemetry.now
+        self._metrics = RequestMetrics(telemetry.metrics)
+        self._on_change = on_change
         self._alive: dict[Sequence, tuple[ChoiceState, Ticket]] = {}
-        self._fan_out = FanOut(self._deliver, engine.now)
+        self._fan_out = FanOut(self._deliver, telemetry.now)
 
     def __len__(self) -> int:
         return len(self._alive)
 
-    def begin(self, seq: Sequence, stream: Stream, ticket: Ticket, *, prompt_tokens: int) -> None:
-        """Queue a choice. Its adapter is kept until its terminal event.
+    def begin(
+        self, ticket: Ticket, requests: Many[Request], watchers: Many[Watcher | None], adapter: Adapter | None
+    ) -> Choices:
+        """Queue a sequence for each choice of a ticket's requests, which ask for one adapter.
 
-        prompt_tokens  that it adds to those that wait: none where a sibling before it has the same prompt
+        watchers  one per choice, or None
         """
-        engine = self._engine
-        flow = ChoiceState(seq, stream, ticket.admitted, engine.now(), prompt_tokens)
+        choices = Choices(watchers, partial(self.resume, ticket))
+        streams = iter(choices.streams)
+        for request in requests:
+            root = self._roots.of(request, adapter)
+            first = None
+            for index in range(request.choices):
+                seq = Sequence(request, index, prefix_root=root, adapter=adapter, first=first)
+                first = first or seq
+                # The first choice leaves its siblings no room until its prompt is planned; then they find it cached.
+                self._queue(seq, next(streams), ticket, prompt_tokens=0 if index else len(request.prompt))
+        self._on_change()
+        return choices
+
+    def _queue(self, seq: Sequence, stream: Stream, ticket: Ticket, *, prompt_tokens: int) -> None:
+        """Queue a choice. Its adapter is held until its terminal event.
+
+        prompt_tokens  0 for a sibling of a choice with the same prompt
+        """
+        choice = ChoiceState(seq, stream, ticket.admitted, self._now(), prompt_tokens)
         self._scheduler.add(seq)
         if seq.adapter is not None:
-            engine.adapters.keep(seq.adapter)
-        self._alive[seq] = flow, ticket
-        engine.gate.queued_tokens += prompt_tokens
-        ticket.choices.append(flow)
+            self._adapters.keep(seq.adapter)
+        self._alive[seq] = choice, ticket
+        self.accepted += 1
+        self._budget.enqueue(prompt_tokens)
+        ticket.choices.append(choice)
         ticket.prompt_tokens += prompt_tokens
         if seq.complete:
             self._end(seq, FinishReason.LENGTH)
 
     def end(self, ticket: Ticket, finish: FinishReason | None, error: Exception | None = None) -> int:
-        """End those of a ticket's choices that have not ended; return how many. None: their reader has gone."""
-        alive = [flow.seq for flow in ticket.choices if flow.seq in self._alive]
+        """End the choices of a ticket that have not ended; return how many. finish None: the reader has left."""
+        alive = [choice.seq for choice in ticket.choices if choice.seq in self._alive]
         for seq in alive:
             self._end(seq, finish, error)
         return len(alive)
 
+    def retire(self, ticket: Ticket) -> None:
+        """The reader of a ticket has left, for whatever reason."""
+        self.end(ticket, None)
+        if ticket.choices:
+            self._metrics.retired(ticket.choices)
+
     def fail_all(self, error: Exception) -> None:
-        """End every choice with one error event, behind all that was committed for it."""
+        """End every choice with one error event, after all that was committed for it."""
         self._fan_out.flush()
         for seq in list(self._alive):
             try:
                 self._end(seq, FinishReason.ERROR, error)
-            except Exception:  # the scheduler may be what failed; the next reader must hear of it all the same
+            except Exception:  # the scheduler may be what failed; the other readers must get their error all the same
                 log.exception("%s could not be removed", seq)
 
     def resume(self, ticket: Ticket) -> None:
         """The reader of a ticket's choices has caught up."""
-        for flow in ticket.choices:
-            self._scheduler.resume(flow.seq)
-        self._wake()
+        for choice in ticket.choices:
+            self._scheduler.resume(choice.seq)
+        self._on_change()
 
     def planned(self, issued: Issued) -> None:
-        """A step was issued: who joins with it waits no longer."""
+        """A step was issued: the sequences it admits have left the queue."""
         for seq in issued.step.admitted:
-            flow, ticket = self._alive[seq]
-            if flow.started is None:
-                flow.started = issued.at
+            choice, ticket = self._alive[seq]
+            if choice.started is None:
+                choice.started = issued.at
                 ticket.deadlines.started()
-                self._engine.gate.queued_tokens -= flow.prompt_tokens
-                if flow.prompt_tokens:
+                self._budget.dequeue(choice.prompt_tokens)
+                if choice.prompt_tokens:
                     ticket.cached_tokens += seq.prompt_cached or 0
-                self._measure.planned(flow)
+                self._metrics.planned(choice)
 
     def committed(self, outcomes: list[Outcome]) -> None:
-        """A step was committed: hand on what it brought, as soon as nothing more urgent is to be done."""
+        """A step was committed: deliver its outcomes in a later turn of the event loop."""
         self._fan_out.post(outcomes)
 
     def _deliver(self, outcome: Outcome, now: float) -> None:
-        """Hand one sequence's news to its stream."""
+        """Push one sequence's outcome to its stream."""
         seq = outcome.seq
         if seq not in self._alive:
-            return  # its reader left, or it was ended, while this was on its way
-        flow, ticket = self._alive[seq]
+            return  # its reader left, or it was ended, before the outcome was delivered
+        choice, ticket = self._alive[seq]
         if outcome.finish is FinishReason.ERROR:
             if not isinstance(seq.failure, InfdError):
                 log.error("%s failed", seq, exc_info=seq.failure)
             if seq.failure is not None:
                 without_frames(seq.failure)
-            self._engine.events.tell("request", "failed", id=seq.request.id, choice=seq.choice, error=repr(seq.failure))
+            self._events.tell("request", "failed", id=seq.request.id, choice=seq.choice, error=repr(seq.failure))
             self._end(seq, FinishReason.ERROR, seq.failure)
             return
-        self._measure.delivered(flow, len(outcome.tokens), now)
-        flow.last = now
-        if flow.first is None:
-            flow.first = now
-        stream = flow.stream
+        self._metrics.delivered(choice, len(outcome.tokens), now)
+        choice.last = now
+        if choice.first is None:
+            choice.first = now
+        stream = choice.stream
         try:
             stopped = stream.push(outcome.tokens, outcome.logprobs, outcome.finish, outcome.prompt_logprobs)
         except Exception as error:
@@ -121,22 +169,20 @@ class InFlight:
             raise
         if stopped or outcome.finish is not None:
             self._end(seq, FinishReason.STOP if stopped else outcome.finish)
-        elif stream.inbox.pending_bytes > PENDING_BYTES and not self._scheduler.holds(seq):
-            for each in ticket.choices:  # they go on when their reader has caught up
-                self._scheduler.hold(each.seq)
+        elif stream.inbox.full and not self._scheduler.holds(seq):
+            for sibling in ticket.choices:  # `resume` undoes this once their reader has caught up
+                self._scheduler.hold(sibling.seq)
 
     def _end(self, seq: Sequence, finish: FinishReason | None, error: BaseException | None = None) -> None:
-        """Give a choice its one terminal event. None: its reader has gone."""
-        engine = self._engine
-        flow, ticket = self._alive.pop(seq)
-        if flow.started is None:
-            engine.gate.queued_tokens -= flow.prompt_tokens
-        if finish is not None:  # its reader hears of it whatever happens below
+        """Give a choice its one terminal event. finish None: the reader has left."""
+        choice, ticket = self._alive.pop(seq)
+        if choice.started is None:
+            self._budget.dequeue(choice.prompt_tokens)
+        if finish is not None:  # first, so that the reader gets it even if something below raises
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
-            flow.stream.end(finish, failure if finish is FinishReason.ERROR else None)
-        self._measure.ended(flow, finish.value if finish else ticket.departure, engine.now())
+            choice.stream.end(finish, failure if finish is FinishReason.ERROR else None)
+        self._metrics.ended(choice, finish.value if finish else ticket.departure, self._now())
         self._scheduler.remove(seq, finish or FinishReason.ABORT, error)
-        self._wake()
+        self._on_change()
         if seq.adapter is not None:
-            engine.adapters.release(seq.adapter)
-        engine.control.look()
+            self._adapters.release(seq.adapter)

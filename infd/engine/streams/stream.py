@@ -156,7 +156,7 @@ class Inbox:
     news           indices of the choices with a delta to take, in the order in which they came
     waiter         resolves with the next
     taker          takes tokens before they are news; it refers to all, so it is here only as long as it is needed
-    pending_bytes  about what all that is pending takes; who keeps up never leaves more than PENDING_BYTES
+    pending_bytes  about the size of all pending deltas
     """
 
     __slots__ = ("news", "pending_bytes", "taker", "waiter")
@@ -166,6 +166,11 @@ class Inbox:
         self.waiter: asyncio.Future[None] | None = None
         self.taker: Taker | None = None
         self.pending_bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the caller has fallen behind: a caller that keeps up never leaves as much."""
+        return self.pending_bytes > PENDING_BYTES
 
     def taken(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
         """Offer tokens if the caller waits, which it does only where all before them are taken."""
@@ -196,8 +201,8 @@ class Choices:
 
     @property
     def too_much(self) -> bool:
-        """Whether more lies here than a caller who keeps up ever leaves."""
-        return self._inbox.pending_bytes > PENDING_BYTES
+        """Whether the caller has fallen behind, so that no further steps are computed for it."""
+        return self._inbox.full
 
     @property
     def ready(self) -> bool:

@@ -1,0 +1,162 @@
+"""Admit requests: reserve, wait at the gate, prepare, queue; end what a caller leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from infd.engine.admission.prepare import AdapterNeed, prepare
+from infd.engine.admission.ticket import Ticket
+from infd.errors import Aborted
+from infd.request import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Many
+
+    from infd.adapters.registry import Adapters
+    from infd.config import ServerConfig
+    from infd.engine.admission.budget import QueueBudget
+    from infd.engine.admission.gate import Gate
+    from infd.engine.admission.ticket import Watchers
+    from infd.engine.core import EngineCore
+    from infd.engine.streams.stream import Choices
+    from infd.engine.telemetry import Telemetry
+    from infd.errors import RequestError
+    from infd.request import Adapter, Request
+
+BYTES_PER_TOKEN: Final = 4  # of a body that is not tokenized yet; the reservation is corrected when it is
+
+
+class Admission:
+    """The tickets of all requests between `reserve` and `retire`; its length is their number.
+
+    budget  bounds the queue
+    gate    holds or refuses requests while the engine is not ready
+    """
+
+    def __init__(
+        self,
+        server: ServerConfig,
+        core: EngineCore,
+        budget: QueueBudget,
+        gate: Gate,
+        adapters: Adapters,
+        telemetry: Telemetry,
+    ) -> None:
+        self.budget = budget
+        self.gate = gate
+        self._server = server
+        self._core = core
+        self._adapters = adapters
+        self._telemetry = telemetry
+        self._tickets: dict[str, Ticket] = {}
+        self._closed = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """Iterate over the tickets, oldest first."""
+        return iter(self._tickets.values())
+
+    @property
+    def unfinished(self) -> int:
+        """Choices admitted and not ended: in flight, or still being prepared. Those held at the gate do not count."""
+        preparing = (ticket for ticket in self if ticket.expired is None and not ticket.held)
+        return len(self._core.in_flight) + sum(ticket.reservation.choices for ticket in preparing)
+
+    def require_room(self, choices: int = 1, tokens: int = 0) -> None:
+        """Raise NotReady or Overloaded if a request of this size would be refused now."""
+        self.gate.require()
+        self.budget.require(choices, tokens, len(self._core.scheduler.waiting))
+
+    def reserve(self, choices: int, body_bytes: int) -> Ticket:
+        """Reserve places in the queue until `retire`. Raises NotReady, Overloaded."""
+        tokens = body_bytes // BYTES_PER_TOKEN
+        self.require_room(choices, tokens)
+        reservation = self.budget.reserve(choices, tokens)
+        ticket = Ticket(
+            secrets.token_hex(12), reservation, self._server, self._telemetry.now, self._submit, self.expire
+        )
+        self._tickets[ticket.id] = ticket
+        self._empty.clear()
+        return ticket
+
+    async def enter(self, ticket: Ticket) -> None:
+        """Return once the engine is ready. Raises NotReady, or the error that ended the ticket."""
+        if self.gate.open:
+            return
+        ticket.held = True
+        try:
+            async with ticket.unless_expired():
+                await self.gate.enter()
+        finally:
+            ticket.held = False
+
+    def retire(self, ticket: Ticket) -> None:
+        """The caller has left: end whatever it did not wait for."""
+        ticket.deadlines.cancel()
+        self.budget.release(ticket.reservation)
+        self._core.in_flight.retire(ticket)
+        del self._tickets[ticket.id]
+        self._core.ended.set()
+        if not self._tickets:
+            self._empty.set()
+
+    async def emptied(self) -> None:
+        """Return once every caller has left."""
+        await self._empty.wait()
+
+    def close(self) -> None:
+        """Refuse whatever is not queued yet."""
+        self._closed = True
+
+    # Ending requests
+
+    def find(self, request_id: str) -> Ticket | None:
+        return self._tickets.get(request_id)
+
+    def abort(self, ticket: Ticket) -> int:
+        """End a request with "abort"; return how many choices that ended."""
+        if ticket.expired is not None:
+            return 0
+        if not ticket.choices:
+            ticket.expire(Aborted())
+            return ticket.reservation.choices
+        return self._core.in_flight.end(ticket, FinishReason.ABORT)
+
+    def abort_all(self) -> int:
+        """End all requests with "abort", except those held at the gate; return how many choices that ended."""
+        return sum(self.abort(ticket) for ticket in list(self) if not ticket.held)
+
+    def expire(self, ticket: Ticket, error: RequestError) -> None:
+        """End what is left of a ticket whose time has run out."""
+        if not ticket.choices:
+            ticket.expire(error)
+        self._core.in_flight.end(ticket, FinishReason.ERROR, error)
+
+    # Queueing
+
+    async def _submit(self, ticket: Ticket, requests: Many[Request], watchers: Watchers) -> Choices:
+        """Prepare and queue a ticket's requests; see `Ticket.submit`."""
+        names = {request.adapter for request in requests} or {None}
+        # Holding one adapter while waiting for another could deadlock.
+        assert len(names) == 1, "the requests of one ticket ask for one adapter"
+        need = AdapterNeed(self._adapters, names.pop())
+        async with ticket.unless_expired(), prepare([need]):
+            return self._queue(ticket, requests, watchers, need.adapter)
+
+    def _queue(self, ticket: Ticket, requests: Many[Request], watchers: Watchers, adapter: Adapter | None) -> Choices:
+        if self._closed or not self._core.loaded:
+            raise self.gate.not_ready()
+        if ticket.expired is not None:
+            raise ticket.expired
+        for request in requests:
+            self._core.check(request)
+        count = sum(request.choices for request in requests)
+        self.budget.exchange(ticket.reservation, count, sum(len(request.prompt) for request in requests))
+        return self._core.in_flight.begin(ticket, requests, watchers or [None] * count, adapter)

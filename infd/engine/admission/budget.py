@@ -1,0 +1,76 @@
+"""Bound the queue: the choices and the prompt tokens that may wait.
+
+A request reserves its places before it is read, and exchanges them for its real size when it is queued.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from infd.errors import Overloaded
+
+if TYPE_CHECKING:
+    from infd.config import SchedulerConfig
+
+
+class Reservation(Struct):
+    """Places in the queue of a request that is not queued yet. Changed by its budget only."""
+
+    choices: int
+    tokens: int
+
+
+class QueueBudget:
+    """Counts what waits against `scheduler.max_waiting` and `scheduler.max_waiting_tokens`.
+
+    reserved_choices  of requests not queued yet
+    queued_tokens     prompt tokens reserved, or queued and not yet planned
+    """
+
+    def __init__(self, bounds: SchedulerConfig) -> None:
+        self.reserved_choices = 0
+        self.queued_tokens = 0
+        self._bounds = bounds
+
+    def require(self, choices: int, tokens: int, waiting: int) -> None:
+        """Raise Overloaded if a request of this size does not fit.
+
+        waiting  choices in the scheduler's queue
+        """
+        waiting += self.reserved_choices
+        if waiting + choices > self._bounds.max_waiting:
+            raise Overloaded(f"{waiting} choices are waiting, of at most {self._bounds.max_waiting}")
+        self._require_tokens(tokens, beside=self.queued_tokens)
+
+    def reserve(self, choices: int, tokens: int) -> Reservation:
+        self.reserved_choices += choices
+        self.queued_tokens += tokens
+        return Reservation(choices, tokens)
+
+    def release(self, reservation: Reservation) -> None:
+        """Free what a reservation still holds. Idempotent."""
+        self.reserved_choices -= reservation.choices
+        self.queued_tokens -= reservation.tokens
+        reservation.choices = reservation.tokens = 0
+
+    def exchange(self, reservation: Reservation, choices: int, tokens: int) -> None:
+        """Release a reservation for choices that are queued next, with `enqueue`. Raises Overloaded."""
+        assert choices <= reservation.choices, "more choices than reserved, or submitted twice"
+        self._require_tokens(tokens, beside=self.queued_tokens - reservation.tokens)
+        self.release(reservation)
+
+    def enqueue(self, tokens: int) -> None:
+        """Count the prompt of a queued choice until `dequeue`."""
+        self.queued_tokens += tokens
+
+    def dequeue(self, tokens: int) -> None:
+        """The choice was planned for the first time, or ended before."""
+        self.queued_tokens -= tokens
+
+    def _require_tokens(self, tokens: int, beside: int) -> None:
+        """Raise Overloaded if `tokens` do not fit beside those that wait. A prompt that waits alone always fits."""
+        most = self._bounds.max_waiting_tokens
+        if beside and beside + tokens > most:
+            raise Overloaded(f"{beside} prompt tokens are waiting, of at most {most}: {tokens} more would be too many")

@@ -1,0 +1,86 @@
+"""Release, restore and replace what the model has in memory, while no step runs.
+
+The kernels would compute zeros from released memory without an error, so steps are held before memory is released
+and start again only when all of it is restored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from infd.engine.lifecycle.state import State
+from infd.errors import WrongState
+from infd.memory import Held, Part
+
+if TYPE_CHECKING:
+    from infd.adapters.registry import Adapters
+    from infd.engine.core import EngineCore
+    from infd.engine.executor import Executor
+    from infd.engine.lifecycle.state import Lifecycle
+
+
+class ModelMemory:
+    """The executor's memory: one change at a time."""
+
+    def __init__(self, executor: Executor, core: EngineCore, adapters: Adapters, lifecycle: Lifecycle) -> None:
+        self._executor = executor
+        self._core = core
+        self._adapters = adapters
+        self._lifecycle = lifecycle
+        self._changing = asyncio.Lock()
+
+    @property
+    def changing(self) -> bool:
+        return self._changing.locked()
+
+    @property
+    def sleepless(self) -> str:
+        """Why memory cannot be released; empty where it can."""
+        return self._executor.sleepless
+
+    @property
+    def released(self) -> frozenset[Part]:
+        return self._executor.memory.released
+
+    @property
+    def invalid(self) -> bool:
+        """Whether the weights are half replaced, so that no step may run."""
+        return self._executor.memory.weights is Held.INVALID
+
+    def released_by(self, level: int) -> frozenset[Part]:
+        """Return the parts that a sleep of this level releases."""
+        return self._executor.gives_back(level)
+
+    async def release(self, level: int) -> int:
+        """Release what a sleep of this level does; return by how many bytes memory shrank."""
+        if level > 1:
+            self._adapters.store()  # like the weights, they are read again when needed
+        async with self._changing:
+            try:
+                return await self._executor.sleep(level)
+            finally:
+                # Also where this sleep failed, or the cache was released before.
+                if Part.CACHE in self.released:
+                    self._core.forget_prefixes(preempting=True)
+
+    async def restore(self, parts: frozenset[Part]) -> None:
+        """Take back those of these parts that are released. Raises StartError."""
+        async with self._changing:
+            missing = parts & self.released
+            if missing:
+                self._lifecycle.enter(State.SLEEPING, "waking")
+                await self._executor.wake(missing)
+
+    async def load_weights(self, path: str) -> None:
+        """Replace the weights by those of another checkpoint. Raises WrongState unless steps are held, StartError."""
+        async with self._changing:
+            self._require_held_steps()
+            await self._executor.load_weights(path)
+            # Frozen sequences keep what the old weights computed for them; no other sequence may share it.
+            self._core.forget_prefixes(preempting=False)
+
+    def _require_held_steps(self) -> None:
+        lifecycle, loop = self._lifecycle, self._core.loop
+        if lifecycle.state is State.READY or not loop.held or loop.in_flight:
+            raise WrongState(lifecycle.state.value, lifecycle.reason, "wait for `infdctl pause --wait` first")

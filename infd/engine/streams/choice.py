@@ -1,0 +1,24 @@
+"""The state of one choice between the queue and its terminal event."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from infd.engine.streams.stream import Stream
+    from infd.scheduler.sequence import Sequence
+
+
+class ChoiceState(Struct, eq=False):
+    """One choice: its sequence, its stream, and when it reached each stage (monotonic seconds)."""
+
+    seq: Sequence
+    stream: Stream
+    admitted: float
+    submitted: float
+    prompt_tokens: int  # 0 for siblings, which share the first one's prompt
+    started: float | None = None  # first planned
+    first: float | None = None  # first token
+    last: float = 0.0  # latest token

@@ -1,0 +1,24 @@
+"""What the engine reports to, and the clock by which it measures durations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infd.telemetry.events import Events
+    from infd.telemetry.metrics import Metrics
+
+
+class Telemetry(Struct, frozen=True):
+    """Handed to every part of the engine that reports.
+
+    now  returns monotonic seconds
+    """
+
+    events: Events
+    metrics: Metrics
+    now: Callable[[], float]
