@@ -16,7 +16,7 @@ from msgspec import Struct
 from infd.text.pieces import BytePieces, TextPieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import tokenizers
 
@@ -61,9 +61,8 @@ def bound(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces | None)
                 pass  # as many characters as before, or more
             case _:
                 return None
-    table: list[Any] = pieces.table
     added = backend.get_added_tokens_decoder().values()
-    longest = max([1, *map(_characters, table), *(len(token.content) for token in added)])
+    longest = max([_longest(pieces.table), *(len(token.content) for token in added)])
     return Bound(longest * composed, strips=any(token.lstrip or token.rstrip for token in added))
 
 
@@ -97,7 +96,14 @@ def _has_all_bytes(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPiece
     return backend.model.byte_fallback and len({piece for piece in pieces.table if isinstance(piece, int)}) == _BYTES
 
 
-def _characters(piece: Piece) -> int:
-    if isinstance(piece, bytes):
-        return len(piece.translate(None, _CONTINUING))
-    return len(piece) if isinstance(piece, str) else 1
+def _longest(table: Iterable[Piece]) -> int:
+    """Return how many characters the longest piece has, at least 1."""
+    longest = 1
+    for piece in table:
+        if isinstance(piece, bytes | str) and len(piece) > longest:  # a character is a byte or more
+            longest = max(longest, _characters(piece))
+    return longest
+
+
+def _characters(piece: bytes | str) -> int:
+    return len(piece.translate(None, _CONTINUING)) if isinstance(piece, bytes) else len(piece)

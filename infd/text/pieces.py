@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -89,9 +90,13 @@ def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _tokens(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> list[str | None]:
     """Every id's token. An added token hides one of the vocabulary that has the same id."""
-    by_id = {token_id: token for token, token_id in vocabulary.items()}
-    by_id |= {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
-    return [by_id.get(token_id) for token_id in range(1 + max(by_id, default=-1))]
+    added = backend.get_added_tokens_decoder()
+    by_id: list[str | None] = [None] * (1 + max(chain(vocabulary.values(), added), default=-1))
+    for token, token_id in vocabulary.items():
+        by_id[token_id] = token
+    for token_id, added_token in added.items():
+        by_id[token_id] = added_token.content
+    return by_id
 
 
 def _replaced(tokens: list[str | None], mark: str, text: str) -> list[str | None]:

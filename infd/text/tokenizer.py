@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import tokenizers
 
 from infd.errors import CheckpointError, InvalidRequest, TextFailed
-from infd.text import vetting
+from infd.text import bpe, vetting
 from infd.text.apart import ApartTokenizer, Vocabulary, convert
 from infd.text.bound import bound
 from infd.text.checkpoint import TextFiles
@@ -24,7 +24,7 @@ from infd.text.pieces import BytePieces, TextPieces, recognise
 from infd.untrusted import read
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from infd.apart.client import Worker
     from infd.text.checkpoint import Additions
@@ -51,8 +51,12 @@ class Backend(Protocol):
 class Library:
     """The tokenizers library, in this process."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, additions: Additions) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, additions: Additions, vocabulary: Mapping[str, int] | None = None
+    ) -> None:
         """Take over `backend`: the checkpoint's additions are made to it, truncation and padding turned off.
+
+        vocabulary  of `backend` without added tokens; None: it is copied out, which takes long
 
         Raises CheckpointError for ids out of all proportion.
         """
@@ -63,7 +67,7 @@ class Library:
         special = additions.special
         backend.add_special_tokens([tokenizers.AddedToken(token, special=True, normalized=False) for token in special])
         self._backend = backend
-        by_token = backend.get_vocab(with_added_tokens=False)  # a copy, which takes long to make
+        by_token = backend.get_vocab(with_added_tokens=False) if vocabulary is None else vocabulary
         added = backend.get_added_tokens_decoder()
         largest = max(chain(by_token.values(), added), default=-1)
         if largest > LARGEST_ID:
@@ -82,6 +86,8 @@ class Library:
     def load(cls, content: bytes, additions: Additions) -> Library:
         """Load a tokenizer.json. Raises CheckpointError."""
         try:
+            if (loaded := bpe.load(content)) is not None:
+                return cls(loaded.tokenizer, additions, loaded.vocabulary)
             return cls(tokenizers.Tokenizer.from_buffer(content), additions)
         except CheckpointError:
             raise
