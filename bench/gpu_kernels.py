@@ -64,6 +64,7 @@ def kernels(
 
 def alternatives(family: str, ops: Ops, device: torch.device, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Return what was chosen of a family, and what else could have been."""
+    ops.ask(family)
     chosen = next(row.chosen for row in ops.selection if row.family == family)
     facts = Facts(device=device, dtype=torch.bfloat16)
     for each in CANDIDATES[family]:

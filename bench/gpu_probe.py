@@ -30,7 +30,7 @@ from gpu_machine import Again
 from infd.kernels.families.draw import Drawing
 from infd.kernels.flashinfer import presence as flashinfer_presence
 from infd.kernels.reference.drawing.draw import Draw as ReferenceDraw
-from infd.kernels.select import select
+from infd.kernels.select import CANDIDATES, select
 from infd.kernels.triton import presence as triton_presence
 from infd.runner.arenas.vram import bank_of
 from infd.runner.graphs import CudaGraphs
@@ -98,6 +98,7 @@ def versions(probe: Probe) -> Found:
 def kernels_chosen(probe: Probe) -> Found:
     """Whether Triton's kernels are chosen; a wrong answer here silently computes with the reference."""
     ops = select(probe.device, torch.bfloat16)
+    ops.ask(*CANDIDATES)
     reasons = {"triton": triton_presence.why_not(probe.device), "flashinfer": flashinfer_presence.cannot_compile()}
     if probe.cuda and reasons["triton"]:
         raise RuntimeError(f"triton: {reasons['triton']}")

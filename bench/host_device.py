@@ -6,13 +6,14 @@ An operation costs about what it costs to launch one; a replayed graph does noth
 from __future__ import annotations
 
 import time
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infd.kernels.select import select
 from infd.request import Generate, Request, SamplingParams
 from infd.runner.adapters import DeviceSlots
+from infd.runner.instance import Instance
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
@@ -90,10 +91,6 @@ class Attention:
         return Lasting()
 
 
-class Lora:
-    def lasting(self, size: int, device: torch.device) -> None: ...
-
-
 class Model:
     vocab_size = VOCABULARY
 
@@ -147,10 +144,18 @@ def assembled(streams: int, steps: int, pace: Pace) -> tuple[Runner, Capacity]:
         max_model_len=length + 8,
         vocab_size=VOCABULARY,
     )
-    more = {"staging": Copied(pace)} if "staging" in signature(Rows).parameters else {}
-    rows = Rows(rows=streams, max_len=length + 8, page_tokens=[PAGE], vocab_size=VOCABULARY, device=CPU, **more)
-    slots = DeviceSlots(Lora(), CPU)
-    runner = Runner(Model(pace), Attention(), Draw(), rows, layout, [None], slots, Pulse(), Captured(pace))
+    rows = Rows(
+        rows=streams,
+        max_len=length + 8,
+        page_tokens=[PAGE],
+        vocab_size=VOCABULARY,
+        device=CPU,
+        staging=Copied(pace),
+    )
+    ops = select(CPU, torch.float32).replace(attention=Attention(), draw=Draw())
+    adapters = DeviceSlots(None, CPU)
+    instance = Instance(Model(pace), ops, layout, cache=[None], rows=rows, adapters=adapters, pulse=Pulse())
+    runner = Runner(instance, Captured(pace))
     with runner.active():
         while runner.idle():
             pass

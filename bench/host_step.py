@@ -136,11 +136,11 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
 
 
 def run(tree: str, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Measure a tree's infd in a process of its own."""
+    """Measure a tree's infd with its own copy of this program, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tree, os.environ.get("PYTHONPATH", "")])}
     command = [
         sys.executable,
-        __file__,
+        os.path.join(tree, "bench", os.path.basename(__file__)),
         "--child",
         "--streams",
         str(arguments.streams),

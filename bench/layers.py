@@ -12,7 +12,6 @@ import statistics
 import time
 
 import torch
-from msgspec.structs import replace
 
 from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 from infd.kernels.reference.dense import Stack
@@ -61,7 +60,7 @@ def main() -> None:
     cpu, dtype, config = torch.device("cpu"), torch.bfloat16, {**SHAPES[arguments.shape], **COMMON}
     ops = select(cpu, dtype)
     models = {}
-    for name, kernels in {"stacked": ops, "one by one": replace(ops, stack=Stack())}.items():
+    for name, kernels in {"stacked": ops, "one by one": ops.replace(stack=Stack())}.items():
         model = registry.build(config, kernels, dtype=dtype, device=cpu, max_len=4096, stored={})
         for parameter in model.parameters:
             parameter.tensor = (torch.randn(parameter.shape) / 32).to(parameter.dtype)

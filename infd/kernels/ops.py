@@ -1,14 +1,15 @@
-"""The implementations of kernel families chosen for this process."""
+"""The implementations of kernel families that this process uses. Importing this does not import torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
-from msgspec.structs import astuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -45,25 +46,97 @@ class Workspace(Protocol):
         """Take that memory, [workspace_bytes] uint8, on the device. Called once, before anything is computed."""
 
 
-class Ops(Struct, frozen=True, kw_only=True):
-    """The chosen implementation of each family, passed to whatever computes."""
+class Choice(NamedTuple):
+    """A family's implementation, and how it came to be chosen."""
 
-    attention: Attention
-    linear: Matrices
-    vocabulary: Matrices
-    norm: Norm
-    rope: Rope
-    activation: Activation
-    stack: Stack
-    rows: RowKernels
-    draw: Draw
-    lora: Lora
-    selection: Sequence[Selected]
+    implementation: Any
+    selected: Selected
+
+
+class Ops:
+    """The implementation of each kernel family, chosen when a model or a runner first asks for it.
+
+    The implementations of a family that nobody asks for are not imported.
+    """
+
+    def __init__(self, choose: Callable[[str], Choice], given: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Choose nothing yet.
+
+        choose  called once with each family that is asked for; raises DeviceMissing
+        given   implementations by family, for which nothing is chosen
+        """
+        self._choose = choose
+        self._given = given
+        self._choices: dict[str, Choice] = {}
+
+    @cached_property
+    def attention(self) -> Attention:
+        return self._ask("attention")
+
+    @cached_property
+    def linear(self) -> Matrices:
+        return self._ask("linear")
+
+    @cached_property
+    def vocabulary(self) -> Matrices:
+        return self._ask("vocabulary")
+
+    @cached_property
+    def norm(self) -> Norm:
+        return self._ask("norm")
+
+    @cached_property
+    def rope(self) -> Rope:
+        return self._ask("rope")
+
+    @cached_property
+    def activation(self) -> Activation:
+        return self._ask("activation")
+
+    @cached_property
+    def stack(self) -> Stack:
+        return self._ask("stack")
+
+    @cached_property
+    def rows(self) -> RowKernels:
+        return self._ask("rows")
+
+    @cached_property
+    def draw(self) -> Draw:
+        return self._ask("draw")
+
+    @cached_property
+    def lora(self) -> Lora:
+        return self._ask("lora")
+
+    def ask(self, *families: str) -> None:
+        """Choose the implementations of these families now. Raises DeviceMissing."""
+        for family in families:
+            getattr(self, family)
+
+    def replace(self, **given: Any) -> Ops:
+        """Return ops that use these implementations, by family, and otherwise what these ops use."""
+        other = Ops(self._choose, {**self._given, **given})
+        other._choices = {family: choice for family, choice in self._choices.items() if family not in given}
+        return other
+
+    @property
+    def selection(self) -> list[Selected]:
+        """What was chosen for each family asked for, by name."""
+        return [self._choices[family].selected for family in sorted(self._choices)]
 
     def describe(self) -> list[dict[str, Any]]:
         return [{"family": s.family, "chosen": s.chosen, "refused": s.refused} for s in self.selection]
 
     @property
     def workspaces(self) -> list[Workspace]:
-        """Those that want memory to compute in."""
-        return [family for family in astuple(self) if isinstance(family, Workspace)]
+        """The implementations in use that compute in memory of their own."""
+        used = [*self._given.values(), *(choice.implementation for choice in self._choices.values())]
+        return [implementation for implementation in used if isinstance(implementation, Workspace)]
+
+    def _ask(self, family: str) -> Any:
+        if family in self._given:
+            return self._given[family]
+        if family not in self._choices:
+            self._choices[family] = self._choose(family)
+        return self._choices[family].implementation

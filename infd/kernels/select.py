@@ -1,29 +1,27 @@
-"""Decide once, at start, which implementation of each kernel family this process uses.
+"""Decide once, at start, which implementation of a kernel family this process uses.
 
-Candidates stand best first; the first that does not refuse is chosen, and the
-reasons of those before it are kept for operators. An implementation's module is
-imported only if it is chosen, so that a library for one device costs nothing on
-another. On which devices and in which types a candidate computes is data, which is
-known without torch; what it lacks here is found out by looking.
+Families are asked for by the model, while it is built, and by the runner. Candidates are ordered best first; the first
+that does not refuse is chosen, and the reasons of those before it are kept for operators. An implementation's module is
+imported only if it is chosen, so that a library for one device costs nothing on another. On which devices and in which
+types a candidate computes is data, known without torch; what it lacks here is found out by looking.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from infd.errors import DeviceMissing
+from infd.kernels.ops import Choice, Ops, Selected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import torch
-
-    from infd.kernels.ops import Ops, Selected
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -79,11 +77,6 @@ class Candidate(Struct, frozen=True, kw_only=True):
     def refuses(self, facts: Facts) -> str | None:
         """Return why it cannot be used here, or None."""
         return self.unfit(facts.device.type, _name(facts.dtype)) or self.lacks(facts)
-
-
-class _Choice(NamedTuple):
-    implementation: Any
-    selected: Selected
 
 
 _CPU, _GPU = ("cpu",), ("cuda",)
@@ -258,26 +251,18 @@ def select(
     *,
     head: int | None = None,
 ) -> Ops:
-    """Choose every family's implementation.
+    """Return ops that choose each family's implementation when it is asked for.
 
     dtype  of weights, activations and cache
     head   see Facts
 
-    Raises DeviceMissing, with every reason, where all candidates of a family refuse.
+    Asking raises DeviceMissing, with every reason, where all candidates of a family refuse.
     """
-    from infd.kernels.ops import Ops  # torch comes with it
-
     facts = Facts(device=device, dtype=dtype, head=head)
-    choices = {family: _choose(family, candidates[family], facts) for family in candidates}
-    return Ops(
-        **{family: choice.implementation for family, choice in choices.items()},
-        selection=[choice.selected for choice in choices.values()],
-    )
+    return Ops(lambda family: _choose(family, candidates[family], facts))
 
 
-def _choose(family: str, candidates: Sequence[Candidate], facts: Facts) -> _Choice:
-    from infd.kernels.ops import Selected
-
+def _choose(family: str, candidates: Sequence[Candidate], facts: Facts) -> Choice:
     refused: dict[str, str] = {}
     for candidate in candidates:
         reason = candidate.refuses(facts)
@@ -286,7 +271,7 @@ def _choose(family: str, candidates: Sequence[Candidate], facts: Facts) -> _Choi
             implementation = getattr(import_module(module), attribute)()
             told: dict[str, str] = getattr(implementation, "refused", {})  # it goes on saying there what it leaves
             told |= refused
-            return _Choice(implementation, Selected(family, candidate.name, told))
+            return Choice(implementation, Selected(family, candidate.name, told))
         refused[candidate.name] = reason
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     raise DeviceMissing(f"no {family} kernel runs on {facts.device} in {facts.dtype}: {reasons}")

@@ -41,8 +41,13 @@ class DeviceSlots:
     weights  what the slots add to each target, for steps that are captured
     """
 
-    def __init__(self, lora: Lora, device: torch.device, slots: int = 1, staging: Staging | None = None) -> None:
-        """slots: how many there are; staging: carries to `device`, without one, what is usual there."""
+    def __init__(self, lora: Lora | None, device: torch.device, slots: int = 1, staging: Staging | None = None) -> None:
+        """Hold nothing yet.
+
+        lora     None where the model takes no adapters
+        slots    how many there are
+        staging  carries to `device`; without one, what is usual there
+        """
         self.lora = lora
         self.staging = staging or usual(device)
         self.weights: dict[Target, SlotWeights] = {}
@@ -52,7 +57,7 @@ class DeviceSlots:
         self._held: dict[int, Changes] = {}
         self._changed = False
         self._generation = 0
-        self._lasting = lora.lasting(1, device)
+        self._lasting = None if lora is None else lora.lasting(1, device)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -83,11 +88,14 @@ class DeviceSlots:
 
     def adapted(self, slots: Array) -> AdaptedRows | None:
         """Return what the rows of a pass want, given the slot of each; None where all want the model itself."""
-        return AdaptedRows(self, slots) if slots.any() else None
+        if not slots.any():
+            return None
+        assert self.lora is not None, "a model without targets takes no adapters"
+        return AdaptedRows(self, self.lora, slots)
 
     def lasting(self, size: int) -> LastingRows | None:
         """Return what the rows of captured steps want; None where such steps have no adapters."""
-        lora = self.lora.lasting(size, self._device)
+        lora = None if self.lora is None else self.lora.lasting(size, self._device)
         return None if lora is None else LastingRows(self, lora)
 
     def weigh(self) -> int:
@@ -122,8 +130,9 @@ class DeviceSlots:
 class AdaptedRows:
     """Implements `models.base.Adapted` for rows whose slots are known."""
 
-    def __init__(self, held: DeviceSlots, slots: Array) -> None:
+    def __init__(self, held: DeviceSlots, lora: Lora, slots: Array) -> None:
         self._held = held
+        self._lora = lora
         self._slots = slots
         self._groups = held.groups(slots)
 
@@ -133,11 +142,11 @@ class AdaptedRows:
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
         if groups := self._wanting(target):
-            self._held.lora.add(y, x, groups, self._held.staging.up)
+            self._lora.add(y, x, groups, self._held.staging.up)
 
     def add_rows(self, y: Tensor, tokens: Tensor, target: Target) -> None:
         if groups := self._wanting(target):
-            self._held.lora.add_rows(y, tokens, groups, self._held.staging.up)
+            self._lora.add_rows(y, tokens, groups, self._held.staging.up)
 
     def _wanting(self, target: Target) -> list[tuple[Tensor, LowRank]]:
         return [(rows, changes[target]) for rows, changes in self._groups if target in changes]

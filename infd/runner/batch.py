@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.kernels.families.attention import Attention, AttentionPlan, KeyValuePages
-    from infd.models.base import Model
-    from infd.runner.adapters import AdaptedRows, DeviceSlots
-    from infd.runner.rows import Rows
-    from infd.scheduler.layout import CacheLayout
+    from infd.kernels.families.attention import AttentionPlan
+    from infd.runner.adapters import AdaptedRows
+    from infd.runner.instance import Instance
     from infd.scheduler.plan import Span
 
 
@@ -74,12 +72,13 @@ class Placed(Struct):
     token_row: Tensor
     position: Tensor
 
-    def plan(self, number: int, rows: Rows, layout: CacheLayout, attention: Attention) -> AttentionPlan:
+    def plan(self, number: int, instance: Instance) -> AttentionPlan:
         """Return what attention prepares for a page group."""
+        rows, layout = instance.rows, instance.layout
         group, end = layout.groups[number], max(map(add, self.starts, self.counts))
         size = group.page_tokens
         page = rows.tables[self.token_row, number, self.position // size]
-        return attention.prepare(
+        return instance.ops.attention.prepare(
             AttentionBatch(
                 page_tokens=size,
                 window=group.window,
@@ -94,16 +93,9 @@ class Placed(Struct):
         )
 
 
-def gather(
-    spans: Sequence[Span],
-    rows: Rows,
-    layout: CacheLayout,
-    cache: Sequence[KeyValuePages],
-    attention: Attention,
-    adapters: DeviceSlots,
-    model: Model,
-) -> Gathered:
+def gather(spans: Sequence[Span], instance: Instance) -> Gathered:
     """Build the batch of `spans`, at least one, in their order."""
+    model, layout, rows = instance.model, instance.layout, instance.rows
     count = len(spans)
     counts = [span.count for span in spans]
     starts = [span.start for span in spans]
@@ -140,14 +132,14 @@ def gather(
             turned = position + regime * shift
         elif any(start + 1 < prompt for start, prompt in zip(starts, regimes.tolist(), strict=False)):
             prompts = regime  # what follows a prompt, and its own last token, has angles by position
-    adapted = adapters.adapted(slots[span_of])
+    adapted = instance.adapters.adapted(slots[span_of])
     choosing_adapters = None if adapted is None else adapted.at(np.array(wanted))
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
     batch = Batch(
         tokens=rows.tokens[token_row, position].to(torch.int64),
         positions=turned,
-        attention=[placed.plan(number, rows, layout, attention) for number in range(len(layout.groups))],
-        cache=cache,
+        attention=[placed.plan(number, instance) for number in range(len(layout.groups))],
+        cache=instance.cache,
         adapters=adapted,
         prompts=prompts,
     )
@@ -157,7 +149,7 @@ def gather(
         ones, upto = [1] * len(wanted), list(range(len(wanted) + 1))
         alone = Placed(bounds, ones, upto, wanted_row, wanted_position, wanted_row, wanted_position)
         last = max(range(len(layout.groups)), key=lambda number: max(layout.groups[number].layers))
-        batch.wanted = Wanted(wanted_index, alone.plan(last, rows, layout, attention), choosing_adapters)
+        batch.wanted = Wanted(wanted_index, alone.plan(last, instance), choosing_adapters)
     return Gathered(
         batch=batch,
         wanted=wanted_index,

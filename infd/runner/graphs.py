@@ -41,13 +41,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.families.attention import Attention, KeyValuePages, LastingPlan
-    from infd.models.base import Model
+    from infd.kernels.families.attention import LastingPlan
     from infd.runner.adapters import DeviceSlots, LastingRows
-    from infd.runner.pulse import Pulse
+    from infd.runner.instance import Instance
     from infd.runner.rows import Rows
     from infd.runner.sampler import Likeliest
-    from infd.scheduler.layout import CacheLayout
     from infd.scheduler.plan import Span
 
     Array = npt.NDArray[Any]
@@ -161,7 +159,10 @@ class Buffers:
     logits    [M, vocab] float32, of the largest step whose head is captured
     """
 
-    def __init__(self, rows: Rows, groups: int, most: int) -> None:
+    def __init__(self, instance: Instance, most: int) -> None:
+        self._instance = instance
+        rows, groups = instance.rows, len(instance.layout.groups)
+
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=rows.device)
 
@@ -174,21 +175,23 @@ class Buffers:
         small = [size for size in sizes(most) if 4 * size * rows.vocab_size <= LOGITS_BYTES]
         self.logits = zeros(max(small, default=0), rows.vocab_size, dtype=torch.float32)
 
-    def seats(self, size: int, layout: CacheLayout) -> Seats:
+    def seats(self, size: int) -> Seats:
         """Return what of it steps of one size use."""
+        groups = self._instance.layout.groups
         return Seats(
             row=self.sent[:size],
             bound=self.sent[size : 2 * size],
             position=self.position[:size],
             start=self.start[:size],
             token=self.token[:size],
-            page_tokens=[group.page_tokens for group in layout.groups],
+            page_tokens=[group.page_tokens for group in groups],
             tables=[table[:size] for table in self.tables],
             slots=[slots[:size] for slots in self.slots],
         )
 
-    def plans(self, size: int, rows: Rows, layout: CacheLayout, attention: Attention) -> list[LastingPlan] | None:
+    def plans(self, size: int) -> list[LastingPlan] | None:
         """Return what attention prepares for steps of one size, by page group, or None where it cannot."""
+        rows, groups = self._instance.rows, self._instance.layout.groups
         batches = (
             AttentionBatch(
                 page_tokens=group.page_tokens,
@@ -201,10 +204,10 @@ class Buffers:
                 slots=slots[:size],
                 upload=rows.staging.up,
             )
-            for group, table, slots in zip(layout.groups, self.tables, self.slots, strict=True)
+            for group, table, slots in zip(groups, self.tables, self.slots, strict=True)
         )
-        plans = [plan for plan in map(attention.lasting, batches) if plan is not None]
-        return plans if len(plans) == len(layout.groups) else None
+        plans = [plan for plan in map(self._instance.ops.attention.lasting, batches) if plan is not None]
+        return plans if len(plans) == len(groups) else None
 
 
 class Computed(NamedTuple):
@@ -226,27 +229,24 @@ class Frame:
     def __init__(
         self,
         size: int,
+        instance: Instance,
         buffers: Buffers,
         plans: list[LastingPlan],
-        rows: Rows,
-        layout: CacheLayout,
-        cache: Sequence[KeyValuePages],
-        model: Model,
         likeliest: Callable[[Tensor], Likeliest],
-        beat: Callable[[], None],
         adapters: LastingRows | None = None,
     ) -> None:
+        rows = instance.rows
         self.size = size
         self._find_likeliest = likeliest
         self._plans = plans
         self._adapters = adapters
         self._rows = rows
-        self._cache = cache
-        self._model = model
-        self._beat = beat
-        self._shift = layout.regimes.outgrown
+        self._cache = instance.cache
+        self._model = instance.model
+        self._beat = instance.pulse.beat
+        self._shift = instance.layout.regimes.outgrown
         self._sent = buffers.sent[: (2 if self._shift is None else 3) * size]
-        self._seats = buffers.seats(size, layout)
+        self._seats = buffers.seats(size)
         self._padding = np.array([rows.scratch] * size + [0] * (len(self._sent) - size))
         self._logits = buffers.logits[:size] if size <= len(buffers.logits) else None
         self._hidden: Tensor | None = None
@@ -344,30 +344,20 @@ class Frame:
             self._rows.append(self._seats.row, self._ends, self._likeliest.tokens)
 
 
-def decoding(
-    graphs: Graphs,
-    model: Model,
-    attention: Attention,
-    rows: Rows,
-    layout: CacheLayout,
-    cache: Sequence[KeyValuePages],
-    slots: DeviceSlots,
-    likeliest: Callable[[Tensor], Likeliest],
-    pulse: Pulse,
-) -> Decoding | None:
+def decoding(graphs: Graphs, instance: Instance, likeliest: Callable[[Tensor], Likeliest]) -> Decoding | None:
     """Return frames of all sizes, or None where attention must look at each step before it is computed."""
-    most = rows.scratch
-    buffers = Buffers(rows, len(layout.groups), most)
+    most = instance.rows.scratch
+    buffers = Buffers(instance, most)
     plain, adapted = [], []
     for size in sizes(most):
-        plans = buffers.plans(size, rows, layout, attention)
+        plans = buffers.plans(size)
         if plans is None:
             log.warning("decoding steps are not captured: this attention kernel takes each step by itself")
             return None
-        plain.append(Frame(size, buffers, plans, rows, layout, cache, model, likeliest, pulse.beat))
-        if (wanting := slots.lasting(size)) is not None:
-            adapted.append(Frame(size, buffers, plans, rows, layout, cache, model, likeliest, pulse.beat, wanting))
-    return Decoding(graphs, plain, adapted, rows, slots)
+        plain.append(Frame(size, instance, buffers, plans, likeliest))
+        if (wanting := instance.adapters.lasting(size)) is not None:
+            adapted.append(Frame(size, instance, buffers, plans, likeliest, wanting))
+    return Decoding(graphs, plain, adapted, instance.rows, instance.adapters)
 
 
 class Decoding:

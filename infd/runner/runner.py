@@ -28,17 +28,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.families.attention import Attention, KeyValuePages
-    from infd.kernels.families.draw import Draw
-    from infd.models.base import Model
-    from infd.runner.adapters import DeviceSlots
     from infd.runner.graphs import Graphs
-    from infd.runner.pulse import Pulse
-    from infd.runner.rows import Rows
+    from infd.runner.instance import Instance
     from infd.runner.sampler import Likeliest, Sampled
     from infd.runner.scoring import Scored
     from infd.runner.staging import Part
-    from infd.scheduler.layout import CacheLayout
     from infd.scheduler.plan import StepPlan
 
     Array = npt.NDArray[Any]
@@ -76,30 +70,18 @@ class Runner:
 
     def __init__(
         self,
-        model: Model,
-        attention: Attention,
-        draw: Draw,
-        rows: Rows,
-        layout: CacheLayout,
-        cache: Sequence[KeyValuePages],
-        adapters: DeviceSlots,
-        pulse: Pulse,
+        instance: Instance,
         graphs: Graphs | None = None,
     ) -> None:
         """graphs: captures steps that only decode; without it, all are computed kernel by kernel."""
-        self._model = model
-        self._attention = attention
-        self._rows = rows
-        self._staging = rows.staging
-        self._layout = layout
-        self._cache = cache
-        self.adapters = adapters
-        self._pulse = pulse
-        self._sampler = Sampler(rows, draw)
-        self._decoding = None
-        if graphs is not None:
-            likeliest = self._sampler.likeliest
-            self._decoding = decoding(graphs, model, attention, rows, layout, cache, adapters, likeliest, pulse)
+        self.instance = instance
+        self.adapters = instance.adapters
+        self._model = instance.model
+        self._rows = instance.rows
+        self._staging = instance.rows.staging
+        self._pulse = instance.pulse
+        self._sampler = Sampler(instance.rows, instance.ops.draw)
+        self._decoding = None if graphs is None else decoding(graphs, instance, self._sampler.likeliest)
 
     @property
     def overlaps(self) -> bool:
@@ -120,9 +102,7 @@ class Runner:
             logits, asking, appended = issued
             return Forwarded(plan, range(len(plan.spans)), logits, asking, appended=appended)
         forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
-        gathered = gather(
-            plan.spans, self._rows, self._layout, self._cache, self._attention, self.adapters, self._model
-        )
+        gathered = gather(plan.spans, self.instance)
         gathered.batch.beat = self._pulse.beat
         hidden = self._model.forward(gathered.batch)
         if forwarded.sampling:

@@ -187,7 +187,7 @@ class Overlapping(Runner):
 
 
 async def test_with_overlap_a_step_that_ran_well_is_not_blamed_for_the_one_behind_it(monkeypatch):
-    monkeypatch.setattr("infd.runner.start.assembly.Runner", Overlapping)
+    monkeypatch.setattr("infd.runner.start.runners.Runner", Overlapping)
     fault, gate = Fault(), Gate()
 
     def both(batch):
@@ -439,7 +439,7 @@ async def test_an_errand_that_the_end_overtakes_is_told_so():
 
 
 async def test_with_overlap_an_errand_finds_the_steps_before_it_read(monkeypatch):
-    monkeypatch.setattr("infd.runner.start.assembly.Runner", Overlapping)
+    monkeypatch.setattr("infd.runner.start.runners.Runner", Overlapping)
     runs = executor(FakeModel(), config(depth=2))
     await runs.load()
     step = runs.forward(start(0, [3], 1)).sample()

@@ -28,16 +28,38 @@ def fake(lacks, place=f"{__name__}:FakeMatrices"):
     return {**CANDIDATES, "linear": (Candidate(name="fake", place=place, lacks=lacks), *CANDIDATES["linear"][-1:])}
 
 
+def attention_of(candidates) -> Selected:
+    """Return what is chosen for attention on a CPU in bfloat16."""
+    ops = select(CPU, torch.bfloat16, candidates)
+    ops.ask("attention")
+    return ops.selection[0]
+
+
 def only_cuda(facts: Facts) -> str | None:
     return None if facts.device.type == "cuda" else f"runs on CUDA, not on {facts.device.type}"
 
 
 def test_every_family_has_a_reference_that_runs_anywhere():
     ops = select(torch.device("meta"), torch.float32)  # where nothing else computes
+    ops.ask(*CANDIDATES)
     assert isinstance(ops.attention, PagedAttention)
-    assert [(row["family"], row["chosen"]) for row in ops.describe()] == [
-        (family, "reference") for family in CANDIDATES
-    ]
+    assert {row["family"]: row["chosen"] for row in ops.describe()} == dict.fromkeys(CANDIDATES, "reference")
+
+
+def test_a_family_that_nobody_asks_for_is_neither_chosen_nor_refused():
+    ops = select(torch.device("meta"), torch.float32, {**CANDIDATES, "stack": ()})
+    ops.ask("norm", "rope")
+    assert [row.family for row in ops.selection] == ["norm", "rope"]
+    with pytest.raises(DeviceMissing, match="no stack kernel"):
+        ops.ask("stack")
+
+
+def test_a_family_is_chosen_once_and_what_replaces_it_was_not_chosen():
+    ops = select(CPU, torch.float32, fake(lambda facts: None))
+    other = ops.replace(norm=ops.linear)
+    assert other.linear is ops.linear
+    assert other.norm is ops.linear
+    assert [row.family for row in other.selection] == ["linear"]
 
 
 def test_the_first_candidate_that_does_not_refuse_is_chosen():
@@ -59,14 +81,14 @@ def test_a_refusal_may_depend_on_the_dtype():
 
 
 def test_a_refused_implementation_is_never_imported():
-    select(CPU, torch.float32, fake(only_cuda, place="antigravity:fly"))
+    select(CPU, torch.float32, fake(only_cuda, place="antigravity:fly")).ask("linear")
     assert "antigravity" not in sys.modules
 
 
 def test_where_all_refuse_the_error_gives_every_reason():
     candidates = {**CANDIDATES, "linear": fake(only_cuda)["linear"][:1]}
     with pytest.raises(DeviceMissing, match=r"no linear kernel runs on cpu in torch\.float32: fake: runs on CUDA"):
-        select(CPU, torch.float32, candidates)
+        select(CPU, torch.float32, candidates).ask("linear")
 
 
 @pytest.mark.parametrize("how", ["none", *QUANTIZED])
@@ -82,8 +104,9 @@ def test_a_vocabulary_has_eight_bits_where_nobody_says_how_many(how, vocabulary)
 
 def forms(how, vocabulary):
     """Return what the families that hold weights make of them."""
-    rows = select(CPU, torch.bfloat16, quantized(how, vocabulary)).describe()
-    chosen = {row["family"]: row["chosen"] for row in rows if row["family"] in ("linear", "vocabulary")}
+    ops = select(CPU, torch.bfloat16, quantized(how, vocabulary))
+    ops.ask("linear", "vocabulary")
+    chosen = {row.family: row.chosen for row in ops.selection}
     return {family: name.partition(" ")[2] or "none" for family, name in chosen.items()}
 
 
@@ -92,20 +115,19 @@ def test_where_no_form_quantizes_the_reasons_are_told(monkeypatch):
     with pytest.raises(
         DeviceMissing, match=r"no linear kernel runs on cuda .* native int8: runs on a CPU, not on cuda"
     ):
-        select(torch.device("cuda"), torch.bfloat16, quantized("int8"))
+        select(torch.device("cuda"), torch.bfloat16, quantized("int8")).ask("linear")
 
 
 def test_a_cache_of_int8_is_a_choice_of_attention():
     candidates = {**CANDIDATES, **CACHED["int8"]}
-    (chosen,) = [row for row in select(CPU, torch.bfloat16, candidates).selection if row.family == "attention"]
-    assert chosen.chosen.endswith("int8")
+    assert attention_of(candidates).chosen.endswith("int8")
     with pytest.raises(DeviceMissing, match=r"no attention kernel .* native int8: runs on a CPU, not on cuda"):
-        select(torch.device("cuda"), torch.bfloat16, candidates)
+        select(torch.device("cuda"), torch.bfloat16, candidates).ask("attention")
 
 
 def test_a_cache_of_8_bit_floats_wants_a_gpu_that_converts_them(monkeypatch):
     candidates = {**CANDIDATES, **CACHED["fp8"]}
-    (chosen,) = [row for row in select(CPU, torch.bfloat16, candidates).selection if row.family == "attention"]
+    chosen = attention_of(candidates)
     refused = {"triton fp8": "runs on a GPU, not on cpu", "flashinfer fp8": "runs on a GPU, not on cpu"}
     assert (chosen.chosen, chosen.refused) == ("reference fp8", refused)
     monkeypatch.setattr(presence, "find_spec", lambda _: object())
@@ -113,7 +135,7 @@ def test_a_cache_of_8_bit_floats_wants_a_gpu_that_converts_them(monkeypatch):
     with pytest.raises(
         DeviceMissing, match=r"triton fp8: wants .* 8\.9; this GPU has 8\.6; flashinfer fp8: .*; reference fp8"
     ):
-        select(torch.device("cuda"), torch.bfloat16, candidates)
+        select(torch.device("cuda"), torch.bfloat16, candidates).ask("attention")
 
 
 def test_insisting_on_a_kernel_takes_those_of_its_name_for_other_caches_too():
@@ -132,6 +154,7 @@ def test_what_is_chosen_may_leave_work_to_another_and_operators_are_told_when_it
     candidates = fake(only_cuda)
     candidates["linear"] = (candidates["linear"][0], *fake(lambda _: None, f"{__name__}:Leaving")["linear"])
     ops = select(CPU, torch.float32, candidates)
+    ops.ask("linear")
     told = next(row["refused"] for row in ops.describe() if row["family"] == "linear")
     assert told == {"fake": "runs on CUDA, not on cpu"}
     ops.linear.refused["leaving"] = "leaves rows of 3"
@@ -199,7 +222,7 @@ def test_heads_that_a_gpu_cannot_hold_are_refused_by_name_and_go_to_another_kern
 def test_attention_is_chosen_for_the_heads_of_the_model():
     asked = []
     candidates = {**CANDIDATES, "attention": [replace(CANDIDATES["attention"][-1], lacks=asked.append)]}
-    select(CPU, torch.float32, candidates, head=96)
+    select(CPU, torch.float32, candidates, head=96).ask("attention")
     assert [facts.head for facts in asked] == [96]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 import torch
 
@@ -31,8 +30,9 @@ def references(dtype):
 
 def native(**replaced):
     ops = select(CPU, torch.bfloat16)
+    ops.ask("linear")
     assert {row.family: row.chosen for row in ops.selection}["linear"] == "native"
-    return msgspec.structs.replace(ops, **replaced)
+    return ops.replace(**replaced)
 
 
 def compute(directory, ops, dtype, counts):
@@ -68,6 +68,7 @@ def test_a_model_is_as_near_to_float32_as_bfloat16_can_be(built, tiny, variant):
 
 def native_quantized(how, vocabulary="auto"):
     ops = select(CPU, torch.bfloat16, quantized(how, vocabulary))
+    ops.ask("linear")
     assert {row.family: row.chosen for row in ops.selection}["linear"] == f"native {how}".removesuffix(" none")
     return ops
 
@@ -229,6 +230,6 @@ def test_a_broken_kernel_is_noticed(built, tiny, variant, spoil):
 )
 def test_a_broken_quantized_kernel_is_noticed(built, tiny, how, matrices, spoil):
     ops = native_quantized(how)
-    ops = msgspec.structs.replace(ops, linear=Broken(matrices(), spoil), stack=Stack())
+    ops = ops.replace(linear=Broken(matrices(), spoil), stack=Stack())
     expected = exact(tiny("llama")) if how == "int8" else exact_quantized(tiny("llama"), how)
     assert off(compute(tiny("llama"), ops, torch.bfloat16, (LENGTH,)), expected) > QUANTIZED_OFF

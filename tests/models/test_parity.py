@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 import torch
 from torch.nn import functional
@@ -241,7 +240,7 @@ EACH = (*FAMILIES, "qwen2", "phi3-short", "gemma2", "gemma3-seeing", "olmo2", "g
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_broken_kernel_is_noticed(tiny, variant, family, broken):
-    ops = msgspec.structs.replace(select(CPU, torch.float32), **{family: broken})
+    ops = select(CPU, torch.float32).replace(**{family: broken})
     model = load_model(tiny(variant), ops=ops)
     assert off(compute(model, ops), Pair(tiny(variant)).expect(text(1))) > CLOSE
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 import torch
 
@@ -28,7 +27,7 @@ def compute(directory, ops):
 
 
 def one_by_one(ops):
-    return msgspec.structs.replace(ops, stack=dense.Stack())
+    return ops.replace(stack=dense.Stack())
 
 
 @pytest.mark.parametrize("layers", [1, 2, stack.SLICE])
@@ -42,8 +41,7 @@ def test_a_stack_gives_what_its_layers_give(built, tiny, variant, layers, monkey
 
 def all_in(library, paged_attention):
     matrices = linear.Matrices(library)
-    return msgspec.structs.replace(
-        select(CPU, torch.bfloat16),
+    return select(CPU, torch.bfloat16).replace(
         attention=paged_attention(library),
         linear=matrices,
         vocabulary=matrices,
@@ -64,7 +62,7 @@ def test_in_every_instruction_set(library, tiny, variant, paged_attention):
 
 @pytest.mark.parametrize("matrices", [linear.Int8, linear.Int4])
 def test_with_quantized_weights(library, tiny, matrices):
-    ops = msgspec.structs.replace(select(CPU, torch.bfloat16), linear=matrices(library))
+    ops = select(CPU, torch.bfloat16).replace(linear=matrices(library))
     assert load_model(tiny("qwen3"), ops=ops, dtype=torch.bfloat16)._stacked is not None
     assert compute(tiny("qwen3"), ops).equal(compute(tiny("qwen3"), one_by_one(ops)))
 
@@ -90,7 +88,7 @@ def test_a_stack_beats_between_layers_and_can_be_stopped_there(built, tiny):
 
 
 def test_weights_in_a_form_of_torch_are_left_to_the_layers(built, tiny):
-    ops = msgspec.structs.replace(select(CPU, torch.bfloat16), linear=dense.Matrices())
+    ops = select(CPU, torch.bfloat16).replace(linear=dense.Matrices())
     assert load_model(tiny("llama"), ops=ops, dtype=torch.bfloat16)._stacked is None
 
 
@@ -114,5 +112,5 @@ def test_a_broken_stack_is_noticed(built, tiny, stacked):
             return stacked(self._compute, layers)
 
     ops = select(CPU, torch.bfloat16)
-    broken = msgspec.structs.replace(ops, stack=Broken())
+    broken = ops.replace(stack=Broken())
     assert not compute(tiny("llama"), broken).equal(compute(tiny("llama"), ops))

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from infd.config import Config, ModelConfig
 from infd.errors import CheckpointError
 from infd.kernels.select import CACHED, CANDIDATES, select
 from infd.models import registry
 from infd.models.parameter import Blueprint
 from infd.runner.arenas.arena import Arena
+from infd.runner.start.resolve import candidates
+from infd.runner.start.setup import set_up
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
 from tests.e2e.test_parity import Expected, generate, serving
@@ -148,11 +151,16 @@ async def test_greedy_answers_through_the_engine_equal_generate(foreign):
         assert engine.status().steps > sum(map(len, expected.prompts)) // 13
 
 
+def test_of_infds_kernels_its_steps_use_attention_and_what_the_runner_asks_for(foreign):
+    config = Config(model=ModelConfig(dtype="float32"))
+    with Checkpoint(foreign("gpt-neox")) as checkpoint:
+        setup = set_up(config, checkpoint, CPU, CPU, candidates(config))
+    assert [row.family for row in setup.ops.selection] == ["attention", "draw", "rows"]
+
+
 @pytest.mark.parametrize("broken", [ForgetsTheOldestKey(), WritesOneSlotLate()])
 def test_attention_is_infds(foreign, broken):
-    import msgspec
-
-    pair = Pair(foreign("gpt-neox"), ops=msgspec.structs.replace(select(CPU, torch.float32), attention=broken))
+    pair = Pair(foreign("gpt-neox"), ops=select(CPU, torch.float32).replace(attention=broken))
     driver = pair.driver()
     told = driver.start(text(1))
     logits = torch.cat([driver.step((told, count))[0] for count in (20, 1, 20)])

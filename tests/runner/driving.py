@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
@@ -12,7 +12,10 @@ from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
 from infd.executors.local import LocalExecutor
 from infd.kernels.select import CANDIDATES, insisting, select
 from infd.request import Generate, Request, SamplingParams, Score
+from infd.runner.adapters import DeviceSlots
 from infd.runner.arenas.arena import CPU, Arena, HostBank
+from infd.runner.instance import Instance
+from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.start.loading import assemble
 from infd.runner.start.setup import ModelSetup
@@ -24,9 +27,8 @@ from tests.runner.fake_model import FakeModel, HistoryAttention
 if TYPE_CHECKING:
     from infd.request import Want
     from infd.runner.arenas.arena import Bank
-    from infd.runner.pulse import Pulse
     from infd.runner.start.loading import Loaded
-    from infd.scheduler.layout import Capacity
+    from infd.scheduler.layout import CacheLayout, Capacity
     from infd.scheduler.scheduler import Scheduled
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -43,7 +45,7 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
 
 def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48, bank: Bank | None = None) -> Loaded:
     ops = select(CPU, torch.float32, insisting("reference", CANDIDATES))
-    setup = ModelSetup(model, replace(ops, attention=HistoryAttention()), torch.float32, CPU, max_len)
+    setup = ModelSetup(model, ops.replace(attention=HistoryAttention()), torch.float32, CPU, max_len)
     return assemble(settings, setup, bank or HostBank(), Arena(64, CPU, "weights"), pulse)
 
 
@@ -92,6 +94,12 @@ def join(
 
 def span(row: int, start: int, count: int, *, samples: bool = True, scores: int = 0) -> Span:
     return Span(row, start, count, samples, scores)
+
+
+def instance(model: Any, layout: CacheLayout, rows: Rows) -> Instance:
+    """Return a model over rows, without pages and adapters, for what is gathered of a plan."""
+    ops = select(CPU, torch.float32).replace(attention=HistoryAttention())
+    return Instance(model, ops, layout, cache=[], rows=rows, adapters=DeviceSlots(None, CPU), pulse=Pulse())
 
 
 def make_rows(*, rows: int = 4, max_len: int = 32, page_tokens: tuple[int, ...] = (4,), vocab_size: int = 101) -> Rows:

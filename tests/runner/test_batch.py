@@ -4,12 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infd.kernels.reference.lora import Lora
-from infd.runner.adapters import DeviceSlots
 from infd.runner.batch import gather
 from infd.scheduler.layout import CacheLayout, PageGroup
-from tests.runner.driving import CPU, join, make_rows, span
-from tests.runner.fake_model import HistoryAttention
+from tests.runner.driving import instance, join, make_rows, span
 
 MODEL = SimpleNamespace(least_rows=4, narrows=True)
 NATIVE = SimpleNamespace(least_rows=1, narrows=True)
@@ -43,7 +40,7 @@ def build(told):
     spans = [
         span(row, start, count, samples=samples, scores=scores) for row, _, _, start, count, samples, scores in told
     ]
-    return gather(spans, rows, LAYOUT, [], HistoryAttention(), DeviceSlots(Lora(), CPU), MODEL)
+    return gather(spans, instance(MODEL, LAYOUT, rows))
 
 
 @settings(deadline=None, max_examples=60)
@@ -113,7 +110,7 @@ def test_what_is_wanted_too_begins_where_the_device_says():
     rows = make_rows(page_tokens=SIZES)
     rows.stage([join(0, [7, 8, 9], [[1, 2], [3, 4, 5]]), join(1, [5, 6], [[6], [7]])], [])
     spans = [span(0, 5, 1), span(1, 0, 2)]
-    gathered = gather(spans, rows, LAYOUT, [], HistoryAttention(), DeviceSlots(Lora(), CPU), NATIVE)
+    gathered = gather(spans, instance(NATIVE, LAYOUT, rows))
     attention = gathered.batch.wanted.attention.batch
     assert attention.starts == [5, 1]
     assert attention.start.tolist() == [2, 1]
@@ -123,7 +120,7 @@ def test_a_model_that_cannot_go_on_with_some_tokens_is_not_told_of_any():
     rows = make_rows(page_tokens=SIZES)
     rows.stage([join(0, [7, 8, 9], [[1, 2], [3, 4]])], [])
     model = SimpleNamespace(least_rows=1, narrows=False)
-    gathered = gather([span(0, 0, 3)], rows, LAYOUT, [], HistoryAttention(), DeviceSlots(Lora(), CPU), model)
+    gathered = gather([span(0, 0, 3)], instance(model, LAYOUT, rows))
     assert gathered.batch.wanted is None
     assert gathered.wanted.tolist() == [2]
 
@@ -147,7 +144,7 @@ def test_a_model_whose_products_do_not_depend_on_the_number_of_rows_gets_no_padd
     rows.stage([join(0, [7, 8, 9], [[1, 2]])], [])
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
-    gathered = gather([span(0, 2, 1)], rows, layout, [], HistoryAttention(), DeviceSlots(Lora(), CPU), NATIVE)
+    gathered = gather([span(0, 2, 1)], instance(NATIVE, layout, rows))
     assert gathered.batch.tokens.tolist() == [9]
     assert gathered.wanted.tolist() == [0]
 
@@ -157,7 +154,7 @@ def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
     rows.stage([join(0, [7, 8, 9], [[1, 2]])], [])
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
-    gathered = gather([span(0, 5, 1)], rows, layout, [], HistoryAttention(), DeviceSlots(Lora(), CPU), MODEL)
+    gathered = gather([span(0, 5, 1)], instance(MODEL, layout, rows))
     assert gathered.batch.attention[0].batch.starts == [5]  # the bound
     assert gathered.batch.attention[0].batch.start.tolist() == [2]  # the truth
     assert gathered.batch.tokens[0] == 9
@@ -167,8 +164,6 @@ def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
 def test_a_model_without_a_cache_has_batches_too():
     rows = make_rows(page_tokens=())
     rows.stage([join(0, [7, 8, 9], [])], [])
-    batch = gather(
-        [span(0, 0, 3)], rows, CacheLayout(()), [], HistoryAttention(), DeviceSlots(Lora(), CPU), MODEL
-    ).batch
+    batch = gather([span(0, 0, 3)], instance(MODEL, CacheLayout(()), rows)).batch
     assert batch.tokens[:3].tolist() == [7, 8, 9]
     assert torch.equal(batch.positions[:3], torch.arange(3))

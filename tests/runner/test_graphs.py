@@ -206,7 +206,7 @@ def test_where_all_rows_are_greedy_the_sampler_launches_nothing(serve, monkeypat
     served = serve(Recordings(), start_s=60.0)
     started(served, asked)
     calls = []
-    rows = served.loaded.runner._rows
+    rows = served.loaded.runner.instance.rows
     monkeypatch.setattr(rows, "append", lambda *given: calls.append(given) or type(rows).append(rows, *given))
     tokens = served.go_on(len(asked), 1)[0]
     assert len(calls) == appends
@@ -220,8 +220,8 @@ def test_a_row_of_a_captured_step_whose_logits_are_not_finite_fails_alone(serve)
     runner = served.loaded.runner
     served.start(3)
     with runner.active():
-        for pages in runner._cache:
-            pages.v[int(runner._rows.tables[1, 0, 0])] = torch.nan
+        for pages in runner.instance.cache:
+            pages.v[int(runner.instance.rows.tables[1, 0, 0])] = torch.nan
         plan = StepPlan(1, [], [], [span(row, len(PROMPTS[row]), 1) for row in range(3)])
         result = runner.read(runner.sample(runner.forward(plan)))
     assert list(result.failed) == [1]
@@ -233,7 +233,7 @@ def test_what_other_sequences_and_nobody_hold_is_left_alone(serve):
     while served.idle():
         pass
     served.start(5)
-    rows, cache = served.loaded.runner._rows, served.loaded.runner._cache
+    rows, cache = served.loaded.runner.instance.rows, served.loaded.runner.instance.cache
     mine = int(rows.tables[0, 0, len(PROMPTS[0]) // PAGE])
     before = [pages.k.clone() for pages in cache]
     lengths = rows.length.clone()
@@ -535,7 +535,7 @@ def test_steps_with_prompts_or_scores_are_not_captured_nor_adapters_that_cannot_
     assert not takes(one, span(1, 0, 2))
     assert not takes(one, span(1, 9, 1, samples=False))
     assert not takes(one, span(1, 3, 1, scores=1))
-    runner._rows.slots[1] = 2
+    runner.instance.rows.slots[1] = 2
     assert not takes(one, two)
 
 

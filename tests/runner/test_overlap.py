@@ -43,7 +43,7 @@ def test_two_steps_are_issued_before_anything_is_waited_for(tiny, kind, variant)
         Pulse(),
     ).runner
     joins, spans, page = [], [], 1
-    groups = len(runner._layout.groups)
+    groups = len(runner.instance.layout.groups)
     for row, (asked, scored) in enumerate(zip(ASKED, SCORED, strict=True)):
         prompt = [(7 * row + 3 * i) % 190 + 3 for i in range(5 + row)]
         tables = [list(range(page + 4 * group, page + 4 * group + 4)) for group in range(groups)]

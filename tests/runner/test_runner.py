@@ -152,7 +152,7 @@ def test_a_model_with_a_window_group_reads_both_groups_tables():
 def test_what_a_runner_holds_goes_with_it_and_waits_for_no_collection():
     runner = make()
     run(runner, StepPlan(0, [join(0, [3, 4, 5], [[1]])], [], [span(0, 0, 3)]))
-    rows = weakref.ref(runner._rows)
+    rows = weakref.ref(runner.instance.rows)
     collecting = gc.isenabled()
     gc.disable()
     try:

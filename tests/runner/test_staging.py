@@ -22,6 +22,7 @@ from infd.request import Adapter, SamplingParams
 from infd.runner import staging
 from infd.runner.adapters import DeviceSlots
 from infd.runner.arenas.cache import allocate
+from infd.runner.instance import Instance
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
@@ -112,7 +113,7 @@ class Again:
 
 
 def assembled(directory, device, staging, graphs, ops=None) -> Runner:
-    ops = ops or replace(select(APART, torch.float32), attention=TableAttention(), draw=Unlimited())
+    ops = ops or select(APART, torch.float32).replace(attention=TableAttention(), draw=Unlimited())
     with Checkpoint(directory) as checkpoint:
         stored = checkpoint.tensors
         model = registry.build(checkpoint.config, ops, dtype=torch.float32, device=device, max_len=64, stored=stored)
@@ -129,14 +130,14 @@ def assembled(directory, device, staging, graphs, ops=None) -> Runner:
     )
     cache = allocate(layout, model.page_tensors(PAGE), 90 * len(layout.groups), Heap(device))
     slots = DeviceSlots(ops.lora, device, 1, staging)
-    runner = Runner(model, ops.attention, ops.draw, rows, layout, cache, slots, Pulse(), graphs)
+    runner = Runner(Instance(model, ops, layout, cache, rows, slots, Pulse()), graphs)
     runner.targets = model.targets[1:5]
     return runner
 
 
 def plans(runner: Runner) -> Iterator[StepPlan]:
     """Plan prompts, one of them in two parts and one behind an adapter; decoding; another sequence in a row left."""
-    groups, page = len(runner._layout.groups), 1
+    groups, page = len(runner.instance.layout.groups), 1
     joins, spans = [], []
     for row, (asked, scored) in enumerate(zip(ASKED, SCORED, strict=True)):
         prompt = [(7 * row + 3 * i) % 190 + 3 for i in range(5 + row)]
@@ -144,7 +145,7 @@ def plans(runner: Runner) -> Iterator[StepPlan]:
         tables = [list(range(page + held * group, page + held * (group + 1))) for group in range(groups)]
         page += held * groups
         joins.append(join(row, prompt, tables, SamplingParams(max_tokens=9, **asked), scored=scored, seed=row))
-        joins[-1].regime = runner._layout.regimes.of(len(prompt), len(prompt))
+        joins[-1].regime = runner.instance.layout.regimes.of(len(prompt), len(prompt))
         spans.append(span(row, 0, len(prompt), scores=0 if scored is None else len(prompt) - 1))
     joins[1].slot = 1
     low = {

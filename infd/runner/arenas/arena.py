@@ -182,7 +182,14 @@ class Parked(Protocol):
         """Let go of the copy, whole or not. Raises DeviceLost; then it may be tried again."""
 
 
-class Bank(Protocol):
+class Arenas(Protocol):
+    """Where arenas are made."""
+
+    def arena(self, size: int, purpose: str) -> Arena:
+        """Raises OutOfMemory."""
+
+
+class Bank(Arenas, Protocol):
     """A device's memory.
 
     sleepless  why an arena's memory cannot be given back while its addresses stay; empty where it can
@@ -193,9 +200,6 @@ class Bank(Protocol):
     sleepless: str
     apart: bool
     others: int
-
-    def arena(self, size: int, purpose: str) -> Arena:
-        """Raises OutOfMemory."""
 
     def free(self) -> int:
         """Return how many bytes could be taken now."""

@@ -1,4 +1,4 @@
-"""Decide how large the paged cache is, and lay its pages out in the arena."""
+"""Lay the pages of the cache out in an arena."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
-from msgspec import Struct
 
-from infd.errors import OutOfMemory
 from infd.kernels.families.attention import FLOAT8, KeyValuePages
 from infd.weights.load import ALIGNMENT
 
@@ -19,54 +17,7 @@ if TYPE_CHECKING:
 
     from infd.models.base import PageTensor
     from infd.runner.arenas.arena import Arena
-    from infd.runner.start.budget import Room
     from infd.scheduler.layout import CacheLayout
-
-
-class CacheSize(Struct, frozen=True):
-    """How many pages there are, what they cost, and why not more or fewer.
-
-    pages          ids 1..pages; page 0 is scratch and counted in bytes only
-    max_model_len  the longest sequence that these pages hold
-    """
-
-    pages: int
-    bytes: int
-    max_model_len: int
-    reason: str
-
-
-def size_cache(
-    layout: CacheLayout,
-    tensors: Sequence[PageTensor],
-    *,
-    wanted: int | None,
-    room: Room,
-    rows: int,
-    max_model_len: int,
-    step_tokens: int,
-) -> CacheSize:
-    """Choose the number of pages, and the longest sequence that fits them.
-
-    wanted       bytes asked for, or None to take all of `room`
-    step_tokens  bounds a step; groups with a window hold a step's tokens beside it
-
-    Raises OutOfMemory where no prompt and answer fit, of a token each.
-    """
-    if not layout.groups:
-        return CacheSize(0, 0, max_model_len, "the model keeps no cache")
-    page = page_bytes(layout, tensors)
-    budget, reason = room if wanted is None else (wanted, "as configured")
-    pages = (budget - ALIGNMENT * len(tensors) * slots(layout)) // page - 1
-    useful = rows * layout.peak_pages(max_model_len, step_tokens)
-    if wanted is None and pages > useful:
-        pages, reason = useful, f"{rows} sequences of {max_model_len:,} tokens"
-    longest = _longest(layout, max(pages, 0), max_model_len, step_tokens)
-    if longest < 2:
-        raise OutOfMemory(
-            f"the cache has room for {max(pages, 0)} pages of {page:,} bytes ({reason}): raise cache.bytes"
-        )
-    return CacheSize(pages, arena_bytes(layout, tensors, pages), longest, reason)
 
 
 def slots(layout: CacheLayout) -> int:
@@ -109,15 +60,3 @@ def scaled(pages: KeyValuePages, scales: Tensor | None) -> KeyValuePages:
     if scales is None:
         scales = torch.ones((2, pages.k.shape[1]), dtype=torch.float32, device=pages.k.device)
     return pages._replace(scales=scales)
-
-
-def _longest(layout: CacheLayout, pages: int, most: int, step_tokens: int) -> int:
-    """Return the length, at most `most`, of the longest sequence that `pages` can hold."""
-    fits, too_long = 0, most + 1
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if layout.peak_pages(middle, step_tokens) <= pages:
-            fits = middle
-        else:
-            too_long = middle
-    return fits

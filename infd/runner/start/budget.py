@@ -8,31 +8,25 @@ memory is everybody's, the cache gets a share of what is free.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from infd.errors import OutOfMemory
 from infd.runner.faults import lacks_memory, let_go
 from infd.runner.graphs import sizes
+from infd.runner.start.cache_size import Room
 from infd.runner.start.calibration import LEAST, LIKELIEST, Trial, run
 
 if TYPE_CHECKING:
     from infd.config import Config
     from infd.runner.arenas.arena import Arena, Bank
     from infd.runner.graphs import Graphs
-    from infd.runner.start.assembly import Assembly
+    from infd.runner.start.runners import Runners
 
 MIB: Final = 2**20
 HOST_SHARE: Final = 0.6  # of what a host has free once the weights are loaded; the rest is for activations and others
 GRAPH_BYTES: Final = 8 * MIB  # of each captured size, at least: a driver takes memory for several at once
-
-
-class Room(NamedTuple):
-    """The bytes that a cache may take, and why so many."""
-
-    bytes: int
-    why: str
 
 
 class Footprint(Struct, frozen=True):
@@ -96,7 +90,9 @@ def on_host(bank: Bank) -> Room:
     return Room(int(HOST_SHARE * free), f"{HOST_SHARE:.0%} of {free / MIB:,.0f} MiB free")
 
 
-def draw_up(assembly: Assembly, weights: Arena, config: Config, most: int, graphs: Graphs | None) -> Budget:
+def draw_up(
+    runners: Runners, bank: Bank, weights: Arena, config: Config, *, most: int, graphs: Graphs | None
+) -> Budget:
     """Try the largest step on a GPU, and return what is for what.
 
     most    tokens of the largest step; where that does not fit, a half of it is tried, and so on
@@ -104,15 +100,14 @@ def draw_up(assembly: Assembly, weights: Arena, config: Config, most: int, graph
 
     Raises OutOfMemory where no step fits.
     """
-    bank, rows = assembly.bank, assembly.rows
     tokens = most
-    while (found := _footprint(assembly, weights, tokens, graphs)) is None:
+    while (found := _footprint(runners, bank, weights, tokens, graphs)) is None:
         if tokens <= LEAST:
             free = f"{bank.free() / MIB:,.0f} MiB are free"
             raise OutOfMemory(f"no memory for a step of {tokens} tokens beside the weights; {free}")
         tokens //= 2
     bank.trim()
-    captured = len(sizes(rows)) * (2 if config.lora.modules or config.lora.root else 1)
+    captured = len(sizes(runners.rows)) * (2 if config.lora.modules or config.lora.root else 1)
     return Budget(
         total=bank.free() + bank.held(),
         others=bank.others,
@@ -124,15 +119,15 @@ def draw_up(assembly: Assembly, weights: Arena, config: Config, most: int, graph
     )
 
 
-def _footprint(assembly: Assembly, weights: Arena, tokens: int, graphs: Graphs | None) -> Footprint | None:
+def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs: Graphs | None) -> Footprint | None:
     """Run a step of so many tokens, or of as many as there are rows for; return None where it does not fit."""
-    bank, layout, rows, longest = assembly.bank, assembly.layout, assembly.rows, assembly.setup.max_len
+    layout, rows, longest = runners.layout, runners.rows, runners.setup.max_len
     length = min(longest - 1, tokens)
     prompts = -(-tokens // length) * sum(-(-length // group.page_tokens) for group in layout.groups)
     pages = max(prompts, rows * len(layout.groups))
     cache = None
     try:
-        runner, cache = assembly.runner(pages, longest, purpose="the cache of a first step", graphs=graphs)
+        runner, cache = runners.build(pages, longest, purpose="the cache of a first step", graphs=graphs)
         long = Trial(layout, pages=pages, rows=rows, max_model_len=longest)
         wide = Trial(layout, pages=pages, rows=rows, max_model_len=2)  # a token, and the one that it chooses
         scored = LIKELIEST if layout.divisible else None  # their logits take memory too

@@ -23,14 +23,14 @@ from infd.kernels.select import vocabulary_of
 from infd.kernels.triton.presence import installed
 from infd.models.config import architecture
 from infd.runner.arenas.arena import CPU, Anonymous, Arena
-from infd.runner.arenas.cache import size_cache
 from infd.runner.arenas.residence import Residence
 from infd.runner.arenas.vram import bank_of
 from infd.runner.graphs import CudaGraphs
 from infd.runner.start import calibration
-from infd.runner.start.assembly import Assembly
 from infd.runner.start.budget import draw_up, on_host
+from infd.runner.start.cache_size import size_cache
 from infd.runner.start.resolve import candidates
+from infd.runner.start.runners import Runners
 from infd.runner.start.setup import choose_device, set_up
 from infd.scheduler.layout import Capacity
 from infd.weights.checkpoint import Checkpoint
@@ -183,11 +183,11 @@ def _build(
 def assemble(config: Config, setup: ModelSetup, bank: Bank, weights: Arena, pulse: Pulse) -> Loaded:
     """Put cache and rows beside a model whose weights are loaded, run it for the first time, and measure it."""
     model, _, dtype, device, max_len = setup
-    assembly = Assembly(config, setup, bank, pulse)
-    layout, tensors, rows = assembly.layout, assembly.tensors, assembly.rows
+    runners = Runners(config, setup, bank, pulse)
+    layout, tensors, rows = runners.layout, runners.tensors, runners.rows
     largest = config.scheduler.step_tokens or calibration.MOST[device.type]
     graphs = graphs_of(device, config.device)
-    budget = draw_up(assembly, weights, config, largest, graphs) if bank.apart else None
+    budget = draw_up(runners, bank, weights, config, most=largest, graphs=graphs) if bank.apart else None
     if budget is not None and budget.footprint.tokens < largest:
         largest = budget.footprint.tokens
         log.warning("steps of more than %d tokens do not fit into the GPU's memory", largest)
@@ -207,7 +207,7 @@ def assemble(config: Config, setup: ModelSetup, bank: Bank, weights: Arena, puls
         log.warning("max_model_len lowered from %d to %d: %s", max_len, size.max_model_len, reason)
         max_len = size.max_model_len
     try:
-        runner, cache = assembly.runner(size.pages, max_len, graphs=graphs)
+        runner, cache = runners.build(size.pages, max_len, graphs=graphs)
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}; lower cache.bytes (--kv-cache-bytes)") from error
     if budget is not None:
@@ -244,7 +244,7 @@ def assemble(config: Config, setup: ModelSetup, bank: Bank, weights: Arena, puls
             score_cost=score_cost,
         ),
         depth=config.device.depth or DEPTH[device.type],
-        residence=Residence(model, bank, weights, cache, assembly.workspaces, config.model.weights_root, pulse.beat),
+        residence=Residence(model, bank, weights, cache, runners.workspaces, config.model.weights_root, pulse.beat),
         reader=AdapterReader(model.targets, dtype, lambda size: Arena(size, CPU, "an adapter")),
         facts={
             "device": _name(device),

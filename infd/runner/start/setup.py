@@ -31,6 +31,7 @@ class ModelSetup(NamedTuple):
     """A model, and what it computes with.
 
     dtype    of activations
+    device   where its tensors lie
     max_len  tokens of the longest sequence
     """
 
@@ -63,7 +64,10 @@ def set_up(
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
     except CheckpointError as error:  # it knows what config.json says, not where that lies
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    return ModelSetup(model, ops, dtype, device, max_len)
+    ops.ask("rows", "draw")  # what the runner computes with: a refusal is heard before weights are read
+    if model.targets:
+        ops.ask("lora")
+    return ModelSetup(model, ops, dtype, memory, max_len)
 
 
 def choose_device(kind: str) -> torch.device:

@@ -17,21 +17,18 @@ from msgspec.structs import replace
 
 from infd.errors import ConfigError, DeviceMissing, UsageError
 from infd.kernels.families.adapters import LowRank, LowRankPart
-from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.flashinfer import modules
 from infd.kernels.flashinfer.presence import cannot_compile
 from infd.kernels.select import CACHED, insisting, lacks_nothing
 from infd.kernels.triton import presence
 from infd.kernels.triton.presence import FLOAT8
 from infd.request import Adapter
-from infd.runner.adapters import DeviceSlots
 from infd.runner.arenas import host
-from infd.runner.arenas.cache import scaled
+from infd.runner.arenas.arena import Arena
 from infd.runner.pulse import Pulse
-from infd.runner.rows import Rows
-from infd.runner.runner import Runner
 from infd.runner.start.calibration import LENGTHS, Trial, first_steps
 from infd.runner.start.resolve import candidates
+from infd.runner.start.runners import Runners
 from infd.runner.start.setup import choose_device, set_up
 from infd.scheduler.plan import Load
 from infd.weights.checkpoint import Checkpoint
@@ -48,6 +45,7 @@ if TYPE_CHECKING:
     from infd.kernels.triton.tiles import Shape
     from infd.kernels.triton.tuning import Found
     from infd.models.parameter import Target
+    from infd.runner.adapters import DeviceSlots
     from infd.scheduler.plan import StepPlan
 
 GPU = torch.device("cuda")
@@ -60,6 +58,13 @@ class Launched:
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return work
+
+
+class Unstored:
+    """Implements `runner.arenas.arena.Arenas`: tensors have a shape and an address, and no storage."""
+
+    def arena(self, size: int, purpose: str) -> Arena:
+        return Arena(size, NOWHERE, purpose)
 
 
 class Warmed(Struct, frozen=True):
@@ -147,35 +152,19 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
     Returns the shapes of heads that Triton's attention was asked for.
     """
     with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
-        model, ops, dtype, _, max_len = set_up(
-            config, checkpoint, GPU, NOWHERE, _unasked(candidates(config), flashinfer)
-        )
-        for parameter in model.parameters:
+        setup = set_up(config, checkpoint, GPU, NOWHERE, _unasked(candidates(config), flashinfer))
+        for parameter in setup.model.parameters:
             parameter.tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=NOWHERE)
-        size, most = config.cache.page_tokens, config.scheduler.max_num_seqs
-        layout = model.cache_layout(size)
-        pages = len(layout.groups) * -(-max(LENGTHS) // size)
-        held = {
-            tensor.name: torch.empty((pages + 1, *tensor.shape), dtype=tensor.dtype, device=NOWHERE)
-            for tensor in model.page_tensors(size)
-        }
-        slot = scaled(KeyValuePages(**held), None)
-        cache = [slot] * sum(len(group.layers) for group in layout.groups)
-        trial = Trial(layout, pages=pages, rows=most, max_model_len=max_len)
+        runners = Runners(config, setup, Unstored(), Pulse())
+        layout, targets = runners.layout, setup.model.targets
+        pages = len(layout.groups) * -(-max(LENGTHS) // config.cache.page_tokens)
+        trial = Trial(layout, pages=pages, rows=runners.rows, max_model_len=setup.max_len)
         for graphs in (None, Launched()) if config.device.graphs else (None,):
-            rows = Rows(
-                rows=most,
-                max_len=max_len,
-                page_tokens=[group.page_tokens for group in layout.groups],
-                vocab_size=model.vocab_size,
-                device=NOWHERE,
-                kernels=ops.rows,
-            )
-            slots = DeviceSlots(ops.lora, NOWHERE, config.lora.max_adapters, rows.staging)
-            runner = Runner(model, ops.attention, ops.draw, rows, layout, cache, slots, Pulse(), graphs)
-            for plan in (*first_steps(trial, GPU.type), *adapted_steps(trial, slots, model.targets, dtype)):
+            runner, _ = runners.build(pages, setup.max_len, graphs=graphs)
+            adapted = adapted_steps(trial, runner.adapters, targets, setup.dtype)
+            for plan in (*first_steps(trial, GPU.type), *adapted):
                 runner.sample(runner.forward(plan))
-        return getattr(ops.attention, "shapes", [])
+        return getattr(setup.ops.attention, "shapes", [])
 
 
 def adapted_steps(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from msgspec.structs import replace
 from torch.utils._pytree import tree_map
 
 from infd.kernels.reference.lora import Lora
@@ -36,7 +35,8 @@ def test_steps_by_tritons_kernels_are_issued_without_waiting(tiny, apart):
     from infd.kernels.triton.attention import PagedAttention
 
     ops = select(APART, torch.float32, insisting("triton", CANDIDATES))
+    ops.ask(*CANDIDATES)
     assert {row.family for row in ops.selection if row.chosen == "triton"} >= TRITON
-    ops = replace(ops, attention=PagedAttention(room=4), lora=Lora())  # which adds by addresses: there are none here
+    ops = ops.replace(attention=PagedAttention(room=4), lora=Lora())  # which adds by addresses: there are none here
     runner = assembled(tiny("llama"), APART, Pinned(APART, apart.pin, apart.event), None, ops)
     assert len(results(runner, apart.unsynchronised)) == 9

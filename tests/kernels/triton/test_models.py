@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from msgspec.structs import replace
 
 from infd.kernels.select import CANDIDATES, insisting, select
 from tests.models.test_parity import CLOSE, Pair, off, text
@@ -16,10 +15,11 @@ TRITON = ("attention", "norm", "rope", "activation")
 def ops(device):
     """Choose Triton's kernels, on a CPU too."""
     ops = select(device, torch.float32, insisting("triton", CANDIDATES))
+    ops.ask(*TRITON)
     assert {each.family for each in ops.selection if each.chosen == "triton"} >= set(TRITON)
     from infd.kernels.triton.attention import PagedAttention
 
-    return replace(ops, attention=PagedAttention(room=4))  # where there is no GPU, there is none to ask
+    return ops.replace(attention=PagedAttention(room=4))  # where there is no GPU, there is none to ask
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma2", "glm4"])

@@ -10,9 +10,9 @@ from infd.errors import OutOfMemory
 from infd.models.base import PageTensor
 from infd.runner.arenas import host
 from infd.runner.arenas.arena import MOST_FAILURES, PIECE, Allocated, Anonymous, Arena, zeros
-from infd.runner.arenas.cache import allocate, page_bytes, size_cache
+from infd.runner.arenas.cache import allocate, page_bytes
 from infd.runner.arenas.host import LARGE_PAGE, Headstart, Mapping, Populating, Settling, available_bytes
-from infd.runner.start.budget import Room
+from infd.runner.start.cache_size import Room, size_cache
 from infd.scheduler.layout import CacheLayout, PageGroup
 
 CPU = torch.device("cpu")

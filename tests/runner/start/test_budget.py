@@ -14,7 +14,7 @@ from infd.errors import OutOfMemory
 from infd.runner.graphs import sizes
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
-from infd.runner.start import assembly
+from infd.runner.start import runners
 from infd.runner.start.budget import GRAPH_BYTES, MIB, Budget, Footprint
 from tests.runner.cuda_driver import GRAIN, Bank, FakeDriver
 from tests.runner.driving import load
@@ -133,7 +133,7 @@ def test_rows_are_counted_and_those_of_the_first_runner_are_gone_before_there_ar
             held.append(driver.used)
             self.memory = Bank(driver).arena(50 * GRAIN, "rows").take((50 * GRAIN,), torch.uint8)
 
-    monkeypatch.setattr(assembly, "Rows", Held)
+    monkeypatch.setattr(runners, "Rows", Held)
     gc.disable()
     try:
         loaded, _ = start(driver)

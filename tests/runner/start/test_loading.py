@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory
+from infd.kernels.select import CANDIDATES
 from infd.runner.pulse import Pulse
 from infd.runner.start import calibration, loading, resolve
 from infd.runner.start.loading import build
@@ -176,9 +177,9 @@ def test_a_cache_of_8_bit_floats_is_as_small_as_its_name_says_and_may_be_divided
     assert (wide.facts["cache_dtype"], narrow.facts["cache_dtype"]) == ("float32", "fp8")
     assert narrow.capacity.pages / wide.capacity.pages == pytest.approx(4, rel=0.01)
     assert [" of fp8 (as configured)" in text for text in caplog.messages if text.startswith("cache:")] == [False, True]
-    first, second, *_ = (pages.scales for pages in narrow.runner._cache)
+    first, second, *_ = (pages.scales for pages in narrow.runner.instance.cache)
     assert (first.tolist(), second.tolist()) == ([[0.5, 0.5], [1.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]])
-    assert all(pages.scales is None for pages in wide.runner._cache)
+    assert all(pages.scales is None for pages in wide.runner.instance.cache)
     for loaded in (wide, narrow):
         loaded.residence.close()
 
@@ -202,7 +203,7 @@ def test_scales_of_queries_are_read_by_nobody_and_told_of_once(tiny, tmp_path, c
     (told,) = (text for text in caplog.messages if "scales" in text)
     unused = 1 if cache == "fp8" else 3
     assert told.startswith(f"{unused} scales of the checkpoint, such as model.layers.0.self_attn.{prefix}")
-    held = loaded.runner._cache[0].scales
+    held = loaded.runner.instance.cache[0].scales
     assert held is None if cache == "auto" else held.tolist() == [[0.5, 0.5], [0.5, 0.5]]
     loaded.residence.close()
 
@@ -274,7 +275,7 @@ def test_a_shorter_context_can_be_asked_for(tiny):
     assert loaded.capacity.max_model_len == 100
     assert loaded.facts["arch"] == "Qwen3ForCausalLM"
     assert loaded.facts["weights_bytes"] > 0
-    assert loaded.facts["ops"][0]["family"] == "attention"
+    assert [row["family"] for row in loaded.facts["ops"]] == sorted(CANDIDATES)
 
 
 def test_reading_the_weights_is_told_to_whoever_asks_and_to_the_watchdog(tiny):

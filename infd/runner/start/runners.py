@@ -1,4 +1,8 @@
-"""Put runners of one setup together: a first one with a small cache, to be measured, and the one that serves."""
+"""Build the runners of a model.
+
+All are built here: the one with a small cache, which measures what steps take; the one that serves; and those of
+`infd warm`, whose tensors have no storage.
+"""
 
 from __future__ import annotations
 
@@ -8,46 +12,49 @@ import torch
 
 from infd.runner.adapters import DeviceSlots
 from infd.runner.arenas.cache import allocate, arena_bytes
+from infd.runner.instance import Instance
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
 
 if TYPE_CHECKING:
     from infd.config import Config
     from infd.kernels.ops import Ops
-    from infd.runner.arenas.arena import Arena, Bank
+    from infd.runner.arenas.arena import Arena, Arenas
     from infd.runner.graphs import Graphs
     from infd.runner.pulse import Pulse
     from infd.runner.start.setup import ModelSetup
 
 
-class Assembly:
-    """What any runner of a setup is made of, beside its weights, which are there.
+class Runners:
+    """Builds runners of one model, whose weights are loaded.
 
-    workspaces  that its kernels compute in, whichever runner calls them
+    rows        of each runner
+    tensors     of a slot of a page
+    workspaces  memory that kernels compute in, shared by all runners
     """
 
-    def __init__(self, config: Config, setup: ModelSetup, bank: Bank, pulse: Pulse) -> None:
+    def __init__(self, config: Config, setup: ModelSetup, arenas: Arenas, pulse: Pulse) -> None:
         self.setup = setup
-        self.bank = bank
         self.rows = config.scheduler.max_num_seqs
         page_tokens = config.cache.page_tokens
         self.layout = setup.model.cache_layout(page_tokens)
         self.tensors = setup.model.page_tensors(page_tokens)
-        self.workspaces = _workspaces(setup.ops, bank)
+        self.workspaces = _workspaces(setup.ops, arenas)
+        self._arenas = arenas
         self._slots = config.lora.max_adapters
         self._pulse = pulse
 
-    def runner(
+    def build(
         self, pages: int, max_len: int, *, purpose: str = "cache", graphs: Graphs | None = None
     ) -> tuple[Runner, Arena]:
         """Return a runner whose sequences have at most `max_len` tokens, and the arena of its cache.
 
-        purpose  of the arena, for whoever reads that there is no memory for it
+        purpose  of the arena, named by OutOfMemory
 
         Raises OutOfMemory.
         """
         model, ops, _, device, _ = self.setup
-        cache = self.bank.arena(arena_bytes(self.layout, self.tensors, pages), purpose)
+        cache = self._arenas.arena(arena_bytes(self.layout, self.tensors, pages), purpose)
         rows = Rows(
             rows=self.rows,
             max_len=max_len,
@@ -57,26 +64,24 @@ class Assembly:
             kernels=ops.rows,
         )
         scales = {layer: each.tensor for layer, each in model.cache_scales.items()}
-        runner = Runner(
+        instance = Instance(
             model,
-            ops.attention,
-            ops.draw,
-            rows,
+            ops,
             self.layout,
-            allocate(self.layout, self.tensors, pages, cache, scales),
-            DeviceSlots(ops.lora, device, self._slots, rows.staging),
-            self._pulse,
-            graphs,
+            cache=allocate(self.layout, self.tensors, pages, cache, scales),
+            rows=rows,
+            adapters=DeviceSlots(ops.lora if model.targets else None, device, self._slots, rows.staging),
+            pulse=self._pulse,
         )
-        return runner, cache
+        return Runner(instance, graphs), cache
 
 
-def _workspaces(ops: Ops, bank: Bank) -> list[Arena]:
-    """Give kernels the memory that they want to compute in. Raises OutOfMemory."""
-    arenas = []
+def _workspaces(ops: Ops, arenas: Arenas) -> list[Arena]:
+    """Give kernels the memory that they compute in. Raises OutOfMemory."""
+    taken = []
     for family in ops.workspaces:
-        arena = bank.arena(family.workspace_bytes, "kernels to compute in")
+        arena = arenas.arena(family.workspace_bytes, "kernels to compute in")
         memory = arena.take((family.workspace_bytes,), torch.uint8)
         family.work_in(memory.zero_())  # not every bank's is zeros
-        arenas.append(arena)
-    return arenas
+        taken.append(arena)
+    return taken

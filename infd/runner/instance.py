@@ -1,0 +1,34 @@
+"""A model on its device, with all that lasts there from step to step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.kernels.families.attention import KeyValuePages
+    from infd.kernels.ops import Ops
+    from infd.models.base import Model
+    from infd.runner.adapters import DeviceSlots
+    from infd.runner.pulse import Pulse
+    from infd.runner.rows import Rows
+    from infd.scheduler.layout import CacheLayout
+
+
+class Instance(Struct, frozen=True):
+    """What every step of a runner computes with. `start/assembly.py` builds it, for serving and for `infd warm`.
+
+    cache     by layer
+    adapters  the adapters in the device's slots
+    """
+
+    model: Model
+    ops: Ops
+    layout: CacheLayout
+    cache: Sequence[KeyValuePages]
+    rows: Rows
+    adapters: DeviceSlots
+    pulse: Pulse

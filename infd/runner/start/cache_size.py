@@ -1,0 +1,82 @@
+"""Decide how many pages the cache has, and how long a sequence that leaves room for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+
+from infd.errors import OutOfMemory
+from infd.runner.arenas.cache import arena_bytes, page_bytes, slots
+from infd.weights.load import ALIGNMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.models.base import PageTensor
+    from infd.scheduler.layout import CacheLayout
+
+
+class Room(NamedTuple):
+    """The bytes that a cache may take, and why so many."""
+
+    bytes: int
+    why: str
+
+
+class CacheSize(Struct, frozen=True):
+    """How many pages there are, what they cost, and why not more or fewer.
+
+    pages          ids 1..pages; page 0 is scratch and counted in bytes only
+    max_model_len  the longest sequence that these pages hold
+    """
+
+    pages: int
+    bytes: int
+    max_model_len: int
+    reason: str
+
+
+def size_cache(
+    layout: CacheLayout,
+    tensors: Sequence[PageTensor],
+    *,
+    wanted: int | None,
+    room: Room,
+    rows: int,
+    max_model_len: int,
+    step_tokens: int,
+) -> CacheSize:
+    """Choose the number of pages, and the longest sequence that fits them.
+
+    wanted       bytes asked for, or None to take all of `room`
+    step_tokens  bounds a step; groups with a window hold a step's tokens beside it
+
+    Raises OutOfMemory where no prompt and answer fit, of a token each.
+    """
+    if not layout.groups:
+        return CacheSize(0, 0, max_model_len, "the model keeps no cache")
+    page = page_bytes(layout, tensors)
+    budget, reason = room if wanted is None else (wanted, "as configured")
+    pages = (budget - ALIGNMENT * len(tensors) * slots(layout)) // page - 1
+    useful = rows * layout.peak_pages(max_model_len, step_tokens)
+    if wanted is None and pages > useful:
+        pages, reason = useful, f"{rows} sequences of {max_model_len:,} tokens"
+    longest = _longest(layout, max(pages, 0), max_model_len, step_tokens)
+    if longest < 2:
+        raise OutOfMemory(
+            f"the cache has room for {max(pages, 0)} pages of {page:,} bytes ({reason}): raise cache.bytes"
+        )
+    return CacheSize(pages, arena_bytes(layout, tensors, pages), longest, reason)
+
+
+def _longest(layout: CacheLayout, pages: int, most: int, step_tokens: int) -> int:
+    """Return the length, at most `most`, of the longest sequence that `pages` can hold."""
+    fits, too_long = 0, most + 1
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if layout.peak_pages(middle, step_tokens) <= pages:
+            fits = middle
+        else:
+            too_long = middle
+    return fits
