@@ -109,6 +109,32 @@ def test_a_room_does_without_what_it_must_not_know(path: Path):
     assert not wrong
 
 
+# What answers requests without HTTP: batch runs and callers in process use it too.
+WITHOUT_HTTP = [HOUSE / "http/generate.py", *(HOUSE / "http/formats").glob("*.py"), *(HOUSE / "http/apis").glob("*.py")]
+
+
+@pytest.mark.parametrize("path", WITHOUT_HTTP, ids=lambda path: str(path.relative_to(HOUSE)))
+def test_a_generation_is_answered_without_aiohttp(path: Path):
+    assert not [str(each) for each in reached(path) if "aiohttp" in {name.split(".")[0] for name in imports(each)}]
+
+
+def reached(path: Path) -> set[Path]:
+    """Return a module and all of ours that it imports, themselves or through others, typing-only imports included."""
+    found, todo = set(), [path]
+    while todo:
+        each = todo.pop()
+        if each in found:
+            continue
+        found.add(each)
+        for name in imports(each):
+            parts = name.split(".")
+            if parts[0] == "infd":
+                whole, module = HOUSE.joinpath(*parts[1:]), HOUSE.joinpath(*parts[1:-1])
+                todo += [file for file in (whole.with_suffix(".py"), module.with_suffix(".py")) if file.is_file()]
+                todo += [file for file in (whole / "__init__.py", module / "__init__.py") if file.is_file()]
+    return found
+
+
 def test_the_check_sees_a_wrong_import(tmp_path: Path):
     module = tmp_path / "scheduler.py"
     module.write_text("from infd.engine import core\nimport infd.http.app\nfrom infd.request import Request\n")

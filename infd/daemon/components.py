@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from infd.errors import CheckpointError, ConfigError
-from infd.http.served import SamplingDefaults, ServedModel
+from infd.http.served_model import SamplingDefaults, ServedModel
 from infd.text.chat import ChatTemplate
 from infd.text.syntax import Syntax
 from infd.text.tokenizer import Tokenizer

@@ -1,7 +1,7 @@
-"""What a request for generated text must pass before its body is even read.
+"""Refuse requests for generated text before their bodies are read.
 
-Under overload a refusal costs one look at the queue: nothing is received,
-decoded or rendered for a request that could not be queued anyway.
+Under overload a refusal costs one look at the queue: nothing is received, decoded or rendered for a request that could
+not be queued.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def generation(handler: Handler) -> Handler:
+def guarded(handler: Handler) -> Handler:
     """Guard a route that generates text. Raises NotReady, Overloaded."""
 
     @wraps(handler)
-    async def guarded(request: web.Request) -> web.StreamResponse:
+    async def admit(request: web.Request) -> web.StreamResponse:
         service = request.app[SERVICE]
         with service.in_flight.hold(request[EXCHANGE].key):
             service.engine.require_room()
             return await handler(request)
 
-    return guarded
+    return admit

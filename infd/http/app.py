@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
 from infd.http import expectations, middleware
-from infd.http.admission import generation
+from infd.http.apis.chat import CHAT
+from infd.http.apis.completions import COMPLETIONS
 from infd.http.connection import STALL_S, Connection
 from infd.http.connections import Connections
-from infd.http.routes import chat, completions, elsewhere, health, metrics, models, render, tokens
-from infd.http.service import SERVICE, Service
+from infd.http.routes import health, metrics, models, tokens, unknown
+from infd.http.routes.generating import answering
+from infd.http.routes.render import rendering
+from infd.http.service import ERRORS, SERVICE, Service
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from infd.config import Config
     from infd.engine.engine import Engine
+    from infd.http.apis.api import Api
     from infd.http.auth import Keys
-    from infd.http.served import ServedModel
+    from infd.http.served_model import ServedModel
     from infd.offload import Offload
     from infd.telemetry.metrics import Metrics
 
@@ -33,6 +37,8 @@ SHUTDOWN_S: Final = 0.5
 # What a client needs to send its first request after it was let in, and how often we look.
 MOMENT_S: Final = 0.2
 LOOK_S: Final = 0.005
+
+APIS: Final[dict[str, Api[Any]]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
 
 
 def application(service: Service) -> web.Application:
@@ -48,12 +54,11 @@ def application(service: Service) -> web.Application:
         ],
     )
     app[SERVICE] = service
+    app[ERRORS] = {path: api.errors for path, api in APIS.items()}
     app.on_response_prepare.append(middleware.finish_headers)
     routes = [
-        web.post("/v1/chat/completions", generation(chat.complete)),
-        web.post("/v1/chat/completions/render", render.chat_prompt),
-        web.post("/v1/completions", generation(completions.complete)),
-        web.post("/v1/completions/render", render.completion_prompts),
+        *(web.post(path, answering(api)) for path, api in APIS.items()),
+        *(web.post(f"{path}/render", rendering(api)) for path, api in APIS.items()),
         web.get("/v1/models", models.every),
         web.get("/v1/models/{id:.+}", models.one),
         web.post("/tokenize", tokens.tokenize),
@@ -70,8 +75,8 @@ def application(service: Service) -> web.Application:
     for route in routes:
         route.kwargs["expect_handler"] = expectations.unanswered
     app.add_routes(routes)
-    nowhere = app.router.add_resource(elsewhere.PATH, name=elsewhere.NAME)
-    nowhere.add_route("*", elsewhere.nothing, expect_handler=expectations.unanswered)
+    others = app.router.add_resource(unknown.PATH, name=unknown.NAME)
+    others.add_route("*", unknown.refuse, expect_handler=expectations.unanswered)
     return app
 
 

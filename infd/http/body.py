@@ -1,41 +1,29 @@
-"""From the bytes of a body to a checked request.
+"""Receive a request's body and decode it.
 
-Size first, then nesting, then types: nothing is built from a body before its
-size and depth are known to be harmless. A wrong value is named by its path.
-A body has a deadline, and more time only while it comes at a pace; all bodies
-together are bounded too, because they arrive before anything is queued.
+Size is checked first, then nesting and types (`json_body`). A body has a deadline, which moves only while the body
+arrives at a pace. All bodies together are bounded too, because they arrive before anything is queued.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import msgspec
-from msgspec import inspect
-
-from infd.errors import BodyTooLarge, InvalidRequest, Overloaded, brief
+from infd.errors import BodyTooLarge, InvalidRequest, Overloaded
 from infd.http import connection, expectations
+from infd.http.json_body import decode
 from infd.http.service import SERVICE
 
 if TYPE_CHECKING:
+    import msgspec
     from aiohttp import web
 
     from infd.http.service import Service
 
 T = TypeVar("T")
 
-# Below this, work on a body is quicker than handing it to a thread.
+# Decoding fewer bytes is quicker than handing them to a thread.
 SMALL_BYTES: Final = 64 * 2**10
-
-# A string, or a run of brackets. Possessive, so that a body without a closing quote is read once.
-_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]+|[\]}]+', re.DOTALL)
-_PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
-_STEP: Final = re.compile(r"[^.\[\]]+")
-_LONG_QUOTE: Final = re.compile(r"(['`])(.{100}).+\1", re.DOTALL)
-_MISSING: Final = re.compile(r"required field `(?P<field>[^`]+)`|unknown field `(?P<unknown>[^`]+)`")
 
 
 async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[T, int]:
@@ -50,35 +38,6 @@ async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[
         return await service.offload(decode, data, decoder, depth), len(data)
     finally:
         service.bodies_bytes -= len(data)
-
-
-def decode(data: bytes | bytearray, decoder: msgspec.json.Decoder[T], depth_limit: int) -> T:
-    """Return the typed value of a JSON body. Raises InvalidRequest."""
-    if exceeds_depth(data, depth_limit):
-        raise InvalidRequest(f"the JSON is nested more than {depth_limit} levels deep", code="json_too_deep")
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        message, param = _explain(str(error), decoder.type)
-        raise InvalidRequest(message, param=param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
-
-
-def exceeds_depth(data: bytes | bytearray, limit: int) -> bool:
-    """Say whether arrays and objects nest deeper than `limit`, without parsing."""
-    if data.count(b"[") + data.count(b"{") <= limit:
-        return False
-    depth = 0
-    for match in _STRUCTURE.finditer(data):
-        first = data[match.start()]
-        if first in b"[{":
-            depth += match.end() - match.start()
-            if depth > limit:
-                return True
-        elif first in b"]}":
-            depth -= match.end() - match.start()
-    return False
 
 
 async def _receive(request: web.Request, data: bytearray, service: Service) -> None:
@@ -111,37 +70,3 @@ async def _receive(request: web.Request, data: bytearray, service: Service) -> N
         ) from None
     finally:
         client.busy()
-
-
-def _explain(error: str, body: object) -> tuple[str, str | None]:
-    """Split what msgspec says about a body of a type into words and the dotted path they are about."""
-    path = ""
-    if at := _PATH.search(error):
-        path = at["path"].removesuffix("[...]")
-        error = error[: at.start()]
-    if named := _MISSING.search(error):
-        field = brief(named["field"] or named["unknown"])
-        path = f"{path}.{field}" if path else field
-    elif "enum value" in error and (known := _known(_shape(body), _STEP.findall(path))):
-        error += f"; there are {', '.join(map(str, known))}"
-    error = _LONG_QUOTE.sub(r"\1\2...\1", error)
-    return (f"{path}: {error}" if path else error), path or None
-
-
-@cache  # it takes two milliseconds for a chat
-def _shape(type_: object) -> inspect.Type:
-    return inspect.type_info(type_)
-
-
-def _known(shape: inspect.Type, path: list[str]) -> tuple[object, ...]:
-    """Return the values that may stand at the end of a path."""
-    match shape, path:
-        case inspect.LiteralType(values=values), []:
-            return values
-        case inspect.UnionType(types=options), _:
-            return next(filter(None, (_known(option, path) for option in options)), ())
-        case inspect.ListType(item_type=item), [_, *rest]:
-            return _known(item, rest)
-        case inspect.StructType(fields=fields), [name, *rest]:
-            return next((_known(field.type, rest) for field in fields if field.encode_name == name), ())
-    return ()

@@ -1,4 +1,4 @@
-"""From the turns and tools of a request to the values that chat templates read."""
+"""Convert the messages and tools of a chat request to what chat templates read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from infd.errors import InvalidRequest, Unsupported, brief
-from infd.http.body import exceeds_depth
+from infd.http.json_body import exceeds_depth
 from infd.http.sampling import refuse_not_built
 from infd.http.schema.sampling import ABSENT
 from infd.http.schema.tools import SCHEMA_DEPTH
@@ -15,69 +15,52 @@ from infd.http.schema.tools import SCHEMA_DEPTH
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infd.http.schema.chat import ChatRequest, Message
+    from infd.http.schema.chat import Message
     from infd.http.schema.tools import Called, Tool
-    from infd.text.chat import ChatTemplate
 
 
-def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages as templates read them. Raises InvalidRequest, Unsupported, naming the message."""
-    return [_turn(message, f"messages[{number}]") for number, message in enumerate(messages)]
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
-def offered(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools as templates read them: in one order, whatever the client's was, so that equal ones are equal text.
+def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return tools as templates read them, their keys in one order, so that equal tools give equal text.
 
     Raises InvalidRequest, naming the tool.
     """
     return [_tool(tool, f"tools[{number}].function") for number, tool in enumerate(tools)]
 
 
-def template_kwargs(said: ChatRequest, template: ChatTemplate) -> dict[str, Any]:
-    """Return the variables that a request sets in the template. Its own chat_template_kwargs are the strongest.
-
-    Raises Unsupported where it asks for an effort of which the template knows nothing.
-    """
-    kwargs: dict[str, Any] = {} if said.chat_template_kwargs is None else msgspec.to_builtins(said.chat_template_kwargs)
-    if said.reasoning_effort is None:
-        return kwargs
-    thinks = said.reasoning_effort != "none"
-    words = {"reasoning_effort": said.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
-    known = {name: value for name, value in words.items() if template.reads(name, tools=bool(said.tools))}
-    if thinks and not known:
-        raise Unsupported("reasoning_effort with this model, whose chat template reads none,", param="reasoning_effort")
-    return known | kwargs
-
-
-def last_words(messages: Sequence[Message]) -> str:
+def final_text(messages: Sequence[Message]) -> str:
     """Return the text of the final message."""
     content = messages[-1].content
     return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
 
 
-def _turn(message: Message, at: str) -> dict[str, Any]:
+def _message(message: Message, at: str) -> dict[str, Any]:
     refuse_not_built(message, message.NEUTRAL, at=f"{at}.")
     if message.role == "function":
         raise Unsupported(f"the role {brief(message.role)!r}, which 'tool' has replaced,", param=f"{at}.role")
-    # Open models were taught one name for both.
-    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    # Open models were trained with one name for both.
+    read: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest("only the assistant calls tools", param=f"{at}.tool_calls")
     if message.content is not None:
-        turn["content"] = _content(message, at)
+        read["content"] = _content(message, at)
     elif not message.tool_calls:
         raise InvalidRequest("content is required", param=f"{at}.content")
     if message.name is not None:
-        turn["name"] = message.name
+        read["name"] = message.name
     if (reasoning := message.reasoning_content or message.reasoning) is not None:
-        turn["reasoning_content"] = reasoning
+        read["reasoning_content"] = reasoning
     if message.tool_calls:
-        turn["tool_calls"] = [
+        read["tool_calls"] = [
             _call(call, f"{at}.tool_calls[{number}].function") for number, call in enumerate(message.tool_calls)
         ]
     if message.tool_call_id is not None:
-        turn["tool_call_id"] = message.tool_call_id
-    return turn
+        read["tool_call_id"] = message.tool_call_id
+    return read
 
 
 def _content(message: Message, at: str) -> str | list[dict[str, str]]:
@@ -97,8 +80,8 @@ def _content(message: Message, at: str) -> str | list[dict[str, str]]:
 def _call(call: Called, at: str) -> dict[str, Any]:
     # Some clients send nothing where a tool takes nothing.
     arguments = _object(call.function.arguments.encode("utf-8", "surrogatepass") or b"{}", f"{at}.arguments")
-    turn: dict[str, Any] = {"type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
-    return turn if call.id is None else {"id": call.id, **turn}
+    read: dict[str, Any] = {"type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+    return read if call.id is None else {"id": call.id, **read}
 
 
 def _tool(tool: Tool, at: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Errors as clients read them: `{"error": {message, type, param, code}}`, the same bytes wherever they are sent."""
+"""Errors as responses, and in metrics and logs. Their bodies are the formats'."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import web
 
 from infd.errors import Internal, NotReady, RequestError, Unauthorized, UnknownVersion, without_frames
-from infd.http.schema.error import ErrorBody, ErrorDetail
+from infd.http.formats.openai import OPENAI_ERRORS
 
 if TYPE_CHECKING:
-    from infd.http.service import Exchange
+    from infd.http.exchange import Exchange
+    from infd.http.formats.base import Errors
     from infd.telemetry.metrics import Metrics
 
 _LOG = logging.getLogger("infd.http")
 
 
 def translate(error: Exception, exchange: Exchange) -> RequestError:
-    """Return what to tell the client. What is not the client's to fix is logged here, once.
+    """Return what to tell the client. An error that the client cannot fix is logged here, once.
 
     Neither error keeps the frames of its handler.
     """
@@ -42,15 +42,9 @@ def reason(error: RequestError) -> str:
     return error.code or "invalid_request"
 
 
-def body(error: RequestError) -> bytes:
-    """Return the JSON of an error."""
-    detail = ErrorDetail(message=str(error), type=error.type, param=error.param, code=error.code)
-    return msgspec.json.encode(ErrorBody(error=detail))
-
-
-def response(error: RequestError) -> web.Response:
+def response(error: RequestError, errors: Errors = OPENAI_ERRORS) -> web.Response:
     """Return the response that an error becomes while no part of another one has been sent."""
-    answer = web.Response(body=body(error), status=error.status, content_type="application/json")
+    answer = web.Response(body=errors.error_body(error), status=error.status, content_type="application/json")
     if error.retry_after_s is not None:
         answer.headers["Retry-After"] = str(error.retry_after_s)
     if error.status == Unauthorized.status:
@@ -61,8 +55,8 @@ def response(error: RequestError) -> web.Response:
 
 
 def raw(error: RequestError) -> bytes:
-    """Return the same as bytes, for a client that has not asked anything yet and shall not."""
-    content = body(error)
+    """Return the response as bytes, for a connection that is closed before its first request."""
+    content = OPENAI_ERRORS.error_body(error)
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
         "Server: infd",

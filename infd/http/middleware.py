@@ -1,7 +1,7 @@
 """What happens around every request. Outermost first:
 
 1. record     gives the request its id, and writes its access line when it is over, however it ended
-2. explain    turns what was raised into an error body, or the last event of a stream that has begun
+2. explain    turns what was raised into an error body in the API's words, unless a stream has begun (routes/generating)
 3. frame      refuses versions and framing of HTTP that leave open where the next request begins
 4. preflight  answers browsers that ask whether a page may ask
 5. authorize  lets nothing through without a key but the paths named in OPEN, compared as the client sent them
@@ -33,8 +33,9 @@ from infd.errors import (
     brief,
 )
 from infd.http import connection, expectations, failure
-from infd.http.service import EXCHANGE, SERVICE, Exchange
-from infd.http.sse import DONE, event
+from infd.http.exchange import Exchange
+from infd.http.formats.openai import OPENAI_ERRORS
+from infd.http.service import ERRORS, EXCHANGE, SERVICE
 from infd.telemetry import log
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ _CLIENT_GONE: Final = 499  # what proxies write where there was nobody left to a
 async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request its id; write its access line."""
     given = request.headers.get("X-Request-Id", "")
-    exchange = request[EXCHANGE] = Exchange(client_id=given if _CLIENT_ID.fullmatch(given) else None)
+    exchange = request[EXCHANGE] = Exchange(
+        client_id=given if _CLIENT_ID.fullmatch(given) else None,
+        errors=request.app[ERRORS].get(request.path, OPENAI_ERRORS),
+    )
     began = time.monotonic()
     client = connection.of(request)
     client.busy()
@@ -108,14 +112,8 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception as unexpected:
         error = failure.translate(unexpected, exchange)
     exchange.error = error
-    if (events := exchange.events) is not None and events.begun:
-        if not exchange.queued:
-            failure.count(error, request.app[SERVICE].metrics)
-        await events.send(event(failure.body(error)) + DONE)
-        await events.close()
-        return events.response
     failure.count(error, request.app[SERVICE].metrics)
-    response = failure.response(error)
+    response = failure.response(error, exchange.errors)
     if allow is not None:
         response.headers["Allow"] = allow
     return response

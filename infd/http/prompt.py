@@ -1,4 +1,4 @@
-"""From what a client wrote to token ids: render the conversation, encode the text, cut the prompt, forbid words."""
+"""Turn a request's input into token ids: render conversations, encode texts, truncate prompts, encode bad words."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from infd.errors import InvalidRequest, PromptTooLong, TooCostly
-from infd.http.conversation import conversation, offered
+from infd.errors import InvalidRequest, PromptTooLong, TooCostly, Unsupported
+from infd.http import sampling
+from infd.http.generation import Conversation
 from infd.text.fuel import BRIEF
 from infd.text.syntax import PROMPT_END
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from infd.http.schema.chat import Message
-    from infd.http.schema.sampling import GenerationRequest
-    from infd.http.schema.tools import Tool
-    from infd.http.served import ServedModel
+    from infd.http.generation import Generation
+    from infd.http.served_model import ServedModel
     from infd.offload import Offload
+    from infd.text.chat import ChatTemplate
     from infd.text.fuel import Limits
 
 # About 4 ms of encoding: longer texts would hold up every stream's tokens.
@@ -37,13 +37,41 @@ BAD_WORD_TOKENS: Final = 2**14
 class Prompt(Struct, frozen=True):
     """What the model reads.
 
-    text  as it was written; None where ids were given, or only its end is read
-    end   of a conversation's text, which may have opened the answer
+    text  as the client sent it or the template rendered it; None for token ids and for truncated prompts
+    end   of a rendered conversation, which may have begun the answer: a thought
     """
 
     ids: tuple[int, ...]
     text: str | None = None
     end: str = ""
+
+
+async def read_prompts(generation: Generation, served: ServedModel, offload: Offload) -> list[Prompt]:
+    """Return what the model reads, truncated as the request says. Raises InvalidRequest, Unsupported, PromptTooLong."""
+    fields = generation.fields
+    must_fit = fields.truncate_prompt_tokens is None
+    if isinstance(generation.input, Conversation):
+        prompt = await render(
+            generation.input,
+            generation.body_bytes,
+            served,
+            offload,
+            add_special_tokens=fields.add_special_tokens,
+            must_fit=must_fit,
+            param=generation.prompt_param,
+        )
+        return [_truncated(prompt, generation, served)]
+    prompts: list[Prompt] = []
+    for given in generation.input.prompts:
+        if isinstance(given, str):
+            check_length(given, served, param=generation.prompt_param, must_fit=must_fit)
+            special = fields.add_special_tokens is not False
+            prompt = Prompt(await encode(given, served, offload, add_special_tokens=special), given)
+        else:
+            sampling.check_ids(given, served, generation.prompt_param)
+            prompt = Prompt(tuple(given))
+        prompts.append(_truncated(prompt, generation, served))
+    return prompts
 
 
 def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) -> None:
@@ -83,25 +111,14 @@ async def decode(ids: Sequence[int], served: ServedModel, offload: Offload, *, s
     return await offload(decode, ids, skip_special_tokens=skip_special_tokens)
 
 
-async def written(prompt: Prompt, served: ServedModel, offload: Offload, *, skip_special_tokens: bool) -> str:
-    """Return a prompt's text: as it was written, or what its ids say."""
+async def text_of(prompt: Prompt, served: ServedModel, offload: Offload, *, skip_special_tokens: bool) -> str:
+    """Return a prompt's text: as it was given, or decoded from its ids."""
     if prompt.text is not None:
         return prompt.text
     return await decode(prompt.ids, served, offload, skip_special_tokens=skip_special_tokens)
 
 
-def cut(prompt: Prompt, said: GenerationRequest, max_tokens: int | None, served: ServedModel) -> Prompt:
-    """Return the end of a prompt, if the request reads no more of it than its last tokens.
-
-    max_tokens  that the request asks for
-    """
-    keep = said.truncate_prompt_tokens
-    if keep == -1:
-        keep = max(1, served.max_model_len - max(1, max_tokens or 1))
-    return prompt if keep is None or len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:], end=prompt.end)
-
-
-async def forbidden(words: Sequence[str], served: ServedModel, offload: Offload) -> tuple[tuple[int, ...], ...]:
+async def bad_word_ids(words: Sequence[str], served: ServedModel, offload: Offload) -> tuple[tuple[int, ...], ...]:
     """Return the token sequences that spell the words, at the start of a text and within one. Raises InvalidRequest."""
     if not words:
         return ()
@@ -117,50 +134,75 @@ async def forbidden(words: Sequence[str], served: ServedModel, offload: Offload)
 
 
 async def render(
-    messages: Sequence[Message],
+    conversation: Conversation,
     body_bytes: int,
     served: ServedModel,
     offload: Offload,
     *,
-    tools: Sequence[Tool] | None,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
-    kwargs: Mapping[str, Any] | None,
     add_special_tokens: bool | None,
     must_fit: bool,
+    param: str = "messages",
 ) -> Prompt:
-    """Return a conversation as the model's chat template writes it.
+    """Return a conversation as the model's chat template renders it.
 
-    A template writes its own special tokens, so none are added unless asked for.
-    Raises InvalidRequest; where it must fit, PromptTooLong for a text that is certainly too long.
+    A template writes its own special tokens, so none are added unless the request says so.
+    Raises InvalidRequest, Unsupported; if must_fit, PromptTooLong for a text that is certainly too long.
     """
-    if add_generation_prompt and continue_final_message:
+    variables = template_variables(conversation, served.template)
+    continues = conversation.continued is not None
+    opens_answer = conversation.add_generation_prompt
+    if opens_answer and continues:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
 
     def work(limits: Limits | None = None) -> Prompt:
         text = served.template.render(
-            conversation(messages),
-            tools=offered(tools) if tools else None,
-            add_generation_prompt=not continue_final_message
-            if add_generation_prompt is None
-            else add_generation_prompt,
-            continue_final_message=bool(continue_final_message),
-            kwargs=kwargs,
+            conversation.messages(),
+            tools=None if conversation.tools is None else conversation.tools(),
+            add_generation_prompt=not continues if opens_answer is None else opens_answer,
+            continue_final_message=continues,
+            kwargs=variables,
             limits=limits,
         )
-        check_length(text, served, param="messages", must_fit=must_fit)
+        check_length(text, served, param=param, must_fit=must_fit)
         special = bool(add_special_tokens) and not served.template.begins_with_bos(text)
         return Prompt(_encode(text, served, add_special_tokens=special), text, text[-PROMPT_END:])
 
     if served.template.apart or served.tokenizer.apart:
         return await offload.apart(work)
     if body_bytes <= SHORT_CHARACTERS:
-        # The template is a stranger's: it gets a few milliseconds of the loop, and its full time on a thread.
+        # A template comes with a checkpoint: it gets a few milliseconds of the loop, and its full time on a thread.
         with suppress(TooCostly):
             return work(BRIEF)
     return await (offload.short(work) if SHORT_CHARACTERS < body_bytes <= ORDINARY_CHARACTERS else offload(work))
+
+
+def template_variables(conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
+    """Return the variables that a request sets in the template. Those that it names itself win.
+
+    Raises Unsupported if the request asks for a reasoning effort and the template reads none.
+    """
+    given = dict(conversation.template_variables)
+    effort = conversation.effort
+    if effort is None:
+        return given
+    thinks = effort != "none"
+    spellings = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    has_tools = conversation.tools is not None
+    known = {name: value for name, value in spellings.items() if template.reads(name, tools=has_tools)}
+    if thinks and not known:
+        raise Unsupported("reasoning_effort with this model, whose chat template reads none,", param="reasoning_effort")
+    return known | given
+
+
+def _truncated(prompt: Prompt, generation: Generation, served: ServedModel) -> Prompt:
+    """Return the last tokens of a prompt, if the request limits how many are read."""
+    keep = generation.fields.truncate_prompt_tokens
+    if keep == -1:
+        max_tokens = generation.default_max_tokens if generation.max_tokens is None else generation.max_tokens
+        keep = max(1, served.max_model_len - max(1, max_tokens or 1))
+    return prompt if keep is None or len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:], end=prompt.end)
 
 
 def _encode(text: str, served: ServedModel, *, add_special_tokens: bool) -> tuple[int, ...]:

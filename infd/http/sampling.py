@@ -1,7 +1,7 @@
-"""From what a request says about sampling to what the engine is told.
+"""Turn a request's sampling fields into SamplingParams.
 
-Bounds that are settings are checked here, the fixed ones are in the types.
-What a request leaves out comes from the model's generation_config.json.
+Bounds that are settings are checked here, fixed ones by the schema's types. Defaults come from the model's
+generation_config.json.
 """
 
 from __future__ import annotations
@@ -17,54 +17,58 @@ from infd.http.schema.sampling import ABSENT
 from infd.request import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
     from infd.config import LimitsConfig
-    from infd.http.schema.sampling import GenerationRequest
-    from infd.http.served import ServedModel
+    from infd.http.schema.sampling import GenerationFields, OpenAIRequest
+    from infd.http.served_model import ServedModel
 
-# Colder than this is the same answer, but divides logits into infinity.
+# A lower temperature gives the same answer, but divides logits into infinity.
 COLDEST: Final = 1e-3
-# Room above a seed for a choice to add its index.
+# Seeds are below this, so that a choice can add its index.
 SEEDS: Final = 2**62
-# Room for the longest value that passes in a field not built yet, with space to spare.
+# More than the longest value that passes in a field not served yet.
 LONGEST_NEUTRAL_BYTES: Final = 256
 
 
-def check(request: GenerationRequest, limits: LimitsConfig) -> None:
+def check(request: OpenAIRequest, limits: LimitsConfig) -> None:
     """Refuse what no model could answer. Raises InvalidRequest, Unsupported."""
     refuse_not_built(request, request.NEUTRAL, {"best_of": (request.n or 1,)})
-    if request.truncate_prompt_tokens == 0:
-        raise InvalidRequest("a prompt has at least one token", param="truncate_prompt_tokens")
+    check_fields(request, stop_strings(request), limits)
     if (request.prompt_logprobs or 0) > limits.top_logprobs:
         raise InvalidRequest(f"prompt_logprobs is at most {limits.top_logprobs}", param="prompt_logprobs")
-    if len(request.bad_words or ()) > limits.bad_words:
-        raise InvalidRequest(f"bad_words is at most {limits.bad_words} entries", param="bad_words")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only for requests with stream: true", param="stream_options")
     if (request.n or 1) > limits.choices:
         raise InvalidRequest(f"n is at most {limits.choices}", param="n")
-    stop = stop_strings(request)
-    if len(stop) > limits.stop_strings:
+
+
+def check_fields(fields: GenerationFields, stop_strings: Sequence[str], limits: LimitsConfig) -> None:
+    """Refuse what exceeds a setting, in the fields that all APIs share. Raises InvalidRequest."""
+    if fields.truncate_prompt_tokens == 0:
+        raise InvalidRequest("a prompt has at least one token", param="truncate_prompt_tokens")
+    if len(fields.bad_words or ()) > limits.bad_words:
+        raise InvalidRequest(f"bad_words is at most {limits.bad_words} entries", param="bad_words")
+    if len(stop_strings) > limits.stop_strings:
         raise InvalidRequest(f"stop is at most {limits.stop_strings} strings", param="stop")
-    if any(len(string) > limits.stop_characters for string in stop):
+    if any(len(string) > limits.stop_characters for string in stop_strings):
         raise InvalidRequest(f"a stop string is at most {limits.stop_characters} characters", param="stop")
-    if len(request.logit_bias or ()) > limits.logit_bias:
+    if len(fields.logit_bias or ()) > limits.logit_bias:
         raise InvalidRequest(f"logit_bias is at most {limits.logit_bias} entries", param="logit_bias")
-    if len(request.cache_salt or "") > limits.cache_salt:
+    if len(fields.cache_salt or "") > limits.cache_salt:
         raise InvalidRequest(f"cache_salt is at most {limits.cache_salt} characters", param="cache_salt")
 
 
 def refuse_not_built(
-    said: Struct,
+    fields: Struct,
     neutral: Mapping[str, tuple[Any, ...]],
     also: Mapping[str, tuple[Any, ...]] | None = None,
     at: str = "",
 ) -> None:
-    """Refuse a known field whose value asks for what infd does not do yet. Raises Unsupported, InvalidRequest."""
-    for name in said.__struct_fields__:
-        value = getattr(said, name)
+    """Refuse a known field whose value asks for what infd does not serve yet. Raises Unsupported, InvalidRequest."""
+    for name in fields.__struct_fields__:
+        value = getattr(fields, name)
         if type(value) is not Raw or value is ABSENT:
             continue
         decoded = _decode(value, name, f"{at}{name}")
@@ -73,7 +77,7 @@ def refuse_not_built(
             raise Unsupported(name, param=f"{at}{name}")
 
 
-def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+def stop_strings(request: OpenAIRequest) -> tuple[str, ...]:
     if request.stop is None:
         return ()
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
@@ -102,63 +106,61 @@ def max_tokens(
 
 
 def sampling_params(
-    request: GenerationRequest,
+    fields: GenerationFields,
     served: ServedModel,
     *,
     max_tokens: int,
     choices: int,
+    choices_param: str = "n",
     logprobs: int | None,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
     """Return how to choose tokens. Raises InvalidRequest."""
     defaults = served.defaults
-    temperature = defaults.temperature if request.temperature is None else request.temperature
+    temperature = defaults.temperature if fields.temperature is None else fields.temperature
     if choices > 1 and (temperature == 0 or max_tokens == 0):
         zero = "temperature" if temperature == 0 else "max_tokens"
-        raise InvalidRequest(
-            f"at {zero} 0 all answers would be the same: there can be one only",
-            param="n" if (request.n or 1) > 1 else "best_of",
-        )
-    min_tokens = request.min_tokens or 0
+        raise InvalidRequest(f"at {zero} 0 all answers would be the same: there can be one only", param=choices_param)
+    min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
-    bias = request.logit_bias or {}
+    bias = fields.logit_bias or {}
     check_ids(bias, served, "logit_bias")
-    check_ids(request.stop_token_ids or (), served, "stop_token_ids")
-    allowed = tuple(request.allowed_token_ids or ())
+    check_ids(fields.stop_token_ids or (), served, "stop_token_ids")
+    allowed = tuple(fields.allowed_token_ids or ())
     if len(allowed) > served.vocab_size:
         raise InvalidRequest("allowed_token_ids names more tokens than there are", param="allowed_token_ids")
     check_ids(allowed, served, "allowed_token_ids")
-    if allowed and min_tokens and end_ids(request, served).issuperset(allowed):
+    if allowed and min_tokens and end_ids(fields, served).issuperset(allowed):
         raise InvalidRequest(
             "allowed_token_ids names only tokens that end an answer, and min_tokens forbids those",
             param="allowed_token_ids",
         )
-    top_k = defaults.top_k if request.top_k is None else max(request.top_k, 0)
+    top_k = defaults.top_k if fields.top_k is None else max(fields.top_k, 0)
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=temperature and max(temperature, COLDEST),
         top_k=min(top_k, served.vocab_size),
-        top_p=defaults.top_p if request.top_p is None else request.top_p,
-        min_p=defaults.min_p if request.min_p is None else request.min_p,
+        top_p=defaults.top_p if fields.top_p is None else fields.top_p,
+        min_p=defaults.min_p if fields.min_p is None else fields.min_p,
         repetition_penalty=(
-            defaults.repetition_penalty if request.repetition_penalty is None else request.repetition_penalty
+            defaults.repetition_penalty if fields.repetition_penalty is None else fields.repetition_penalty
         ),
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
         logit_bias=bias,
         allowed_token_ids=allowed,
         bad_words=bad_words,
-        seed=secrets.randbelow(SEEDS) if request.seed is None else request.seed % SEEDS,
+        seed=secrets.randbelow(SEEDS) if fields.seed is None else fields.seed % SEEDS,
         logprobs=logprobs,
     )
 
 
-def end_ids(request: GenerationRequest, served: ServedModel) -> frozenset[int]:
+def end_ids(fields: GenerationFields, served: ServedModel) -> frozenset[int]:
     """Return the ids that finish an answer."""
-    asked = frozenset(request.stop_token_ids or ())
-    return asked if request.ignore_eos else asked | served.tokenizer.end_ids
+    asked = frozenset(fields.stop_token_ids or ())
+    return asked if fields.ignore_eos else asked | served.tokenizer.end_ids
 
 
 def check_ids(ids: Iterable[int], served: ServedModel, param: str) -> None:

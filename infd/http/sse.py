@@ -28,12 +28,6 @@ BEATS_TO_HEADERS: Final = 2
 BEATS_TO_PING: Final = 3
 
 PING: Final = b": ping\n\n"
-DONE: Final = b"data: [DONE]\n\n"
-
-
-def event(data: bytes) -> bytes:
-    """Frame one event. `data` holds no newline, as JSON does not."""
-    return b"data: " + data + b"\n\n"
 
 
 class Streams:

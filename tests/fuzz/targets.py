@@ -26,8 +26,8 @@ from infd.admin.server import AdminServer
 from infd.apart.client import Worker
 from infd.config import Config, LimitsConfig
 from infd.errors import CheckpointError, RequestError, TextFailed
-from infd.http import body, sampling
-from infd.http.conversation import conversation, offered
+from infd.http import json_body, sampling
+from infd.http.conversation import template_messages, template_tools
 from infd.http.schema.chat import ChatRequest, Message
 from infd.http.schema.completions import CompletionRequest
 from infd.http.schema.tokens import DetokenizeRequest, TokenizeRequest
@@ -93,12 +93,12 @@ class RequestTarget(Target):
         decoder, names = self._kinds[data[0] % len(self._kinds)] if data else self._kinds[0]
         text = data[1:] if data and data[0] & 0x80 else mapping(choose, names).encode("utf-8", "surrogatepass")
         try:
-            request = body.decode(text, decoder, self._limits.json_depth)
+            request = json_body.decode(text, decoder, self._limits.json_depth)
             if isinstance(request, ChatRequest | CompletionRequest):
                 sampling.check(request, self._limits)
             if isinstance(request, ChatRequest):
-                conversation(request.messages)
-                offered(request.tools or ())
+                template_messages(request.messages)
+                template_tools(request.tools or ())
         except RequestError:
             pass
 

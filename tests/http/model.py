@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from infd.http.served import SamplingDefaults, ServedModel
+from infd.http.served_model import SamplingDefaults, ServedModel
 from infd.text.chat import ChatTemplate
 from infd.text.tokenizer import Tokenizer
 from tests.fakes import VOCAB, continuation

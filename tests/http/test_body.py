@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infd.errors import InvalidRequest
-from infd.http.body import decode, exceeds_depth
+from infd.http.json_body import decode, exceeds_depth
 from infd.http.schema.chat import ChatRequest
 from infd.http.schema.completions import CompletionRequest
 

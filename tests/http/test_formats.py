@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 
 from infd.engine.admission.ticket import Times
-from infd.http.answer import Opening, Part
-from infd.http.body import decode
+from infd.http.answer import ChoiceDelta, PromptReport
+from infd.http.apis.chat import CHAT
+from infd.http.apis.completions import COMPLETIONS
+from infd.http.formats.base import Accepted, Format
 from infd.http.formats.chat import ChatFormat
 from infd.http.formats.completions import CompletionFormat
-from infd.http.routes import chat, completions
+from infd.http.formats.openai import DONE
+from infd.http.gathering import Gathering
+from infd.http.json_body import decode
 from infd.request import FinishReason, TokenLogprobs
 from infd.text.markup import Aside
 from tests.http.model import tokenizer
@@ -25,21 +29,28 @@ TEXTS = ["plain", 'a "quoted"\n\\ line', "é 🎉\u2028", "</script>", "\x00\x1f
 
 def chat_format(*, marked_up: bool = False, **fields: Any) -> ChatFormat:
     body = {"messages": [{"role": "user", "content": "hi"}], "n": 2, "temperature": 1, **fields}
-    said = decode(json.dumps(body).encode(), chat.DECODER, 128)
-    return ChatFormat(said, TICKET, model='a "model"', tokenizer=tokenizer(), prompt=(5, 6), marked_up=marked_up)
+    said = decode(json.dumps(body).encode(), CHAT.decoder, 128)
+    return ChatFormat(said, Accepted(TICKET, 'a "model"', tokenizer(), [(5, 6)], marked_up))
 
 
 def completion_format(**fields: Any) -> CompletionFormat:
-    said = decode(json.dumps({"prompt": [[5], [6, 7]], "n": 2, **fields}).encode(), completions.DECODER, 128)
-    return CompletionFormat(said, TICKET, model="m", tokenizer=tokenizer(), prompts=[(5,), (6, 7)])
+    said = decode(json.dumps({"prompt": [[5], [6, 7]], "n": 2, **fields}).encode(), COMPLETIONS.decoder, 128)
+    return CompletionFormat(said, Accepted(TICKET, "m", tokenizer(), [(5,), (6, 7)]))
 
 
 def decoded(events: list[bytes]) -> list[dict[str, Any]]:
     return [json.loads(block.removeprefix(b"data: ")) for block in b"".join(events).split(b"\n\n")[:-1]]
 
 
-def part(text: str, *, index: int = 0, token_ids: list[int] | None = None, **rest: Any) -> Part:
-    return Part(index, text, token_ids or [3], rest.pop("logprobs", []), **rest)
+def whole(format: Format, *deltas: ChoiceDelta) -> list[bytes]:
+    """Return the body of an answer, gathered from the deltas of its choices, which come in order."""
+    gathering = Gathering(len({delta.index for delta in deltas}), format.explain)
+    gathering.add(deltas)
+    return format.whole(gathering.finish(1, 1))
+
+
+def part(text: str, index: int = 0, *, token_ids: list[int] | None = None, **rest: Any) -> ChoiceDelta:
+    return ChoiceDelta(index, text, token_ids or [3], rest.pop("logprobs", []), **rest)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -120,10 +131,10 @@ def test_usage_comes_last_if_asked_for_and_in_every_event_if_asked_for():
     last = chat_format(stream=True, stream_options={"include_usage": True})
     every = chat_format(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
 
-    (closing,) = decoded([last.closing_events()])
+    (closing,) = decoded([last.last_events().removesuffix(DONE)])
     assert (closing["choices"], closing["usage"]) == ([], usage)
     assert [event["usage"] for event in decoded(every.events(part("a")))] == [usage, usage]
-    assert chat_format().closing_events() == b""
+    assert chat_format().last_events() == DONE
 
 
 def test_timings_come_with_the_final_usage_and_only_there():
@@ -140,16 +151,16 @@ def test_timings_come_with_the_final_usage_and_only_there():
     for streamed in (chat_format, completion_format):
         format = streamed(stream=True, stream_options={"include_usage": True})
         assert all("timings" not in event for event in decoded(format.events(part("a"))))
-        (closing,) = decoded([format.closing_events()])
+        (closing,) = decoded([format.last_events().removesuffix(DONE)])
         assert closing["timings"] == timings
-    for whole in (chat_format(), completion_format()):
-        assert json.loads(b"".join(whole.whole([part("a")])))["timings"] == timings
+    for format in (chat_format(), completion_format()):
+        assert json.loads(b"".join(whole(format, part("a"))))["timings"] == timings
 
 
 def test_an_answer_without_a_token_has_no_timings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(TICKET, "times", Times(1.0, None, None, None))
 
-    assert "timings" not in json.loads(b"".join(chat_format().whole([part("")])))
+    assert "timings" not in json.loads(b"".join(whole(chat_format(), part(""))))
 
 
 def test_chat_logprobs_tell_token_bytes_and_the_likeliest():
@@ -159,7 +170,7 @@ def test_chat_logprobs_tell_token_bytes_and_the_likeliest():
         "ab", token_ids=[pair, half], logprobs=[TokenLogprobs(-0.5, (half,), (-0.5,)), TokenLogprobs(-1e9)]
     )
 
-    body = json.loads(b"".join(chat_format(logprobs=True, top_logprobs=1).whole([explained])))
+    body = json.loads(b"".join(whole(chat_format(logprobs=True, top_logprobs=1), explained)))
 
     assert body["choices"][0]["logprobs"] == {
         "content": [
@@ -196,7 +207,7 @@ def test_token_ids_are_shown_where_asked_with_the_prompt_they_answer():
     assert [event["choices"][0].get("prompt_token_ids") for event in chunk] == [[6, 7], None]
     assert [event["choices"][0]["token_ids"] for event in chunk] == [[3], [3]]
 
-    body = json.loads(b"".join(chat_format(return_token_ids=True).whole([part("a")])))
+    body = json.loads(b"".join(whole(chat_format(return_token_ids=True), part("a"))))
     assert body["prompt_token_ids"] == [5, 6]
     assert body["choices"][0]["token_ids"] == [3]
 
@@ -204,14 +215,14 @@ def test_token_ids_are_shown_where_asked_with_the_prompt_they_answer():
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"prompt_logprobs": 0, "echo": True, "logprobs": 20}])
 def test_what_the_choices_repeat_of_a_prompt_is_kept_once_and_in_pieces(fields: dict[str, Any]):
     likely = TokenLogprobs(-1.5, tuple(range(300, 320)), tuple(-1.0 - i for i in range(20)), 7)
-    opening = Opening((300,) * 500, "b" * 500 if "echo" in fields else None, scored=True, scores=[likely] * 499)
+    report = PromptReport((300,) * 500, "b" * 500 if "echo" in fields else None, scored=True, scores=[likely] * 499)
     parts = [
-        part("a", index=index, opening=opening, logprobs=[likely], finish=FinishReason.LENGTH) for index in range(64)
+        part("a", index=index, prompt=report, logprobs=[likely], finish=FinishReason.LENGTH) for index in range(64)
     ]
 
     streamed = completion_format(n=64, **fields)
     events = [piece for each in parts for piece in streamed.events(each)]
-    for pieces in (completion_format(n=64, **fields).whole(parts), events):
+    for pieces in (whole(completion_format(n=64, **fields), *parts), events):
         kept = {id(piece): len(piece) for piece in pieces}
         assert sum(map(len, pieces)) > 20 * sum(kept.values())
         assert max(kept.values()) < 2**16
@@ -219,6 +230,6 @@ def test_what_the_choices_repeat_of_a_prompt_is_kept_once_and_in_pieces(fields: 
 
 def test_text_is_never_taken_for_a_place_to_fill():
     texts = ["\0", "\u00ff", "\xff", '"choices"', "\U0001f600"]
-    body = json.loads(b"".join(completion_format().whole([part(text, index=i % 2) for i, text in enumerate(texts)])))
+    body = json.loads(b"".join(whole(completion_format(n=3), *map(part, texts, range(5)))))
 
     assert [choice["text"] for choice in body["choices"]] == texts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,6 +12,8 @@ import pytest
 
 from infd.config import Config, ServerConfig
 from infd.errors import InvalidRequest, PromptTooLong
+from infd.http.conversation import template_messages
+from infd.http.generation import Conversation
 from infd.http.prompt import FREE_CHARACTERS, SHORT_CHARACTERS, Prompt, encode, render
 from infd.http.schema.chat import Message
 from infd.offload import Offload
@@ -55,14 +58,10 @@ def offload() -> Iterator[Counting]:
 async def rendered(source: str, offload: Counting, content: str = "hi", *, must_fit: bool = True) -> Prompt:
     template = ChatTemplate({"default": source}, limits=Limits(fuel=2**23))
     return await render(
-        [Message(role="user", content=content)],
+        Conversation(messages=partial(template_messages, [Message(role="user", content=content)])),
         len(content) + 40,
         msgspec.structs.replace(served(256), template=template),
         offload,
-        add_generation_prompt=None,
-        continue_final_message=None,
-        kwargs=None,
-        tools=None,
         add_special_tokens=None,
         must_fit=must_fit,
     )

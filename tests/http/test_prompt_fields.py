@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from infd.config import Config, LimitsConfig
-from infd.http import send
 from infd.http.formats.base import ENTRY_BYTES, readable
-from infd.http.prompt import forbidden
+from infd.http.generate import SHORT_EXPLANATION
+from infd.http.prompt import bad_word_ids
 from infd.http.schema.logprobs import PromptLogprob
 from infd.offload import Offload
 from tests.fakes import FakeExecutor, capacity, continuation, likeliness, prompt_likelihoods
@@ -290,7 +290,7 @@ async def test_long_explanations_are_written_off_the_loop(endpoint: Endpoint, mo
             return await super().__call__(*args, **kwargs)
 
     monkeypatch.setattr(endpoint.server.service, "offload", counting := Counting())
-    assert len(LONG) > send.SHORT_EXPLANATION
+    assert len(LONG) > SHORT_EXPLANATION
     whole = await endpoint.complete(prompt=LONG, prompt_logprobs=1, max_tokens=2)
     events = await endpoint.events("/v1/completions", {"prompt": LONG, "prompt_logprobs": 1, "max_tokens": 2})
     await endpoint.complete(prompt=PROMPT, prompt_logprobs=1, max_tokens=2)
@@ -395,16 +395,16 @@ async def test_a_bad_word_is_spelled_as_it_begins_a_text_and_as_it_stands_within
     def ids(*texts: str) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(merging.tokenizer.encode(text, add_special_tokens=False)) for text in texts)
 
-    assert await forbidden([], merging, offload) == ()
-    assert await forbidden(["answer", " the"], merging, offload) == ids("answer", " answer", "the", " the")
-    assert await forbidden(["quick", "quick"], merging, offload) == ids("quick")  # its space is a token
+    assert await bad_word_ids([], merging, offload) == ()
+    assert await bad_word_ids(["answer", " the"], merging, offload) == ids("answer", " answer", "the", " the")
+    assert await bad_word_ids(["quick", "quick"], merging, offload) == ids("quick")  # its space is a token
 
 
 async def test_many_bad_words_are_spelled_off_the_loop_with_the_same_result(offload: Offload):
     words = [f"w{i}" for i in range(200)]
-    few = [await forbidden([word], served(256), offload) for word in words]
+    few = [await bad_word_ids([word], served(256), offload) for word in words]
 
-    assert await forbidden(words, served(256), offload) == tuple(spelled for each in few for spelled in each)
+    assert await bad_word_ids(words, served(256), offload) == tuple(spelled for each in few for spelled in each)
 
 
 @pytest.mark.parametrize("skip", [True, False])

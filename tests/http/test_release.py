@@ -16,11 +16,11 @@ from infd.engine.admission.ticket import Ticket
 from infd.engine.streams.choice import ChoiceState
 from infd.engine.streams.stream import Choices, Delta, Inbox, Stream
 from infd.errors import InfdError
-from infd.http.answer import Answer, Part
+from infd.http.answer import Answer, ChoiceDelta
 from infd.http.connection import Connection
+from infd.http.exchange import Exchange
 from infd.http.schema.chat import ChatRequest
 from infd.http.schema.completions import CompletionRequest
-from infd.http.service import Exchange
 from infd.http.sse import EventStream
 from infd.request import Request
 from infd.scheduler.sequence import Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 CHAT = "/v1/chat/completions"
 WORK = (Ticket, ChoiceState, Choices, Inbox, Stream, Sequence, Request, Reply, Answer, CompletionRequest, Exchange)
-OWNERS = (*WORK, Delta, Part, ChatRequest, EventStream, InfdError)
+OWNERS = (*WORK, Delta, ChoiceDelta, ChatRequest, EventStream, InfdError)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,10 +8,11 @@ import pytest
 from infd.config import LimitsConfig
 from infd.errors import CheckpointError, InvalidRequest, PromptTooLong, Unsupported
 from infd.http import sampling
-from infd.http.body import decode
-from infd.http.conversation import conversation
-from infd.http.routes import chat, completions
-from infd.http.served import SamplingDefaults
+from infd.http.apis.chat import CHAT
+from infd.http.apis.completions import COMPLETIONS
+from infd.http.conversation import template_messages
+from infd.http.json_body import decode
+from infd.http.served_model import SamplingDefaults
 from tests.fakes import VOCAB
 from tests.http.model import served
 
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 def asked(**fields: Any) -> ChatRequest:
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return decode(json.dumps(body).encode(), chat.DECODER, 128)
+    return decode(json.dumps(body).encode(), CHAT.decoder, 128)
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return decode(json.dumps({"prompt": "hi", **fields}).encode(), completions.DECODER, 128)
+    return decode(json.dumps({"prompt": "hi", **fields}).encode(), COMPLETIONS.decoder, 128)
 
 
 def params(defaults: dict[str, float] | None = None, **fields: Any) -> SamplingParams:
@@ -96,14 +97,14 @@ def test_a_field_that_is_not_built_is_refused_by_name(field: str):
 @pytest.mark.parametrize("value", [b'"\xff"', b'{"\xff": 1}', b"1e999"])
 def test_a_value_that_is_none_is_the_clients_error_in_a_field_not_built_too(value: bytes):
     with pytest.raises(InvalidRequest) as caught:
-        sampling.check(completions.DECODER.decode(b'{"prompt": "a", "suffix": %b}' % value), LimitsConfig())
+        sampling.check(COMPLETIONS.decoder.decode(b'{"prompt": "a", "suffix": %b}' % value), LimitsConfig())
 
     assert caught.value.param == "suffix"
 
 
 def test_a_long_value_of_a_field_not_built_is_refused_without_being_read():
     with pytest.raises(Unsupported):
-        sampling.check(completions.DECODER.decode(b'{"prompt": "a", "suffix": %b}' % (b"9" * 5000)), LimitsConfig())
+        sampling.check(COMPLETIONS.decoder.decode(b'{"prompt": "a", "suffix": %b}' % (b"9" * 5000)), LimitsConfig())
 
 
 @pytest.mark.parametrize("field", ["suffix", "prompt_embeds"])
@@ -247,7 +248,7 @@ def test_a_conversation_is_what_templates_read():
         ]
     )
 
-    assert conversation(said.messages) == [
+    assert template_messages(said.messages) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "ann"},
         {"role": "assistant", "content": "c", "reasoning_content": "hm"},
@@ -269,6 +270,6 @@ def test_a_conversation_is_what_templates_read():
 )
 def test_a_message_that_cannot_be_read_is_named(message: dict[str, Any], param: str):
     with pytest.raises((InvalidRequest, Unsupported)) as caught:
-        conversation(asked(messages=[message]).messages)
+        template_messages(asked(messages=[message]).messages)
 
     assert caught.value.param == param

@@ -1,50 +1,84 @@
-"""What all formats share: the frame around a streamed text, what a request cost, and tokens as text."""
+"""What formats have in common: framed events, usage, and tokens as text."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
-from infd.http.pieces import array, batched, elements
+from infd.http.pieces import PIECE_TOKENS, batched, elements
 from infd.http.schema.logprobs import PromptLogprob
 from infd.http.schema.usage import CompletionTokensDetails, PromptTokensDetails, Usage
-from infd.http.sse import event
 
 if TYPE_CHECKING:
-    from msgspec import Struct
+    from collections.abc import Sequence
 
     from infd.engine.admission.ticket import Ticket
-    from infd.http.answer import Opening, Part
+    from infd.errors import RequestError
+    from infd.http.answer import ChoiceDelta, PromptReport
+    from infd.http.gathering import WholeChoice
     from infd.http.pieces import Pieces
     from infd.request import TokenLogprobs
     from infd.text.tokenizer import Tokenizer
 
-# Stands for the text in a chunk that is cut in two around it. Encoded, it is b'"\\u0000"', which nothing else contains.
+# Marks the text in a chunk that is cut in two around it. Encoded, it is b'"\\u0000"', which nothing else contains.
 PLACE: Final = "\0"
 
 # JSON has no infinity.
 LOWEST_LOGPROB: Final = -9999.0
 
-# Tokens that are explained in one piece: with 20 alternatives each, about 30 KB in half a millisecond.
-PIECE_TOKENS: Final = 16
-# Of one token among a prompt's log-probabilities, at most, where its text is no longer than 47 bytes: 43 of names and
-# marks, 7 of its id, 24 of a float, 7 of a rank. An echo's are shorter.
+# Bytes of one token among a prompt's log-probabilities, at most, if its text is no longer than 47 bytes: 43 of names
+# and punctuation, 7 of its id, 24 of a float, 7 of a rank. An echo's are shorter.
 ENTRY_BYTES: Final = 128
 
 
-class Format(Protocol):
-    """One answer, in the words of one API."""
+class Accepted(Struct, frozen=True):
+    """What is known of a generation once it is queued.
 
-    def events(self, part: Part) -> Pieces:
+    model      name to answer with
+    prompts    token ids of each
+    marked_up  whether thoughts or calls may be taken out of the answers, so that there may be no content
+    """
+
+    ticket: Ticket
+    model: str
+    tokenizer: Tokenizer
+    prompts: Sequence[tuple[int, ...]]
+    marked_up: bool = False
+
+
+class Errors(Protocol):
+    """How an API reports an error."""
+
+    def error_body(self, error: RequestError) -> bytes:
+        """Return the body of the response, if no event was sent."""
+
+    def error_events(self, error: RequestError) -> bytes:
+        """Return the framed events that end a stream, the API's last mark included."""
+
+
+class Format(Errors, Protocol):
+    """One answer in the words of one API: streamed by `events` and `last_events`, or `whole`."""
+
+    def events(self, delta: ChoiceDelta) -> Pieces:
         """Return the framed events of what is new in one choice; none if it shows nothing yet."""
 
-    def closing_events(self) -> bytes:
-        """Return what follows the last part, before the mark that ends the stream."""
+    def last_events(self) -> bytes:
+        """Return the framed events that follow the last delta, the API's last mark included."""
 
-    def whole(self, parts: list[Part]) -> Pieces:
+    def explain(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+        """Return the log-probabilities of a delta, and those of its prompt if it repeats them: encoded elements of JSON
+        arrays, by name. Called once for each token, in order.
+        """
+
+    def whole(self, choices: Sequence[WholeChoice]) -> Pieces:
         """Return the body of an answer that is not streamed."""
+
+
+def event(data: bytes) -> bytes:
+    """Frame one event. `data` holds no newline, as JSON does not."""
+    return b"data: " + data + b"\n\n"
 
 
 def framed(data: Pieces) -> Pieces:
@@ -55,13 +89,13 @@ def framed(data: Pieces) -> Pieces:
 def around(chunk: Struct) -> list[bytes]:
     """Return the bytes around the text in a framed chunk whose text is PLACE, wherever it stands.
 
-    Encoding a chunk takes longer than all else that is done for a token; only its text changes.
+    Encoding a chunk takes longer than everything else done for a token, and only its text changes.
     """
     return event(msgspec.json.encode(chunk)).split(msgspec.json.encode(PLACE))
 
 
 def usage(ticket: Ticket, thought_tokens: int = 0) -> Usage:
-    """Return what the request has cost so far, its thinking too if there was any."""
+    """Return the tokens that the request has taken so far, those of thoughts too if there were any."""
     return Usage(
         prompt_tokens=ticket.prompt_tokens,
         completion_tokens=ticket.generated_tokens,
@@ -71,10 +105,10 @@ def usage(ticket: Ticket, thought_tokens: int = 0) -> Usage:
     )
 
 
-def explain_prompt(opening: Opening, most: int, tokenizer: Tokenizer) -> Pieces:
-    """Return the JSON of how likely each token of a prompt was, with the `most` likely ones in its place."""
-    tokens = zip(opening.token_ids, opening.logprobs, strict=True)
-    return array(elements(batched((_explained(*token, most, tokenizer) for token in tokens), PIECE_TOKENS)))
+def explain_prompt(report: PromptReport, most: int, tokenizer: Tokenizer) -> Pieces:
+    """Return the elements of PromptLogprobs, with the `most` likely tokens of each position."""
+    tokens = zip(report.token_ids, report.logprobs, strict=True)
+    return elements(batched((_explained(*token, most, tokenizer) for token in tokens), PIECE_TOKENS))
 
 
 def _explained(
@@ -82,12 +116,12 @@ def _explained(
 ) -> dict[int, PromptLogprob] | None:
     if logprobs is None:
         return None
-    told = {token_id: (logprobs.chosen, logprobs.rank or 0)}
+    entries = {token_id: (logprobs.chosen, logprobs.rank or 0)}
     for rank, (top_id, logprob) in enumerate(zip(logprobs.top_ids[:most], logprobs.top, strict=False), 1):
-        told.setdefault(top_id, (logprob, rank))
+        entries.setdefault(top_id, (logprob, rank))
     return {
         each: PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=readable(tokenizer.piece(each)))
-        for each, (logprob, rank) in told.items()
+        for each, (logprob, rank) in entries.items()
     }
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from msgspec import UNSET
 
-from infd.http.formats.base import PIECE_TOKENS, PLACE, around, explain_prompt, finite, framed, readable, usage
+from infd.http.formats.base import PLACE, around, event, explain_prompt, finite, framed, readable, usage
+from infd.http.formats.openai import DONE, OpenAIErrors
 from infd.http.formats.timings import timings
-from infd.http.pieces import array, batched, elements, filled, hole
+from infd.http.pieces import PIECE_TOKENS, array, arrays, batched, elements, filled, hole
 from infd.http.schema.chat import (
     ChatChoice,
     ChatChunk,
@@ -23,83 +24,79 @@ from infd.http.schema.chat import (
     TopLogprob,
 )
 from infd.http.schema.tools import FunctionDelta, ReplyCall, ReplyCallDelta, ReplyFunction
-from infd.http.sse import event
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from msgspec import UnsetType
 
-    from infd.engine.admission.ticket import Ticket
-    from infd.http.answer import Part
+    from infd.http.answer import ChoiceDelta
+    from infd.http.formats.base import Accepted
+    from infd.http.gathering import WholeChoice
     from infd.http.pieces import Pieces
     from infd.http.schema.chat import ChatRequest
     from infd.http.schema.logprobs import PromptLogprobs
     from infd.http.schema.usage import Usage
     from infd.request import TokenLogprobs
     from infd.text.markup import CallDelta
-    from infd.text.tokenizer import Tokenizer
 
 
-class ChatFormat:
+class ChatFormat(OpenAIErrors):
     """The words of POST /v1/chat/completions."""
 
-    def __init__(
-        self,
-        request: ChatRequest,
-        ticket: Ticket,
-        *,
-        model: str,
-        tokenizer: Tokenizer,
-        prompt: tuple[int, ...],
-        marked_up: bool = False,
-    ) -> None:
-        """Answer a request. Where its answers may be `marked_up`, there may be no content at all: then it is null."""
+    def __init__(self, request: ChatRequest, accepted: Accepted) -> None:
         options = request.stream_options
         self._include_usage = bool(options and options.include_usage)
         self._running_usage = bool(options and options.continuous_usage_stats)
         self._logprobs = bool(request.logprobs)
-        self._most = request.prompt_logprobs or 0
+        self._prompt_logprobs = request.prompt_logprobs or 0
         self._show_ids = bool(request.return_token_ids)
-        self._ticket = ticket
-        self._tokenizer = tokenizer
-        self._prompt = prompt
-        self._id = f"chatcmpl-{ticket.id}"
+        self._ticket = accepted.ticket
+        self._tokenizer = accepted.tokenizer
+        (self._prompt,) = accepted.prompts
+        self._id = f"chatcmpl-{accepted.ticket.id}"
         self._created = int(time.time())
-        self._model = model
+        self._model = accepted.model
         self._only_text = not (self._logprobs or self._show_ids or self._running_usage)
-        self._empty = None if marked_up else ""
+        self._empty = None if accepted.marked_up else ""  # content of an answer that has none
         self._show_thoughts = request.include_reasoning is not False
         self._thought_tokens = 0
         self._calling: set[int] = set()
         self._begun: set[int] = set()
         self._frames = self._around(ChatDelta(content=PLACE), request.n or 1)
         self._thought_frames = (
-            self._around(ChatDelta(reasoning_content=PLACE, reasoning=PLACE), request.n or 1) if marked_up else []
+            self._around(ChatDelta(reasoning_content=PLACE, reasoning=PLACE), request.n or 1)
+            if accepted.marked_up
+            else []
         )
 
-    def events(self, part: Part) -> Pieces:
-        if part.index not in self._begun:
-            self._begun.add(part.index)
-            return self._opening_event(part) + self.events(part)
-        if part.finish is None and part.aside is None and self._only_text:
-            return [msgspec.json.encode(part.text).join(self._frames[part.index])] if part.text else []
-        self._note(part)
-        if part.finish is None and self._only_text and (thought := self._thought_alone(part)):
-            return [msgspec.json.encode(thought).join(self._thought_frames[part.index])]
-        return self._event(part) if self._shows(part) or not self._only_text else []
+    def events(self, delta: ChoiceDelta) -> Pieces:
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            return self._opening_event(delta) + self.events(delta)
+        if delta.finish is None and delta.aside is None and self._only_text:
+            return [msgspec.json.encode(delta.text).join(self._frames[delta.index])] if delta.text else []
+        self._note(delta)
+        if delta.finish is None and self._only_text and (thought := self._thought_alone(delta)):
+            return [msgspec.json.encode(thought).join(self._thought_frames[delta.index])]
+        return self._event(delta) if self._shows(delta) or not self._only_text else []
 
-    def closing_events(self) -> bytes:
+    def last_events(self) -> bytes:
         if not self._include_usage:
-            return b""
+            return DONE
         chunk = self._chunk(None)
         chunk.usage = usage(self._ticket, self._thought_tokens)
         chunk.timings = timings(self._ticket)
-        return event(msgspec.json.encode(chunk))
+        return event(msgspec.json.encode(chunk)) + DONE
 
-    def whole(self, parts: list[Part]) -> Pieces:
-        for part in parts:
-            self._note(part)
-        fillings = {"choices": array(*map(self._choice, parts))}
+    def explain(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+        return self._explain_prompt(delta) | self._explain_tokens(delta)
+
+    def whole(self, choices: Sequence[WholeChoice]) -> Pieces:
+        for choice in choices:
+            self._note(choice.delta)
+        explained = choices[0].explained
         response = ChatResponse(
             id=self._id,
             created=self._created,
@@ -108,90 +105,86 @@ class ChatFormat:
             usage=usage(self._ticket, self._thought_tokens),
             timings=timings(self._ticket),
             prompt_token_ids=list(self._prompt) if self._show_ids else UNSET,
-            prompt_logprobs=self._explain_prompt(parts[0], fillings),
+            prompt_logprobs=_prompt_logprobs(explained),
         )
-        return filled(response, fillings)
+        return filled(response, arrays(explained) | {"choices": array(*map(self._choice, choices))})
 
-    def _choice(self, part: Part) -> Pieces:
-        fillings: dict[str, Pieces] = {}
+    def _choice(self, whole: WholeChoice) -> Pieces:
+        delta = whole.delta
         choice = ChatChoice(
-            index=part.index,
-            message=self._message(part),
-            logprobs=self._explain(part, fillings),
-            finish_reason=self._finish_reason(part) or "",
-            stop_reason=part.stop_reason,
-            token_ids=part.token_ids if self._show_ids else UNSET,
+            index=delta.index,
+            message=self._message(delta),
+            logprobs=self._logprobs_hole(),
+            finish_reason=self._finish_reason(delta) or "",
+            stop_reason=delta.stop_reason,
+            token_ids=delta.token_ids if self._show_ids else UNSET,
         )
-        return filled(choice, fillings)
+        return filled(choice, arrays(whole.explained))
 
-    def _opening_event(self, part: Part) -> Pieces:
-        chunk = self._chunk(ChatChunkChoice(index=part.index, delta=ChatDelta(role="assistant", content=self._empty)))
-        fillings: dict[str, Pieces] = {}
+    def _opening_event(self, delta: ChoiceDelta) -> Pieces:
+        chunk = self._chunk(ChatChunkChoice(index=delta.index, delta=ChatDelta(role="assistant", content=self._empty)))
+        explained = self._explain_prompt(delta)
         if self._show_ids:
             chunk.prompt_token_ids = list(self._prompt)
-        chunk.prompt_logprobs = self._explain_prompt(part, fillings)
-        return framed(filled(chunk, fillings))
+        chunk.prompt_logprobs = _prompt_logprobs(explained)
+        return framed(filled(chunk, arrays(explained)))
 
-    def _event(self, part: Part) -> Pieces:
-        fillings: dict[str, Pieces] = {}
-        choice = ChatChunkChoice(
-            index=part.index,
-            delta=self._delta(part),
-            logprobs=self._explain(part, fillings),
-        )
+    def _event(self, delta: ChoiceDelta) -> Pieces:
+        explained = self._explain_tokens(delta)
+        choice = ChatChunkChoice(index=delta.index, delta=self._delta(delta), logprobs=self._logprobs_hole())
         if self._show_ids:
-            choice.token_ids = part.token_ids
-        if part.finish is not None:
-            choice.finish_reason = self._finish_reason(part)
-            choice.stop_reason = part.stop_reason
-        return framed(filled(self._chunk(choice), fillings))
+            choice.token_ids = delta.token_ids
+        if delta.finish is not None:
+            choice.finish_reason = self._finish_reason(delta)
+            choice.stop_reason = delta.stop_reason
+        return framed(filled(self._chunk(choice), arrays(explained)))
 
     def _around(self, delta: ChatDelta, choices: int) -> list[list[bytes]]:
         return [around(self._chunk(ChatChunkChoice(index=index, delta=delta))) for index in range(choices)]
 
-    def _thought_alone(self, part: Part) -> str:
-        """Return the thought of a part that shows nothing else."""
-        aside = part.aside
-        return aside.thought if aside is not None and self._show_thoughts and not (part.text or aside.calls) else ""
+    def _thought_alone(self, delta: ChoiceDelta) -> str:
+        """Return the thought of a delta that shows nothing else."""
+        aside = delta.aside
+        return aside.thought if aside is not None and self._show_thoughts and not (delta.text or aside.calls) else ""
 
-    def _note(self, part: Part) -> None:
-        """Remember what the end of the answer tells of it."""
-        if part.aside is not None:
-            self._thought_tokens += part.aside.thought_tokens
-            if part.aside.calls:
-                self._calling.add(part.index)
+    def _note(self, delta: ChoiceDelta) -> None:
+        """Count what the end of the answer reports."""
+        if delta.aside is not None:
+            self._thought_tokens += delta.aside.thought_tokens
+            if delta.aside.calls:
+                self._calling.add(delta.index)
 
-    def _shows(self, part: Part) -> bool:
-        aside = part.aside
+    def _shows(self, delta: ChoiceDelta) -> bool:
+        aside = delta.aside
         thought = aside is not None and aside.thought and self._show_thoughts
-        return bool(part.finish or part.text or thought or (aside is not None and aside.calls))
+        return bool(delta.finish or delta.text or thought or (aside is not None and aside.calls))
 
-    def _finish_reason(self, part: Part) -> str | None:
-        """A call that was cut off by length was cut off: only one that the model ended is for the client to answer."""
-        if part.finish is FinishReason.STOP and part.index in self._calling:
+    def _finish_reason(self, delta: ChoiceDelta) -> str | None:
+        """Return "tool_calls" only if the model ended its turn: a client must not run a call cut off by length."""
+        if delta.finish is FinishReason.STOP and delta.index in self._calling:
             return "tool_calls"
-        return part.finish.value if part.finish is not None else None
+        return delta.finish.value if delta.finish is not None else None
 
-    def _message(self, part: Part) -> ReplyMessage:
-        message = ReplyMessage(content=part.text or self._empty)
-        if part.aside is not None:
-            if part.aside.thought and self._show_thoughts:
-                message.reasoning_content = message.reasoning = part.aside.thought
-            if part.aside.calls:
+    def _message(self, delta: ChoiceDelta) -> ReplyMessage:
+        message = ReplyMessage(content=delta.text or self._empty)
+        if delta.aside is not None:
+            if delta.aside.thought and self._show_thoughts:
+                message.reasoning_content = message.reasoning = delta.aside.thought
+            if delta.aside.calls:
                 message.tool_calls = [
                     ReplyCall(id=call.id or "", function=ReplyFunction(name=call.name or "", arguments=call.arguments))
-                    for call in part.aside.calls
+                    for call in delta.aside.calls
                 ]
         return message
 
-    def _delta(self, part: Part) -> ChatDelta:
-        delta = ChatDelta(content=part.text or UNSET)
-        if part.aside is not None:
-            if part.aside.thought and self._show_thoughts:
-                delta.reasoning_content = delta.reasoning = part.aside.thought
-            if part.aside.calls:
-                delta.tool_calls = [_call_delta(call) for call in part.aside.calls]
-        return delta
+    def _delta(self, delta: ChoiceDelta) -> ChatDelta:
+        shown = ChatDelta(content=delta.text or UNSET)
+        if delta.aside is not None:
+            if delta.aside.thought and self._show_thoughts:
+                shown.reasoning_content = shown.reasoning = delta.aside.thought
+            if delta.aside.calls:
+                shown.tool_calls = [_call_delta(call) for call in delta.aside.calls]
+        return shown
 
     def _chunk(self, choice: ChatChunkChoice | None) -> ChatChunk:
         cost: Usage | UnsetType | None = UNSET
@@ -207,22 +200,21 @@ class ChatFormat:
             usage=cost,
         )
 
-    def _explain_prompt(self, part: Part, fillings: dict[str, Pieces]) -> PromptLogprobs | UnsetType:
-        """Tell it once, with the first choice."""
-        if part.opening is None or part.index:
-            return UNSET
-        fillings["prompt_logprobs"] = explain_prompt(part.opening, self._most, self._tokenizer)
-        return cast("PromptLogprobs", hole("prompt_logprobs"))
+    def _explain_prompt(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+        """Return the elements of prompt_logprobs, which come once, with the first choice."""
+        if delta.prompt is None or delta.index:
+            return {}
+        return {"prompt_logprobs": explain_prompt(delta.prompt, self._prompt_logprobs, self._tokenizer)}
 
-    def _explain(self, part: Part, fillings: dict[str, Pieces]) -> ChatLogprobs | None:
-        """Return how likely the tokens of a part were, in `fillings` where they are many."""
+    def _explain_tokens(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+        """Return the elements of ChatLogprobs.content."""
         if not self._logprobs:
-            return None
-        tokens = map(self._likely, part.token_ids, part.logprobs)
-        if len(part.token_ids) <= PIECE_TOKENS:
-            return ChatLogprobs(content=list(tokens))
-        fillings["content"] = array(elements(batched(tokens, PIECE_TOKENS)))
-        return ChatLogprobs(content=hole("content"))
+            return {}
+        tokens = map(self._likely, delta.token_ids, delta.logprobs)
+        return {"content": elements(batched(tokens, PIECE_TOKENS))}
+
+    def _logprobs_hole(self) -> ChatLogprobs | None:
+        return ChatLogprobs(content=hole("content")) if self._logprobs else None
 
     def _likely(self, token_id: int, logprobs: TokenLogprobs) -> ChatLogprob:
         piece = self._tokenizer.piece
@@ -234,6 +226,10 @@ class ChatFormat:
         return ChatLogprob(
             token=readable(chosen), logprob=finite(logprobs.chosen), bytes=list(chosen), top_logprobs=likely
         )
+
+
+def _prompt_logprobs(explained: Mapping[str, Pieces]) -> PromptLogprobs | UnsetType:
+    return cast("PromptLogprobs", hole("prompt_logprobs")) if "prompt_logprobs" in explained else UNSET
 
 
 def _call_delta(call: CallDelta) -> ReplyCallDelta:

@@ -13,7 +13,7 @@ from infd.http.service import SERVICE
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from infd.http.served import ServedModel
+    from infd.http.served_model import ServedModel
 
 
 async def every(request: web.Request) -> web.StreamResponse:

@@ -2,51 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from infd.http import send
 from infd.http.body import read
-from infd.http.prompt import written
-from infd.http.routes import chat, completions
+from infd.http.generation import Conversation
+from infd.http.prompt import read_prompts, text_of
+from infd.http.schema.sampling import GenerationFields
 from infd.http.schema.tokens import RenderedPrompt
 from infd.http.service import SERVICE
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from aiohttp import web
 
+    from infd.http.apis.api import Api
     from infd.http.prompt import Prompt
-    from infd.http.served import ServedModel
+    from infd.http.served_model import ServedModel
     from infd.offload import Offload
 
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-async def chat_prompt(request: web.Request) -> web.StreamResponse:
-    """One conversation."""
-    service = request.app[SERVICE]
-    said, size = await read(request, chat.DECODER)
-    chat.check(said, service.config.limits)
-    served = service.model()
-    model = served.name(said.model)
-    prompt = await chat.read_prompt(said, size, served, service.offload)
-    return send.json(msgspec.json.encode(await _rendered(prompt, model, served, service.offload)))
+Request = TypeVar("Request", bound=GenerationFields)
 
 
-async def completion_prompts(request: web.Request) -> web.StreamResponse:
-    """One text, or several: a list either way."""
-    service = request.app[SERVICE]
-    said, _ = await read(request, completions.DECODER)
-    written = completions.prompts_of(said)
-    completions.check(said, len(written), service.config)
-    served = service.model()
-    model = served.name(said.model)
-    prompts = await completions.read_prompts(said, written, served, service.offload)
-    rendered = [await _rendered(prompt, model, served, service.offload) for prompt in prompts]
-    return send.json(msgspec.json.encode(rendered))
+def rendering(api: Api[Request]) -> Handler:
+    """Return the handler that shows the prompts of an API's requests: one of a conversation, of texts a list."""
+
+    async def render(request: web.Request) -> web.StreamResponse:
+        service = request.app[SERVICE]
+        body, size = await read(request, api.decoder)
+        generation = api.generation(body, size, service.config)
+        served = service.model()
+        model = served.name(body.model)
+        prompts = await read_prompts(generation, served, service.offload)
+        rendered = [await _rendered(prompt, model, served, service.offload) for prompt in prompts]
+        one = isinstance(generation.input, Conversation)
+        return send.json(msgspec.json.encode(rendered[0] if one else rendered))
+
+    return render
 
 
 async def _rendered(prompt: Prompt, model: str, served: ServedModel, offload: Offload) -> RenderedPrompt:
-    text = await written(prompt, served, offload, skip_special_tokens=False)
+    text = await text_of(prompt, served, offload, skip_special_tokens=False)
     return RenderedPrompt(
         model=model, prompt=text, token_ids=list(prompt.ids), count=len(prompt.ids), max_model_len=served.max_model_len
     )

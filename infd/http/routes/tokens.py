@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -9,7 +10,9 @@ import msgspec
 from infd.errors import InvalidRequest
 from infd.http import send
 from infd.http.body import read
+from infd.http.conversation import final_text, template_messages, template_tools
 from infd.http.formats.base import readable
+from infd.http.generation import Conversation
 from infd.http.prompt import SHORT_CHARACTERS, check_length, decode, encode, render
 from infd.http.sampling import check_ids
 from infd.http.schema.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -25,47 +28,45 @@ DETOKENIZE: Final = msgspec.json.Decoder(DetokenizeRequest)
 async def tokenize(request: web.Request) -> web.StreamResponse:
     """The ids of a text, or of a conversation as the template writes it."""
     service = request.app[SERVICE]
-    said, size = await read(request, TOKENIZE)
+    asked, size = await read(request, TOKENIZE)
     served = service.model()
-    served.name(said.model)
-    if (said.prompt is None) == (said.messages is None):
+    served.name(asked.model)
+    if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
-    if said.messages is not None:
-        prompt = await render(
-            said.messages,
-            size,
-            served,
-            service.offload,
-            tools=said.tools,
-            add_generation_prompt=said.add_generation_prompt,
-            continue_final_message=said.continue_final_message,
-            kwargs=None if said.chat_template_kwargs is None else msgspec.to_builtins(said.chat_template_kwargs),
-            add_special_tokens=said.add_special_tokens,
-            must_fit=False,
+    if asked.messages is not None:
+        variables = asked.chat_template_kwargs
+        conversation = Conversation(
+            messages=partial(template_messages, asked.messages),
+            tools=partial(template_tools, asked.tools) if asked.tools else None,
+            add_generation_prompt=asked.add_generation_prompt,
+            continued=final_text(asked.messages) if asked.continue_final_message else None,
+            template_variables={} if variables is None else msgspec.to_builtins(variables),
         )
+        special = asked.add_special_tokens
+        prompt = await render(conversation, size, served, service.offload, add_special_tokens=special, must_fit=False)
         ids = prompt.ids
     else:
-        check_length(said.prompt or "", served, param="prompt", must_fit=False)
-        special = said.add_special_tokens is not False
-        ids = await encode(said.prompt or "", served, service.offload, add_special_tokens=special)
+        check_length(asked.prompt or "", served, param="prompt", must_fit=False)
+        special = asked.add_special_tokens is not False
+        ids = await encode(asked.prompt or "", served, service.offload, add_special_tokens=special)
 
-    def written() -> bytes:
+    def encoded() -> bytes:
         piece, strings = served.tokenizer.piece, None
-        if said.return_token_strs:
+        if asked.return_token_strs:
             strings = [readable(piece(token_id)) for token_id in ids]
         return msgspec.json.encode(
             TokenizeResponse(count=len(ids), max_model_len=served.max_model_len, tokens=list(ids), token_strs=strings)
         )
 
-    return send.json(written() if len(ids) <= SHORT_CHARACTERS else await service.offload(written))
+    return send.json(encoded() if len(ids) <= SHORT_CHARACTERS else await service.offload(encoded))
 
 
 async def detokenize(request: web.Request) -> web.StreamResponse:
     """The text of ids, special tokens included."""
     service = request.app[SERVICE]
-    said, _ = await read(request, DETOKENIZE)
+    asked, _ = await read(request, DETOKENIZE)
     served = service.model()
-    served.name(said.model)
-    check_ids(said.tokens, served, "tokens")
-    text = await decode(said.tokens, served, service.offload, skip_special_tokens=False)
+    served.name(asked.model)
+    check_ids(asked.tokens, served, "tokens")
+    text = await decode(asked.tokens, served, service.offload, skip_special_tokens=False)
     return send.json(msgspec.json.encode(DetokenizeResponse(prompt=text)))

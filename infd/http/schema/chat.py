@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from infd.http.schema.logprobs import PromptLogprobs
-from infd.http.schema.sampling import ABSENT, GenerationRequest, NotBuilt
+from infd.http.schema.sampling import ABSENT, NotBuilt, OpenAIRequest
 from infd.http.schema.tools import CALLS, TOOLS, Called, CallId, ReplyCall, ReplyCallDelta, Tool, ToolChoice
 from infd.http.schema.usage import Timings, Usage
 
@@ -52,7 +52,7 @@ class TemplateKwargs(Struct, kw_only=True, forbid_unknown_fields=True, omit_defa
     date_string: Annotated[str, Meta(max_length=64)] | UnsetType = UNSET
 
 
-class ChatRequest(GenerationRequest, kw_only=True):
+class ChatRequest(OpenAIRequest, kw_only=True):
     """What is asked."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES)]
@@ -81,7 +81,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     web_search_options: NotBuilt = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerationRequest.NEUTRAL,
+        **OpenAIRequest.NEUTRAL,
         "echo": (False,),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),

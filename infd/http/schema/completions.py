@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from infd.http.schema.logprobs import PromptLogprobs
-from infd.http.schema.sampling import ABSENT, GenerationRequest, NotBuilt, TokenId
+from infd.http.schema.sampling import ABSENT, NotBuilt, OpenAIRequest, TokenId
 from infd.http.schema.usage import Timings, Usage
 
 
-class CompletionRequest(GenerationRequest, kw_only=True):
+class CompletionRequest(OpenAIRequest, kw_only=True):
     """What is asked. A prompt is a text or token ids; several of either may be given."""
 
     prompt: str | Annotated[list[str | TokenId | Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
@@ -23,7 +23,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt_embeds: NotBuilt = ABSENT
     suffix: NotBuilt = ABSENT
 
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {**GenerationRequest.NEUTRAL, "suffix": ("",)}
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {**OpenAIRequest.NEUTRAL, "suffix": ("",)}
 
 
 class CompletionLogprobs(Struct, kw_only=True):

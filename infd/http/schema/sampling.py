@@ -1,4 +1,4 @@
-"""What every request for generated text may say, whatever its prompt looks like."""
+"""The fields of requests for generated text, whatever their prompt looks like."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 StopString = Annotated[str, Meta(min_length=1)]
 BadWord = Annotated[str, Meta(min_length=1)]
 
-# A known field that infd does not do yet. Null and the values under NEUTRAL pass, any other is refused by name.
+# A known field that infd does not serve yet. Null and the values under NEUTRAL pass, others are refused by name.
 NotBuilt = Raw
 ABSENT = Raw(b"null")
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream carries besides text."""
+    """What a stream reports besides text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(Struct, kw_only=True):
-    """The fields that chat and completions share. None: not said."""
+class GenerationFields(Struct, kw_only=True):
+    """The fields that every API knows under these names, with these meanings. None: not given."""
 
     model: str | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -41,24 +39,31 @@ class GenerationRequest(Struct, kw_only=True):
     logit_bias: dict[TokenId, Bias] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    stop: StopString | list[StopString] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
     bad_words: list[BadWord] | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # the last so many; -1: all that fit
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keep only this many at the end; -1: what fits
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
 
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}\Z")] | None = None  # it comes back in a header
+    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}\Z")] | None = None  # returned in a header
     cache_salt: str | None = None
+
+
+class OpenAIRequest(GenerationFields, kw_only=True):
+    """The fields that chat and completions share besides. None: not given."""
+
+    n: Annotated[int, Meta(ge=1)] | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: StopString | list[StopString] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
 
     guided_choice: NotBuilt = ABSENT
     guided_grammar: NotBuilt = ABSENT

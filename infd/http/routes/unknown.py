@@ -1,6 +1,6 @@
-"""Every path, and every method, that no other route has.
+"""Every path and method that no other route serves.
 
-A route like the others, so that the middlewares surround it, whatever the request's headers ask.
+This is a route too, so that the middlewares surround it, whatever the request's headers say.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Final, NoReturn
 
 from aiohttp import web
 
-PATH: Final = "/{elsewhere:.*}"
+PATH: Final = "/{path:.*}"
 NAME: Final = "none"  # clients choose these paths: metrics know them all by this one word
 
 
-async def nothing(request: web.Request) -> NoReturn:
-    """Tell a wrong method from an unknown path."""
+async def refuse(request: web.Request) -> NoReturn:
+    """Raise HTTPMethodNotAllowed if another method of the path is served, else HTTPNotFound."""
     methods: set[str] = set()
     for resource in request.app.router.resources():
         if resource.name != NAME:

@@ -1,0 +1,1 @@
+"""How a request becomes a Generation, one file per API."""

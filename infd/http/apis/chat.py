@@ -1,0 +1,82 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from infd.errors import InvalidRequest, Unsupported
+from infd.http import sampling
+from infd.http.apis.api import Api
+from infd.http.conversation import final_text, template_messages, template_tools
+from infd.http.formats.chat import ChatFormat
+from infd.http.formats.openai import OPENAI_ERRORS
+from infd.http.generation import Conversation, Generation
+from infd.http.schema.chat import ChatRequest
+
+if TYPE_CHECKING:
+    from infd.config import Config, LimitsConfig
+
+
+def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generation:
+    """Return what a chat asks for. Raises InvalidRequest, Unsupported."""
+    _check(request, config.limits)
+    choices = request.n or 1
+    return Generation(
+        fields=request,
+        input=_conversation(request),
+        prompt_param="messages",
+        body_bytes=body_bytes,
+        choices=choices,
+        returned=choices,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        default_max_tokens=None,
+        stop_strings=sampling.stop_strings(request),
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        prompt_logprobs={} if request.prompt_logprobs is None else {"prompt_logprobs": request.prompt_logprobs},
+    )
+
+
+def _conversation(request: ChatRequest) -> Conversation:
+    # With tool_choice "none" the template does not show the tools: the model would call them, and nothing would read
+    # the calls.
+    tools = None if request.tool_choice == "none" else request.tools
+    variables = request.chat_template_kwargs
+    return Conversation(
+        messages=partial(template_messages, request.messages),
+        tools=None if tools is None else partial(template_tools, tools),
+        tool_names=None if tools is None else [tool.function.name for tool in tools],
+        max_calls=1 if request.parallel_tool_calls is False else None,
+        add_generation_prompt=request.add_generation_prompt,
+        continued=final_text(request.messages) if request.continue_final_message else None,
+        effort=request.reasoning_effort,
+        template_variables={} if variables is None else msgspec.to_builtins(variables),
+    )
+
+
+def _check(request: ChatRequest, limits: LimitsConfig) -> None:
+    """Refuse what no model could answer. Raises InvalidRequest, Unsupported."""
+    _check_tools(request)
+    sampling.check(request, limits)
+    if request.top_logprobs is not None:
+        if not request.logprobs:
+            raise InvalidRequest("top_logprobs is only for requests with logprobs: true", param="top_logprobs")
+        if request.top_logprobs > limits.top_logprobs:
+            raise InvalidRequest(f"top_logprobs is at most {limits.top_logprobs}", param="top_logprobs")
+
+
+def _check_tools(request: ChatRequest) -> None:
+    if request.tools is not None and not request.tools:
+        raise InvalidRequest("tools is empty: leave it out", param="tools")
+    choice = request.tool_choice
+    if choice is None or choice in ("none", "auto"):
+        return
+    if not request.tools:
+        raise InvalidRequest("tool_choice is only for requests with tools", param="tool_choice")
+    which = "'required'" if choice == "required" else "of one tool"
+    raise Unsupported(f"tool_choice {which}", param="tool_choice")
+
+
+CHAT: Final = Api(msgspec.json.Decoder(ChatRequest), generation, ChatFormat, OPENAI_ERRORS)

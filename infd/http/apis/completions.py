@@ -1,0 +1,89 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from infd.errors import InvalidRequest
+from infd.http import sampling
+from infd.http.apis.api import Api
+from infd.http.formats.completions import CompletionFormat
+from infd.http.formats.openai import OPENAI_ERRORS
+from infd.http.generation import Generation, Texts
+from infd.http.schema.completions import CompletionRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infd.config import Config
+
+DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
+
+
+def generation(request: CompletionRequest, body_bytes: int, config: Config) -> Generation:
+    """Return what a completion asks for. Raises InvalidRequest, Unsupported."""
+    prompts = _prompts(request)
+    _check(request, len(prompts), config)
+    returned, choices = request.n or 1, _choices(request)
+    # The logprobs of an echo are also those of the prompt's tokens.
+    prompt_logprobs = {
+        "prompt_logprobs": request.prompt_logprobs,
+        "logprobs": request.logprobs if request.echo else None,
+    }
+    return Generation(
+        fields=request,
+        input=Texts(prompts),
+        prompt_param="prompt",
+        body_bytes=body_bytes,
+        choices=choices,
+        returned=returned,
+        max_tokens=request.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        stop_strings=sampling.stop_strings(request),
+        logprobs=0 if request.logprobs is None and choices > returned else request.logprobs,
+        prompt_logprobs={field: k for field, k in prompt_logprobs.items() if k is not None},
+        prompt_repeats=returned,
+        echo=bool(request.echo),
+    )
+
+
+def _check(request: CompletionRequest, prompts: int, config: Config) -> None:
+    """Refuse what no model could answer. Raises InvalidRequest, Unsupported."""
+    sampling.check(request, config.limits)
+    n, choices = request.n or 1, _choices(request)
+    if choices < n:
+        raise InvalidRequest(f"best_of {choices} is less than n {n}", param="best_of")
+    if choices > config.limits.choices:
+        raise InvalidRequest(f"best_of is at most {config.limits.choices}", param="best_of")
+    if choices > n and request.stream:
+        raise InvalidRequest("the best are known at the end only: they cannot be streamed", param="best_of")
+    if choices * prompts > config.scheduler.max_waiting:
+        raise InvalidRequest(
+            f"{prompts} prompts with {choices} answers each are more than the queue ever holds", param="prompt"
+        )
+    if request.logprobs is not None and request.logprobs > config.limits.top_logprobs:
+        raise InvalidRequest(f"logprobs is at most {config.limits.top_logprobs}", param="logprobs")
+    if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
+        raise InvalidRequest("max_tokens 0 is only for requests with echo or prompt_logprobs", param="max_tokens")
+
+
+def _choices(request: CompletionRequest) -> int:
+    return request.best_of or request.n or 1
+
+
+def _prompts(request: CompletionRequest) -> Sequence[str | list[int]]:
+    """Return the prompts, of whichever of the four forms. Raises InvalidRequest for a mixture."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if kinds == {int}:
+        return [cast("list[int]", prompt)]
+    if kinds in ({str}, {list}):
+        return cast("list[str | list[int]]", prompt)
+    raise InvalidRequest("prompt is a text, texts, token ids, or lists of token ids, not a mixture", param="prompt")
+
+
+COMPLETIONS: Final = Api(msgspec.json.Decoder(CompletionRequest), generation, CompletionFormat, OPENAI_ERRORS)

@@ -1,0 +1,33 @@
+"""What answers generations, behind every API: the engine, and the model's language."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infd.engine.lifecycle.state import State
+from infd.errors import NotReady
+
+if TYPE_CHECKING:
+    from infd.config import Config
+    from infd.engine.engine import Engine
+    from infd.http.served_model import ServedModel
+    from infd.offload import Offload
+
+
+class Backend:
+    """The engine and the model served. There may be no model yet: the listener opens before one is loaded."""
+
+    def __init__(self, engine: Engine, config: Config, offload: Offload) -> None:
+        self.engine = engine
+        self.config = config
+        self.offload = offload
+        self.served: ServedModel | None = None
+
+    def model(self) -> ServedModel:
+        """Return what is served. Raises NotReady while nothing is."""
+        if self.served is None:
+            lifecycle = self.engine.lifecycle
+            # The engine may be ready a moment before its tokenizer is.
+            state = State.STARTING if lifecycle.state is State.READY else lifecycle.state
+            raise NotReady(state.value, lifecycle.reason)
+        return self.served

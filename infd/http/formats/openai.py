@@ -1,0 +1,29 @@
+"""What OpenAI's APIs have in common: their errors, and the mark that ends their streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from infd.http.formats.base import event
+from infd.http.schema.error import ErrorBody, ErrorDetail
+
+if TYPE_CHECKING:
+    from infd.errors import RequestError
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class OpenAIErrors:
+    """`{"error": {message, type, param, code}}`, as a body and as an event. Routes that generate nothing use it too."""
+
+    def error_body(self, error: RequestError) -> bytes:
+        detail = ErrorDetail(message=str(error), type=error.type, param=error.param, code=error.code)
+        return msgspec.json.encode(ErrorBody(error=detail))
+
+    def error_events(self, error: RequestError) -> bytes:
+        return event(self.error_body(error)) + DONE
+
+
+OPENAI_ERRORS: Final = OpenAIErrors()

@@ -1,0 +1,137 @@
+"""An answer that is not streamed, gathered delta by delta.
+
+Log-probabilities are encoded as they come: as objects they take several times as much memory as in the body.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from infd.http.answer import ChoiceDelta
+from infd.http.pieces import PIECE_TOKENS, extend
+from infd.text.markup import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infd.http.answer import PromptReport
+    from infd.http.pieces import Pieces
+    from infd.request import FinishReason, TokenLogprobs
+    from infd.text.markup import Aside
+
+
+class WholeChoice(Struct):
+    """One choice from beginning to end.
+
+    delta      all that the choice brought, but its log-probabilities
+    explained  those, as `Format.explain` encodes them
+    """
+
+    delta: ChoiceDelta
+    explained: dict[str, Pieces]
+
+
+class Gathering:
+    """All choices of one answer.
+
+    explain  encodes the log-probabilities of a delta, those of its prompt too
+    """
+
+    def __init__(self, choices: int, explain: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
+        self._choices = [_Choice(index) for index in range(choices)]
+        self._explain = explain
+
+    def due(self, deltas: Sequence[ChoiceDelta]) -> int:
+        """Return the log-probabilities that adding these deltas encodes, in tokens."""
+        due = 0
+        for delta in deltas:
+            if delta.prompt is not None:
+                due += len(delta.prompt.scores)
+            waiting = len(self._choices[delta.index].token_ids_waiting) + len(delta.logprobs)
+            due += waiting if waiting >= PIECE_TOKENS or delta.prompt is not None else 0
+        return due
+
+    @property
+    def waiting(self) -> int:
+        """The log-probabilities that `finish` encodes, in tokens."""
+        return sum(len(choice.token_ids_waiting) for choice in self._choices)
+
+    def add(self, deltas: Sequence[ChoiceDelta]) -> None:
+        for delta in deltas:
+            choice = self._choices[delta.index]
+            choice.add(delta)
+            if delta.prompt is not None or len(choice.token_ids_waiting) >= PIECE_TOKENS:
+                choice.explain(self._explain)
+
+    def finish(self, generated: int, returned: int) -> list[WholeChoice]:
+        """Return the choices in order of index; if fewer are returned than generated for each prompt, the likeliest."""
+        choices = self._choices
+        if returned < generated:
+            prompts = [choices[first : first + generated] for first in range(0, len(choices), generated)]
+            choices = [
+                choice
+                for rivals in prompts
+                for choice in sorted(rivals, key=_Choice.mean_logprob, reverse=True)[:returned]
+            ]
+        for choice in choices:
+            choice.explain(self._explain)  # even if nothing waits: a choice without a token has empty arrays
+        return [choice.whole(index) for index, choice in enumerate(choices)]
+
+
+class _Choice:
+    """One choice as far as it has come."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._asides: list[Aside | None] = []
+        self._finish: FinishReason | None = None
+        self._stop_reason: str | int | None = None
+        self._prompt: PromptReport | None = None
+        self._explained: dict[str, Pieces] = {}
+        self._logprobs_sum = 0.0
+        self._logprobs_count = 0
+        self._prompt_waiting: PromptReport | None = None
+        self.token_ids_waiting: list[int] = []  # whose log-probabilities are not encoded yet
+        self._logprobs_waiting: list[TokenLogprobs] = []
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self._texts.append(delta.text)
+        self._token_ids += delta.token_ids
+        self._asides.append(delta.aside)
+        self._finish, self._stop_reason = delta.finish, delta.stop_reason
+        if delta.prompt is not None:
+            self._prompt = self._prompt_waiting = delta.prompt
+        if delta.logprobs:
+            self.token_ids_waiting += delta.token_ids
+            self._logprobs_waiting += delta.logprobs
+            for each in delta.logprobs:
+                self._logprobs_sum += each.chosen
+            self._logprobs_count += len(delta.logprobs)
+
+    def explain(self, explain: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
+        waiting = ChoiceDelta(self._index, "", self.token_ids_waiting, self._logprobs_waiting)
+        waiting.prompt, self._prompt_waiting = self._prompt_waiting, None
+        for name, pieces in explain(waiting).items():
+            extend(self._explained.setdefault(name, []), pieces)
+        self.token_ids_waiting, self._logprobs_waiting = [], []
+
+    def mean_logprob(self) -> float:
+        """Return how likely a generated token of the choice was on average."""
+        return self._logprobs_sum / self._logprobs_count if self._logprobs_count else 0.0
+
+    def whole(self, index: int) -> WholeChoice:
+        delta = ChoiceDelta(
+            index,
+            "".join(self._texts),
+            self._token_ids,
+            (),
+            self._finish,
+            self._stop_reason,
+            self._prompt,
+            joined(self._asides),
+        )
+        return WholeChoice(delta, self._explained)

@@ -1,0 +1,305 @@
+"""Answer a generation, whichever API it came by: queue it, read its tokens, write them in the API's format.
+
+Streamed or not, the answer's deltas take the same road: an `_Output` sends their events as they come, or gathers them
+into one body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final, Protocol
+
+from infd.errors import InvalidRequest, Unsupported
+from infd.http import sampling
+from infd.http.answer import Answer, PromptReport
+from infd.http.formats.base import ENTRY_BYTES, Accepted
+from infd.http.gathering import Gathering
+from infd.http.generation import Conversation
+from infd.http.prompt import bad_word_ids, read_prompts, text_of
+from infd.request import Generate, Request, Score
+from infd.text.reply import Reply
+from infd.text.stops import StopStrings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infd.config import LimitsConfig
+    from infd.engine.admission.ticket import Ticket
+    from infd.http.answer import ChoiceDelta
+    from infd.http.backend import Backend
+    from infd.http.exchange import Events, Exchange
+    from infd.http.formats.base import Format
+    from infd.http.generation import Generation
+    from infd.http.pieces import Pieces
+    from infd.http.prompt import Prompt
+    from infd.http.served_model import ServedModel
+    from infd.offload import Offload
+    from infd.request import TokenLogprobs, Want
+    from infd.text.markup import Reading
+
+CONTEXT_TOKENS: Final = 8  # no character takes as many
+# Encoding the log-probabilities of so many tokens, each with 20 alternatives, takes about 4 ms.
+SHORT_EXPLANATION: Final = 128
+
+
+async def generate(
+    generation: Generation,
+    format_of: Callable[[Accepted], Format],
+    exchange: Exchange,
+    backend: Backend,
+    events: Events | None = None,
+) -> Pieces:
+    """Return the body of the answer; with `events`, send it there and return nothing.
+
+    Raises RequestError, and whatever ends a choice in an error. Leaving, for any reason, ends the engine's work on it.
+    """
+    async with backend.engine.admit(generation.total_choices, generation.body_bytes) as ticket:
+        exchange.begin(ticket, generation.fields.request_id)
+        served = backend.model()
+        model = served.name(generation.fields.model)
+        _check_calls(generation, served)
+        prompts = await read_prompts(generation, served, backend.offload)
+        readings = _readings(generation, prompts, served)
+        answer = await _queue(generation, prompts, readings, served, ticket, exchange, backend)
+        marked_up = any(reading is not None for reading in readings)
+        format = format_of(Accepted(ticket, model, served.tokenizer, [prompt.ids for prompt in prompts], marked_up))
+        exchange.errors = format
+        if events is None:
+            return await _drain(answer, _Body(answer, format, generation, backend.offload), direct=True)
+        stream = _Stream(answer, format, events, backend.offload)
+        # A task of its own is woken for each token without passing through every middleware. Several choices are not
+        # written directly, so that what a step brings to all of them goes out in one write.
+        return await asyncio.ensure_future(_drain(answer, stream, direct=answer.single))
+
+
+class _Output(Protocol):
+    """Where an answer's deltas go."""
+
+    def take(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        """Take new tokens as the engine hands them out, without waking the task that reads the answer; see Taker."""
+
+    async def add(self, deltas: list[ChoiceDelta]) -> None: ...
+
+    async def end(self) -> Pieces:
+        """Finish the answer. Returns what is left to send."""
+
+
+async def _drain(answer: Answer, output: _Output, *, direct: bool) -> Pieces:
+    with answer.offered(output.take) if direct else nullcontext():
+        async for deltas in answer:
+            await output.add(deltas)
+    return await output.end()
+
+
+class _Stream:
+    """Sends the events of deltas as they come."""
+
+    def __init__(self, answer: Answer, format: Format, events: Events, offload: Offload) -> None:
+        self._answer = answer
+        self._format = format
+        self._events = events
+        self._offload = offload
+
+    def take(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        if not self._events.writable:
+            return False
+        if news := self._format.events(self._answer.delta(index, token_ids, logprobs)):
+            self._events.write(b"".join(news))
+        return True
+
+    async def add(self, deltas: list[ChoiceDelta]) -> None:
+        if _explained_tokens(deltas) > SHORT_EXPLANATION:
+            await self._events.send_pieces(await self._offload(self._encode, deltas))
+        elif news := self._encode(deltas):
+            await self._events.send(b"".join(news))
+
+    async def end(self) -> Pieces:
+        await self._events.send(self._format.last_events())
+        return []
+
+    def _encode(self, deltas: list[ChoiceDelta]) -> Pieces:
+        return [piece for delta in deltas for piece in self._format.events(delta)]
+
+
+class _Body:
+    """Gathers deltas into one body."""
+
+    def __init__(self, answer: Answer, format: Format, generation: Generation, offload: Offload) -> None:
+        self._answer = answer
+        self._format = format
+        self._generation = generation
+        self._offload = offload
+        self._gathering = Gathering(generation.total_choices, format.explain)
+
+    def take(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        self._gathering.add([self._answer.delta(index, token_ids, logprobs)])
+        return True
+
+    async def add(self, deltas: list[ChoiceDelta]) -> None:
+        if self._gathering.due(deltas) > SHORT_EXPLANATION:
+            await self._offload(self._gathering.add, deltas)
+        else:
+            self._gathering.add(deltas)
+
+    async def end(self) -> Pieces:
+        if self._gathering.waiting > SHORT_EXPLANATION:
+            return await self._offload(self._whole)
+        return self._whole()
+
+    def _whole(self) -> Pieces:
+        return self._format.whole(self._gathering.finish(self._generation.choices, self._generation.returned))
+
+
+def _explained_tokens(deltas: list[ChoiceDelta]) -> int:
+    """Return the log-probabilities that the events of deltas tell, in tokens: a long prompt may have many."""
+    explained = 0
+    for delta in deltas:
+        explained += len(delta.logprobs)
+        if delta.prompt is not None:
+            explained += len(delta.prompt.scores)
+    return explained
+
+
+async def _queue(
+    generation: Generation,
+    prompts: Sequence[Prompt],
+    readings: Sequence[Reading | None],
+    served: ServedModel,
+    ticket: Ticket,
+    exchange: Exchange,
+    backend: Backend,
+) -> Answer:
+    """Queue one request for each prompt. Raises RequestError."""
+    fields = generation.fields
+    _check_prompt_logprobs(generation, prompts, backend.config.limits)
+    scored = bool(generation.prompt_logprobs)
+    skip_special = fields.skip_special_tokens is not False
+    if fields.spaces_between_special_tokens is False and not skip_special:
+        _check_no_spaces(served)
+    bad_words = await bad_word_ids(fields.bad_words or (), served, backend.offload)
+    adapter = served.adapter(fields.model)
+    requests = [
+        Request(
+            id=ticket.id if len(prompts) == 1 else f"{ticket.id}-{number}",
+            prompt=prompt.ids,
+            wants=_wants(generation, prompt, served, bad_words),
+            choices=generation.choices,
+            priority=exchange.priority(fields.priority),
+            adapter=adapter,
+            tenant=exchange.tenant,
+            cache_salt=fields.cache_salt or "",
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    reports: list[PromptReport] = []
+    if generation.echo or scored:
+        for prompt in prompts:
+            echo = None
+            if generation.echo:
+                echo = await text_of(prompt, served, backend.offload, skip_special_tokens=skip_special)
+            reports.append(PromptReport(prompt.ids, echo, scored))
+    stops = StopStrings(generation.stop_strings) if generation.stop_strings else None
+    show_stop = bool(fields.include_stop_str_in_output)
+    continues = not isinstance(generation.input, Conversation) or generation.input.continued is not None
+    each_choice = [request for request in requests for _ in range(request.choices)]
+    replies = [
+        Reply(
+            served.tokenizer,
+            stops,
+            include_stop_str_in_output=show_stop,
+            min_tokens=fields.min_tokens or 0,
+            skip_special_tokens=skip_special,
+            after=request.prompt[-CONTEXT_TOKENS:] if continues else (),
+            reading=reading,
+            shown=served.syntax.shown if reading is not None else frozenset(),
+        )
+        for request, reading in zip_longest(each_choice, readings)
+    ]
+    choices = await ticket.submit(*requests, watchers=replies, client=exchange.client)
+    return Answer(
+        choices,
+        replies,
+        choices_each=generation.choices,
+        reports=reports,
+        stop_ids=frozenset(fields.stop_token_ids or ()),
+        show_stop_id=show_stop,
+    )
+
+
+def _wants(
+    generation: Generation, prompt: Prompt, served: ServedModel, bad_words: tuple[tuple[int, ...], ...]
+) -> tuple[Want, ...]:
+    """Return the work to do on a prompt. Raises InvalidRequest, PromptTooLong."""
+    param = generation.prompt_param
+    if not prompt.ids:
+        raise InvalidRequest("the prompt is empty", param=param)
+    params = sampling.sampling_params(
+        generation.fields,
+        served,
+        max_tokens=sampling.max_tokens(
+            len(prompt.ids), generation.max_tokens, generation.default_max_tokens, served, prompt_param=param
+        ),
+        choices=generation.choices,
+        choices_param="n" if generation.returned > 1 else "best_of",
+        logprobs=generation.logprobs,
+        bad_words=bad_words,
+    )
+    wants: list[Want] = []
+    if params.max_tokens:
+        wants.append(Generate(params, sampling.end_ids(generation.fields, served)))
+    if generation.prompt_logprobs:
+        wants.append(Score(max(generation.prompt_logprobs.values())))
+    return tuple(wants)
+
+
+def _readings(generation: Generation, prompts: Sequence[Prompt], served: ServedModel) -> list[Reading | None]:
+    """Return what takes each choice's thoughts and calls out of its text; None where all of it is content."""
+    conversation = generation.input
+    if not isinstance(conversation, Conversation):
+        return []
+    (prompt,) = prompts
+    return [
+        served.syntax.start(
+            prompt.end,
+            conversation.continued or "",
+            names=conversation.tool_names,
+            most_calls=conversation.max_calls,
+        )
+        for _ in range(generation.choices)
+    ]
+
+
+def _check_calls(generation: Generation, served: ServedModel) -> None:
+    """Refuse tools if infd cannot read this model's calls. Raises Unsupported."""
+    conversation = generation.input
+    if isinstance(conversation, Conversation) and conversation.tool_names is not None and served.syntax.tools is None:
+        raise Unsupported(
+            "calling tools with this model, whose chat template writes no call that infd can read"
+            " (the setting --tool-parser may know better),",
+            param="tools",
+        )
+
+
+def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], limits: LimitsConfig) -> None:
+    """Refuse an answer whose log-probabilities of prompts may be too large. Raises InvalidRequest."""
+    asked, answers = generation.prompt_logprobs, generation.prompt_repeats
+    tokens, entries = sum(len(prompt.ids) for prompt in prompts), sum(k + 1 for k in asked.values())
+    largest = answers * tokens * entries * ENTRY_BYTES
+    if largest > limits.prompt_logprobs_bytes:
+        field = max(asked, key=asked.__getitem__)
+        raise InvalidRequest(
+            f"{entries} log-probabilities of each of {tokens} prompt tokens in {answers} answers may come to {largest}"
+            f" bytes; at most {limits.prompt_logprobs_bytes} are sent (limits.prompt_logprobs_bytes):"
+            f" lower {f'n or {field}' if answers > 1 else field}, or send fewer or shorter prompts",
+            param=field,
+        )
+
+
+def _check_no_spaces(served: ServedModel) -> None:
+    """Raise Unsupported for a tokenizer whose decoder infd does not know: it may put spaces between special tokens."""
+    if served.tokenizer.pieces(skip_special_tokens=False) is None:
+        raise Unsupported(
+            "spaces_between_special_tokens: false with this model's tokenizer", param="spaces_between_special_tokens"
+        )

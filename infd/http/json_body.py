@@ -1,0 +1,88 @@
+"""Decode a JSON body into a checked request.
+
+Nesting is checked before types: nothing is built from a body whose depth may do harm. An error names the wrong value by
+its path.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from infd.errors import InvalidRequest, brief
+
+T = TypeVar("T")
+
+# A string, or a run of brackets. Possessive, so that a body without a closing quote is read once.
+_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]+|[\]}]+', re.DOTALL)
+_PATH: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
+_STEP: Final = re.compile(r"[^.\[\]]+")
+_LONG_QUOTE: Final = re.compile(r"(['`])(.{100}).+\1", re.DOTALL)
+_MISSING: Final = re.compile(r"required field `(?P<field>[^`]+)`|unknown field `(?P<unknown>[^`]+)`")
+
+
+def decode(data: bytes | bytearray, decoder: msgspec.json.Decoder[T], depth_limit: int) -> T:
+    """Return the typed value of a JSON body. Raises InvalidRequest."""
+    if exceeds_depth(data, depth_limit):
+        raise InvalidRequest(f"the JSON is nested more than {depth_limit} levels deep", code="json_too_deep")
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        message, param = _explain(str(error), decoder.type)
+        raise InvalidRequest(message, param=param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+def exceeds_depth(data: bytes | bytearray, limit: int) -> bool:
+    """Say whether arrays and objects nest deeper than `limit`, without parsing."""
+    if data.count(b"[") + data.count(b"{") <= limit:
+        return False
+    depth = 0
+    for match in _STRUCTURE.finditer(data):
+        first = data[match.start()]
+        if first in b"[{":
+            depth += match.end() - match.start()
+            if depth > limit:
+                return True
+        elif first in b"]}":
+            depth -= match.end() - match.start()
+    return False
+
+
+def _explain(error: str, body: object) -> tuple[str, str | None]:
+    """Split what msgspec says about a body of a type into words and the dotted path they are about."""
+    path = ""
+    if at := _PATH.search(error):
+        path = at["path"].removesuffix("[...]")
+        error = error[: at.start()]
+    if named := _MISSING.search(error):
+        field = brief(named["field"] or named["unknown"])
+        path = f"{path}.{field}" if path else field
+    elif "enum value" in error and (known := _known(_shape(body), _STEP.findall(path))):
+        error += f"; there are {', '.join(map(str, known))}"
+    error = _LONG_QUOTE.sub(r"\1\2...\1", error)
+    return (f"{path}: {error}" if path else error), path or None
+
+
+@cache  # it takes two milliseconds for a chat
+def _shape(type_: object) -> inspect.Type:
+    return inspect.type_info(type_)
+
+
+def _known(shape: inspect.Type, path: list[str]) -> tuple[object, ...]:
+    """Return the values that may stand at the end of a path."""
+    match shape, path:
+        case inspect.LiteralType(values=values), []:
+            return values
+        case inspect.UnionType(types=options), _:
+            return next(filter(None, (_known(option, path) for option in options)), ())
+        case inspect.ListType(item_type=item), [_, *rest]:
+            return _known(item, rest)
+        case inspect.StructType(fields=fields), [name, *rest]:
+            return next((_known(field.type, rest) for field in fields if field.encode_name == name), ())
+    return ()
