@@ -1,8 +1,8 @@
-"""What runs in the worker: take an order, do it, answer, until the daemon is gone.
+"""The worker's loop: receive an order, do its task, reply, until the daemon is gone.
 
 The kernel ends this process at a task's limit (SIGALRM), when the daemon closes its standard input or ends (SIGIO), and
-before any other process where memory runs out. Neither signal has a handler, so nothing depends on what the task does
-meanwhile. (PR_SET_PDEATHSIG would end it with the thread that started it. The connection cannot serve for SIGIO: the
+before any other process where memory runs out. Neither signal has a handler, so no task can delay them.
+(PR_SET_PDEATHSIG would end the process with the thread that started it. The connection cannot serve for SIGIO: the
 kernel may announce an order after it has been read.)
 """
 
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from infd.apart import wire
-from infd.errors import InfdError, RequestError, TextFailed
+from infd.errors import Fault, InfdError, TextFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Private writable memory, bytes. Not RLIMIT_AS: that counts what threads and libraries only reserve.
 MEMORY: Final = 4 * 2**30
-_MESSAGE: Final = 500  # characters
+MOST_CHARACTERS: Final = 500  # of an unforeseen error's message
 
 
 def serve(tasks: Any, do: Callable[[Any], Any]) -> None:
@@ -64,15 +64,11 @@ def _end_with_standard_input() -> None:
 def _done(
     order: wire.Order, decoder: msgspec.msgpack.Decoder[Any], do: Callable[[Any], Any]
 ) -> tuple[wire.Reply, bool]:
-    """Return what to answer, and whether this process may do more: a library that panicked may be broken."""
+    """Return the reply, and whether this process may do more tasks: a library that panicked may be broken."""
     try:
         return wire.Reply(msgspec.Raw(msgspec.msgpack.encode(do(decoder.decode(order.task))))), True
-    except TextFailed as error:
-        return wire.Reply(failed=True, message=str(error)[:_MESSAGE]), False
-    except RequestError as error:
-        return wire.Reply(refused=type(error).__name__, message=str(error), param=error.param), True
-    except InfdError as error:
-        return wire.Reply(refused=type(error).__name__, message=str(error)), True
     except BaseException as error:  # a panic of a library in Rust is no Exception
-        message = f"{type(error).__name__}: {error}"
-        return wire.Reply(failed=True, message=message[:_MESSAGE]), False
+        fault = Fault.of(error)
+        if isinstance(error, InfdError) and not isinstance(error, TextFailed):
+            return wire.Reply(fault=fault), True
+        return wire.Reply(fault=Fault(fault.code, fault.message[:MOST_CHARACTERS])), False

@@ -15,6 +15,7 @@ import msgspec
 
 from infd.apart import wire
 from infd.errors import CheckpointError, InvalidRequest, TextFailed, TooCostly
+from infd.frames import FrameTooLarge
 
 if TYPE_CHECKING:
     from msgspec import Struct
@@ -23,7 +24,6 @@ R = TypeVar("R")
 
 PATIENCE_S: Final = 60.0  # beyond a task's limit, which the process keeps itself: it may have to start, or be frozen
 _LOG: Final = logging.getLogger("infd.apart")
-_REFUSALS: Final = {kind.__name__: kind for kind in (InvalidRequest, TooCostly)}
 
 
 class Worker:
@@ -104,7 +104,7 @@ class Worker:
         except wire.Late:
             self._end()
             raise TooCostly(f"took more than {order.seconds:g} s") from None
-        except (wire.Closed, msgspec.MsgspecError):
+        except (wire.Closed, FrameTooLarge, msgspec.MsgspecError):
             code = self._end()
             if code == -signal.SIGALRM:
                 raise TooCostly(f"took more than {order.seconds:g} s") from None
@@ -112,16 +112,12 @@ class Worker:
         except BaseException:  # what comes of the task belongs to nobody any more
             self._end()
             raise
-        if reply.failed:
+        if reply.fault is not None:
+            error = reply.fault.error()
+            if isinstance(error, InvalidRequest | CheckpointError):
+                raise error
             self._end()
-            raise TextFailed(f"a checkpoint's text failed in its worker: {reply.message}")
-        if reply.refused:
-            if reply.refused == CheckpointError.__name__:
-                raise CheckpointError(reply.message)
-            kind = _REFUSALS.get(reply.refused)
-            if kind is None:
-                raise TextFailed(f"a checkpoint's text failed in its worker: {reply.message}")
-            raise kind(reply.message, param=reply.param)
+            raise TextFailed(f"a checkpoint's text failed in its worker: {reply.fault.message}")
         return reply.result
 
     def _end(self) -> int | None:

@@ -1,20 +1,20 @@
-"""Frames between the daemon and its worker: a length in four bytes, and so many bytes of msgpack."""
+"""Messages between the daemon and its worker, over a blocking socket."""
 
 from __future__ import annotations
 
-import struct
 import time
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
+
+from infd import frames
+from infd.errors import Fault  # noqa: TC001 (msgspec reads annotations)
 
 if TYPE_CHECKING:
     import socket
 
 M = TypeVar("M", bound=Struct)
-LARGEST_FRAME: Final = 2**29  # bytes; a tokenizer.json has up to 2**28
-_LENGTH: Final = struct.Struct(">I")
 
 
 class Order(Struct):
@@ -25,16 +25,10 @@ class Order(Struct):
 
 
 class Reply(Struct, omit_defaults=True):
-    """What came of a task: its result; or an error that its own text is to blame for; or one that nobody expected.
-
-    refused  the name of the error in infd.errors
-    """
+    """The result of a task, or the error that it raised."""
 
     result: Raw = Raw(b"\xc0")
-    refused: str = ""
-    failed: bool = False
-    message: str = ""
-    param: str | None = None
+    fault: Fault | None = None
 
 
 class Closed(Exception):
@@ -46,13 +40,11 @@ class Late(Exception):
 
 
 def send(connection: socket.socket, message: Struct, deadline: float | None = None) -> None:
-    """Raises Closed, and Late after the deadline (time.monotonic)."""
-    data = msgspec.msgpack.encode(message)
-    if len(data) > LARGEST_FRAME:
-        raise ValueError(f"a frame of {len(data)} bytes")
+    """Raises Closed, Late after the deadline (time.monotonic), and frames.FrameTooLarge."""
+    data = frames.frame(message)
     try:
-        connection.settimeout(_left(deadline))
-        connection.sendall(_LENGTH.pack(len(data)) + data)
+        connection.settimeout(_until(deadline))
+        connection.sendall(data)
     except TimeoutError:
         raise Late from None
     except OSError:
@@ -60,10 +52,8 @@ def send(connection: socket.socket, message: Struct, deadline: float | None = No
 
 
 def receive(connection: socket.socket, kind: type[M], deadline: float | None = None) -> M:
-    """Raises Closed, Late, and msgspec.MsgspecError for what is no such message."""
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline))
-    if length > LARGEST_FRAME:
-        raise Closed
+    """Raises Closed, Late, frames.FrameTooLarge, and msgspec.MsgspecError for a message of another type."""
+    length = frames.body_length(_exactly(connection, frames.HEADER, deadline))
     return msgspec.msgpack.decode(_exactly(connection, length, deadline), type=kind)
 
 
@@ -72,17 +62,17 @@ def _exactly(connection: socket.socket, count: int, deadline: float | None) -> b
     view, at = memoryview(data), 0
     while at < count:
         try:
-            connection.settimeout(_left(deadline))
-            read = connection.recv_into(view[at:])
+            connection.settimeout(_until(deadline))
+            received = connection.recv_into(view[at:])
         except TimeoutError:
             raise Late from None
         except OSError:
             raise Closed from None
-        if not read:
+        if not received:
             raise Closed
-        at += read
+        at += received
     return data
 
 
-def _left(deadline: float | None) -> float | None:
+def _until(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.001, deadline - time.monotonic())

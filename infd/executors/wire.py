@@ -1,21 +1,19 @@
 """The messages between the engine and an executor in another process, and how they travel.
 
-Every message is a struct of plain values. A frame is its length, four bytes,
-and its msgpack. The socket keeps frames in order, as the device thread's inbox
-does, so plans, adapters and changes of memory run in the order in which they
-were issued. The end of the stream is the end of the other side.
+Every message is a struct of plain values. The socket keeps frames in order, as
+the device thread's inbox does, so plans, adapters and changes of memory run in
+the order in which they were issued. The end of the stream is the end of the other side.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-import msgspec
 from msgspec import Struct
 
+from infd import frames
 from infd.config import Config
 from infd.errors import Fault
 from infd.memory import Memory, Part
@@ -149,22 +147,17 @@ class Connection(asyncio.Protocol):
     ended  resolves once the other side has gone and all that it sent was received
     """
 
-    _LENGTH: ClassVar = struct.Struct("!I")
-
     def __init__(self, receives: Any, receive: Callable[[Any], None]) -> None:
         """receive: called with each message, of the type `receives`."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._decoder = msgspec.msgpack.Decoder(receives)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._reader = frames.Reader(receives)
         self._receive = receive
-        self._received = bytearray()
         self._transport: asyncio.Transport | None = None
 
     def send(self, message: Struct) -> None:
         """Send a message. Where the other side has gone, `ended` says so."""
         assert self._transport is not None
-        body = self._encoder.encode(message)
-        self._transport.write(self._LENGTH.pack(len(body)) + body)
+        self._transport.write(frames.frame(message))
 
     def close(self) -> None:
         """Send what is left and end."""
@@ -175,16 +168,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
-        begin, size = 0, self._LENGTH.size
-        while len(self._received) - begin >= size:
-            end = begin + size + self._LENGTH.unpack_from(self._received, begin)[0]
-            if len(self._received) < end:
-                break
-            message = self._decoder.decode(memoryview(self._received)[begin + size : end].toreadonly())
+        for message in self._reader.feed(data):
             self._receive(message)
-            begin = end
-        del self._received[:begin]
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():

@@ -16,7 +16,7 @@ from msgspec import Struct
 from infd.errors import CheckpointError, InvalidRequest, TextFailed, TooCostly
 from infd.text.bound import Bound  # noqa: TC001 (msgspec reads annotations)
 from infd.text.checkpoint import Additions  # noqa: TC001 (msgspec reads annotations)
-from infd.text.detokenize import detokenizer_of
+from infd.text.detokenize import with_table
 from infd.text.fuel import Limits  # noqa: TC001 (msgspec reads annotations)
 from infd.text.pieces import BytePieces, TextPieces  # noqa: TC001 (msgspec reads annotations)
 
@@ -125,7 +125,7 @@ class ApartTokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         hidden = self.vocabulary.special_ids if skip_special_tokens else frozenset()
-        text = detokenizer_of(self._pieces.without(hidden) if hidden else self._pieces)
+        text = with_table(self._pieces.without(hidden) if hidden else self._pieces)
         return text.feed(ids) + text.flush()
 
     def id_of(self, token: str) -> int | None:

@@ -1,7 +1,7 @@
 """Turn ids into text as they arrive, in whole characters.
 
-What has been returned is never taken back, and all of it together is the text
-of all ids. This runs once per token of every stream.
+Returned text is never taken back, and all of it joined is the text of all ids.
+This runs once per token of every stream.
 """
 
 from __future__ import annotations
@@ -12,38 +12,23 @@ from typing import TYPE_CHECKING, Protocol
 from infd.text.pieces import BytePieces, TextPieces
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from infd.text.tokenizer import Tokenizer
+    from collections.abc import Callable, Sequence
 
 _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """One text in the making."""
+    """The text of one stream of ids."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Return the text that is certain now that these ids follow. Ids without a token add nothing."""
+        """Append ids; return the text that they complete. Ids without a token add nothing."""
 
     def flush(self) -> str:
-        """Return what an unfinished character becomes, as nothing follows."""
+        """End the stream; return replacement characters for an unfinished one."""
 
 
-def detokenizer(
-    tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
-) -> Detokenizer:
-    """Start a text with the fastest way that is exact for this tokenizer.
-
-    shown  special ids that are written out even where the others are skipped
-    """
-    pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens, shown=shown)
-    if pieces is not None:
-        return detokenizer_of(pieces)
-    return _WindowText(tokenizer, tokenizer.special_ids - shown if skip_special_tokens else frozenset())
-
-
-def detokenizer_of(pieces: BytePieces | TextPieces) -> Detokenizer:
-    """Start a text with a table."""
+def with_table(pieces: BytePieces | TextPieces) -> Detokenizer:
+    """Return a detokenizer that looks each id up in a table."""
     return _ByteText(pieces) if isinstance(pieces, BytePieces) else _PieceText(pieces)
 
 
@@ -137,39 +122,40 @@ class _PieceText:
         return text
 
 
-class _WindowText:
-    """Any decoder: decode the last ids again together with the new ones, and return what is added."""
+class WindowText:
+    """Detokenizer for a decoder without a table: decodes the last ids again with the new ones."""
 
-    __slots__ = ("_hidden", "_shown", "_shown_text", "_tokenizer", "_window")
+    __slots__ = ("_decode", "_returned", "_returned_text", "_visible", "_window")
 
-    PATIENCE = 16  # ids held back for a character to complete; no character takes as many
+    PATIENCE = 16  # ids held back while they may be part of a character; no character takes as many
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
-        self._hidden = hidden
+    def __init__(self, decode: Callable[[Sequence[int]], str], visible: Callable[[int], bool]) -> None:
+        """decode: ids to text. visible: whether an id adds text; other ids are dropped."""
+        self._decode = decode
+        self._visible = visible
         self._window: list[int] = []
-        self._shown = 0  # ids of the window whose text has been returned
-        self._shown_text = ""
+        self._returned = 0  # ids of the window whose text has been returned
+        self._returned_text = ""
 
     def feed(self, ids: Sequence[int]) -> str:
-        # Decoders treat the first token differently, so the window must hold only ids that show.
-        visible = [token_id for token_id in ids if token_id not in self._hidden and self._tokenizer.has(token_id)]
+        # Decoders treat the first token differently, so the window must hold only visible ids.
+        visible = [token_id for token_id in ids if self._visible(token_id)]
         if not visible:
             return ""
         self._window += visible
-        text = self._tokenizer.decode(self._window, skip_special_tokens=False)
-        if text.endswith(_REPLACEMENT) and len(self._window) - self._shown < self.PATIENCE:
+        text = self._decode(self._window)
+        if text.endswith(_REPLACEMENT) and len(self._window) - self._returned < self.PATIENCE:
             return ""
-        return self._show(text)
+        return self._return(text)
 
     def flush(self) -> str:
-        if len(self._window) == self._shown:
+        if len(self._window) == self._returned:
             return ""
-        return self._show(self._tokenizer.decode(self._window, skip_special_tokens=False))
+        return self._return(self._decode(self._window))
 
-    def _show(self, text: str) -> str:
-        added = text[len(self._shown_text) :]
-        del self._window[: self._shown]
-        self._shown = len(self._window)
-        self._shown_text = self._tokenizer.decode(self._window, skip_special_tokens=False)
+    def _return(self, text: str) -> str:
+        added = text[len(self._returned_text) :]
+        del self._window[: self._returned]
+        self._returned = len(self._window)
+        self._returned_text = self._decode(self._window)
         return added

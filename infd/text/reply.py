@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from infd.text.detokenize import detokenizer
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -58,7 +56,7 @@ class Reply:
         reading  takes the markup out of the text
         shown    special ids that it needs to see
         """
-        self._detokenizer = detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, shown=shown)
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, shown=shown)
         if after:
             self._detokenizer.feed(after)
             self._detokenizer.flush()  # a character that it leaves unfinished belongs to what came before

@@ -12,7 +12,6 @@ from infd.apart.client import Worker
 from infd.errors import CheckpointError, InvalidRequest, TextFailed, TooCostly
 from infd.text import apart
 from infd.text.chat import ChatTemplate
-from infd.text.detokenize import detokenizer
 from infd.text.fuel import Limits
 from infd.text.syntax import Syntax
 from infd.text.tokenizer import Tokenizer
@@ -124,7 +123,7 @@ def test_ids_and_texts_are_the_same_as_in_process(kind: str, tmp_path: Path, wor
         assert there.decode(ids) == here.decode(ids)
         assert there.decode(ids, skip_special_tokens=False) == here.decode(ids, skip_special_tokens=False)
         assert there.least_tokens(text) == here.least_tokens(text)
-        stream = detokenizer(there)
+        stream = there.detokenizer()
         assert "".join(stream.feed([token_id]) for token_id in ids) + stream.flush() == here.decode(ids)
     for token in ("</s>", "<think>", "no such token"):
         assert there.id_of(token) == here.id_of(token)

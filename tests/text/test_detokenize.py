@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infd.text.detokenize import detokenizer
 from infd.text.pieces import BytePieces, TextPieces
 from tests.text.vocabularies import KINDS, TEXT, wrap
 
@@ -26,7 +25,7 @@ def tokenizer(kind: str) -> Tokenizer:
 
 
 def in_parts(kind: str, ids: list[int], cuts: list[int], *, skip: bool) -> str:
-    text = detokenizer(tokenizer(kind), skip_special_tokens=skip)
+    text = tokenizer(kind).detokenizer(skip_special_tokens=skip)
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     parts = [text.feed(ids[begin:end]) for begin, end in pairwise(edges)]
     return "".join(parts) + text.flush()
@@ -112,7 +111,7 @@ def test_a_run_after_a_bad_one_is_read_afresh():
 
 
 def test_a_newline_that_is_a_byte_token_is_not_held_back():
-    text = detokenizer(tokenizer("sentencepiece"))
+    text = tokenizer("sentencepiece").detokenizer()
 
     assert text.feed(byte_ids(b"\n")) == "\n"
 
@@ -121,7 +120,7 @@ def test_a_newline_that_is_a_byte_token_is_not_held_back():
 def test_a_character_in_several_tokens_comes_out_whole(kind: str):
     vocabulary = tokenizer(kind)
     ids = vocabulary.encode("👾", add_special_tokens=False)
-    text = detokenizer(vocabulary)
+    text = vocabulary.detokenizer()
 
     parts = [text.feed([token_id]) for token_id in ids]
 
@@ -132,7 +131,7 @@ def test_a_character_in_several_tokens_comes_out_whole(kind: str):
 
 def test_half_a_character_at_the_end_becomes_a_replacement():
     vocabulary = tokenizer("byte_level")
-    text = detokenizer(vocabulary)
+    text = vocabulary.detokenizer()
 
     assert text.feed(vocabulary.encode("🙂", add_special_tokens=False)[:1]) == ""
     assert text.flush() == "\ufffd"
@@ -151,7 +150,7 @@ def test_a_decoder_that_writes_replacements_without_end_is_not_waited_for():
     backend = KINDS["wordpiece"]()
     backend.add_tokens(["\ufffd"])
     vocabulary = wrap(backend)
-    text = detokenizer(vocabulary)
+    text = vocabulary.detokenizer()
 
     shown = "".join(text.feed([vocabulary.id_of("\ufffd") or 0]) for _ in range(40))
 
