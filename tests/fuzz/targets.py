@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 SILENCE_S = 0.03
 MARGIN_S, START_S = 3.0, 3.0  # beyond a cap, and until a process has started, on a machine that is busy
+ATTEMPTS = 3
 MOST_KIB = 2**19  # by which a text may raise what this process has taken at most
 NESTED = (*Tool.__struct_fields__, *Function.__struct_fields__, *Called.__struct_fields__, "arguments")
 
@@ -232,8 +233,10 @@ class MarkupTarget(Target):
 
 
 class HostileTarget(Target):
-    """A stranger's text, in process where it is vetted, in a worker where it is not: it ends by its cap, with a
+    """A checkpoint's text, in process where it is vetted, in a worker where it is not: it ends by its cap, with a
     refusal at most, and takes memory in proportion.
+
+    A machine that is busy may hold up any input, so an input is too slow if it is so each time.
     """
 
     noise = 25
@@ -242,10 +245,16 @@ class HostileTarget(Target):
         self._worker = Worker(apart.MODULE)
 
     def __call__(self, data: bytes) -> None:
-        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-        cap = self.use(Chooser(data))
-        assert time.monotonic() - began < cap, "it took longer than it may"
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KIB, "it took too much memory"
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(ATTEMPTS):
+            began = time.monotonic()
+            cap = self.use(Chooser(data))
+            if (took := time.monotonic() - began) < cap:
+                break
+        else:
+            raise AssertionError(f"{data.hex()} took {took:.1f} s, more than {cap:.1f}")
+        more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert more < MOST_KIB, f"{data.hex()} took {more} KiB"
 
     @abstractmethod
     def use(self, choose: Chooser) -> float:
