@@ -176,7 +176,6 @@ def test_only_the_settings_read_the_environment():
 CIRCLES = {
     frozenset({"loadgen/figures.py", "loadgen/load.py", "loadgen/stream.py"}),
     frozenset({"models/base.py", "models/layers/rope.py", "models/parameter.py"}),
-    frozenset({"text/apart.py", "text/detokenize.py", "text/tokenizer.py"}),
 }
 
 
