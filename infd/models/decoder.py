@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from infd.kernels.families.stack import Stacked
     from infd.kernels.recipe import AttentionRecipe, GatedRecipe
     from infd.models.base import Adapted, Batch
+    from infd.models.blueprint import Blueprint
     from infd.models.layers.branch import Branch
     from infd.models.layers.norm import NoNorm
-    from infd.models.parameter import Blueprint, Parameter
+    from infd.models.parameter import Parameter
     from infd.models.sizes import Sizes
 
 # Prefixes of decoder weights: text-only; multimodal before transformers 5; multimodal since; decoder saved alone.

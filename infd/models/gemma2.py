@@ -12,13 +12,12 @@ from infd.models.layers.attention import Attention
 from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 from infd.models.windows import FULL, SLIDING, layer_types, windows
 
 if TYPE_CHECKING:
+    from infd.models.blueprint import Blueprint
     from infd.models.config import Settings
-    from infd.models.parameter import Blueprint
 
 OFFSET = 1.0  # norm weights are stored minus 1
 
@@ -39,7 +38,7 @@ class Gemma2(Decoder):
         refuse_encoders(settings)
         sizes = Sizes.read(settings)
         types = layer_types(settings, [FULL if layer % 2 else SLIDING for layer in range(sizes.layers)])
-        rope = Rope(blueprint, rope_parameters(settings), sizes.head)
+        rope = blueprint.rope(rope_parameters(settings), sizes.head)
         scale = settings.number("query_pre_attn_scalar") ** -0.5
         softcap = settings.number_or_none("attn_logit_softcapping")
         bias = settings.boolean("attention_bias", False)

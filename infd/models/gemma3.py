@@ -14,13 +14,12 @@ from infd.models.layers.attention import Attention
 from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 from infd.models.windows import FULL, SLIDING, layer_types, windows
 
 if TYPE_CHECKING:
+    from infd.models.blueprint import Blueprint
     from infd.models.config import Settings
-    from infd.models.parameter import Blueprint
 
 SIGHT = tuple(f"{root}{part}." for root in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
 
@@ -34,7 +33,7 @@ class Gemma3(Decoder):
         sizes = Sizes.read(settings)
         every = settings.integer("sliding_window_pattern", 6)
         types = layer_types(settings, [SLIDING if (i + 1) % every else FULL for i in range(sizes.layers)])
-        ropes = {kind: Rope(blueprint, rope_parameters(settings, kind), sizes.head) for kind in (FULL, SLIDING)}
+        ropes = {kind: blueprint.rope(rope_parameters(settings, kind), sizes.head) for kind in (FULL, SLIDING)}
         scale = settings.number("query_pre_attn_scalar") ** -0.5
         bias = settings.boolean("attention_bias", False)
 

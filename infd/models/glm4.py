@@ -10,18 +10,17 @@ from infd.models.layers.attention import Attention
 from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 
 if TYPE_CHECKING:
+    from infd.models.blueprint import Blueprint
     from infd.models.config import Settings
-    from infd.models.parameter import Blueprint
 
 
 class Glm4(Decoder):
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         sizes = Sizes.read(settings)
-        rope = Rope(blueprint, rope_parameters(settings), sizes.head, partial=True)
+        rope = blueprint.rope(rope_parameters(settings), sizes.head, partial=True)
         bias = settings.boolean("attention_bias")
 
         def block(name: str, layer: int, group: int) -> Block:

@@ -10,18 +10,17 @@ from infd.models.layers.attention import Attention
 from infd.models.layers.branch import Then, Times
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 
 if TYPE_CHECKING:
+    from infd.models.blueprint import Blueprint
     from infd.models.config import Settings
-    from infd.models.parameter import Blueprint
 
 
 class Granite(Decoder):
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         sizes = Sizes.read(settings)
-        rope = Rope(blueprint, rope_parameters(settings), sizes.head)
+        rope = blueprint.rope(rope_parameters(settings), sizes.head)
         scale = settings.number("attention_multiplier", 1.0)
         added = Times(settings.number("residual_multiplier", 1.0))
         attention_bias = settings.boolean("attention_bias", False)

@@ -9,19 +9,18 @@ from infd.models.decoder import Block, Decoder
 from infd.models.layers.attention import Attention
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 
 if TYPE_CHECKING:
+    from infd.models.blueprint import Blueprint
     from infd.models.config import Settings
-    from infd.models.parameter import Blueprint
 
 
 class Llama(Decoder):
     def __init__(self, settings: Settings, blueprint: Blueprint, *, window: int | None = None) -> None:
         """Declare the model. `window` bounds every layer's attention, in tokens. Raises CheckpointError."""
         sizes = Sizes.read(settings)
-        rope = Rope(blueprint, rope_parameters(settings), sizes.head)
+        rope = blueprint.rope(rope_parameters(settings), sizes.head)
         attention_bias = settings.boolean("attention_bias", False)
         mlp_bias = settings.boolean("mlp_bias", False)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from infd.models.llama import Llama
 
 if TYPE_CHECKING:
+    from infd.models.blueprint import Blueprint
     from infd.models.config import Settings
-    from infd.models.parameter import Blueprint
 
 
 class Mistral(Llama):

@@ -1,25 +1,21 @@
 """The weights that a model declares before any of them has storage.
 
 A parameter names the checkpoint tensors that fill its rows; `weights/` loads them. Layers declare their parameters on
-a Blueprint while the model is built, so the list is complete once the last layer exists.
+a Blueprint (`blueprint.py`) while the model is built, so the list is complete once the last layer exists.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-    from infd.kernels.families.matrices import Form, Matrices
-    from infd.kernels.ops import Ops
-    from infd.models.layers.rope import Rope
+    from infd.kernels.families.matrices import Form
 
 
 class Source(Struct, frozen=True):
@@ -89,59 +85,3 @@ class Target(Struct, frozen=True, eq=False):
     modules: Mapping[str, int]
     inputs: int
     table: bool = False
-
-
-class Stored(Protocol):
-    """The shape of a checkpoint tensor."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-class Blueprint(Struct, frozen=True, kw_only=True):
-    """The inputs of every layer's constructor, and the lists to which layers add their declarations.
-
-    max_len     the longest sequence in tokens, for tables by position
-    stored      the checkpoint's tensors by name; empty: the usual names are assumed
-    parameters  declared so far, in order of use
-    targets     declared so far, in order of use
-    ropes       built so far, in order of use
-    """
-
-    ops: Ops
-    dtype: torch.dtype
-    device: torch.device
-    max_len: int
-    stored: Mapping[str, Stored] = MappingProxyType({})
-    parameters: list[Parameter] = field(default_factory=list)
-    targets: list[Target] = field(default_factory=list)
-    ropes: list[Rope] = field(default_factory=list)
-
-    def least_rows(self) -> int:
-        """Return the smallest number of rows at which no product depends on that number to the last bit."""
-        return max(matrix.form.least_rows for matrix in self.parameters if isinstance(matrix, Matrix))
-
-    def declare(self, rows: Mapping[str, int], columns: tuple[int, ...] = ()) -> Parameter:
-        """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors; `rows` maps name to rows."""
-        parameter = Parameter((sum(rows.values()), *columns), self.dtype, _stack(rows, columns))
-        self.parameters.append(parameter)
-        return parameter
-
-    def matrix(self, rows: Mapping[str, int], inputs: int, family: Matrices) -> Matrix:
-        """Declare a matrix [sum of rows, inputs] in a form of `family`, stacking checkpoint tensors."""
-        matrix = Matrix(family.form(sum(rows.values()), inputs, self.dtype), _stack(rows, (inputs,)))
-        self.parameters.append(matrix)
-        return matrix
-
-    def adaptable(self, modules: Mapping[str, int], inputs: int, *, table: bool = False) -> Target:
-        """Declare a Target that adapters may change."""
-        target = Target(modules, inputs, table)
-        self.targets.append(target)
-        return target
-
-
-def _stack(rows: Mapping[str, int], columns: tuple[int, ...]) -> tuple[Source, ...]:
-    firsts = accumulate(rows.values(), initial=0)
-    return tuple(
-        Source(name, (count, *columns), first) for (name, count), first in zip(rows.items(), firsts, strict=False)
-    )

@@ -9,18 +9,17 @@ from infd.models.decoder import Block, Decoder
 from infd.models.layers.attention import Attention
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 
 if TYPE_CHECKING:
+    from infd.models.blueprint import Blueprint
     from infd.models.config import Settings
-    from infd.models.parameter import Blueprint
 
 
 class Phi3(Decoder):
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         sizes = Sizes.read(settings)
-        rope = Rope(blueprint, rope_parameters(settings), sizes.head, partial=True)
+        rope = blueprint.rope(rope_parameters(settings), sizes.head, partial=True)
         window = settings.integer("sliding_window") if "sliding_window" in settings else None
 
         def block(name: str, layer: int, group: int) -> Block:

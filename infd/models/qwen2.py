@@ -9,19 +9,18 @@ from infd.models.decoder import Block, Decoder
 from infd.models.layers.attention import Attention
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.layers.rope import Rope
 from infd.models.sizes import Sizes
 from infd.models.windows import from_some_layer_on
 
 if TYPE_CHECKING:
+    from infd.models.blueprint import Blueprint
     from infd.models.config import Settings
-    from infd.models.parameter import Blueprint
 
 
 class Qwen2(Decoder):
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         sizes = Sizes.read(settings)
-        rope = Rope(blueprint, rope_parameters(settings), sizes.head)
+        rope = blueprint.rope(rope_parameters(settings), sizes.head)
 
         def block(name: str, layer: int, group: int) -> Block:
             return Block(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from infd.errors import CheckpointError
 from infd.models.config import Settings, architecture, decoder
-from infd.models.parameter import Blueprint
 from infd.models.transformers import known
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.ops import Ops
     from infd.models.base import Model
-    from infd.models.parameter import Stored
+    from infd.models.blueprint import Blueprint, Stored
 
 ARCHITECTURES = MappingProxyType(
     {
@@ -114,6 +113,8 @@ def build(
 
     Raises CheckpointError for unknown architectures and unsupported settings.
     """
+    from infd.models.blueprint import Blueprint  # torch comes with it
+
     name, own = architecture(config), is_own(config)
     blueprint = Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored)
     if own:

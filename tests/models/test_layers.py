@@ -7,10 +7,10 @@ import torch
 
 from infd.errors import CheckpointError
 from infd.kernels.select import select
+from infd.models.blueprint import Blueprint
 from infd.models.config import Settings, rope_parameters
 from infd.models.gemma2 import embedding_scale
-from infd.models.layers.rope import Rope, lay_out
-from infd.models.parameter import Blueprint
+from infd.models.layers.rope import lay_out
 from infd.scheduler.layout import Regimes
 from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
@@ -71,7 +71,7 @@ def ours(settings, head, length, *, layers="full_attention", partial=False):
 def declared(settings, head, length, **options):
     layers = options.pop("layers", "full_attention")
     blueprint = Blueprint(ops=select(CPU, torch.float32), dtype=torch.float32, device=CPU, max_len=length)
-    return Rope(blueprint, rope_parameters(Settings(settings), layers), head, **options)
+    return blueprint.rope(rope_parameters(Settings(settings), layers), head, **options)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling.get("rope_type", "default"))
@@ -116,13 +116,13 @@ def test_the_original_length_stands_outside_of_the_table_or_in_it(outside):
 def test_layers_of_one_model_are_laid_out_alike():
     blueprint = Blueprint(ops=select(CPU, torch.float32), dtype=torch.float32, device=CPU, max_len=64)
     long = {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 48}, "max_position_embeddings": 64}
-    ropes = [Rope(blueprint, rope_parameters(Settings(settings)), 128) for settings in ({}, long)]
+    ropes = [blueprint.rope(rope_parameters(Settings(settings)), 128) for settings in ({}, long)]
     assert lay_out(ropes) == Regimes(outgrown=48)
     plain = ours({}, 128, 64)
     assert ropes[0].table.equal(torch.cat((plain[:48], plain)))
     assert ropes[1].table.equal(ours(long, 128, 64))
     dynamic = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32}
-    ropes.append(Rope(blueprint, rope_parameters(Settings(dynamic)), 128))
+    ropes.append(blueprint.rope(rope_parameters(Settings(dynamic)), 128))
     with pytest.raises(CheckpointError, match="layers whose angles change at different lengths, or in different ways"):
         lay_out(ropes)
 

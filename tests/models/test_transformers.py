@@ -14,7 +14,7 @@ from infd.config import Config, ModelConfig
 from infd.errors import CheckpointError
 from infd.kernels.select import CACHED, CANDIDATES, select
 from infd.models import registry
-from infd.models.parameter import Blueprint
+from infd.models.blueprint import Blueprint
 from infd.runner.arenas.arena import Arena
 from infd.runner.start.resolve import candidates
 from infd.runner.start.setup import set_up

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import Batch
+    from infd.models.blueprint import Blueprint
     from infd.models.layers.norm import OverAllHeads, RMSNorm
     from infd.models.layers.rope import Rope
-    from infd.models.parameter import Blueprint
     from infd.models.sizes import Sizes
 
 MOST_GROUPS = 8  # each group costs one page table and one attention plan a step

@@ -15,7 +15,7 @@ from infd.errors import CheckpointError
 from infd.models.parameter import Parameter, Source
 
 if TYPE_CHECKING:
-    from infd.models.parameter import Blueprint
+    from infd.models.blueprint import Blueprint
 
 # Suffixes of (key scale, value scale) behind the attention module's name, in the spellings of quantization tools.
 SPELLINGS = (

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import Adapted
-    from infd.models.parameter import Blueprint, Matrix
+    from infd.models.blueprint import Blueprint
+    from infd.models.parameter import Matrix
 
 
 class Embedding:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import Adapted
-    from infd.models.parameter import Blueprint
+    from infd.models.blueprint import Blueprint
     from infd.models.sizes import Sizes
 
 

@@ -9,7 +9,7 @@ from infd.kernels.recipe import NormRecipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.models.parameter import Blueprint
+    from infd.models.blueprint import Blueprint
 
 
 class RMSNorm:

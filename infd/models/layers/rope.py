@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from infd.models.base import Batch
     from infd.models.config import Settings
-    from infd.models.parameter import Blueprint
 
 
 class Scaling(NamedTuple):
@@ -59,9 +58,19 @@ class Rope:
 
     table: Tensor
 
-    def __init__(self, blueprint: Blueprint, rope: Settings, head_size: int, *, partial: bool = False) -> None:
+    def __init__(
+        self,
+        rope: Settings,
+        head_size: int,
+        *,
+        max_len: int,
+        device: torch.device,
+        number: int = 0,
+        partial: bool = False,
+    ) -> None:
         """Read the settings returned by `config.rope_parameters`.
 
+        max_len  of a sequence, in tokens
         partial  whether the architecture supports rotating only the first R numbers of a head; otherwise R = head_size
 
         Raises CheckpointError.
@@ -81,14 +90,13 @@ class Rope:
         if theta <= 1:
             raise rope.error("rope_theta", "more than 1", theta)
         exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
-        self._max_len, self._device = blueprint.max_len, blueprint.device
+        self._max_len, self._device = max_len, device
         self._scaling = _SCALINGS[kind](exponents, rope, self._max_len)
         self.regimes = self._scaling.regimes
         self._there = self._scaling  # on the device
         if self.regimes.prompt_over is not None:
             self._there = _SCALINGS[kind](exponents.to(self._device), rope, self._max_len)
-        self.number = len(blueprint.ropes)
-        blueprint.ropes.append(self)
+        self.number = number
 
     def lay_out(self, regimes: Regimes) -> None:
         """Compute the table for `regimes`, those of all ropes of the model."""

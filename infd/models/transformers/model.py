@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import Adapted, Batch
-    from infd.models.parameter import Blueprint, Parameter
+    from infd.models.blueprint import Blueprint
+    from infd.models.parameter import Parameter
 
 
 class TransformersModel:

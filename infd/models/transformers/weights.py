@@ -21,7 +21,7 @@ from infd.models.parameter import Parameter, Source
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator
 
-    from infd.models.parameter import Blueprint
+    from infd.models.blueprint import Blueprint
 
 
 class Place(NamedTuple):

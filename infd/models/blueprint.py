@@ -1,0 +1,87 @@
+"""What layers are built from, and where they declare what they need: parameters, adapter targets, rotary positions.
+
+Kernel families are asked for through `Blueprint.ops`: a family that no layer asks for is not loaded.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct, field
+
+from infd.models.layers.rope import Rope
+from infd.models.parameter import Matrix, Parameter, Source, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from infd.kernels.families.matrices import Matrices
+    from infd.kernels.ops import Ops
+    from infd.models.config import Settings
+
+
+class Stored(Protocol):
+    """The shape of a checkpoint tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class Blueprint(Struct, frozen=True, kw_only=True):
+    """The inputs of every layer's constructor, and the lists to which layers add their declarations.
+
+    max_len     the longest sequence in tokens, for tables by position
+    stored      the checkpoint's tensors by name; empty: the usual names are assumed
+    parameters  declared so far, in order of use
+    targets     declared so far, in order of use
+    ropes       built so far, in order of use
+    """
+
+    ops: Ops
+    dtype: torch.dtype
+    device: torch.device
+    max_len: int
+    stored: Mapping[str, Stored] = MappingProxyType({})
+    parameters: list[Parameter] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+    ropes: list[Rope] = field(default_factory=list)
+
+    def least_rows(self) -> int:
+        """Return the smallest number of rows at which no product depends on that number to the last bit."""
+        return max(matrix.form.least_rows for matrix in self.parameters if isinstance(matrix, Matrix))
+
+    def declare(self, rows: Mapping[str, int], columns: tuple[int, ...] = ()) -> Parameter:
+        """Declare a parameter [sum of rows, *columns] that stacks checkpoint tensors; `rows` maps name to rows."""
+        parameter = Parameter((sum(rows.values()), *columns), self.dtype, _stack(rows, columns))
+        self.parameters.append(parameter)
+        return parameter
+
+    def matrix(self, rows: Mapping[str, int], inputs: int, family: Matrices) -> Matrix:
+        """Declare a matrix [sum of rows, inputs] in a form of `family`, stacking checkpoint tensors."""
+        matrix = Matrix(family.form(sum(rows.values()), inputs, self.dtype), _stack(rows, (inputs,)))
+        self.parameters.append(matrix)
+        return matrix
+
+    def adaptable(self, modules: Mapping[str, int], inputs: int, *, table: bool = False) -> Target:
+        """Declare a Target that adapters may change."""
+        target = Target(modules, inputs, table)
+        self.targets.append(target)
+        return target
+
+    def rope(self, settings: Settings, head_size: int, *, partial: bool = False) -> Rope:
+        """Build the rotary positions of some layers; arguments as of `Rope`. Raises CheckpointError."""
+        number, length = len(self.ropes), self.max_len
+        rope = Rope(settings, head_size, max_len=length, device=self.device, number=number, partial=partial)
+        self.ropes.append(rope)
+        return rope
+
+
+def _stack(rows: Mapping[str, int], columns: tuple[int, ...]) -> tuple[Source, ...]:
+    firsts = accumulate(rows.values(), initial=0)
+    return tuple(
+        Source(name, (count, *columns), first) for (name, count), first in zip(rows.items(), firsts, strict=False)
+    )
