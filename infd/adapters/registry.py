@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -20,19 +20,16 @@ from infd.errors import AdapterExists, AdapterTooLarge, AdapterUnavailable, Chec
 from infd.request import Adapter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from infd.request import AdapterFacts
     from infd.telemetry.events import Events
 
+    Read = Callable[[Adapter, str | None, int], Awaitable[AdapterFacts]]
+
 LONGEST_NAME = 128
 # Clients put a name into paths, where some resolve dots before they ask.
 _NAME = re.compile(r"[A-Za-z0-9][\w.:-]*(/(?!\.\.?(/|\Z))[\w.:-]+)*", re.ASCII)
-
-
-class Read(Protocol):
-    async def __call__(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
-        """Read an adapter that takes at most `room` bytes; see Executor.read_adapter."""
 
 
 class AdapterRow(Struct, kw_only=True):
@@ -76,6 +73,7 @@ class _Entry:
 class Adapters:
     """The adapters of one engine, by name.
 
+    read    reads an adapter, below a root, of at most so many bytes: Executor.read_adapter
     forget  called with each adapter that nobody uses or will use any more
     gone    called with each name once nothing is left of what it stood for
     events  told of what changes

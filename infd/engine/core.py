@@ -32,7 +32,7 @@ NOTHING: Final = Capacity(
 class EngineCore:
     """What computes requests. `load` replaces all parts by those for the loaded model.
 
-    loaded     whether there is a model
+    loaded     whether a model is loaded; until then the scheduler can hold nothing
     capacity   what the device can hold
     scheduler  decides what each step computes
     in_flight  every choice that is queued and has not ended
@@ -83,7 +83,7 @@ class EngineCore:
         return capacity
 
     def check(self, request: Request) -> None:
-        """Refuse what could never be computed. Raises InvalidRequest, PromptTooLong."""
+        """Refuse a request that could never be computed. Raises InvalidRequest, PromptTooLong."""
         tokens, limit = len(request.prompt), self.capacity.max_model_len
         if not tokens:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")

@@ -14,7 +14,7 @@ from infd.admin.ctl import show
 from infd.engine.lifecycle.state import State
 from infd.errors import CheckpointError
 from tests.admin.test_ctl import infdctl
-from tests.admin.test_rest import at
+from tests.admin.test_pause import at
 
 if TYPE_CHECKING:
     import pytest

@@ -8,11 +8,11 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.e2e.test_rest import infdctl
+from tests.e2e.test_pause import infdctl
 
 if TYPE_CHECKING:
     from tests.e2e.process import Daemon
-    from tests.e2e.test_rest import Start
+    from tests.e2e.test_pause import Start
 
 DEVICE = ("--device", "cpu", "--set", "device.threads=1", "--set", "scheduler.step_tokens=256", "--dtype", "float32")
 OWN = (*DEVICE, "--set", "device.own_process=true")

@@ -33,14 +33,14 @@ async def test_every_change_of_state_is_told_once():
         assert await told(engine, "rest") == ["sleeping", "ready"]
 
 
-async def test_what_did_not_come_of_a_wish_is_told_with_the_reason():
+async def test_a_transition_that_fails_is_an_event_with_its_reason():
     executor = FakeExecutor()
     executor.wake_error = executor.weights_error = CheckpointError("/model: gone")
     async with serving(executor) as engine:
         await engine.control.sleep().result()
-        for wish in (engine.control.wake, lambda: engine.control.load_weights("/other")):
+        for verb in (engine.control.wake, lambda: engine.control.load_weights("/other")):
             with pytest.raises(CheckpointError):
-                await wish().result()
+                await verb().result()
         failures = [event async for event, _ in engine.events.read() if "error" in event.facts]
         assert [(event.kind, event.told) for event in failures] == [("rest", "not ready"), ("weights", "not loaded")]
         assert {event.facts["error"] for event in failures} == {"/model: gone"}

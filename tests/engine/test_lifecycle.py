@@ -50,7 +50,7 @@ class Histories(RuleBasedStateMachine):
         config = Config(server=ServerConfig(wake_on_request=wakes), scheduler=SchedulerConfig(max_waiting=12))
         self.engine = Engine(config, self.executor, Metrics())
         self.clients: list[asyncio.Task[Any]] = []
-        self.moves: list[Transition] = []
+        self.transitions: list[Transition] = []
         self.drained = False
         self.run(self.engine.load())
         self.running = self.loop.create_task(self.engine.run())
@@ -97,10 +97,10 @@ class Histories(RuleBasedStateMachine):
                 assert finish[index] is FinishReason.ABORT or self.drained
                 assert got == want[: len(got)]
 
-    def wish(self, utter: Callable[[], Transition]) -> None:
+    def operate(self, verb: Callable[[], Transition]) -> None:
         async def within() -> None:
             with contextlib.suppress(InfdError):
-                self.moves.append(utter())
+                self.transitions.append(verb())
 
         self.run(within())
 
@@ -122,21 +122,21 @@ class Histories(RuleBasedStateMachine):
 
     @rule(mode=MODES, new=st.sampled_from(["hold", "reject"]))
     def pause(self, mode: Any, new: Any) -> None:
-        self.wish(lambda: self.engine.control.pause(mode, new))
+        self.operate(lambda: self.engine.control.pause(mode, new))
 
     @rule(mode=MODES, level=st.integers(1, 2), by_itself=st.booleans())
     def sleep(self, mode: Any, level: int, by_itself: bool) -> None:
-        self.wish(lambda: self.engine.control.sleep(mode, level, by_itself=by_itself))
+        self.operate(lambda: self.engine.control.sleep(mode, level, by_itself=by_itself))
 
     @rule(parts=st.sampled_from([ALL, ALL, frozenset({Part.WEIGHTS}), frozenset({Part.CACHE})]), ready=st.booleans())
     def rouse(self, parts: frozenset[Part], ready: bool) -> None:
-        self.wish(lambda: (self.engine.control.resume if ready else self.engine.control.wake)(parts))
+        self.operate(lambda: (self.engine.control.resume if ready else self.engine.control.wake)(parts))
 
     @rule(how=st.sampled_from(["well", "refused", "midway"]))
     def load_weights(self, how: str) -> None:
         self.executor.weights_error = None if how == "well" else CheckpointError(how)
         self.executor.fails_midway = how == "midway"
-        self.wish(lambda: self.engine.control.load_weights("/other"))
+        self.operate(lambda: self.engine.control.load_weights("/other"))
 
     @rule(preempting=st.booleans())
     def forget(self, preempting: bool) -> None:
@@ -189,8 +189,10 @@ class Histories(RuleBasedStateMachine):
                 task.result()
         status = self.engine.status()
         assert status.pages_referenced == status.tickets == status.waiting == status.held == status.waiting_tokens == 0
-        assert all(move.ended.done() for move in self.moves)
-        assert all(move.error is None or isinstance(move.error, InfdError) for move in self.moves)
+        assert all(transition.ended.done() for transition in self.transitions)
+        assert all(
+            transition.error is None or isinstance(transition.error, InfdError) for transition in self.transitions
+        )
         self.run(self.engine.close())
         self.run(asyncio.gather(self.running, return_exceptions=True))
         assert not asyncio.all_tasks(self.loop)

@@ -141,7 +141,7 @@ class History:
     weights      the checkpoint that answers now
     changes      odd while weights are being changed
     generations  the latest of each adapter's name, and the directory that it was read from
-    aborts       how often somebody wished requests to end
+    aborts       how often an operator aborted requests
     """
 
     def __init__(self, engine: Engine, world: World, chance: random.Random) -> None:
@@ -220,10 +220,10 @@ class History:
         steady = changes == self.changes and changes % 2 == 0
         for index, tokens in got.items():
             if finish[index] is FinishReason.ABORT:
-                assert self.aborts > aborts, "aborted, and nobody wished it"
+                assert self.aborts > aborts, "aborted by no operator"
             else:
                 assert (finish[index], len(tokens)) == (FinishReason.LENGTH, count)
-            if steady:  # else it was begun with other weights than it ended with, as operators wished
+            if steady:  # else it was begun with other weights than it ended with
                 assert tokens == want[: len(tokens)], f"asked {name} (from {read_from}, weights {weights}) for {number}"
         if steady and FinishReason.ABORT not in finish.values():
             self.answered[weights, read_from] += 1
@@ -257,9 +257,9 @@ class History:
         assert isinstance(executor, LocalExecutor)
         return await executor.between(lambda loaded: loaded)
 
-    async def come_true(self, wish: Callable[[], Transition]) -> None:
-        """Utter a wish, and stay for its end or not."""
-        move = wish()
+    async def operate(self, verb: Callable[[], Transition]) -> None:
+        """Run a verb, and wait for the end of its transition or not."""
+        move = verb()
         if self.chance.random() < 0.5:
             with suppress(Overtaken):
                 await move.result()
@@ -267,19 +267,19 @@ class History:
     async def pause(self) -> None:
         mode = self.chance.choice(MODES)
         self.aborts += mode == "abort"
-        await self.come_true(lambda: self.engine.control.pause(mode, self.chance.choice(["hold", "hold", "reject"])))
+        await self.operate(lambda: self.engine.control.pause(mode, self.chance.choice(["hold", "hold", "reject"])))
 
     async def sleep(self) -> None:
         mode, level = self.chance.choice(MODES), self.chance.choice([1, 2])
         self.aborts += mode == "abort"
-        await self.come_true(lambda: self.engine.control.sleep(mode, level))
+        await self.operate(lambda: self.engine.control.sleep(mode, level))
 
     async def wake(self) -> None:
         parts = self.chance.choice([ALL, ALL, frozenset({Part.WEIGHTS}), frozenset({Part.CACHE})])
-        await self.come_true(lambda: self.engine.control.wake(parts))
+        await self.operate(lambda: self.engine.control.wake(parts))
 
     async def resume(self) -> None:
-        await self.come_true(self.engine.control.resume)
+        await self.operate(self.engine.control.resume)
         goal = self.outcomes["answered"] + self.chance.randrange(4)
         while self.engine.lifecycle.state is State.READY and self.outcomes["answered"] < goal and self.left > 0:
             await self.behind_the_steps()

@@ -30,7 +30,7 @@ from infd.request import FinishReason
 from infd.telemetry.exposition import expose
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import ask, collect, nothing_is_left, request, running, until_steps
-from tests.engine.test_rest import answer, turns
+from tests.engine.test_pause import answer, turns
 from tests.fakes import FakeExecutor
 
 if TYPE_CHECKING:
@@ -327,13 +327,13 @@ async def test_a_drain_ends_sleepers_at_once():
         await until_steps(engine, 2)
         await engine.control.sleep("keep", 2).result()
         fake(engine).memory_gate.clear()
-        knocking = asyncio.create_task(ask(engine, request([2])))
+        held = asyncio.create_task(ask(engine, request([2])))
         await turns()
         waking = engine.control.wake()
         assert await engine.drain(60)
         assert (await asking)[0][1] is FinishReason.ERROR
         with pytest.raises(NotReady, match="draining"):
-            await knocking
+            await held
         with pytest.raises(Overtaken, match="draining"):
             await waking.result()
 
@@ -415,13 +415,13 @@ async def test_weights_that_fail_midway_are_never_served():
             await engine.control.load_weights("/other").result()
         assert engine.status().weights == "invalid"
         assert "load good ones" in engine.lifecycle.reason
-        for wish in (engine.control.resume, engine.control.wake, engine.control.pause):
+        for verb in (engine.control.resume, engine.control.wake, engine.control.pause):
             steps = engine.status().steps
-            if wish == engine.control.wake:
-                await wish().result()  # it is awake, and stays paused
+            if verb == engine.control.wake:
+                await verb().result()  # it is awake, and stays paused
             else:
                 with pytest.raises(WeightsInvalid):
-                    await wish().result()
+                    await verb().result()
             assert (engine.lifecycle.state, engine.status().steps) == (State.PAUSED, steps)
         fake(engine).weights_error = None
         await engine.control.load_weights("/other").result()
@@ -496,7 +496,7 @@ async def test_sleep_and_wake_racing_requests_lose_nobody():
         await engine.control.resume().result()
 
 
-async def test_a_wake_under_way_does_not_open_a_door_that_was_closed_for_good():
+async def test_a_wake_under_way_does_not_open_the_gate_of_a_draining_engine():
     async with serving() as engine:
         await engine.control.sleep().result()
         fake(engine).memory_gate.clear()

@@ -1,4 +1,4 @@
-"""Admit requests: reserve, wait at the gate, prepare, queue; end what a caller leaves behind."""
+"""Admit requests: reserve places, wait at the gate, prepare, queue; end them when their callers leave."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Admission:
             ticket.held = False
 
     def retire(self, ticket: Ticket) -> None:
-        """The caller has left: end whatever it did not wait for."""
+        """The caller has left: end the choices that it did not wait for."""
         ticket.deadlines.cancel()
         self.budget.release(ticket.reservation)
         self._core.in_flight.retire(ticket)
@@ -112,7 +112,7 @@ class Admission:
         await self._empty.wait()
 
     def close(self) -> None:
-        """Refuse whatever is not queued yet."""
+        """Refuse all requests that are not queued yet."""
         self._closed = True
 
     # Ending requests
@@ -134,7 +134,7 @@ class Admission:
         return sum(self.abort(ticket) for ticket in list(self) if not ticket.held)
 
     def expire(self, ticket: Ticket, error: RequestError) -> None:
-        """End what is left of a ticket whose time has run out."""
+        """End the unfinished choices of a ticket whose time has run out."""
         if not ticket.choices:
             ticket.expire(error)
         self._core.in_flight.end(ticket, FinishReason.ERROR, error)

@@ -23,7 +23,7 @@ class Reservation(Struct):
 
 
 class QueueBudget:
-    """Counts what waits against `scheduler.max_waiting` and `scheduler.max_waiting_tokens`.
+    """Counts waiting choices and prompt tokens against `scheduler.max_waiting` and `scheduler.max_waiting_tokens`.
 
     reserved_choices  of requests not queued yet
     queued_tokens     prompt tokens reserved, or queued and not yet planned
@@ -50,7 +50,7 @@ class QueueBudget:
         return Reservation(choices, tokens)
 
     def release(self, reservation: Reservation) -> None:
-        """Free what a reservation still holds. Idempotent."""
+        """Free the places that a reservation still holds. Idempotent."""
         self.reserved_choices -= reservation.choices
         self.queued_tokens -= reservation.tokens
         reservation.choices = reservation.tokens = 0

@@ -26,7 +26,7 @@ class Need(Protocol):
 async def prepare(needs: Iterable[Need]) -> AsyncIterator[None]:
     """Acquire the needs in order; release them in reverse when the block ends, or when one cannot be acquired.
 
-    What is queued within the block takes holds of its own.
+    Sequences queued within the block hold for themselves what they need for longer.
     """
     with ExitStack() as held:
         for need in needs:
@@ -38,7 +38,7 @@ async def prepare(needs: Iterable[Need]) -> AsyncIterator[None]:
 class AdapterNeed:
     """The weights of the adapter `name` in host memory; None: the model itself, which needs none.
 
-    adapter  what `name` stands for, once acquired
+    adapter  the one that `name` means, once acquired
     """
 
     def __init__(self, registry: Adapters, name: str | None) -> None:

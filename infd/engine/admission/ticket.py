@@ -1,4 +1,4 @@
-"""A request's reserved place in the queue, and what became of it."""
+"""A request's reserved place in the queue, its choices, and its times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Times(Struct, frozen=True):
 class Ticket:
     """Made by `Engine.admit` before any work is spent on a request.
 
-    client         who asks, for `infdctl ps`
+    client         the API key's name, for `infdctl ps`
     adapter        by name
     choices        empty until submitted
     prompt_tokens  of all its requests; the choices of one share its prompt
@@ -84,7 +84,7 @@ class Ticket:
         """Queue the requests and return their choices: an index per choice, request after request.
 
         watchers  one per choice, or None
-        client    who asks, for `infdctl ps`
+        client    the API key's name, for `infdctl ps`
 
         Raises InvalidRequest, PromptTooLong, Overloaded (more prompt tokens than the queue takes), NotReady,
         QueueTimeout, RequestTimeout, ModelNotFound, AdapterUnavailable.

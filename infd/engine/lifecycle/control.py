@@ -115,7 +115,7 @@ class LifecycleControl:
 
     @property
     def target(self) -> Target:
-        """The target, unless it failed: then what was reached."""
+        """The latest target, or the last one reached if the latest failed."""
         latest = self._latest
         return self._reached if latest is None or latest.error is not None else latest.target
 
@@ -221,7 +221,7 @@ class LifecycleControl:
             self._report(transition)
 
     async def _reach(self, transition: Transition) -> None:
-        """Move the engine to a target. Raises Overtaken, or what prevents it."""
+        """Move the engine to a target. Raises Overtaken, or the error that prevents it."""
         target = transition.target
         if target.state is State.READY:
             await self._start_steps(transition)

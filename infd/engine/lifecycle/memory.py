@@ -1,4 +1,4 @@
-"""Release, restore and replace what the model has in memory, while no step runs.
+"""Release and restore the model's memory, and replace its weights, while no step runs.
 
 The kernels would compute zeros from released memory without an error, so steps are held before memory is released
 and start again only when all of it is restored.
@@ -53,7 +53,7 @@ class ModelMemory:
         return self._executor.gives_back(level)
 
     async def release(self, level: int) -> int:
-        """Release what a sleep of this level does; return by how many bytes memory shrank."""
+        """Release memory as a sleep of this level does; return by how many bytes it shrank."""
         if level > 1:
             self._adapters.store()  # like the weights, they are read again when needed
         async with self._changing:

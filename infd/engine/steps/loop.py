@@ -1,7 +1,7 @@
 """Keep the device busy.
 
-On a result: commit, plan the next step, issue it, and only then hand results
-to their readers, so that the device never waits for them.
+On a result: commit, plan the next step, issue it, and only then deliver the
+tokens, so that the device never waits for readers.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Issued(Struct):
 class StepLoop:
     """Plans and commits steps, `executor.depth` of them in flight.
 
-    on_plan    told of each step as it is issued
-    on_commit  told of each step as it is committed, with what it brought
+    on_plan    called with each step when it is issued
+    on_commit  called with each committed step and its outcomes, after the next step is issued
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StepLoop:
         self._on_plan = on_plan
         self._on_commit = on_commit
         self._in_flight: deque[Issued] = deque()
-        self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # and not yet handed on
+        self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # on_commit not yet called
         self._suspects = Suspects()
         self._news = asyncio.Event()
         self._held = False
@@ -68,12 +68,12 @@ class StepLoop:
         self._failure: DeviceLost | None = None
 
     def fail(self, error: DeviceLost) -> None:
-        """Have `run` raise, also while no step is in flight."""
+        """Make `run` raise `error`, even if no step is in flight."""
         self._failure = error
         self.wake()
 
     def wake(self) -> None:
-        """There is something to plan, or a result to take in."""
+        """A sequence may have become plannable, or a result is in."""
         self._news.set()
 
     def hold(self) -> None:
@@ -93,7 +93,7 @@ class StepLoop:
         return self._held
 
     async def settled(self) -> None:
-        """Return once it is held and the steps that were in flight are committed."""
+        """Return once the loop is held and no step is in flight."""
         await self._still.wait()
 
     @property
@@ -106,20 +106,20 @@ class StepLoop:
         try:
             while True:
                 self._news.clear()
-                self._fill()
-                self._hand_on()
+                self._issue()
+                self._deliver()
                 if self._held and not self._in_flight:
                     self._still.set()
                 await self._news.wait()
                 if self._failure is not None:
                     raise self._failure
                 while self._in_flight and self._in_flight[0].result.done():
-                    await self._take_in(self._in_flight.popleft())
+                    await self._commit(self._in_flight.popleft())
         finally:
-            self._hand_on()  # whatever ends it, what was committed is its readers'
+            self._deliver()  # committed tokens reach their readers, whatever ends the loop
 
-    async def _take_in(self, issued: Issued) -> None:
-        """Commit a step, or undo it. Raises DeviceLost."""
+    async def _commit(self, issued: Issued) -> None:
+        """Commit a step, or undo it if it failed. Raises DeviceLost."""
         error = issued.result.exception()
         if error is None:
             outcomes = self._scheduler.commit(issued.step, issued.result.result())
@@ -129,19 +129,19 @@ class StepLoop:
             outcomes = await self._recover(issued, error)
         self._committed.append((issued, outcomes))
 
-    def _hand_on(self) -> None:
+    def _deliver(self) -> None:
         while self._committed:
             self._on_commit(*self._committed.popleft())
 
-    def _fill(self) -> None:
-        """Issue steps until enough are in flight; while somebody is suspected, one at a time."""
+    def _issue(self) -> None:
+        """Issue steps until `executor.depth` are in flight; one at a time while sequences are suspected."""
         while not self._held and len(self._in_flight) < self._executor.depth:
             suspects = self._suspects.on_trial
             if suspects is not None and self._in_flight:
                 return
             step = self._scheduler.plan(suspects)
             if step is None and suspects is not None:
-                self._suspects.dismiss()  # they wait for somebody outside their group
+                self._suspects.dismiss()  # they wait for a sequence outside their group
                 continue
             if step is None:
                 return
@@ -152,7 +152,7 @@ class StepLoop:
             self._on_plan(issued)
 
     async def _recover(self, failed: Issued, error: BaseException) -> list[Outcome]:
-        """Undo the failed step and those behind it; fail the sequence that is to blame once it is known."""
+        """Undo the failed step and those in flight behind it; fail the sequence that causes it, once it is found."""
         number, sequences = failed.step.plan.number, len(failed.step.sequences)
         log.error("step %d of %d sequences failed", number, sequences, exc_info=error)
         without_frames(error)

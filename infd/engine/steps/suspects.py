@@ -1,7 +1,7 @@
-"""Find the one sequence that makes a step fail.
+"""Find the one sequence that makes a step fail, by bisection.
 
-The sequences of a failed step are tried again by halves. A half that comes as
-far as the failed step wanted is cleared; one that fails is halved again, until
+The sequences of a failed step run again in halves. A half that computes what
+the failed step should have is cleared; a half that fails is split again, until
 a sequence fails alone.
 """
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Suspects:
-    """Groups still to be tried: each sequence with the number of tokens it must get to."""
+    """Groups still to be run: each sequence with the number of tokens it must have computed to be cleared."""
 
     def __init__(self) -> None:
         self._groups: list[dict[Sequence, int]] = []
 
     @property
     def on_trial(self) -> dict[Sequence, int] | None:
-        """The group that alone may be planned now, or None if nobody is suspected."""
+        """The only sequences that may be planned now; None if none are suspected."""
         while self._groups:
             group = {seq: goal for seq, goal in self._groups[-1].items() if seq.finish is None and seq.computed < goal}
             if group:
@@ -32,7 +32,7 @@ class Suspects:
         return None
 
     def accuse(self, step: Scheduled) -> Sequence | None:
-        """Take in a failed step. Return the culprit if it was alone; it is then no longer suspected."""
+        """Suspect the sequences of a failed step. If there is only one, return it instead."""
         spans = zip(step.sequences, step.plan.spans, strict=True)
         group = {seq: span.start + span.count for seq, span in spans if seq.finish is None}
         if self._groups:
@@ -45,5 +45,5 @@ class Suspects:
         return None
 
     def dismiss(self) -> None:
-        """Stop suspecting the group on trial: it cannot be tried alone."""
+        """Stop suspecting the group on trial: it cannot run alone."""
         self._groups.pop()

@@ -1,8 +1,7 @@
-"""Hand results to their readers without holding up the loop.
+"""Deliver outcomes to streams without holding up the event loop.
 
-Delivering, which mostly includes the write to the reader's socket, is bounded
-work per call: past about a millisecond the rest waits until the loop has served
-everybody else.
+A delivery usually includes the write to the reader's socket. After about a
+millisecond of deliveries the remaining ones wait for the loop's next turn.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ log = logging.getLogger("infd.engine")
 
 
 class FanOut:
-    """Outcomes on their way to streams, in the order committed."""
+    """Outcomes committed and not yet delivered, in order."""
 
     def __init__(self, deliver: Callable[[Outcome, float], None], clock: Callable[[], float]) -> None:
-        """deliver: given an outcome and the time on the clock, in seconds."""
+        """deliver: called with an outcome and the clock's time, in seconds."""
         self._deliver = deliver
         self._clock = clock
         self._queue: deque[Outcome] = deque()
@@ -39,17 +38,17 @@ class FanOut:
             asyncio.get_running_loop().call_soon(self._drain)
 
     def flush(self) -> None:
-        """Deliver all that is left at once: nothing may come after it."""
-        self._hand_over(math.inf)
+        """Deliver all outcomes now."""
+        self._deliver_within(math.inf)
 
     def _drain(self) -> None:
-        self._hand_over(BUDGET_S)
+        self._deliver_within(BUDGET_S)
         self._posted = bool(self._queue)
         if self._posted:
             asyncio.get_running_loop().call_soon(self._drain)
 
-    def _hand_over(self, budget_s: float) -> None:
-        """Deliver what there is, or as much of it as the budget allows: at least one outcome."""
+    def _deliver_within(self, budget_s: float) -> None:
+        """Deliver outcomes, at least one, until none are left or the budget is spent."""
         queue, deliver, clock = self._queue, self._deliver, self._clock
         now = clock()
         until = now + budget_s
@@ -58,6 +57,6 @@ class FanOut:
             try:
                 deliver(outcome, now)
             except Exception:
-                # Named fault point "push". The reader of this one stream gets an error; the others go on.
+                # Fault point "push": `deliver` has ended this stream with an error; the others go on.
                 log.exception("delivering to %s failed", outcome.seq)
             now = clock()

@@ -1,10 +1,10 @@
-"""What a caller reads: the choices of its requests, each a buffer that it empties at its own pace.
+"""The buffers between the engine and a caller: one stream per choice.
 
-The engine pushes, the caller takes. A slow caller finds several tokens in one
-delta; it never holds up the engine, which computes no more for a caller with
-too much to take. A caller that waits may take tokens as they are pushed, with
-nothing in between: most tokens go that way. Each stream ends with exactly one
-terminal event, and nothing follows it.
+The engine pushes tokens, the caller takes them at its own pace. A slow caller
+gets several tokens in one delta and never holds up the engine; for a caller
+that has fallen behind (PENDING_BYTES), no further steps are computed. A caller
+that waits may take tokens during the push, unbuffered: most tokens go that way.
+Each stream ends with exactly one terminal event.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ if TYPE_CHECKING:
     from infd.request import TokenLogprobs
 
 
-# What may lie here for one caller, all choices together, and beyond it what is committed in one turn: a step, seldom
-# two. The same again is on its way through its handler, as Structs and as the bytes of events.
+# Pending for one caller, all choices together, before it counts as behind. The step or two committed until then come on
+# top, and as much again is in its handler, as Structs and as the bytes of events.
 PENDING_BYTES: Final = 64 * 2**10
-# About what a token takes: its id and its text; its log-probability; one of the likeliest in its place.
+# Approximate sizes: of a token with its text; of its log-probability; of one alternative to it.
 TOKEN_BYTES: Final = 64
 LOGPROBS_BYTES: Final = 256
 LIKELY_BYTES: Final = 72
 
 
 class Watcher(Protocol):
-    """Reads a choice's tokens on the loop the moment they are committed, and may end it: stop strings."""
+    """Reads a choice's tokens as they are pushed, and may end the choice: stop strings."""
 
     def feed(self, token_ids: list[int]) -> int | None:
-        """Return how many of these tokens were needed to complete a stop, or None to go on.
+        """Return how many of these tokens complete a stop, or None if they complete none.
 
-        An end id that finished the choice is not fed.
+        The end id that finishes a choice is not fed.
         """
 
 
 class Taker(Protocol):
-    """Called with the new tokens of a choice that goes on, while its caller waits for news."""
+    """Called with the new tokens of an unfinished choice while its caller waits for news."""
 
     def __call__(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Return whether they are taken. If not, they wait in the buffer and the caller is woken."""
+        """Return whether the tokens are taken. If not, they are buffered and the caller is woken."""
 
 
 class Delta(Struct):
-    """What came since the caller last looked.
+    """What was pushed since the caller last took a delta.
 
-    token_ids        includes the end id that finished the choice, if one did
-    logprobs         one per token, where asked
-    finish           set in the last delta, and only there
+    token_ids        with the end id that finished the choice, if one did
+    logprobs         one per token, if asked for
+    finish           set in the last delta only
     stop_id          the end id that finished the choice
-    error            why, where finish is ERROR
-    prompt_logprobs  one per token of the prompt but the first, where asked, in the first delta of the first choice
+    error            set where finish is ERROR
+    prompt_logprobs  of all prompt tokens but the first, if asked for, in the first delta of the first choice
     """
 
     token_ids: list[int]
@@ -71,7 +71,7 @@ class Delta(Struct):
 
 
 class Stream:
-    """One choice: the buffer between the engine and its caller."""
+    """The buffer of one choice."""
 
     __slots__ = ("_bytes", "_pending", "delivered", "finish", "inbox", "index", "watcher")
 
@@ -82,7 +82,7 @@ class Stream:
         self.delivered = 0  # tokens
         self.inbox = inbox
         self._pending: Delta | None = None
-        self._bytes = 0  # about what is pending takes
+        self._bytes = 0  # about the size of the pending delta
 
     def push(
         self,
@@ -91,9 +91,9 @@ class Stream:
         finish: FinishReason | None = None,
         prompt_logprobs: Many[TokenLogprobs] = (),
     ) -> bool:
-        """Hand over new tokens. Return True if the watcher found a stop in them, which ends the stream here.
+        """Push new tokens. Return True if the watcher found a stop in them, which ends the stream there.
 
-        prompt_logprobs  given at most once, and first
+        prompt_logprobs  in the first push only
         """
         if self.finish is not None:
             return False
@@ -112,12 +112,12 @@ class Stream:
         return False
 
     def end(self, finish: FinishReason, error: Exception | None = None) -> None:
-        """End without further tokens. A stream that has ended already stays as it is."""
+        """End without further tokens. Does nothing if the stream has ended."""
         if self.finish is None:
             self._append([], [], finish, error=error)
 
     def take(self) -> Delta:
-        """Return and clear what is pending."""
+        """Return and clear the pending delta."""
         delta, self._pending = self._pending, None
         assert delta is not None
         self.inbox.pending_bytes -= self._bytes
@@ -151,11 +151,11 @@ class Stream:
 
 
 class Inbox:
-    """What the choices of one ticket tell their caller. They share it, so that none of them refers to all of them.
+    """How the streams of one ticket notify their caller. Shared by all streams, so that none refers to the others.
 
-    news           indices of the choices with a delta to take, in the order in which they came
-    waiter         resolves with the next
-    taker          takes tokens before they are news; it refers to all, so it is here only as long as it is needed
+    news           indices of the streams with a pending delta, in order
+    waiter         resolves with the next news
+    taker          takes tokens unbuffered; it refers to all streams, so it is set only within `Choices.offered`
     pending_bytes  about the size of all pending deltas
     """
 
@@ -173,7 +173,7 @@ class Inbox:
         return self.pending_bytes > PENDING_BYTES
 
     def taken(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Offer tokens if the caller waits, which it does only where all before them are taken."""
+        """Offer tokens to the taker if the caller waits; it waits only when all deltas are taken."""
         if self.taker is None or self.waiter is None or self.waiter.done():
             return False
         return self.taker(index, token_ids, logprobs)
@@ -189,11 +189,10 @@ class Choices:
     """All choices of one ticket, iterated as (index, Delta) until each has ended.
 
     Indices count choice after choice, request after request, in the order submitted.
-
-    on_relief  called when a caller who had too much to take has taken it
     """
 
     def __init__(self, watchers: Many[Watcher | None], on_relief: Callable[[], None]) -> None:
+        """on_relief: called when a caller that had fallen behind has caught up."""
         self._inbox = Inbox()
         self.streams = [Stream(self._inbox, index, watcher) for index, watcher in enumerate(watchers)]
         self._open = len(self.streams)
@@ -206,7 +205,7 @@ class Choices:
 
     @property
     def ready(self) -> bool:
-        """Whether the next delta is here already, so that a caller can gather what one step brought."""
+        """Whether a delta is pending, so that a caller can gather all deltas of one step."""
         return bool(self._inbox.news)
 
     def __aiter__(self) -> Choices:
@@ -214,7 +213,7 @@ class Choices:
 
     @contextmanager
     def offered(self, taker: Taker) -> Iterator[None]:
-        """Offer tokens to `taker` within this block, before a caller that waits is woken for them."""
+        """Within this block, offer tokens to `taker` before buffering them and waking the caller."""
         self._inbox.taker = taker
         try:
             yield
@@ -227,7 +226,7 @@ class Choices:
         return self.take()
 
     def news(self) -> asyncio.Future[None]:
-        """Return what resolves with the next delta. Raises StopAsyncIteration once every choice has ended."""
+        """Return a future that resolves with the next delta. Raises StopAsyncIteration once every choice has ended."""
         if not self._open:
             raise StopAsyncIteration
         inbox = self._inbox
@@ -237,7 +236,7 @@ class Choices:
         return inbox.waiter
 
     def take(self) -> tuple[int, Delta]:
-        """Return a delta that is `ready`, as the iteration does."""
+        """Return a pending delta, as the iteration does. Call it only while `ready`."""
         stream, behind = self.streams[self._inbox.news.popleft()], self.too_much
         delta = stream.take()
         if behind and not self.too_much:

@@ -1,4 +1,4 @@
-"""Rest and what follows it, as clients, operators and systemd see it."""
+"""Pause, sleep and what follows, as clients, operators and systemd see it."""
 
 from __future__ import annotations
 

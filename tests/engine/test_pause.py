@@ -1,4 +1,4 @@
-"""Pause and resume: the latest wish counts, and nobody loses or gains a token by it."""
+"""Pause and resume: the latest target counts, and no request loses or gains a token by it."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_those_held_are_turned_away_when_new_requests_are_to_be_refused_in
         assert engine.status().held == 0
 
 
-async def test_the_held_come_in_as_they_came_to_the_door():
+async def test_held_requests_are_admitted_in_order_of_arrival():
     async with serving() as engine:
         await engine.control.pause().result()
         came_in: list[int] = []
@@ -216,7 +216,7 @@ async def test_a_pause_during_a_pause_changes_what_becomes_of_the_requests_in_fl
             await waits.result()
 
 
-async def test_wishing_for_what_is_there_changes_nothing():
+async def test_a_target_that_is_reached_already_changes_nothing():
     async with serving() as engine:
         resume = engine.control.resume()
         assert await resume.result(0)
@@ -225,7 +225,7 @@ async def test_wishing_for_what_is_there_changes_nothing():
         asking = asyncio.create_task(ask(engine, request([1], 200)))
         await until_steps(engine, 2)
         first = engine.control.pause("keep")
-        assert engine.control.pause("keep") is first, "who wishes for what is on its way waits for the same end"
+        assert engine.control.pause("keep") is first, "both wait for the one transition"
         await first.result()
         since, again = engine.lifecycle.since, engine.control.pause("keep")
         assert again is not first
@@ -288,9 +288,9 @@ async def test_a_drain_lets_finish_what_a_pause_was_letting_finish():
 
 async def test_nothing_is_paused_before_the_model_is_loaded():
     engine = Engine(Config(), FakeExecutor(), Metrics())
-    for wish in (engine.control.pause, engine.control.resume):
+    for verb in (engine.control.pause, engine.control.resume):
         with pytest.raises(WrongState, match="starting"):
-            wish()
+            verb()
     await engine.close()
 
 

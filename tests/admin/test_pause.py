@@ -54,7 +54,7 @@ async def test_a_pause_that_waits_for_a_request_goes_on_by_itself(house: House) 
         assert msgspec.json.decode(out, type=protocol.TransitionResult).done
 
 
-async def test_an_overtaken_or_impossible_wish_exits_4_and_says_where_to_look(house: House) -> None:
+async def test_an_overtaken_or_impossible_verb_exits_4_and_says_where_to_look(house: House) -> None:
     code, _, err = await at(house, "pause")
     assert code == 4
     assert "starting" in err
