@@ -7,9 +7,10 @@ costs about 50 us and contends for the interpreter lock.
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,18 +19,34 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class _Call:
+    """A call to the worker process, and whether its caller still waits for the result."""
+
+    __slots__ = ("awaited", "work")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.awaited = True
+
+
 class Offload:
     """Three thread pools for work that would block the event loop.
 
     `__call__`  long tokenizations and files, on `threads` threads
     `short`     tasks of about 50 ms, on one thread, so that ordinary texts never wait behind seconds of work
-    `apart`     calls to the worker process (`apart/`), on one thread, because the worker runs one task at a time
+    `apart`     calls to the worker process (`apart/`), on one thread, because the worker runs one task at a time; a
+                call whose caller was cancelled is dropped, or interrupted while it runs once another call waits
     """
 
-    def __init__(self, threads: int = 2) -> None:
+    def __init__(self, threads: int = 2, *, interrupt: Callable[[], None] = lambda: None) -> None:
+        """interrupt: ends the task that the worker runs. Called on the event loop's thread."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="infd-offload")
         self._short = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-short")
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-apart")
+        self._interrupt = interrupt
+        self._awaited = 0  # calls of `apart` that have not returned
+        self._lock = threading.Lock()  # of _running
+        self._running: _Call | None = None
 
     async def __call__(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `work` on a thread and return its result. Cancelling the caller does not stop the thread."""
@@ -40,10 +57,35 @@ class Offload:
         return await asyncio.get_running_loop().run_in_executor(self._short, partial(work, *args, **kwargs))
 
     async def apart(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run `work`, a call to the worker process, on its thread. Cancelling a queued caller drops the work."""
-        return await asyncio.get_running_loop().run_in_executor(self._apart, partial(work, *args, **kwargs))
+        """Run `work`, a call to the worker process, on its thread. Cancelling the caller drops or interrupts it."""
+        call = _Call(partial(work, *args, **kwargs))
+        self._awaited += 1
+        self._interrupt_abandoned()
+        try:
+            result: R = await asyncio.get_running_loop().run_in_executor(self._apart, self._run, call)
+            return result
+        finally:
+            call.awaited = False
+            self._awaited -= 1
+            self._interrupt_abandoned()
 
     def close(self) -> None:
         """Cancel queued work; do not wait for running work."""
         for pool in (self._pool, self._short, self._apart):
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, call: _Call) -> Any:
+        """Run a call, on the thread for the worker."""
+        with self._lock:
+            self._running = call
+        try:
+            return call.work()
+        finally:
+            with self._lock:
+                self._running = None
+
+    def _interrupt_abandoned(self) -> None:
+        """Interrupt running work without a caller if another call waits behind it."""
+        with self._lock:
+            if self._running is not None and not self._running.awaited and self._awaited:
+                self._interrupt()

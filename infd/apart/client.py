@@ -39,6 +39,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._kept: dict[type[Struct], wire.Order] = {}
+        self._interrupted = False  # the process was killed, and may not have ended yet
         self._closed = False
         self.reasons: dict[str, str] = {}
 
@@ -50,6 +51,8 @@ class Worker:
         """
         order = wire.Order(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
         with self._lock:
+            if self._interrupted:
+                self._end()
             if self._process is None:
                 self._start()
             return msgspec.msgpack.decode(self._do(order), type=reply)
@@ -66,6 +69,13 @@ class Worker:
         """The process's, None where there is none now."""
         process = self._process
         return None if process is None else process.pid
+
+    def interrupt(self) -> None:
+        """End the running task with its process: it raises TextFailed. Any thread may call."""
+        process = self._process
+        if process is not None:
+            self._interrupted = True
+            process.kill()
 
     def close(self) -> None:
         """End the process, whatever it does. What is asked later raises TextFailed."""
@@ -123,6 +133,7 @@ class Worker:
     def _end(self) -> int | None:
         process, connection = self._process, self._connection
         self._process = self._connection = None
+        self._interrupted = False
         if connection is not None:
             connection.close()
         if process is None:

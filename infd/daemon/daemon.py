@@ -77,8 +77,8 @@ class Daemon:
         self.names = resolve.served_names(config)
         self.keys = resolve.keys(config, environment)
         self.notifier = Notifier(environment.notify_socket)
-        self.offload = Offload()
         self.worker = Worker(apart.MODULE)
+        self.offload = Offload(interrupt=self.worker.interrupt)
         self.metrics = Metrics(self.names[0], compat=config.metrics.compat == "vllm")
         self.loading = self._stage(f"loading {self.names[0]}")
         self._reading = asyncio.Event()  # set once weights are read, which needs no interpreter lock

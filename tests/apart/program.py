@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -37,6 +38,10 @@ def do(task: Do) -> Any:
             return Counter.count
         case "pid":
             return os.getpid()
+        case "announce, then spin":
+            Path(task.value).write_bytes(b"")  # a named pipe: waits for its reader
+            while True:
+                pass
         case "spin":
             while True:
                 pass

@@ -1,0 +1,63 @@
+"""Work for the worker whose caller has gone holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from contextlib import closing, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from infd.apart.client import Worker
+from infd.offload import Offload
+from tests.apart.program import Do
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONG_S = 60.0  # only a test that fails takes as long
+
+
+async def test_a_task_without_a_caller_is_interrupted_once_another_waits(tmp_path: Path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with closing(Worker("tests.apart.program")) as worker, closing(Offload(interrupt=worker.interrupt)) as offload:
+        task = partial(worker.ask, reply=int, seconds=LONG_S)
+        alone = await offload.apart(task, Do("pid"))
+        abandoned = asyncio.create_task(offload.apart(task, Do("announce, then spin", str(pipe))))
+        await asyncio.to_thread(pipe.read_bytes)
+        abandoned.cancel()
+        with suppress(asyncio.CancelledError):
+            await abandoned
+        assert worker.pid == alone  # nobody waits
+
+        assert await offload.apart(task, Do("pid")) != alone
+        assert await offload.apart(task, Do("echo", 1)) == 1
+
+
+async def test_a_task_that_is_awaited_is_not_interrupted(tmp_path: Path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    interrupted: list[None] = []
+    with closing(Offload(interrupt=lambda: interrupted.append(None))) as offload:
+        awaited = asyncio.create_task(offload.apart(pipe.write_bytes, b"x"))
+        waiting = asyncio.create_task(offload.apart(int))
+        await asyncio.to_thread(pipe.read_bytes)
+        await asyncio.gather(awaited, waiting)
+
+    assert not interrupted
+
+
+async def test_a_task_whose_caller_goes_before_its_turn_is_dropped():
+    begun, release, done = threading.Event(), threading.Event(), []
+    with closing(Offload()) as offload:
+        first = asyncio.create_task(offload.apart(lambda: (begun.set(), release.wait(LONG_S))))
+        second = asyncio.create_task(offload.apart(done.append, 2))
+        await asyncio.to_thread(begun.wait, LONG_S)
+        second.cancel()
+        with suppress(asyncio.CancelledError):
+            await second
+        third = asyncio.create_task(offload.apart(done.append, 3))
+        release.set()
+        await asyncio.gather(first, third)
+
+    assert done == [3]
