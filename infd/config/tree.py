@@ -205,7 +205,8 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
     kernel_cache: Annotated[
         str,
         about(
-            "directory of kernels compiled for a GPU (default: kernels in systemd's $CACHE_DIRECTORY, else in"
+            "directory of kernels compiled for a GPU, and of calibration.json: what starts have measured of steps,"
+            " measured again once that file is removed (default: kernels in systemd's $CACHE_DIRECTORY, else in"
             " $XDG_CACHE_HOME/infd)"
         ),
     ] = ""

@@ -43,10 +43,18 @@ def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
     )
 
 
-def load(model: FakeModel, settings: Config, pulse: Pulse, *, max_len: int = 48, bank: Bank | None = None) -> Loaded:
+def load(
+    model: FakeModel,
+    settings: Config,
+    pulse: Pulse,
+    *,
+    max_len: int = 48,
+    bank: Bank | None = None,
+    described: dict[str, Any] | None = None,
+) -> Loaded:
     ops = select(CPU, torch.float32, insisting("reference", CANDIDATES))
     setup = ModelSetup(model, ops.replace(attention=HistoryAttention()), torch.float32, CPU, max_len)
-    return assemble(settings, setup, bank or HostBank(), Arena(64, CPU, "weights"), pulse)
+    return assemble(settings, setup, bank or HostBank(), Arena(64, CPU, "weights"), pulse, described)
 
 
 def executor(model: FakeModel, settings: Config) -> LocalExecutor:

@@ -52,6 +52,11 @@ class Library:
         function.restype = None
         return function
 
+    @property
+    def sources(self) -> str | None:
+        """Return the digest of the sources that it was built from."""
+        return self._text("infd_sources")
+
     def _text(self, name: str) -> str | None:
         function = self._library[name]
         function.restype = ctypes.c_char_p
@@ -66,6 +71,14 @@ def why_not() -> str | None:
     except NativeMissing as missing:
         return str(missing)
     return None
+
+
+def built_from() -> str | None:
+    """Return the digest of the sources that the native kernels were built from; None: there are no such kernels."""
+    try:
+        return Library().sources
+    except NativeMissing:
+        return None
 
 
 def _open(directory: Path) -> ctypes.CDLL:

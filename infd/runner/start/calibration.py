@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from msgspec import Meta, Struct
 
 from infd.request import Generate, SamplingParams, Score
 from infd.scheduler.plan import Join, Span, StepPlan
@@ -18,6 +20,7 @@ from infd.scheduler.plan import Join, Span, StepPlan
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from infd.config import SchedulerConfig
     from infd.request import Want
     from infd.runner.runner import Runner
     from infd.scheduler.layout import CacheLayout
@@ -48,6 +51,7 @@ ASKED = 1.5  # of a step: how long its end is asked for
 WORTH = 0.97  # of what a step took: a smaller gain is none
 SCORED = {"cpu": FEW, "cuda": 1024}  # where few tokens take as long as it takes to launch their kernels, many tell more
 LIKELIEST = 20  # tokens asked for where scoring is measured
+ALIKE = 1.25  # times as long or as short: what a measured step may take later on
 
 
 class Sizes(NamedTuple):
@@ -56,6 +60,24 @@ class Sizes(NamedTuple):
     alone: int
     mixed: int
     crowded: int
+
+
+class Calibration(Struct, frozen=True):
+    """What is measured of steps.
+
+    shortest_s  seconds of the shortest step
+    score_cost  as how many tokens a scored one counts
+    """
+
+    shortest_s: Annotated[float, Meta(gt=0)]
+    alone: Annotated[int, Meta(ge=1)]
+    mixed: Annotated[int, Meta(ge=1)]
+    crowded: Annotated[int, Meta(ge=1)]
+    score_cost: Annotated[int, Meta(ge=1)]
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.alone, self.mixed, self.crowded)
 
 
 class Trial:
@@ -169,6 +191,36 @@ def choose_spin(runner: Runner, trial: Trial) -> float:
         if usual() > WORTH * slept:
             runner.spin(spin := 0.0)
     return spin
+
+
+def calibrate(
+    runner: Runner, trial: Trial, settings: SchedulerConfig, device: str, *, rows: int, most: int, scores: bool
+) -> Calibration:
+    """Measure all of it.
+
+    most    tokens of the largest step that there may be
+    scores  whether prompts are scored
+    """
+    shortest = shortest_s(runner, trial)
+    sizes, told = Sizes(most, most, most), settings.step_tokens
+    if told is None or told > LEAST:
+        sizes = measure(runner, trial, settings.step_target_ms, device, shortest=shortest, rows=rows, most=most)
+        if told is not None:
+            sizes = Sizes(most, min(most, sizes.mixed), min(most, sizes.crowded))
+    cost = score_cost(runner, trial, shortest, device) if scores else 1
+    return Calibration(shortest, *sizes, cost)
+
+
+def holds(calibration: Calibration, runner: Runner, trial: Trial) -> bool:
+    """Say whether the shortest step takes as long as it did when this was measured.
+
+    If it takes longer, the machine is slower or busy; if it is over sooner, it was busy then.
+    """
+    for _ in range(TRIALS):
+        times = run(runner, trial.plan(min(FEW, trial.room))) / calibration.shortest_s
+        if times <= ALIKE:
+            return times >= 1 / ALIKE
+    return False
 
 
 def measure(

@@ -29,6 +29,8 @@ from infd.runner.graphs import CudaGraphs
 from infd.runner.start import calibration
 from infd.runner.start.budget import draw_up, on_host
 from infd.runner.start.cache_size import size_cache
+from infd.runner.start.calibration import calibrate, holds
+from infd.runner.start.kept import Kept
 from infd.runner.start.resolve import candidates
 from infd.runner.start.runners import Runners
 from infd.runner.start.setup import choose_device, set_up
@@ -37,7 +39,7 @@ from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from infd.config import Config, DeviceConfig
     from infd.kernels.triton.compiled import Ledger
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from infd.runner.graphs import Graphs
     from infd.runner.pulse import Pulse
     from infd.runner.runner import Runner
+    from infd.runner.start.calibration import Calibration, Trial
     from infd.runner.start.setup import ModelSetup
 
 log = logging.getLogger("infd.runner")
@@ -163,7 +166,7 @@ def _build(
             unused[0],
         )
     try:
-        loaded = assemble(config, setup, bank, weights, pulse)
+        loaded = assemble(config, setup, bank, weights, pulse, checkpoint.config)
     except RequestFailed as error:  # of the trial steps, which ask for nothing unusual
         raise CheckpointError(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
@@ -180,8 +183,18 @@ def _build(
     return loaded
 
 
-def assemble(config: Config, setup: ModelSetup, bank: Bank, weights: Arena, pulse: Pulse) -> Loaded:
-    """Put cache and rows beside a model whose weights are loaded, run it for the first time, and measure it."""
+def assemble(
+    config: Config,
+    setup: ModelSetup,
+    bank: Bank,
+    weights: Arena,
+    pulse: Pulse,
+    described: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """Put cache and rows beside a model whose weights are loaded, run it for the first time, and measure it.
+
+    described  config.json, by which an earlier start's measurements are found; None: everything is measured
+    """
     model, _, dtype, device, max_len = setup
     runners = Runners(config, setup, bank, pulse)
     layout, tensors, rows = runners.layout, runners.tensors, runners.rows
@@ -218,15 +231,8 @@ def assemble(config: Config, setup: ModelSetup, bank: Bank, weights: Arena, puls
     runner.begin()
     if spin := calibration.choose_spin(runner, trial):
         log.info("decoding steps are so short that their end is asked for, for up to %.0f us", spin * 1e6)
-    shortest = calibration.shortest_s(runner, trial)
-    sizes, told = calibration.Sizes(largest, largest, largest), config.scheduler.step_tokens
-    if told is None or told > calibration.LEAST:
-        target_ms = config.scheduler.step_target_ms
-        sizes = calibration.measure(runner, trial, target_ms, device.type, shortest=shortest, rows=rows, most=largest)
-        if told is not None:
-            sizes = calibration.Sizes(largest, min(largest, sizes.mixed), min(largest, sizes.crowded))
-        log.info("step_tokens: %d, %d where streams wait for the step, %d where many prompts do so, too", *sizes)
-    score_cost = calibration.score_cost(runner, trial, shortest, device.type) if layout.divisible else 1
+    kept = Kept.of(config, setup, described, rows=rows, tokens=min(trial.room, largest))
+    measured = _calibrated(config, runner, trial, kept, device.type, rows=rows, most=largest, scores=layout.divisible)
     if not bank.apart:
         cache.release()  # what trial steps wrote there
         cache.restore()
@@ -236,12 +242,12 @@ def assemble(config: Config, setup: ModelSetup, bank: Bank, weights: Arena, puls
             layout=layout,
             pages=size.pages,
             rows=rows,
-            step_tokens=sizes.alone,
-            mixed_tokens=sizes.mixed,
-            crowded_tokens=sizes.crowded,
+            step_tokens=measured.alone,
+            mixed_tokens=measured.mixed,
+            crowded_tokens=measured.crowded,
             max_model_len=max_len,
             vocab_size=model.vocab_size,
-            score_cost=score_cost,
+            score_cost=measured.score_cost,
         ),
         depth=config.device.depth or DEPTH[device.type],
         residence=Residence(model, bank, weights, cache, runners.workspaces, config.model.weights_root, pulse.beat),
@@ -254,6 +260,32 @@ def assemble(config: Config, setup: ModelSetup, bank: Bank, weights: Arena, puls
             "cache_dtype": of,
         },
     )
+
+
+def _calibrated(
+    config: Config,
+    runner: Runner,
+    trial: Trial,
+    kept: Kept | None,
+    device: str,
+    *,
+    rows: int,
+    most: int,
+    scores: bool,
+) -> Calibration:
+    """Return what an earlier start measured, if it still holds, or what this one does; it is kept then."""
+    found = None if kept is None else kept.find()
+    how = ""
+    if kept is not None and found is not None and max(found.sizes) <= most and holds(found, runner, trial):
+        measured, how = found, f", as measured by an earlier start; remove {kept.path} to have it measured again"
+    else:
+        measured = calibrate(runner, trial, config.scheduler, device, rows=rows, most=most, scores=scores)
+        if kept is not None:
+            kept.keep(measured)
+    if config.scheduler.step_tokens is None or config.scheduler.step_tokens > calibration.LEAST:
+        sizes = "step_tokens: %d, %d where streams wait for the step, %d where many prompts do so, too%s"
+        log.info(sizes, *measured.sizes, how)
+    return measured
 
 
 def graphs_of(device: torch.device, settings: DeviceConfig) -> Graphs | None:

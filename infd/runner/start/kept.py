@@ -1,0 +1,108 @@
+"""Keep what a start measured of its steps for later starts of the same model on the same machine.
+
+The file lies beside compiled kernels. Who removes it has everything measured again; so has whoever changes the model,
+the settings, infd, torch, the kernels, the machine or its threads, because the digest of all that is the key. A start
+that finds its calibration still compares the shortest step with it (`calibration.holds`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from infd import __version__
+from infd.kernels.cpu.library import built_from
+from infd.runner.start.calibration import Calibration
+from infd.runner.start.resolve import CPUINFO
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infd.config import Config
+    from infd.runner.start.setup import ModelSetup
+
+log = logging.getLogger("infd.runner")
+
+NAME: Final = "calibration.json"
+MOST: Final = 64  # calibrations in the file, the last ones kept
+LARGEST_BYTES: Final = 2**20
+PROCESSOR: Final = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")  # lines of CPUINFO
+
+
+class Kept:
+    """The place of one calibration in the file."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path = path
+        self._key = key
+
+    @classmethod
+    def of(
+        cls, config: Config, setup: ModelSetup, described: Mapping[str, Any] | None, *, rows: int, tokens: int
+    ) -> Kept | None:
+        """Return the place for a model; None where nothing is to be kept.
+
+        described  config.json
+        tokens     of the largest step that can be measured
+        """
+        if described is None or not config.device.kernel_cache:
+            return None
+        decides = (
+            __version__,
+            str(torch.__version__),
+            built_from(),
+            _machine(setup.device),
+            torch.get_num_threads(),
+            described,
+            replace(config.model, path=""),
+            config.cache,
+            config.scheduler,
+            config.device,
+            str(setup.dtype),
+            setup.ops.describe(),
+            setup.max_len,
+            rows,
+            tokens,
+        )
+        digest = hashlib.blake2b(msgspec.json.encode(decides, order="sorted"), digest_size=16)
+        return cls(Path(config.device.kernel_cache) / NAME, digest.hexdigest())
+
+    def find(self) -> Calibration | None:
+        """Return the calibration, if an earlier start has kept one."""
+        return self._read().get(self._key)
+
+    def keep(self, calibration: Calibration) -> None:
+        """Write the calibration. Where that fails, the next start measures again."""
+        others = {key: each for key, each in self._read().items() if key != self._key}
+        last = dict([*others.items(), (self._key, calibration)][-MOST:])
+        new = self.path.with_suffix(f".{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            new.write_bytes(msgspec.json.format(msgspec.json.encode(last)))
+            new.replace(self.path)
+        except OSError as error:
+            log.info("%s is not written, so the next start measures again: %s", self.path, error.strerror)
+
+    def _read(self) -> dict[str, Calibration]:
+        try:
+            with self.path.open("rb") as file:
+                return msgspec.json.decode(file.read(LARGEST_BYTES), type=dict[str, Calibration])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.warning("%s is not read, and steps are measured: %s", self.path, error)
+            return {}
+
+
+def _machine(device: torch.device) -> list[str]:
+    if device.type == "cuda":
+        return [torch.cuda.get_device_name(device)]
+    first = CPUINFO.read_text().partition("\n\n")[0].splitlines()
+    return [line for line in first if line.partition("\t")[0].strip() in PROCESSOR]
