@@ -93,7 +93,7 @@ class Attention:
 
 class Model:
     vocab_size = VOCABULARY
-
+    least_rows = 1
     narrows = False
 
     def __init__(self, pace: Pace) -> None:

@@ -57,17 +57,17 @@ def measure(streams: int, steps: int) -> dict[str, dict[str, float]]:
             return done
 
         with runner.active():
-            for step in range(steps):
-                if step == WARM:
+            for number in range(steps):
+                if number == WARM:
                     tokens, begun = 0, time.thread_time_ns()
-                plan = timed("plan", scheduler.plan)
-                landing = timed("sample", runner.sample, timed("forward", runner.forward, plan))
-                flight.append((plan, landing))
+                planned = timed("plan", scheduler.plan)
+                landing = timed("sample", runner.sample, timed("forward", runner.forward, planned.plan))
+                flight.append((planned, landing))
                 if len(flight) == 2:
-                    plan, landing = flight.popleft()
+                    planned, landing = flight.popleft()
                     result = timed("read", runner.read, landing)
                     tokens += len(result.tokens)
-                    timed("commit", scheduler.commit, plan, result)
+                    timed("commit", scheduler.commit, planned, result)
             taken = (time.thread_time_ns() - begun) / 1000
         return {part: statistics.median(spent[part][WARM:]) / streams for part in PARTS} | {"all": taken / tokens}
 
@@ -136,11 +136,10 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
 
 
 def run(tree: str, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Measure a tree's infd with its own copy of this program, in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tree, os.environ.get("PYTHONPATH", "")])}
+    """Measure a tree's infd in a process of its own, by the tree's own script: names differ from tree to tree."""
     command = [
         sys.executable,
-        os.path.join(tree, "bench", os.path.basename(__file__)),
+        os.path.join(tree, "bench", "host_step.py"),
         "--child",
         "--streams",
         str(arguments.streams),
@@ -148,7 +147,7 @@ def run(tree: str, arguments: argparse.Namespace) -> dict[str, dict[str, float]]
         str(arguments.steps),
     ]
     command += ["--paced"] if arguments.paced else []
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, dict[str, float]] = json.loads(done.stdout)
     return found
 
@@ -162,10 +161,13 @@ def main() -> None:
     parser.add_argument("--beside", help="another tree that holds an infd")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if arguments.child:
+        # An editable install redirects `import infd` to the tree it was installed from, whatever sys.path says.
+        sys.meta_path[:] = [finder for finder in sys.meta_path if "_editable_" not in type(finder).__module__]
+        sys.path.insert(0, here)
         print(json.dumps(paced(arguments.steps) if arguments.paced else measure(arguments.streams, arguments.steps)))
         return
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     trees = [here, *([arguments.beside] if arguments.beside else [])]
     rounds = [[run(tree, arguments) for tree in trees] for _ in range(arguments.rounds)]
     if arguments.paced:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from infd.kernels.families.attention import AttentionBatch
 from infd.kernels.families.matrices import LEAST_ROWS
 from infd.models.base import Batch, Wanted
+from infd.runner.readouts.readout import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,36 +25,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.attention import AttentionPlan
-    from infd.runner.adapters import AdaptedRows
     from infd.runner.instance import Instance
+    from infd.runner.readouts.readout import Readout
     from infd.scheduler.plan import Span
 
 
 class Gathered(Struct):
-    """A forward pass, and where in it stands what is wanted of it.
-
-    wanted   [N or more] int64: each sampling span's last token in the step; the last repeated where products need more
-             rows. Where no span samples, the last token of all
-    rows     [N] int64: their rows
-    ends     [N] int64: the position of the token to sample, after all that is known
-    scoring  [M] int64: the tokens whose successors are scored, span after span
-    targets  [M] int64: these successors
-
-    choosing_adapters, scoring_adapters  what the tokens `wanted` and `scoring` want of adapters
-    """
+    """A forward pass, and by readout the tokens that it reads; None: none."""
 
     batch: Batch
-    wanted: Tensor
-    rows: Tensor
-    ends: Tensor
-    scoring: Tensor
-    targets: Tensor
-    choosing_adapters: AdaptedRows | None = None
-    scoring_adapters: AdaptedRows | None = None
-
-    def choosing(self, hidden: Tensor) -> Tensor:
-        """Return the hidden states of `wanted`, of those that the model has returned."""
-        return hidden[self.wanted] if self.batch.wanted is None else hidden
+    selections: list[Selection | None]
 
 
 class Placed(Struct):
@@ -93,7 +74,7 @@ class Placed(Struct):
         )
 
 
-def gather(spans: Sequence[Span], instance: Instance) -> Gathered:
+def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout]) -> Gathered:
     """Build the batch of `spans`, at least one, in their order."""
     model, layout, rows = instance.model, instance.layout, instance.rows
     count = len(spans)
@@ -113,13 +94,24 @@ def gather(spans: Sequence[Span], instance: Instance) -> Gathered:
     span_of = np.repeat(np.arange(count + 1), [*counts, padding])
     within = np.arange(tokens + padding) - np.repeat([*offsets[:-1], tokens], [*counts, padding])
     within[tokens:] = 0
-    sampling = [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.samples]
-    wanted = sampling or [tokens - 1]
-    wanted = wanted + wanted[-1:] * (needed - len(wanted))
-    scoring = [token for i, span in enumerate(spans) for token in range(offsets[i], offsets[i] + span.scores)]
-    sent = rows.upload(np.concatenate([row_ids, [*starts, 0], span_of, within, wanted, scoring]).astype(np.int64))
-    row, bound, span_index, offset, wanted_index, scoring_index = torch.split(
-        sent, [count + 1, count + 1, tokens + padding, tokens + padding, len(wanted), len(scoring)]
+    selected = [readout.select(spans, offsets) for readout in readouts]
+    reading = [number for number, chosen in enumerate(selected) if chosen]
+    indices = [
+        chosen + chosen[-1:] * (needed - len(chosen)) if readout.narrows else chosen
+        for readout, chosen in zip(readouts, selected, strict=True)
+    ]
+    if not reading:
+        indices.append([tokens - 1] * max(1, needed))  # the last layer must return some token
+    alone = reading[0] if reading else -1
+    narrowed = (
+        model.narrows
+        and bool(layout.groups)
+        and (not reading or (len(reading) == 1 and readouts[alone].narrows))
+        and len(indices[alone]) < tokens + padding
+    )
+    sent = rows.upload(np.concatenate([row_ids, [*starts, 0], span_of, within, *indices]).astype(np.int64))
+    row, bound, span_index, offset, *index = torch.split(
+        sent, [count + 1, count + 1, tokens + padding, tokens + padding, *map(len, indices)]
     )
 
     start = torch.minimum(bound, rows.length[row] - 1)  # a span never begins behind the last token that is known
@@ -133,7 +125,6 @@ def gather(spans: Sequence[Span], instance: Instance) -> Gathered:
         elif any(start + 1 < prompt for start, prompt in zip(starts, regimes.tolist(), strict=False)):
             prompts = regime  # what follows a prompt, and its own last token, has angles by position
     adapted = instance.adapters.adapted(slots[span_of])
-    choosing_adapters = None if adapted is None else adapted.at(np.array(wanted))
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
     batch = Batch(
         tokens=rows.tokens[token_row, position].to(torch.int64),
@@ -143,20 +134,24 @@ def gather(spans: Sequence[Span], instance: Instance) -> Gathered:
         adapters=adapted,
         prompts=prompts,
     )
-    wanted_row, wanted_position = token_row[wanted_index], position[wanted_index]
-    if model.narrows and layout.groups and not scoring and len(wanted) < tokens + padding:
-        bounds = (np.array(starts)[span_of[wanted]] + within[wanted]).tolist()
-        ones, upto = [1] * len(wanted), list(range(len(wanted) + 1))
-        alone = Placed(bounds, ones, upto, wanted_row, wanted_position, wanted_row, wanted_position)
+    if narrowed:
+        kept, kept_index = indices[alone], index[alone]
+        bounds = (np.array(starts)[span_of[kept]] + within[kept]).tolist()
+        kept_row, kept_position = token_row[kept_index], position[kept_index]
+        each = Placed(
+            bounds, [1] * len(kept), list(range(len(kept) + 1)), kept_row, kept_position, kept_row, kept_position
+        )
         last = max(range(len(layout.groups)), key=lambda number: max(layout.groups[number].layers))
-        batch.wanted = Wanted(wanted_index, alone.plan(last, instance), choosing_adapters)
-    return Gathered(
-        batch=batch,
-        wanted=wanted_index,
-        rows=wanted_row[: len(sampling)],
-        ends=wanted_position[: len(sampling)] + 1,
-        scoring=scoring_index,
-        targets=rows.tokens[token_row[scoring_index], position[scoring_index] + 1].to(torch.int64),
-        choosing_adapters=choosing_adapters,
-        scoring_adapters=None if adapted is None or not scoring else adapted.at(np.array(scoring)),
-    )
+        wanted_adapters = None if adapted is None else adapted.at(np.array(kept))
+        batch.wanted = Wanted(kept_index, each.plan(last, instance), wanted_adapters)
+    selections: list[Selection | None] = [None] * len(readouts)
+    for number in reading:
+        real = index[number][: len(selected[number])]
+        selections[number] = Selection(
+            index=index[number],
+            rows=token_row[real],
+            positions=position[real],
+            adapters=None if adapted is None else adapted.at(np.array(indices[number])),
+            narrowed=narrowed,
+        )
+    return Gathered(batch, selections)

@@ -33,7 +33,7 @@ from infd.kernels.families.attention import AttentionBatch
 from infd.kernels.families.rows import Seats
 from infd.models.base import Batch
 from infd.runner.faults import lacks_memory, let_go
-from infd.runner.sampler import Asking
+from infd.runner.sampler import SampledPositions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -213,13 +213,13 @@ class Buffers:
 class Computed(NamedTuple):
     """A step that was issued.
 
-    logits    [N, vocab] float32
-    asking    who samples them
-    appended  the rows' likeliest tokens, where the step has written them to `Rows`
+    logits     [N, vocab] float32
+    positions  that they are sampled for
+    appended   the rows' likeliest tokens, if the step has written them to `Rows`
     """
 
     logits: Tensor
-    asking: Asking
+    positions: SampledPositions
     appended: Likeliest | None = None
 
 
@@ -282,11 +282,11 @@ class Frame:
         assert self._hidden is not None
         assert self._ends is not None
         count = len(starts)
-        asking = Asking(self._seats.row[:count], self._ends[:count], row_ids, bounds + 1)
+        positions = SampledPositions(self._seats.row[:count], self._ends[:count], row_ids, bounds + 1)
         if self._logits is None:
-            return Computed(self._model.logits(self._hidden, self._adapters)[:count], asking)
+            return Computed(self._model.logits(self._hidden, self._adapters)[:count], positions)
         assert self._likeliest is not None
-        return Computed(self._logits[:count], asking, self._likeliest.first(count))
+        return Computed(self._logits[:count], positions, self._likeliest.first(count))
 
     def capture(self, graphs: Graphs) -> None:
         """Capture what `compute` issues, on the scratch row."""

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from infd.kernels.families.rows import Kept
 from infd.kernels.reference.rows import Rows as Reference
-from infd.request import Generate, SamplingParams, Score, pick
+from infd.request import Generate, SamplingParams, pick
 from infd.runner.arenas.arena import zeros
 from infd.runner.staging import staging as usual
 
@@ -39,7 +39,7 @@ GREEDY_BELOW = 1e-5  # a temperature under which dividing by it says nothing mor
 
 
 class Stage(IntFlag):
-    """The stages of the sampler that a row asks for."""
+    """The stages of the sampler, of which a row needs some."""
 
     REPETITION = 1
     FREQUENCY = 2
@@ -66,13 +66,12 @@ class Words(Struct, frozen=True):
     back: Array
 
 
-class Asked(Struct, frozen=True):
-    """What a row asks of the sampler that only the host needs to know, or that is too long for a column."""
+class RowSampling(Struct, frozen=True):
+    """The sampling parameters of a row that only the host reads, or that are too long for a column."""
 
     stages: int
     floor: int  # tokens, prompt included, that must be known before an end id may be chosen
     logprobs: int
-    prompt_logprobs: int
     bias_ids: Array  # [B] int64
     bias: Array  # [B] float32
     end_ids: Array  # [E] int64
@@ -102,8 +101,8 @@ class Integer(IntEnum):
 
 _UNSAMPLED = Generate(SamplingParams(max_tokens=1, temperature=0.0))  # of a row that generates nothing
 _NO_IDS = np.empty(0, np.int64)
-_NOTHING = Asked(
-    0, 0, 0, 0, _NO_IDS, np.empty(0, np.float32), _NO_IDS, Words(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS), _NO_IDS
+_NOTHING = RowSampling(
+    0, 0, 0, _NO_IDS, np.empty(0, np.float32), _NO_IDS, Words(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS), _NO_IDS
 )
 
 
@@ -150,13 +149,13 @@ class Rows:
         self.stages = np.zeros(rows + 1, dtype=np.uint16)
         self.slots = np.zeros(rows + 1, dtype=np.uint16)
         self.regimes = np.zeros(rows + 1, dtype=np.int64)
-        self.asked: list[Asked] = [_NOTHING] * (rows + 1)
+        self.sampling: list[RowSampling] = [_NOTHING] * (rows + 1)
 
     def stage(self, joins: Sequence[Join], grants: Sequence[Grant]) -> None:
         """Take in a plan's joins, then its grants. Raises ValueError, OverflowError for a join that makes no sense."""
         for join in joins:
-            self.asked[join.row] = asked = _ask(join, self.vocab_size)
-            self.stages[join.row] = asked.stages
+            self.sampling[join.row] = sampling = _row_sampling(join, self.vocab_size)
+            self.stages[join.row] = sampling.stages
             self.slots[join.row] = join.slot
             self.regimes[join.row] = join.regime
         if joins:
@@ -217,8 +216,8 @@ def _columns(join: Join, vocab_size: int) -> tuple[list[float], list[int]]:
     )
 
 
-def _ask(join: Join, vocab_size: int) -> Asked:
-    wanted, scored = pick(Generate, join.wants) or _UNSAMPLED, pick(Score, join.wants)
+def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
+    wanted = pick(Generate, join.wants) or _UNSAMPLED
     s = wanted.sampling
     stages = Stage(0)
     if s.repetition_penalty != 1.0:
@@ -241,11 +240,10 @@ def _ask(join: Join, vocab_size: int) -> Asked:
         stages |= Stage.ALLOWED
     bias_ids = np.fromiter(s.logit_bias.keys(), dtype=np.int64, count=len(s.logit_bias))
     _check_known(bias_ids, vocab_size, "logit_bias")
-    return Asked(
+    return RowSampling(
         stages=int(stages),
         floor=join.prompt_tokens + s.min_tokens,
         logprobs=s.logprobs or 0,
-        prompt_logprobs=0 if scored is None else scored.top,
         bias_ids=bias_ids,
         bias=np.fromiter(s.logit_bias.values(), dtype=np.float32, count=len(s.logit_bias)),
         end_ids=np.array([i for i in wanted.end_ids if 0 <= i < vocab_size], dtype=np.int64),

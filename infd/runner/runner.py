@@ -1,4 +1,4 @@
-"""Compute a step: gather what its spans need, run the model, sample.
+"""Compute a step: gather what its spans need, run the model, read out what is wanted.
 
 Two halves. `forward` leaves logits on the device; `sample` turns them into
 tokens once the mask is known. On a GPU both only issue work, and `read` waits.
@@ -6,19 +6,17 @@ tokens once the mask is known. On a GPU both only issue work, and `read` waits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.errors import Fault, NothingAllowed, RequestFailed
-from infd.request import TokenLogprobs
 from infd.runner.batch import gather
 from infd.runner.faults import diagnose
 from infd.runner.graphs import decoding
-from infd.runner.sampler import NOTHING_ALLOWED, SOUND, Asking, Sampler
-from infd.runner.scoring import Asked, score
+from infd.runner.readouts.sampling import Sampling
+from infd.runner.readouts.scoring import Scoring
+from infd.runner.sampler import Sampler
 from infd.scheduler.plan import StepResult
 
 if TYPE_CHECKING:
@@ -26,42 +24,28 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import numpy.typing as npt
-    from torch import Tensor
 
     from infd.runner.graphs import Graphs
     from infd.runner.instance import Instance
-    from infd.runner.sampler import Likeliest, Sampled
-    from infd.runner.scoring import Scored
+    from infd.runner.readouts.readout import Reading, Readout
     from infd.runner.staging import Part
     from infd.scheduler.plan import StepPlan
 
     Array = npt.NDArray[Any]
 
-_NOT_FINITE: Final = Fault.of(RequestFailed("the model's logits are not finite"))
-_NOTHING_ALLOWED: Final = Fault.of(NothingAllowed())
-
 
 class Forwarded(Struct):
-    """A step whose logits are on their way, and whose prompts are scored.
-
-    sampling  indices of the spans that sample, into the plan's spans
-    appended  see graphs.Computed
-    """
+    """A step whose forward pass is issued, and what its readouts compute."""
 
     plan: StepPlan
-    sampling: Sequence[int]
-    logits: Tensor | None = None
-    asking: Asking | None = None
-    scored: Scored | None = None
-    appended: Likeliest | None = None
+    readings: Sequence[Reading]
 
 
 class Landing(Struct):
-    """A step's results on their way to the host, in memory that belongs to this step alone."""
+    """A step of which all is issued: its results are on their way to the host, in memory of this step alone."""
 
-    forwarded: Forwarded
-    sampled: Sampled | None = None
-    scored: Scored | None = None
+    plan: StepPlan
+    readings: Sequence[Reading]
     part: Part | None = None
 
 
@@ -73,19 +57,22 @@ class Runner:
         instance: Instance,
         graphs: Graphs | None = None,
     ) -> None:
-        """graphs: captures steps that only decode; without it, all are computed kernel by kernel."""
+        """graphs: captures steps that only decode; without it, every step is computed kernel by kernel."""
         self.instance = instance
         self.adapters = instance.adapters
         self._model = instance.model
         self._rows = instance.rows
         self._staging = instance.rows.staging
         self._pulse = instance.pulse
-        self._sampler = Sampler(instance.rows, instance.ops.draw)
-        self._decoding = None if graphs is None else decoding(graphs, instance, self._sampler.likeliest)
+        sampler = Sampler(instance.rows, instance.ops.draw)
+        self._sampling = Sampling(instance.model, sampler)
+        # Sampling is last: it yields no token of a span that another readout has failed.
+        self._readouts: tuple[Readout, ...] = (Scoring(instance), self._sampling)
+        self._decoding = None if graphs is None else decoding(graphs, instance, sampler.likeliest)
 
     @property
     def overlaps(self) -> bool:
-        """Say whether work is only issued, and so goes on beside the host's."""
+        """Whether work is only issued, and runs while the host goes on."""
         return self._staging.waits
 
     def active(self) -> AbstractContextManager[Any]:
@@ -97,46 +84,35 @@ class Runner:
         self._staging.begin()
         self.adapters.fill(plan.loads)
         self._rows.stage(plan.joins, plan.grants)
-        if self._decoding is not None and (issued := self._decoding.forward(plan.spans)) is not None:
-            self._pulse.beat()
-            logits, asking, appended = issued
-            return Forwarded(plan, range(len(plan.spans)), logits, asking, appended=appended)
-        forwarded = Forwarded(plan, [i for i, span in enumerate(plan.spans) if span.samples])
-        gathered = gather(plan.spans, self.instance)
+        for readout in self._readouts:
+            readout.stage(plan.joins)
+        if self._decoding is not None and (computed := self._decoding.forward(plan.spans)) is not None:
+            readings: list[Reading] = [self._sampling.captured(computed, len(plan.spans))]
+        else:
+            readings = self._compute(plan)
+        self._pulse.beat()
+        return Forwarded(plan, readings)
+
+    def _compute(self, plan: StepPlan) -> list[Reading]:
+        """Issue a forward pass kernel by kernel, and all readouts."""
+        gathered = gather(plan.spans, self.instance, self._readouts)
         gathered.batch.beat = self._pulse.beat
         hidden = self._model.forward(gathered.batch)
-        if forwarded.sampling:
-            wanting = [plan.spans[i] for i in forwarded.sampling]
-            forwarded.logits = self._model.logits(gathered.choosing(hidden), gathered.choosing_adapters)[: len(wanting)]
-            forwarded.asking = Asking(
-                gathered.rows,
-                gathered.ends,
-                np.array([span.row for span in wanting]),
-                np.array([span.start + span.count for span in wanting]),
-            )
-        asked = [
-            Asked(i, span.scores, self._rows.asked[span.row].prompt_logprobs)
-            for i, span in enumerate(plan.spans)
-            if span.scores
+        return [
+            readout.compute(plan.spans, selection, hidden)
+            for readout, selection in zip(self._readouts, gathered.selections, strict=True)
+            if selection is not None
         ]
-        if asked:
-            adapters, targets = gathered.scoring_adapters, gathered.targets
-            forwarded.scored = score(self._model, hidden[gathered.scoring], adapters, targets, asked, self._pulse)
-        self._pulse.beat()
-        return forwarded
 
     def sample(self, forwarded: Forwarded, mask: Array | None = None) -> Landing:
         """Issue the sampling. mask: int32 [spans of the plan that sample, ceil(vocab / 32)]."""
-        logits, asking, scored = forwarded.logits, forwarded.asking, forwarded.scored
-        sampled = None
-        if logits is not None and asking is not None:
-            sampled = self._sampler(logits, asking, mask, forwarded.appended)
-        forwarded.logits = forwarded.scored = None
-        landing = Landing(forwarded, sampled, scored)
+        for reading in forwarded.readings:
+            reading.sample(mask)
+        landing = Landing(forwarded.plan, forwarded.readings)
         if self.overlaps:
-            landing.sampled = None if sampled is None else sampled.down(self._staging)
-            landing.scored = None if scored is None else scored.down(self._staging)
-            # Waited for where nothing comes down, too: or a long prompt's steps would all be issued, and queue there.
+            for reading in landing.readings:
+                reading.download(self._staging)
+            # Waited for even if nothing is downloaded: or all steps of a long prompt would be issued, and queue there.
             landing.part = self._staging.end()
         self._pulse.beat()
         return landing
@@ -146,50 +122,22 @@ class Runner:
         self._staging.attend()
 
     def spin(self, seconds: float) -> None:
-        """Have waits ask so long whether the device is past a step, before they sleep until it says so."""
+        """Have waits poll the device for so long before they sleep until its interrupt."""
         self._staging.spin_s = seconds
 
     def wait(self, landing: Landing) -> None:
-        """Wait until the device is past a step. Any thread may, and need not know torch."""
+        """Wait until the device has computed a step. Any thread may call this; torch is not needed."""
         if landing.part is not None:
             self._staging.wait(landing.part)
 
     def read(self, landing: Landing) -> StepResult:
         """Wait for a step's results, and return them."""
         self.wait(landing)
-        result = self._result(landing)
+        result = StepResult([0] * len(landing.plan.spans), [])
+        for reading in landing.readings:
+            reading.read(result)
         if landing.part is not None:
             self._staging.release(landing.part)
-        return result
-
-    def _result(self, landing: Landing) -> StepResult:
-        forwarded, sampled = landing.forwarded, landing.sampled
-        accepted = [0] * len(forwarded.plan.spans)
-        result = StepResult(accepted, [])
-        if landing.scored is not None:
-            for i, logprobs in landing.scored.read():
-                if logprobs is None:
-                    result.failed[i] = _NOT_FINITE
-                else:
-                    result.prompt_logprobs[i] = logprobs
-        if sampled is None:
-            return result
-        for i, token, verdict in zip(
-            forwarded.sampling, sampled.tokens.tolist(), sampled.verdict.tolist(), strict=True
-        ):
-            if i in result.failed:
-                continue
-            if verdict == SOUND:
-                accepted[i] = 1
-                result.tokens.append(token)
-            else:
-                result.failed[i] = _NOTHING_ALLOWED if verdict == NOTHING_ALLOWED else _NOT_FINITE
-        if sampled.scores is not None:
-            chosen, top, top_ids = (values.tolist() for values in sampled.scores)
-            for n, (at, most) in enumerate(sampled.scored):
-                i = forwarded.sampling[at]
-                if accepted[i]:
-                    result.logprobs[i] = [TokenLogprobs(chosen[n], tuple(top_ids[n][:most]), tuple(top[n][:most]))]
         return result
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Turn a step's logits into tokens: pick, for each stage of `sampling`, the rows that ask for it.
+"""Turn a step's logits into tokens: pick, for each stage of `sampling`, the rows that need it.
 
 A batch that is all greedy costs one pass over the logits. Sampled tokens are
 appended to `Rows` on the device, so the next step can follow without the host.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.draw import Draw
-    from infd.runner.rows import Asked, Rows
+    from infd.runner.rows import Rows, RowSampling
     from infd.runner.staging import Staging
 
     Array = npt.NDArray[Any]
@@ -32,11 +32,11 @@ SOUND, NOT_FINITE, NOTHING_ALLOWED = range(3)
 SHAPING = Stage.REPETITION | Stage.FREQUENCY | Stage.BIAS | Stage.FLOOR | Stage.WORDS | Stage.ALLOWED
 
 
-class Asking(Struct):
-    """Who samples. N spans, in the plan's order.
+class SampledPositions(Struct):
+    """The N positions of a step that are sampled, in the plan's order.
 
     rows, ends          [N] int64 on the device: row, and position of the token to sample
-    row_ids, positions  the same as the host knows it; its positions are upper bounds
+    row_ids, positions  [N] on the host: the same, but that positions are upper bounds
     """
 
     rows: Tensor
@@ -66,9 +66,9 @@ class Sampled(Struct):
     """What was sampled.
 
     tokens   [N] int64
-    verdict  [N] int64: SOUND, NOT_FINITE or NOTHING_ALLOWED; the token means something only where it is sound
-    scored   who asked for log-probabilities, as an index into N, and how many of the most likely tokens' too
-    scores   of these, in that order; None if nobody asked
+    verdict  [N] int64: SOUND, NOT_FINITE or NOTHING_ALLOWED; other than SOUND, ignore the token
+    scored   positions whose log-probabilities are requested: index into N, and how many of the most likely tokens too
+    scores   of these, in that order; None if there are none
     """
 
     tokens: Tensor
@@ -76,7 +76,7 @@ class Sampled(Struct):
     scored: list[tuple[int, int]]
     scores: scores.Scores | None
 
-    def down(self, staging: Staging) -> Sampled:
+    def download(self, staging: Staging) -> Sampled:
         """Start copies to the host."""
         values = None if self.scores is None else scores.Scores(*map(staging.down, self.scores))
         return Sampled(staging.down(self.tokens), staging.down(self.verdict), self.scored, values)
@@ -96,29 +96,29 @@ class Sampler:
         return Likeliest(largest, tokens, torch.where(largest.isfinite(), SOUND, NOT_FINITE))
 
     def __call__(
-        self, logits: Tensor, asking: Asking, allowed: Array | None, appended: Likeliest | None = None
+        self, logits: Tensor, at: SampledPositions, allowed: Array | None, appended: Likeliest | None = None
     ) -> Sampled:
         """Choose a token for each row of logits [N, vocab] float32, which are used up.
 
-        allowed   int32 [N, ceil(vocab / 32)] bitmask, or None where everything is
-        appended  what `likeliest` gives, if that is known, and its tokens are in `Rows` already
+        allowed   int32 [N, ceil(vocab / 32)] bitmask; None: all tokens
+        appended  what `likeliest` returns, if known already and its tokens appended to `Rows`
         """
-        stages = self._stages(asking)
-        any_asks = Stage(int(np.bitwise_or.reduce(stages)))
+        stages = self._stages(at)
+        wanted_stages = Stage(int(np.bitwise_or.reduce(stages)))
         scoring = np.flatnonzero(stages & Stage.LOGPROBS)
-        scored = [(int(i), asked.logprobs) for i, asked in zip(scoring, self._asked(asking, scoring), strict=True)]
+        scored = [(int(i), params.logprobs) for i, params in zip(scoring, self._params(at, scoring), strict=True)]
         raw = logits[self._rows.upload(scoring)] if scored else None
 
         largest, tokens, verdict = appended or self.likeliest(logits)
-        if (any_asks & SHAPING or allowed is not None) and self._shape(logits, asking, stages, allowed):
+        if (wanted_stages & SHAPING or allowed is not None) and self._shape(logits, at, stages, allowed):
             largest, tokens = self._draw.largest(logits)
             verdict = torch.where((verdict == SOUND) & ~(largest > -torch.inf), NOTHING_ALLOWED, verdict)
             appended = None
-        if Stage.RANDOM in any_asks:
-            tokens = self._drawn(logits, largest, tokens, asking, stages)
+        if Stage.RANDOM in wanted_stages:
+            tokens = self._drawn(logits, largest, tokens, at, stages)
             appended = None
         if appended is None:
-            self._rows.append(asking.rows, asking.ends, tokens)
+            self._rows.append(at.rows, at.ends, tokens)
 
         values = None
         if raw is not None:
@@ -126,23 +126,23 @@ class Sampler:
             values = scores.score(raw, tokens[self._rows.upload(scoring)], most)
         return Sampled(tokens, verdict, scored, values)
 
-    def _stages(self, asking: Asking) -> Array:
-        """Return the stages that each row asks for now: its floor no more once its answer is long enough."""
-        stages = self._rows.stages[asking.row_ids]
+    def _stages(self, at: SampledPositions) -> Array:
+        """Return the stages that each row needs now: no floor once its answer has min_tokens."""
+        stages = self._rows.stages[at.row_ids]
         for i in np.flatnonzero(stages & Stage.FLOOR):
-            if asking.positions[i] >= self._rows.asked[asking.row_ids[i]].floor:
+            if at.positions[i] >= self._rows.sampling[at.row_ids[i]].floor:
                 stages[i] &= ~Stage.FLOOR
         return stages
 
-    def _shape(self, logits: Tensor, asking: Asking, stages: Array, allowed: Array | None) -> bool:
-        """Change logits in place, by each stage for the rows that ask for it; return whether any did."""
+    def _shape(self, logits: Tensor, at: SampledPositions, stages: Array, allowed: Array | None) -> bool:
+        """Change logits in place, by each stage for the rows that need it; return whether there were any."""
         shaped = False
         for stage, shape in _SHAPING:
             which = np.flatnonzero(stages & stage)
             if which.size:
-                shape(self, logits, asking, which)
+                shape(self, logits, at, which)
                 shaped = True
-        allowed = self._merge(allowed, asking, np.flatnonzero(stages & Stage.ALLOWED))
+        allowed = self._merge(allowed, at, np.flatnonzero(stages & Stage.ALLOWED))
         if allowed is None:
             return shaped
         which = np.flatnonzero((allowed != -1).any(-1))
@@ -150,37 +150,37 @@ class Sampler:
             self._draw.forbid(logits, self._rows.upload(which), self._rows.upload(allowed[which]))
         return shaped or bool(which.size)
 
-    def _penalize_repetition(self, logits: Tensor, asking: Asking, which: Array) -> None:
+    def _penalize_repetition(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
         index = self._rows.upload(which)
-        history = self._history(asking, index, which)
+        history = self._history(at, index, which)
         penalty = self._rows.floats[history.sequence, Float.REPETITION]
         self._draw.penalize_repetition(logits, index, history, penalty)
 
-    def _penalize_answer(self, logits: Tensor, asking: Asking, which: Array) -> None:
+    def _penalize_answer(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
         index = self._rows.upload(which)
-        history = self._history(asking, index, which)
+        history = self._history(at, index, which)
         floats = self._rows.floats[history.sequence]
         presence, frequency = floats[:, Float.PRESENCE], floats[:, Float.FREQUENCY]
         self._draw.penalize_answer(logits, index, history, presence, frequency)
 
-    def _add_bias(self, logits: Tensor, asking: Asking, which: Array) -> None:
-        entries, upload = self._asked(asking, which), self._rows.upload
-        token = np.concatenate([asked.bias_ids for asked in entries])
-        of_row = np.repeat(which, [asked.bias_ids.size for asked in entries])
-        amount = np.concatenate([asked.bias for asked in entries])
+    def _add_bias(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
+        entries, upload = self._params(at, which), self._rows.upload
+        token = np.concatenate([params.bias_ids for params in entries])
+        of_row = np.repeat(which, [params.bias_ids.size for params in entries])
+        amount = np.concatenate([params.bias for params in entries])
         bias.add(logits, upload(of_row), upload(token), upload(amount))
 
-    def _forbid_ends(self, logits: Tensor, asking: Asking, which: Array) -> None:
-        ends = [asked.end_ids for asked in self._asked(asking, which)]
+    def _forbid_ends(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
+        ends = [params.end_ids for params in self._params(at, which)]
         of_row = np.repeat(which, [ids.size for ids in ends])
         floor.forbid(logits, self._rows.upload(of_row), self._rows.upload(np.concatenate(ends)))
 
-    def _forbid_words(self, logits: Tensor, asking: Asking, which: Array) -> None:
+    def _forbid_words(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
         """Compare what these rows have generated last with the beginnings of their bad words."""
         lasts, of_row, word_of, tokens, backs, of_entry = [], [], [], [], [], []
         count = 0
-        for i, asked in zip(which, self._asked(asking, which), strict=True):
-            bad = asked.words
+        for i, params in zip(which, self._params(at, which), strict=True):
+            bad = params.words
             lasts.append(bad.last)
             of_row.append(np.full(bad.last.size, i))
             word_of.append(bad.word + count)
@@ -191,32 +191,32 @@ class Sampler:
         sizes = [count, count, *[sum(array.size for array in tokens)] * 4]
         sent = self._rows.upload(np.concatenate([*of_row, *lasts, *of_entry, *backs, *tokens, *word_of]))
         row, last, entry, back, token, word = torch.split(sent, sizes)
-        place = asking.ends[entry] - back
-        known = self._rows.tokens[asking.rows[entry], place.clamp(min=0)]
-        generated = place >= self._rows.integers[asking.rows[entry], Integer.PROMPT]
+        place = at.ends[entry] - back
+        known = self._rows.tokens[at.rows[entry], place.clamp(min=0)]
+        generated = place >= self._rows.integers[at.rows[entry], Integer.PROMPT]
         words.forbid(logits, row, last, word, generated & (known == token))
 
-    def _merge(self, allowed: Array | None, asking: Asking, limited: Array) -> Array | None:
-        """Narrow a bitmask, of all if there is none, by the tokens that the rows `limited` are allowed at all."""
+    def _merge(self, allowed: Array | None, at: SampledPositions, limited: Array) -> Array | None:
+        """Narrow a bitmask (None: all ones) by allowed_token_ids of the rows `limited`."""
         if not limited.size:
             return allowed
-        merged = np.full((len(asking.row_ids), -(-self._rows.vocab_size // 32)), -1, dtype=np.int32)
+        merged = np.full((len(at.row_ids), -(-self._rows.vocab_size // 32)), -1, dtype=np.int32)
         if allowed is not None:
             merged[:] = allowed
-        merged[limited] &= np.stack([asked.allowed for asked in self._asked(asking, limited)])
+        merged[limited] &= np.stack([params.allowed for params in self._params(at, limited)])
         return merged
 
-    def _drawn(self, logits: Tensor, largest: Tensor, tokens: Tensor, asking: Asking, stages: Array) -> Tensor:
-        """Return `tokens` with others where rows sample at random, those with limits apart from those without."""
+    def _drawn(self, logits: Tensor, largest: Tensor, tokens: Tensor, at: SampledPositions, stages: Array) -> Tensor:
+        """Return `tokens`, replaced for rows that sample at random; those that truncate are a second launch."""
         random = stages & (Stage.RANDOM | Stage.TRUNCATE)
         for truncated, wanted in ((False, Stage.RANDOM), (True, Stage.RANDOM | Stage.TRUNCATE)):
             which = np.flatnonzero(random == wanted)
-            if which.size == len(stages):  # nobody has to be picked out
+            if which.size == len(stages):  # all rows: no gather
                 each = self._each[: which.size]
-                return self._draw_some(logits, each, largest, asking.rows, asking.ends, truncated=truncated)
+                return self._draw_some(logits, each, largest, at.rows, at.ends, truncated=truncated)
             if which.size:
                 index = self._rows.upload(which)
-                some = (values.index_select(0, index) for values in (largest, asking.rows, asking.ends))
+                some = (values.index_select(0, index) for values in (largest, at.rows, at.ends))
                 tokens.index_copy_(0, index, self._draw_some(logits, index, *some, truncated=truncated))
         return tokens
 
@@ -236,13 +236,13 @@ class Sampler:
         )
         return self._draw(logits, drawing, truncated=truncated)
 
-    def _history(self, asking: Asking, index: Tensor, which: Array) -> History:
-        row, end = asking.rows.index_select(0, index), asking.ends.index_select(0, index)
+    def _history(self, at: SampledPositions, index: Tensor, which: Array) -> History:
+        row, end = at.rows.index_select(0, index), at.ends.index_select(0, index)
         prompt = self._rows.integers[row, Integer.PROMPT]
-        return History(self._rows.tokens, row, prompt, end, longest=int(asking.positions[which].max()))
+        return History(self._rows.tokens, row, prompt, end, longest=int(at.positions[which].max()))
 
-    def _asked(self, asking: Asking, which: Iterable[int]) -> list[Asked]:
-        return [self._rows.asked[asking.row_ids[i]] for i in which]
+    def _params(self, at: SampledPositions, which: Iterable[int]) -> list[RowSampling]:
+        return [self._rows.sampling[at.row_ids[i]] for i in which]
 
 
 _SHAPING = (  # in this order

@@ -31,7 +31,7 @@ POINTS: dict[str, tuple[type, str, Callable[[Seated, Any], list[list[int]]]]] = 
     "stage": (Rows, "stage", lambda _, joins: [join.tokens for join in joins]),
     "forward": (Runner, "forward", lambda seated, plan: seated.of(plan)),
     "sample": (Runner, "sample", lambda seated, forwarded: seated.of(forwarded.plan)),
-    "copy": (Runner, "read", lambda seated, landing: seated.of(landing.forwarded.plan)),
+    "copy": (Runner, "read", lambda seated, landing: seated.of(landing.plan)),
 }
 FAULTS = [RuntimeError("the kernel said no"), MemoryError("no room")]
 
@@ -127,7 +127,7 @@ async def test_a_request_whose_results_cannot_be_committed_fails_alone(
 
     def spoiled(self: Runner, landing: Any) -> StepResult:
         result = read(self, landing)
-        for number, tokens in enumerate(seated.of(landing.forwarded.plan)):
+        for number, tokens in enumerate(seated.of(landing.plan)):
             if POISON in tokens:
                 spoil(result, number)
         return result

@@ -4,7 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infd.kernels.reference.drawing.draw import Draw
 from infd.runner.batch import gather
+from infd.runner.readouts.sampling import Sampling
+from infd.runner.readouts.scoring import Scoring
+from infd.runner.sampler import Sampler
 from infd.scheduler.layout import CacheLayout, PageGroup
 from tests.runner.driving import instance, join, make_rows, span
 
@@ -40,7 +44,12 @@ def build(told):
     spans = [
         span(row, start, count, samples=samples, scores=scores) for row, _, _, start, count, samples, scores in told
     ]
-    return gather(spans, instance(MODEL, LAYOUT, rows))
+    return gathered_of(spans, rows)
+
+
+def gathered_of(spans, rows, layout=LAYOUT, model=MODEL):
+    parts = instance(model, layout, rows)
+    return gather(spans, parts, (Scoring(parts), Sampling(model, Sampler(rows, Draw()))))
 
 
 @settings(deadline=None, max_examples=60)
@@ -69,17 +78,20 @@ def test_a_batch_is_what_the_spans_say_token_by_token(told):
             assert row[:needed] == tables[i][:needed]
 
     sampling = [(row, start + count) for row, _, _, start, count, samples, _ in told if samples]
-    assert list(zip(gathered.rows.tolist(), gathered.ends.tolist(), strict=True)) == sampling
-    assert positions_of(gathered)[: len(sampling)] == [end - 1 for _, end in sampling]
+    scoring, sampled = gathered.selections
+    assert (sampled is None) == (not sampling)
+    if sampled is not None:
+        assert list(zip(sampled.rows.tolist(), sampled.positions.tolist(), strict=True)) == [
+            (row, end - 1) for row, end in sampling
+        ]
+        assert batch.positions[sampled.index].tolist()[: len(sampling)] == [end - 1 for _, end in sampling]
 
     scored = [(known, p) for _, known, _, start, _, _, scores in told for p in range(start, start + scores)]
-    assert batch.positions[gathered.scoring].tolist() == [p for _, p in scored]
-    assert batch.tokens[gathered.scoring].tolist() == [known[p] for known, p in scored]
-    assert gathered.targets.tolist() == [known[p + 1] for known, p in scored]
-
-
-def positions_of(gathered):
-    return gathered.batch.positions[gathered.wanted].tolist()
+    assert (scoring is None) == (not scored)
+    if scoring is not None:
+        assert batch.positions[scoring.index].tolist() == scoring.positions.tolist() == [p for _, p in scored]
+        assert batch.tokens[scoring.index].tolist() == [known[p] for known, p in scored]
+        assert scoring.rows.tolist() == [row for row, *_, scores in told for _ in range(scores)]
 
 
 @settings(deadline=None, max_examples=60)
@@ -89,14 +101,16 @@ def test_the_last_layer_goes_on_with_one_token_of_each_span_that_samples(told):
     every = [(tables, start + count - 1, samples) for _, _, tables, start, count, samples, _ in told]
     ends = [(tables, end) for tables, end, samples in every if samples] or [every[-1][:2]]
     ends += ends[-1:] * (4 - len(ends))
-    assert positions_of(gathered) == [end for _, end in ends]
+    wanted, sampled = gathered.batch.wanted, gathered.selections[1]
+    if sampled is not None:
+        assert gathered.batch.positions[sampled.index].tolist() == [end for _, end in ends]
+        assert sampled.narrowed == (wanted is not None)
 
-    wanted = gathered.batch.wanted
     total = sum(count for *_, count, _, _ in told)
     if any(scores for *_, scores in told) or len(ends) == max(4, total):
         assert wanted is None
         return
-    assert wanted.tokens is gathered.wanted
+    assert gathered.batch.positions[wanted.tokens].tolist() == [end for _, end in ends]
     attention = wanted.attention.batch
     assert (attention.window, attention.page_tokens) == (5, 2)  # of the last layer's group
     assert attention.counts == [1] * len(ends)
@@ -110,7 +124,7 @@ def test_what_is_wanted_too_begins_where_the_device_says():
     rows = make_rows(page_tokens=SIZES)
     rows.stage([join(0, [7, 8, 9], [[1, 2], [3, 4, 5]]), join(1, [5, 6], [[6], [7]])], [])
     spans = [span(0, 5, 1), span(1, 0, 2)]
-    gathered = gather(spans, instance(NATIVE, LAYOUT, rows))
+    gathered = gathered_of(spans, rows, model=NATIVE)
     attention = gathered.batch.wanted.attention.batch
     assert attention.starts == [5, 1]
     assert attention.start.tolist() == [2, 1]
@@ -120,9 +134,9 @@ def test_a_model_that_cannot_go_on_with_some_tokens_is_not_told_of_any():
     rows = make_rows(page_tokens=SIZES)
     rows.stage([join(0, [7, 8, 9], [[1, 2], [3, 4]])], [])
     model = SimpleNamespace(least_rows=1, narrows=False)
-    gathered = gather([span(0, 0, 3)], instance(model, LAYOUT, rows))
+    gathered = gathered_of([span(0, 0, 3)], rows, model=model)
     assert gathered.batch.wanted is None
-    assert gathered.wanted.tolist() == [2]
+    assert gathered.selections[1].index.tolist() == [2]
 
 
 @settings(deadline=None, max_examples=60)
@@ -136,7 +150,8 @@ def test_a_small_step_is_padded_to_four_rows_that_write_to_the_scratch_page(told
         slots = batch.attention[i].batch.slots
         assert len(slots) == max(4, total)
         assert (slots[total:] < size).all()
-    assert len(gathered.wanted) >= 4
+    if (sampled := gathered.selections[1]) is not None:
+        assert len(sampled.index) >= 4
 
 
 def test_a_model_whose_products_do_not_depend_on_the_number_of_rows_gets_no_padding():
@@ -144,9 +159,9 @@ def test_a_model_whose_products_do_not_depend_on_the_number_of_rows_gets_no_padd
     rows.stage([join(0, [7, 8, 9], [[1, 2]])], [])
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
-    gathered = gather([span(0, 2, 1)], instance(NATIVE, layout, rows))
+    gathered = gathered_of([span(0, 2, 1)], rows, layout, NATIVE)
     assert gathered.batch.tokens.tolist() == [9]
-    assert gathered.wanted.tolist() == [0]
+    assert gathered.selections[1].index.tolist() == [0]
 
 
 def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
@@ -154,16 +169,16 @@ def test_a_span_begins_where_the_device_says_when_the_host_runs_ahead():
     rows.stage([join(0, [7, 8, 9], [[1, 2]])], [])
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
-    gathered = gather([span(0, 5, 1)], instance(MODEL, layout, rows))
+    gathered = gathered_of([span(0, 5, 1)], rows, layout)
     assert gathered.batch.attention[0].batch.starts == [5]  # the bound
     assert gathered.batch.attention[0].batch.start.tolist() == [2]  # the truth
     assert gathered.batch.tokens[0] == 9
-    assert gathered.ends.tolist() == [3]
+    assert gathered.selections[1].positions.tolist() == [2]
 
 
 def test_a_model_without_a_cache_has_batches_too():
     rows = make_rows(page_tokens=())
     rows.stage([join(0, [7, 8, 9], [])], [])
-    batch = gather([span(0, 0, 3)], instance(MODEL, CacheLayout(()), rows)).batch
+    batch = gathered_of([span(0, 0, 3)], rows, CacheLayout(())).batch
     assert batch.tokens[:3].tolist() == [7, 8, 9]
     assert torch.equal(batch.positions[:3], torch.arange(3))

@@ -34,7 +34,7 @@ def test_a_row_given_to_a_new_sequence_keeps_nothing_of_the_old_one():
     assert rows.length[1] == 1
     assert rows.tables[1, 0].tolist() == [6] + [0] * 7
     assert rows.stages[1] == 0
-    assert rows.asked[1].bias_ids.size == 0
+    assert rows.sampling[1].bias_ids.size == 0
 
 
 def test_rows_are_written_independently_of_each_other():

@@ -11,7 +11,7 @@ import torch
 
 from infd.kernels.reference.drawing import draw as module
 from infd.request import SamplingParams
-from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Asking, Sampled, Sampler
+from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Sampled, SampledPositions, Sampler
 from tests.runner.driving import join, make_rows
 
 VOCAB = 600
@@ -40,7 +40,7 @@ MIXED = [
 
 
 def ready(asked: list[SamplingParams], *, end_ids: frozenset[int] = frozenset({2, 4})):
-    """Return a sampler over rows that have generated ANSWER after PROMPT, and rows and sampler's Asking for all."""
+    """Return rows that have generated ANSWER after PROMPT, a sampler over them, and the positions to sample."""
     rows = make_rows(rows=len(asked), vocab_size=VOCAB)
     rows.stage(
         [
@@ -51,12 +51,16 @@ def ready(asked: list[SamplingParams], *, end_ids: frozenset[int] = frozenset({2
     )
     ids = np.arange(len(asked))
     ends = np.full(len(asked), len(PROMPT + ANSWER))
-    return rows, Sampler(rows, module.Draw()), Asking(torch.from_numpy(ids), torch.from_numpy(ends), ids, ends)
+    return (
+        rows,
+        Sampler(rows, module.Draw()),
+        SampledPositions(torch.from_numpy(ids), torch.from_numpy(ends), ids, ends),
+    )
 
 
-def pick(asking: Asking, which: list[int]) -> Asking:
+def pick(asking: SampledPositions, which: list[int]) -> SampledPositions:
     index = torch.tensor(which)
-    return Asking(asking.rows[index], asking.ends[index], asking.row_ids[which], asking.positions[which])
+    return SampledPositions(asking.rows[index], asking.ends[index], asking.row_ids[which], asking.positions[which])
 
 
 def logits_of(count: int, *, scale: float = 2.0) -> torch.Tensor:

@@ -11,8 +11,8 @@ from msgspec import structs
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.executors.local import LocalExecutor
 from infd.request import SamplingParams, TokenLogprobs
-from infd.runner import scoring
 from infd.runner.pulse import Pulse
+from infd.runner.readouts import scoring
 from infd.scheduler.plan import StepPlan
 from infd.scheduler.scheduler import Scheduler
 from infd.scheduler.sequence import Sequence

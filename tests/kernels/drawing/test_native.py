@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from infd.kernels.cpu.draw import Draw
 from infd.kernels.reference.drawing import draw as reference
 from infd.request import SamplingParams
-from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, Asking, Sampler
+from infd.runner.sampler import NOT_FINITE, NOTHING_ALLOWED, SOUND, SampledPositions, Sampler
 from tests.runner.driving import join, make_rows
 
 ROWS = 12
@@ -31,7 +31,7 @@ def sample(kernels, logits, asked, seed=0):
         [join(i, [1], [[1]], SamplingParams(max_tokens=9, **each), seed=seed + i) for i, each in enumerate(asked)], []
     )
     ids, ends = np.arange(len(asked)), np.full(len(asked), 7)
-    asking = Asking(torch.from_numpy(ids), torch.from_numpy(ends), ids, ends)
+    asking = SampledPositions(torch.from_numpy(ids), torch.from_numpy(ends), ids, ends)
     sampled = Sampler(rows, kernels)(logits.clone(), asking, None)
     return sampled.tokens, sampled.verdict
 

@@ -1,0 +1,112 @@
+"""Sample the token that follows a span."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+
+from infd.errors import Fault, NothingAllowed
+from infd.request import TokenLogprobs
+from infd.runner.readouts.readout import Reading, Readout
+from infd.runner.readouts.scoring import NOT_FINITE
+from infd.runner.sampler import NOTHING_ALLOWED, SOUND, SampledPositions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from infd.models.base import Model
+    from infd.runner.graphs import Computed
+    from infd.runner.readouts.readout import Selection
+    from infd.runner.sampler import Likeliest, Sampled, Sampler
+    from infd.runner.staging import Staging
+    from infd.scheduler.plan import Join, Span, StepResult
+
+    Array = npt.NDArray[Any]
+
+_NOTHING_ALLOWED: Final = Fault.of(NothingAllowed())
+
+
+class Samples(Reading):
+    """The samples of one step.
+
+    spans      indices of the spans that sample, into the plan's
+    logits     [N, vocab] float32, until they are sampled
+    likeliest  see graphs.Computed
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        spans: Sequence[int],
+        logits: Tensor,
+        positions: SampledPositions,
+        likeliest: Likeliest | None = None,
+    ) -> None:
+        self._sampler = sampler
+        self._spans = spans
+        self._unsampled: tuple[Tensor, SampledPositions, Likeliest | None] | None = logits, positions, likeliest
+        self._sampled: Sampled | None = None
+
+    def sample(self, mask: Array | None) -> None:
+        """mask: int32 [N, ceil(vocab / 32)]."""
+        assert self._unsampled is not None
+        (logits, positions, likeliest), self._unsampled = self._unsampled, None
+        self._sampled = self._sampler(logits, positions, mask, likeliest)
+
+    def download(self, staging: Staging) -> None:
+        assert self._sampled is not None
+        self._sampled = self._sampled.download(staging)
+
+    def read(self, result: StepResult) -> None:
+        """Take the tokens of spans that have not failed in another readout."""
+        sampled = self._sampled
+        assert sampled is not None
+        for i, token, verdict in zip(self._spans, sampled.tokens.tolist(), sampled.verdict.tolist(), strict=True):
+            if i in result.failed:
+                continue
+            if verdict == SOUND:
+                result.accepted[i] = 1
+                result.tokens.append(token)
+            else:
+                result.failed[i] = _NOTHING_ALLOWED if verdict == NOTHING_ALLOWED else NOT_FINITE
+        if sampled.scores is not None:
+            chosen, top, top_ids = (values.tolist() for values in sampled.scores)
+            for n, (at, most) in enumerate(sampled.scored):
+                i = self._spans[at]
+                if result.accepted[i]:
+                    result.logprobs[i] = [TokenLogprobs(chosen[n], tuple(top_ids[n][:most]), tuple(top[n][:most]))]
+
+
+class Sampling(Readout):
+    """Reads `request.Generate`. What rows want of it is kept in `Rows`, on the device."""
+
+    narrows: ClassVar[bool] = True
+
+    def __init__(self, model: Model, sampler: Sampler) -> None:
+        self._model = model
+        self._sampler = sampler
+
+    def stage(self, joins: Sequence[Join]) -> None:
+        """`Rows.stage` has done it."""
+
+    def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
+        return [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.samples]
+
+    def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> Samples:
+        sampling = [i for i, span in enumerate(spans) if span.samples]
+        positions = SampledPositions(
+            selection.rows,
+            selection.positions + 1,
+            np.array([spans[i].row for i in sampling]),
+            np.array([spans[i].start + spans[i].count for i in sampling]),
+        )
+        logits = self._model.logits(selection.of(hidden), selection.adapters)[: len(sampling)]
+        return Samples(self._sampler, sampling, logits, positions)
+
+    def captured(self, computed: Computed, spans: int) -> Samples:
+        """Return the samples of a step of so many spans, all of which sample, that a CUDA graph has computed."""
+        return Samples(self._sampler, range(spans), *computed)
