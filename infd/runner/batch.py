@@ -17,6 +17,7 @@ from msgspec import Struct
 from infd.kernels.families.attention import AttentionBatch
 from infd.kernels.families.matrices import LEAST_ROWS
 from infd.models.base import Batch, Wanted
+from infd.rounding import ceil_div
 from infd.runner.readouts.readout import Selection
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Placed(Struct):
                 counts=self.counts,
                 offsets=self.offsets,
                 start=self.start.to(torch.int32),
-                table=rows.tables[:, number, : -(-end // size)].index_select(0, self.row),
+                table=rows.tables[:, number, : ceil_div(end, size)].index_select(0, self.row),
                 slots=page.to(torch.int64) * size + self.position % size,
                 upload=rows.staging.up,
             )

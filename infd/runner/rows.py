@@ -20,6 +20,7 @@ from msgspec import Struct
 from infd.kernels.families.rows import Kept
 from infd.kernels.reference.rows import Rows as Reference
 from infd.request import Generate, SamplingParams, pick
+from infd.rounding import ceil_div, round_up
 from infd.runner.arenas.arena import zeros
 from infd.runner.staging import staging as usual
 
@@ -139,7 +140,7 @@ class Rows:
         self.vocab_size = vocab_size
         self.device = device
         self.scratch = rows
-        pages = max((-(-max_len // size) for size in page_tokens), default=0)
+        pages = max((ceil_div(max_len, size) for size in page_tokens), default=0)
         self.tokens = zeros((rows + 1, max_len), torch.int32, device)
         self.length = torch.ones(rows + 1, dtype=torch.int64, device=device)
         self.tables = torch.zeros((rows + 1, len(page_tokens), pages), dtype=torch.int32, device=device)
@@ -263,7 +264,7 @@ def _words(words: Sequence[Sequence[int]], vocab_size: int) -> Words:
 def _bitmask(tokens: Sequence[int], vocab_size: int) -> Array:
     ids = np.array(tokens, dtype=np.int64)
     _check_known(ids, vocab_size, "allowed_token_ids")
-    allowed = np.zeros(-(-vocab_size // 32) * 32, dtype=bool)
+    allowed = np.zeros(round_up(vocab_size, 32), dtype=bool)
     allowed[ids] = True
     return np.packbits(allowed, bitorder="little").view("<i4")
 

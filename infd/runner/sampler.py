@@ -13,6 +13,7 @@ import torch
 from msgspec import Struct
 
 from infd.kernels.families.draw import Drawing, History
+from infd.rounding import ceil_div
 from infd.runner.rows import Float, Integer, Stage
 from infd.runner.sampling import bias, floor, scores, words
 
@@ -200,7 +201,7 @@ class Sampler:
         """Narrow a bitmask (None: all ones) by allowed_token_ids of the rows `limited`."""
         if not limited.size:
             return allowed
-        merged = np.full((len(at.row_ids), -(-self._rows.vocab_size // 32)), -1, dtype=np.int32)
+        merged = np.full((len(at.row_ids), ceil_div(self._rows.vocab_size, 32)), -1, dtype=np.int32)
         if allowed is not None:
             merged[:] = allowed
         merged[limited] &= np.stack([params.allowed for params in self._params(at, limited)])

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import torch
 
+from infd.rounding import round_up
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -73,7 +75,7 @@ class Part:
         self._bytes: Array = memory.numpy()
 
     def _take(self, size: int) -> slice:
-        first = -(-self._used // ALIGNMENT) * ALIGNMENT
+        first = round_up(self._used, ALIGNMENT)
         if first + size > len(self._bytes):
             self._outgrown.append(self._memory)
             self._lie_in(self._pin(max(2 * len(self._bytes), size)))

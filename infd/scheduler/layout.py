@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from infd.rounding import ceil_div
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,7 +33,7 @@ class PageGroup(Struct, frozen=True, kw_only=True):
 
     def pages_needed(self, computed: int, planned: int) -> range:
         """Return the page indices that must exist while tokens [computed, planned) are computed."""
-        return range(self.pages_droppable(computed), -(-planned // self.page_tokens))
+        return range(self.pages_droppable(computed), ceil_div(planned, self.page_tokens))
 
     def pages_droppable(self, computed: int) -> int:
         """Return how many leading pages no query at position `computed` or later can see."""
@@ -101,11 +103,11 @@ class CacheLayout(Struct, frozen=True):
 
     @staticmethod
     def _peak(group: PageGroup, tokens: int, step_tokens: int) -> int:
-        every = -(-tokens // group.page_tokens)
+        every = ceil_div(tokens, group.page_tokens)
         if group.window is None:
             return every
         # Behind the window, the window itself and one chunk, each possibly cut by a page edge.
-        return min(every, -(-(group.window + step_tokens) // group.page_tokens) + 1)
+        return min(every, ceil_div(group.window + step_tokens, group.page_tokens) + 1)
 
 
 class Capacity(Struct, frozen=True, kw_only=True):

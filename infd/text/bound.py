@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from infd.rounding import ceil_div
 from infd.text.pieces import BytePieces, TextPieces
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Bound(Struct, frozen=True):
         size = len(text)
         if self.strips:
             size -= sum(text.count(space) for space in _SPACES)
-        return -(-size // self.longest)
+        return ceil_div(size, self.longest)
 
 
 def bound(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces | None) -> Bound | None:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from infd.errors import CheckpointError
+from infd.rounding import ceil_div
 from infd.untrusted import Root, open_regular, read
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class TensorFile:
         expected = prod(entry.shape) * bits
         if (end - begin) * 8 != expected:
             raise CheckpointError(
-                f"{self.path}: {name}: {entry.dtype} {entry.shape} takes {-(-expected // 8)} bytes,"
+                f"{self.path}: {name}: {entry.dtype} {entry.shape} takes {ceil_div(expected, 8)} bytes,"
                 f" its offsets [{begin}, {end}] hold {end - begin}"
             )
         return StoredTensor(name, entry.dtype, tuple(entry.shape), first + begin, end - begin, self)

@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from infd.errors import CheckpointError
+from infd.rounding import round_up
 from infd.weights.formats.plain import DTYPES, PlainReader
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ Places = dict[str, _Place]
 
 def required_bytes(model: Loadable) -> int:
     """Return how large an arena must be to hold every parameter."""
-    return sum(-(-_bytes(parameter) // ALIGNMENT) * ALIGNMENT for parameter in model.parameters)
+    return sum(round_up(_bytes(parameter), ALIGNMENT) for parameter in model.parameters)
 
 
 def load(

@@ -13,6 +13,7 @@ import torch
 
 from infd.kernels.cpu.library import INT, POINTER, Library
 from infd.kernels.cpu.product import Product, product
+from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,7 @@ class Panels:
         assert activations in kernels.multiply
         self._kernels = kernels
         self._outputs, self._inputs, self._activations = outputs, inputs, activations
-        self.shape = (-(-outputs // PANEL), *panel)
+        self.shape = (ceil_div(outputs, PANEL), *panel)
         self.dtype = dtype
         self.least_rows = 1
 
@@ -114,7 +115,7 @@ class Matrices:
         self._kernels = Kernels("bf16", HALF, library)
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
-        return Panels(self._kernels, outputs, inputs, (-(-inputs // 2), PANEL, 2), torch.bfloat16, dtype)
+        return Panels(self._kernels, outputs, inputs, (ceil_div(inputs, 2), PANEL, 2), torch.bfloat16, dtype)
 
 
 class Int8:
@@ -128,7 +129,7 @@ class Int8:
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
         assert inputs <= self.MOST_INPUTS
-        return Panels(self._kernels, outputs, inputs, (self.HEADER + -(-inputs // 4), PANEL), activations=dtype)
+        return Panels(self._kernels, outputs, inputs, (self.HEADER + ceil_div(inputs, 4), PANEL), activations=dtype)
 
 
 class Int4:
@@ -141,4 +142,4 @@ class Int4:
         self._kernels = Kernels("int4", tuple(FLOATS), library)
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Panels:
-        return Panels(self._kernels, outputs, inputs, (-(-inputs // self.GROUP), self.STEP), activations=dtype)
+        return Panels(self._kernels, outputs, inputs, (ceil_div(inputs, self.GROUP), self.STEP), activations=dtype)

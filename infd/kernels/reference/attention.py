@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from infd.kernels.families.attention import FLOAT8
 from infd.kernels.reference import int8
+from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -268,11 +269,11 @@ def _long(batch: AttentionBatch, span: int) -> _Long:
 
 def _page_bound(batch: AttentionBatch, span: int) -> int:
     """Return an upper bound of the number of pages that the span's queries see."""
-    every = -(-(batch.starts[span] + batch.counts[span]) // batch.page_tokens)
+    every = ceil_div(batch.starts[span] + batch.counts[span], batch.page_tokens)
     if batch.window is None:
         return every
     # The first visible key may be in the middle of a page.
-    return min(every, -(-(batch.window + batch.counts[span] - 1) // batch.page_tokens) + 1)
+    return min(every, ceil_div(batch.window + batch.counts[span] - 1, batch.page_tokens) + 1)
 
 
 def _key_run(batch: AttentionBatch, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from infd.kernels.families.matrices import LEAST_ROWS
 from infd.kernels.reference import int8
+from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +51,7 @@ class Rows(Struct, frozen=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.outputs, -(-self.inputs // GROUP), SCALE + GROUP // 2)
+        return (self.outputs, ceil_div(self.inputs, GROUP), SCALE + GROUP // 2)
 
     def rows(self, kept: Tensor, first: int, count: int) -> None:
         """Return None: quantized rows differ from the checkpoint's."""

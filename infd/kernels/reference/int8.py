@@ -14,6 +14,7 @@ from msgspec import Struct
 from torch.nn import functional as F
 
 from infd.kernels.families.matrices import LEAST_ROWS
+from infd.rounding import round_up
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def row_bytes(size: int) -> int:
     """Return the bytes of a cached row of `size` numbers: the scale, then the numbers, padded to 4 bytes."""
-    return SCALE + -(-size // 4) * 4
+    return SCALE + round_up(size, 4)
 
 
 def pack(rows: Tensor) -> Tensor:

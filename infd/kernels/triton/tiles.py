@@ -15,6 +15,7 @@ import torch
 import triton
 
 from infd.kernels.triton.blocks import LEAST, Blocks, Tiling, fitting
+from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,8 +130,8 @@ def _cut(
         for first in range(0, batch.counts[span], most)
     ]
     keys = [_bound(batch, span, first, queries) for span, _, first, queries in whole]
-    share = max(least_keys, -(-sum(keys) * shape.kv_heads // room))
-    parts = [-(-count // share) for count in keys]
+    share = max(least_keys, ceil_div(sum(keys) * shape.kv_heads, room))
+    parts = [ceil_div(count, share) for count in keys]
     end = batch.offsets[-1]
     whole += [(0, end + first, 0, min(most, padding - first)) for first in range(0, padding, most)]
     parts += [0] * (len(whole) - len(parts))

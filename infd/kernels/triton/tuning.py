@@ -18,6 +18,7 @@ from infd.kernels.families.attention import FLOAT8, AttentionBatch, KeyValuePage
 from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.blocks import Blocks, Tiling, fitting
 from infd.kernels.triton.tilings import Tilings, called
+from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -130,7 +131,7 @@ class Measured:
         """timer: returns the seconds that a call takes, calling it several times. few, many: spans of steps."""
         self._gpu, self._timer = gpu, timer
         held = FLOAT8 if shape.narrow else shape.dtype
-        pages = max(sum(-(-(start + count) // PAGE) for start, count in spans) for spans in (*few, *many)) + 1
+        pages = max(sum(ceil_div(start + count, PAGE) for start, count in spans) for spans in (*few, *many)) + 1
 
         def drawn(*sizes: int) -> Tensor:
             return torch.randn(sizes, device=device).to(shape.dtype)
@@ -185,7 +186,7 @@ class _Always(Tilings):
 
 def _batch(spans: Sequence[tuple[int, int]], device: torch.device) -> AttentionBatch:
     """Return a step whose sequences hold consecutive pages."""
-    held = [-(-(start + count) // PAGE) for start, count in spans]
+    held = [ceil_div(start + count, PAGE) for start, count in spans]
     table = torch.zeros(len(spans), max(held), dtype=torch.int32)
     offsets, slots, page = [0], [], 1
     for row, ((start, count), pages) in enumerate(zip(spans, held, strict=True)):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from infd.kernels.recipe import AttentionRecipe
 from infd.models.layers.linear import Linear
+from infd.rounding import ceil_div
 from infd.scheduler.layout import PageGroup
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def page_groups(windows: Sequence[int | None], page_tokens: int) -> tuple[PageGr
     for layer, window in enumerate(windows):
         layers_of.setdefault(window, []).append(layer)
     full = layers_of.get(None)
-    size = max(len(full), -(-len(windows) // MOST_GROUPS)) if full else len(windows)
+    size = max(len(full), ceil_div(len(windows), MOST_GROUPS)) if full else len(windows)
     return tuple(
         PageGroup(layers=tuple(layers[first : first + size]), page_tokens=page_tokens, window=window)
         for window, layers in sorted(layers_of.items(), key=lambda item: (item[0] is not None, item[0] or 0))

@@ -16,6 +16,7 @@ import torch
 
 from infd.errors import OutOfMemory
 from infd.memory import trim
+from infd.rounding import round_up
 from infd.runner.arenas.host import LARGE_PAGE, MADV_COLLAPSE, Mapping, available_bytes
 from infd.weights.load import ALIGNMENT
 
@@ -70,7 +71,7 @@ class Arena:
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return the next `shape` elements, aligned to 64 bytes. Raises OutOfMemory when the arena is full."""
-        start = -(-self.used // ALIGNMENT) * ALIGNMENT
+        start = round_up(self.used, ALIGNMENT)
         end = start + prod(shape) * dtype.itemsize
         if end > self.size:
             raise OutOfMemory(f"the arena for {self.purpose} holds {self.size:,} bytes; {end:,} are needed")

@@ -16,6 +16,8 @@ from threading import Condition, Event, Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from infd.rounding import round_up
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -49,7 +51,7 @@ class Mapping:
 
     def release(self, start: int = 0) -> None:
         """Give back what is behind the addresses from the page on that begins at or behind `start`."""
-        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        first = round_up(start, mmap.PAGESIZE)
         if first < self.size:
             self.map.madvise(mmap.MADV_DONTNEED, first)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from infd.errors import InfdError, OutOfMemory
+from infd.rounding import round_up
 from infd.runner.arenas.arena import Anonymous, Arena, HostBank
 from infd.runner.arenas.dlpack import tensor_at
 from infd.runner.arenas.driver import Refused, find
@@ -88,7 +89,7 @@ class Addresses:
         self._access.flags = names.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         least = names.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self._grain = int(driver("cuMemGetAllocationGranularity", self._kind, least))
-        self.size = max(1, -(-size // self._grain)) * self._grain
+        self.size = round_up(max(1, size), self._grain)
         self.first = int(driver("cuMemAddressReserve", self.size, 0, 0, 0))
         self._whole = False
         self._memory = _Backing(driver, self.first)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from infd.errors import OutOfMemory
+from infd.rounding import ceil_div
 from infd.runner.faults import lacks_memory, let_go
 from infd.runner.graphs import sizes
 from infd.runner.start.cache_size import Room
@@ -123,7 +124,7 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
     """Run a step of so many tokens, or of as many as there are rows for; return None where it does not fit."""
     layout, rows, longest = runners.layout, runners.rows, runners.setup.max_len
     length = min(longest - 1, tokens)
-    prompts = -(-tokens // length) * sum(-(-length // group.page_tokens) for group in layout.groups)
+    prompts = ceil_div(tokens, length) * sum(ceil_div(length, group.page_tokens) for group in layout.groups)
     pages = max(prompts, rows * len(layout.groups))
     cache = None
     try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from msgspec import Meta, Struct
 
 from infd.request import Generate, SamplingParams, Score
+from infd.rounding import ceil_div
 from infd.scheduler.plan import Join, Span, StepPlan
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Trial:
         """Return how many tokens one plan can hold."""
         if not self._groups:
             return self._rows * self._length
-        held = sum(-(-self._length // group.page_tokens) for group in self._groups)
+        held = sum(ceil_div(self._length, group.page_tokens) for group in self._groups)
         whole = min(self._rows, self._pages // held)
         return whole * self._length if whole else self._alone()
 
@@ -135,7 +136,7 @@ class Trial:
         """Return the join of a sequence that holds pages from `page` on, and the next page that is free."""
         tables = []
         for group in self._groups:
-            held = -(-tokens // group.page_tokens)
+            held = ceil_div(tokens, group.page_tokens)
             tables.append(list(range(page, page + held)))
             page += held
         return Join(row, [0] * tokens, tokens, wants, tables, 0), page

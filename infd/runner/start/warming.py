@@ -23,6 +23,7 @@ from infd.kernels.select import CACHED, insisting, lacks_nothing
 from infd.kernels.triton import presence
 from infd.kernels.triton.presence import FLOAT8
 from infd.request import Adapter
+from infd.rounding import ceil_div
 from infd.runner.arenas import host
 from infd.runner.arenas.arena import Arena
 from infd.runner.pulse import Pulse
@@ -157,7 +158,7 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
             parameter.tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=NOWHERE)
         runners = Runners(config, setup, Unstored(), Pulse())
         layout, targets = runners.layout, setup.model.targets
-        pages = len(layout.groups) * -(-max(LENGTHS) // config.cache.page_tokens)
+        pages = len(layout.groups) * ceil_div(max(LENGTHS), config.cache.page_tokens)
         trial = Trial(layout, pages=pages, rows=runners.rows, max_model_len=setup.max_len)
         for graphs in (None, Launched()) if config.device.graphs else (None,):
             runner, _ = runners.build(pages, setup.max_len, graphs=graphs)

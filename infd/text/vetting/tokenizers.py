@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
+from infd.rounding import ceil_div
 from infd.text.vetting.regexes import is_linear
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _growth(steps: list[dict[str, Any]]) -> int:
     for step in steps:
         match step:
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
-                growth *= max(1, -(-len(new) // max(1, len(old))))
+                growth *= max(1, ceil_div(len(new), max(1, len(old))))
             case {"type": "Replace", "content": str(new)}:
                 growth *= 1 + len(new)
             case {"type": "Precompiled"}:

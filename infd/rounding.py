@@ -1,0 +1,11 @@
+"""Division of whole numbers that rounds up."""
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """Return how many parts of `divisor` hold `number`."""
+    return -(-number // divisor)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `number`."""
+    return -(-number // multiple) * multiple
