@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from infd.admin.ctl.client import AdminClient
-from infd.admin.protocol import Dump, LoraChanged, Moved, Status
+from infd.admin.protocol import Dump, LoraChanged, Status, TransitionResult
 from tests.e2e.clients import FULL, descriptors, idle_status, resident_kib, scaled, vanish
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ class Operators:
         for mode, level in cycle(product(("keep", "wait", "abort"), (1, 2))):
             if not self._busy():
                 return
-            assert (await self._do("sleep", Moved, mode=mode, level=level)).state == "sleeping"
-            assert (await self._do("wake", Moved)).state == "ready"
+            assert (await self._do("sleep", TransitionResult, mode=mode, level=level)).state == "sleeping"
+            assert (await self._do("wake", TransitionResult)).state == "ready"
             await self._some_steps(300)
 
     async def change_adapters(self, chance: random.Random) -> None:

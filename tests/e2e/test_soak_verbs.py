@@ -17,7 +17,7 @@ import pytest
 
 from infd import embedded
 from infd.admin.ctl.client import AdminClient, Refused, WrongState
-from infd.admin.protocol import Aborted, Dump, LoraChanged, Loras, Moved, PrefixCacheReset, Requests, Status
+from infd.admin.protocol import Aborted, Dump, LoraChanged, Loras, PrefixCacheReset, Requests, Status, TransitionResult
 from tests.e2e.clients import FULL, descriptors, idle_status, resident_kib
 from tests.e2e.process import PATIENCE_S
 
@@ -126,7 +126,7 @@ class Race:
 
     async def _move(self, verb: str, **asked: Any) -> None:
         wait_s = self._chance.choice([None, None, 0.0, 0.02])
-        await self._do(verb, Moved, wait_s=wait_s, **asked)
+        await self._do(verb, TransitionResult, wait_s=wait_s, **asked)
 
     async def _pause(self) -> None:
         new = self._chance.choice(["hold", "hold", "reject"])
@@ -158,8 +158,8 @@ class Race:
         return self.outcomes["length"] + self.outcomes["stop"]
 
     async def _weights(self) -> None:
-        await self._do("pause", Moved, mode="keep")
-        await self._do("load-weights", Moved, path=str(embedded.path()))
+        await self._do("pause", TransitionResult, mode="keep")
+        await self._do("load-weights", TransitionResult, path=str(embedded.path()))
 
     async def _forget(self) -> None:
         await self._do("reset-prefix-cache", PrefixCacheReset, running=self._chance.random() < 0.5)
@@ -188,7 +188,7 @@ class Race:
             for _ in range(6):
                 clients.create_task(self.client())
             await asyncio.gather(*(self.operator() for _ in range(3)))
-            await self._do("resume", Moved)
+            await self._do("resume", TransitionResult)
         for name in MODELS[1:]:
             await self._do("loras/unload", LoraChanged, name=name, wait_s=None)
 
