@@ -43,7 +43,7 @@ class TorchStep:
 class TorchCalls(NullExecutor):
     """The null device's answers, each step after CALLS calls on a thread."""
 
-    def __init__(self, config: Config, sizes: Callable[[], components.Sizes], beside: Callable[[], Path]) -> None:
+    def __init__(self, config: Config, sizes: Callable[[], components.NullSizes], beside: Callable[[], Path]) -> None:
         super().__init__(config, sizes, beside)
         self._queue: SimpleQueue[NullStep | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -79,7 +79,7 @@ def _executor(
     config: Config, environment: Mapping[str, str], directory: Future[Path], progress: Callable[[int, int], None]
 ) -> TorchCalls:
     return TorchCalls(
-        config, lambda: components.Sizes.read(directory.result()), lambda: directory.result().absolute().parent
+        config, lambda: components.NullSizes.read(directory.result()), lambda: directory.result().absolute().parent
     )
 
 

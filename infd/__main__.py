@@ -1,4 +1,4 @@
-"""`python -m infd`: the same as `infd`."""
+"""`python -m infd` runs `infd`."""
 
 from infd.cli import main
 

@@ -1,8 +1,8 @@
-"""Where an adapter lies, and which directories an operator's request may reach.
+"""Locate an adapter's files, and confine those that operators name to one directory.
 
-An adapter is a directory with two files, as PEFT saves it. What the settings
-name may lie anywhere; what is asked for later lies beneath one root, with all
-links followed, or it is not opened.
+An adapter is a directory with two files, as PEFT saves it. Adapters named in the
+settings may be anywhere; those named by `infdctl load-lora` must be beneath
+lora.root after following all links.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PICKLE = "adapter_model.bin"
 
 
 class AdapterFiles(Struct, frozen=True):
-    """The two files, with links followed. `path` is the directory as it was named."""
+    """An adapter's two files, links followed. `path` is the directory as given."""
 
     path: str
     config: Path
     tensors: Path
 
     def stamp(self) -> tuple[tuple[int, ...], ...]:
-        """Return numbers that differ once a file has changed. Raises CheckpointError where one is gone."""
+        """Return device, inode, size and modification time of both files. Raises CheckpointError if one is missing."""
         try:
             found = [file.stat() for file in (self.config, self.tensors)]
         except OSError as error:
@@ -39,9 +39,9 @@ class AdapterFiles(Struct, frozen=True):
 
 
 def locate(path: str, root: str | None = None) -> AdapterFiles:
-    """Find an adapter's files.
+    """Return the files of the adapter in directory `path`.
 
-    root  the directory that must hold them, in which a relative `path` begins; None: they may lie anywhere
+    root  directory that must contain the files, and to which `path` may be relative; None: any directory
 
     Raises CheckpointError.
     """
@@ -57,5 +57,5 @@ def locate(path: str, root: str | None = None) -> AdapterFiles:
 
 
 def found(directory: Path) -> list[Path]:
-    """Return the adapters that lie side by side in a directory; none where there is no such directory."""
+    """Return the adapter directories directly beneath `directory`, sorted; empty if it does not exist."""
     return sorted(path.parent for path in directory.glob(f"*/{CONFIG}"))

@@ -1,6 +1,7 @@
-"""Match an adapter's tensors with what the model lets adapters change: nothing unknown, nothing left over.
+"""Match an adapter's tensors to the model's adaptable modules.
 
-All of it is decided from the headers, before a number is read.
+Unknown, unpaired and misshapen tensors are found from the file's header, before
+weights are read, and reported in one error.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 PROBLEMS_SHOWN = 10
 PREFIX = "base_model.model."
-# Where decoders stand in checkpoints, the longest first: the same module has another prefix in another version.
+# Prefixes of the decoder's modules, longest first: they differ between versions of transformers.
 ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.", "")
-# How PEFT ends the names of the two factors, for products and for tables; and of the frozen original beside them.
+# PEFT's name suffixes of factors A and B, for matrices and for embeddings; and of the frozen base weight.
 FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 ORIGINAL = ".base_layer.weight"
 _WHOLE = "a whole tensor (modules_to_save, or a larger vocabulary), where infd adds products of low rank only"
@@ -39,7 +40,12 @@ _REFUSED = {
 
 
 class Target(Protocol):
-    """A product or a table of the model; see models/parameter.py."""
+    """An adaptable matrix or embedding table of the model; see models/parameter.py.
+
+    modules  checkpoint modules fused in it, with their numbers of outputs
+    inputs   of the matrix; rows of the table
+    table    whether it is an embedding table
+    """
 
     @property
     def modules(self) -> Mapping[str, int]: ...
@@ -50,7 +56,11 @@ class Target(Protocol):
 
 
 class Change(Struct, frozen=True):
-    """What an adapter adds to one module: its two factors as stored, and where the module's outputs begin."""
+    """An adapter's low-rank update of one module: W + scale * b @ a.
+
+    a, b    stored factors, [rank, inputs] and [outputs, rank]
+    output  first output of the module in its target
+    """
 
     module: str
     a: StoredTensor
@@ -67,7 +77,7 @@ class _Place(Struct, frozen=True):
 
 
 def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> dict[Target, list[Change]]:
-    """Return what the adapter changes, by target, in the model's order. Raises CheckpointError, naming all faults."""
+    """Return the adapter's changes by target, in the model's order. Raises CheckpointError, naming all faults."""
     places: dict[str, _Place] = {}
     for target in targets:
         output = 0
@@ -101,7 +111,7 @@ def fit(config: PeftConfig, file: TensorFile, targets: Sequence[Target]) -> dict
 def _pairs(
     stored: Mapping[str, StoredTensor], places: Mapping[str, _Place], problems: list[str]
 ) -> Iterator[tuple[str, StoredTensor, StoredTensor]]:
-    """Yield each module's name and factors; tell of every tensor that is not one of them."""
+    """Yield (module, A, B) for each module; append a problem for every other tensor."""
     for name, tensor in stored.items():
         inner = name.removeprefix(PREFIX)
         module, first, second = _split(inner)
@@ -121,7 +131,7 @@ def _pairs(
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """Return a factor's module, how its own name ends, and how the other factor's does; empty where it is none."""
+    """Return a factor's module, its suffix and the other factor's suffix; empty strings if `name` is no factor."""
     for a, b in FACTORS:
         for ending, other in ((a, b), (b, a)):
             if name.endswith(ending):
@@ -130,7 +140,7 @@ def _split(name: str) -> tuple[str, str, str]:
 
 
 def _is_original(name: str, tensor: StoredTensor, places: Mapping[str, _Place]) -> bool:
-    """Say whether a tensor is the base model's own, which PEFT saves beside an adapted embedding."""
+    """Return whether a tensor is the base embedding, which PEFT saves beside an adapted embedding."""
     place = places.get(_bare(name.removesuffix(ORIGINAL)))
     if not name.endswith(ORIGINAL) or place is None:
         return False
@@ -164,5 +174,5 @@ def _faults(config: PeftConfig, module: str, a: StoredTensor, b: StoredTensor, p
 
 
 def _bare(module: str) -> str:
-    """Return a module's name without what depends on how the model was saved."""
+    """Return a module's name without the prefix, which depends on the version that saved the model."""
     return module.removeprefix(next(root for root in ROOTS if module.startswith(root)))

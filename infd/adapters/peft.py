@@ -1,8 +1,8 @@
-"""What an adapter_config.json of PEFT says, and which of it infd can do.
+"""Read PEFT's adapter_config.json, and refuse features that infd does not compute.
 
-Whatever would change the result and is not computed here is refused by name.
-Which modules an adapter changes is told by the tensors beside it; a pattern that
-the file would have us run is never run.
+A field that would change the result is refused by name. The tensors decide which
+modules an adapter changes: regular expressions in `target_modules` are never
+run, and in patterns they are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_RANK = 256
 CONFIG_BYTES = 2**20
 
-# By name: the values under which a field changes nothing.
+# Values with which a field has no effect.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "bias": (None, "none"),
@@ -45,7 +45,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "monteclora_config": (None,),
     }
 )
-# Ways to begin that leave the base model's weights as they are; others subtract what the adapter begins with.
+# Initializations that keep the base weights; others subtract the initial adapter from them.
 _INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
 _NAME = re.compile(r"\^?[\w.\\]+")
 
@@ -54,9 +54,9 @@ Rank = Annotated[int, Meta(ge=1)]
 
 
 class PeftConfig(Struct):
-    """The fields that decide what is computed.
+    """The fields that determine ranks, scales and modules.
 
-    r, lora_alpha  unless a pattern names another number for a module
+    r, lora_alpha  defaults for modules that no pattern names
     """
 
     peft_type: str
@@ -70,18 +70,20 @@ class PeftConfig(Struct):
 
     @classmethod
     def read(cls, path: Path) -> PeftConfig:
-        """Raise CheckpointError for what cannot be read or done."""
+        """Read the file at `path`. Raises CheckpointError if it is malformed or uses unsupported features."""
         try:
-            said: dict[str, Any] = msgspec.json.decode(read(path, CONFIG_BYTES), type=dict[str, Any])
-            config = msgspec.convert(said, cls)
+            document: dict[str, Any] = msgspec.json.decode(read(path, CONFIG_BYTES), type=dict[str, Any])
+            config = msgspec.convert(document, cls)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CheckpointError(f"{path}: malformed: {error}") from error
         if config.peft_type != "LORA":
             raise CheckpointError(f"{path}: peft_type is {config.peft_type!r}; infd computes LORA")
         for name, neutral in _NEUTRAL.items():
-            if said.get(name) not in neutral:
-                raise CheckpointError(f"{path}: {name} is {_brief(said[name])}; infd computes plain LoRA without it")
-        initial = said.get("init_lora_weights")
+            if document.get(name) not in neutral:
+                raise CheckpointError(
+                    f"{path}: {name} is {_brief(document[name])}; infd computes plain LoRA without it"
+                )
+        initial = document.get("init_lora_weights")
         if initial not in _INITIAL:
             raise CheckpointError(
                 f"{path}: init_lora_weights is {_brief(initial)}: such an adapter belongs to changed base weights;"
@@ -99,20 +101,20 @@ class PeftConfig(Struct):
         return config
 
     def rank(self, module: str) -> int:
-        """Return the rank that the config gives a module of the base model."""
+        """Return the configured rank of a module of the base model."""
         return _of(self.rank_pattern, module, self.r)
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor of a module's product."""
+        """Return the scale of a module's low-rank update."""
         return _of(self.alpha_pattern, module, self.lora_alpha) / (sqrt(rank) if self.use_rslora else rank)
 
     def targets(self, module: str) -> bool:
-        """Say whether the config means this module; a pattern means whatever the file holds."""
+        """Return whether target_modules lists `module`; true if it is a regular expression, which is not run."""
         names = self.target_modules
         return not isinstance(names, list) or any(_names(name, module) for name in names)
 
     def unmet(self, modules: Iterable[str]) -> list[str]:
-        """Return the listed target modules that none of these is."""
+        """Return the listed target modules that match none of `modules`."""
         names, held = self.target_modules, list(modules)
         if not isinstance(names, list):
             return []
@@ -120,12 +122,12 @@ class PeftConfig(Struct):
 
 
 def _of(pattern: Mapping[str, N] | None, module: str, otherwise: N) -> N:
-    """Return the value of the first entry that names the module."""
+    """Return the value of the first pattern that names `module`, else `otherwise`."""
     return next((value for key, value in (pattern or {}).items() if _names(key, module)), otherwise)
 
 
 def _names(key: str, module: str) -> bool:
-    """Say whether a name, or the end of one, is this module's. `^` asks for all of it; an escaped dot is a dot."""
+    """Return whether `key` is `module` or a suffix after a dot; with a leading `^` only if it is `module`."""
     name = key.replace("\\.", ".")
     return module == name.removeprefix("^") or (not name.startswith("^") and module.endswith("." + name))
 

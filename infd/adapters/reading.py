@@ -1,6 +1,6 @@
-"""Read an adapter into memory of the host, ready to be used: its scale in B, its parts side by side.
+"""Read an adapter into host memory, ready to compute: scale multiplied into B, fused modules' A stacked.
 
-Everything is checked before memory is taken. Runs on any thread.
+Files are checked before memory is allocated. Runs on any thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class HostWeights(Struct, frozen=True, eq=False, weakref=True):
-    """An adapter in memory of the host."""
+    """An adapter's weights in host memory."""
 
     facts: AdapterFacts
     low: Mapping[Target, LowRank]
@@ -42,19 +42,19 @@ class AdapterReader:
     """Reads adapters for one model."""
 
     def __init__(self, targets: Sequence[Target], dtype: torch.dtype, arena: Callable[[int], Arena]) -> None:
-        """Give each adapter's numbers the type `dtype` and an arena of its own."""
+        """`dtype` is the weights' type in memory; `arena` allocates an arena of so many bytes for one adapter."""
         self._targets = targets
         self._dtype = dtype
         self._arena = arena
 
     def read(self, path: str, root: str | None, room: int) -> HostWeights:
-        """Return the adapter in a directory.
+        """Read the adapter in directory `path`.
 
-        root  what must hold it, see files.locate
-        room  the bytes it may take
+        root  directory that must contain it, see files.locate
+        room  most bytes of host memory it may take
 
-        Raises CheckpointError for one that infd cannot compute, that does not fit the model, or whose numbers are not
-        finite; AdapterTooLarge.
+        Raises CheckpointError if infd cannot compute the adapter, it does not match the model, or its weights are not
+        finite; AdapterTooLarge if it exceeds `room`.
         """
         if not self._targets:
             raise CheckpointError(
@@ -77,7 +77,7 @@ class AdapterReader:
         stamp: tuple[tuple[int, ...], ...],
     ) -> HostWeights:
         shapes = [shape for each in changes.values() for change in each for shape in (change.a.shape, change.b.shape)]
-        # Stacked factors are aligned once, so this is a bound.
+        # An upper bound: stacked factors are aligned once, not each.
         size = sum(prod(shape) * self._dtype.itemsize + ALIGNMENT for shape in shapes)
         if size > room:
             raise AdapterTooLarge(size, room)
@@ -91,7 +91,7 @@ class AdapterReader:
         a = arena.take((target.inputs, ranks) if target.table else (ranks, target.inputs), self._dtype)
         parts, rank = [], 0
         for change in changes:
-            if target.table:  # stored as [rank, rows], which would make each look-up a walk over all of it
+            if target.table:  # stored as [rank, rows]; transposed so that a look-up reads one contiguous row
                 whole = torch.empty(change.a.shape, dtype=torch.float32)
                 reader.read(change.a, whole)
                 a[:, rank : rank + change.rank].copy_(whole.T)
@@ -114,7 +114,7 @@ class AdapterReader:
 
 
 def _finite(held: Tensor) -> bool:
-    """Say whether all numbers are finite. A NaN is its own extreme; isfinite().all() takes thirty times as long."""
+    """Return whether all values are finite. NaN propagates through aminmax, 30 times faster than isfinite().all()."""
     return all(bool(extreme.isfinite()) for extreme in held.aminmax())
 
 

@@ -1,11 +1,10 @@
-"""Which adapters are served under which names, and how long each one's weights are kept.
+"""The registry of loaded adapters: names, generations, host memory.
 
-A name stands for what was read when it was loaded; reading it again in place is
-another generation, and requests keep the one they began with. Weights that
-nobody uses may leave memory for others, and are read again when they are asked
-for; if their files have changed by then, that is said rather than served. Who
-asks for one that does not fit beside those in use waits until enough of them
-are not, and is passed only so often by others who ask for those.
+Each load of a name is a new generation; a request keeps the generation it
+started with. Weights of unused adapters may be evicted from host memory, and are
+read again for the next request; a request fails if the files changed since the
+load. A request whose adapter does not fit beside the adapters in use waits for
+memory; at most `patience` later requests for adapters in memory pass it.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
     Read = Callable[[Adapter, str | None, int], Awaitable[AdapterFacts]]
 
 LONGEST_NAME = 128
-# Clients put a name into paths, where some resolve dots before they ask.
+# Names appear in URL paths, where some clients resolve dot segments.
 _NAME = re.compile(r"[A-Za-z0-9][\w.:-]*(/(?!\.\.?(/|\Z))[\w.:-]+)*", re.ASCII)
 
 
 class AdapterRow(Struct, kw_only=True):
-    """What operators see of an adapter. `state`: ready; stored, its weights not in memory; leaving."""
+    """An adapter in `infdctl loras`. `state`: ready, stored (weights evicted) or leaving (unloaded, in use)."""
 
     name: str
     state: str
@@ -46,15 +45,15 @@ class AdapterRow(Struct, kw_only=True):
 
 
 class _Entry:
-    """One generation of a name."""
+    """One generation of an adapter."""
 
     def __init__(self, adapter: Adapter, facts: AdapterFacts, root: str | None) -> None:
         self.adapter = adapter
         self.name, self.generation, self.path, self.root = adapter.name, adapter.generation, adapter.path, root
         self.base, self.rank, self.bytes, self.stamp = facts.base, facts.rank, facts.bytes, facts.stamp
-        self.stored = False  # the executor no longer holds its weights
-        self.pins = 0  # sequences that use it, and requests about to
-        self.leaving = False
+        self.stored = False  # weights are evicted
+        self.pins = 0  # choices and preparing requests that use the adapter
+        self.leaving = False  # unloaded or replaced
 
     def row(self) -> AdapterRow:
         state = "leaving" if self.leaving else "stored" if self.stored else "ready"
@@ -73,42 +72,43 @@ class _Entry:
 class Adapters:
     """The adapters of one engine, by name.
 
-    read    reads an adapter, below a root, of at most so many bytes: Executor.read_adapter
-    forget  called with each adapter that nobody uses or will use any more
-    gone    called with each name once nothing is left of what it stood for
-    events  told of what changes
+    read     reads an adapter beneath a root, of at most so many bytes; Executor.read_adapter
+    forget   called with each adapter whose weights are evicted or freed
+    freed    called with each name once no request uses an unloaded adapter of this name
+    events   records loads, evictions and unloads
     """
 
     def __init__(
         self,
         read: Read,
         forget: Callable[[Adapter], None],
-        gone: Callable[[str], None],
+        freed: Callable[[str], None],
         events: Events,
         *,
         host_bytes: int,
         patience: int = 64,
-        taken: tuple[str, ...] = (),
+        reserved: tuple[str, ...] = (),
     ) -> None:
-        """Serve none yet.
+        """Start without adapters.
 
-        patience  requests for adapters in memory that may pass one that waits for room
-        taken     names that are the model's own
+        host_bytes  most host memory for adapters' weights
+        patience    requests for adapters in memory that may pass a request waiting for memory
+        reserved    served names of the model, refused for adapters
         """
         self._read = read
         self._forget = forget
-        self._gone = gone
+        self._freed = freed
         self._events = events
         self.host_bytes = host_bytes
-        self._taken = taken
+        self._reserved = reserved
         self._entries: dict[str, _Entry] = {}
-        self._by_adapter: dict[Adapter, _Entry] = {}  # in memory; the one used longest ago first
+        self._by_adapter: dict[Adapter, _Entry] = {}  # adapters in memory, least recently used first
         self._generations = 0
         self._reading = asyncio.Lock()
-        self._turn = asyncio.Lock()  # of the requests whose adapter is not in memory, in the order in which they came
+        self._turn = asyncio.Lock()  # requests whose adapter is not in memory, in order of arrival
         self._patience = patience
-        self._passed = 0  # requests that have passed the one whose turn it is
-        self._news = asyncio.Event()  # somebody has let go of an adapter, or a name stands for something else
+        self._passed = 0  # requests that passed the request holding _turn
+        self._changed = asyncio.Event()  # an adapter was released, evicted, loaded, replaced or unloaded
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -121,30 +121,31 @@ class Adapters:
 
     @property
     def bytes(self) -> int:
-        """Return what the weights of all adapters take of the host's memory."""
+        """Return the host memory of all adapters' weights."""
         return sum(entry.bytes for entry in self._by_adapter.values())
 
     def rows(self) -> list[AdapterRow]:
-        """Return all that are served, and those that are not any more but still used."""
+        """Return all loaded adapters, and unloaded adapters still in use."""
         leaving = [entry for entry in self._by_adapter.values() if entry.leaving]
         return [entry.row() for entry in (*self._entries.values(), *leaving)]
 
-    # What operators do
+    # For operators
 
     async def load(self, name: str, path: str, *, root: str | None = None, in_place: bool = False) -> bool:
-        """Serve an adapter as `name`; False if the name stands for this path already and nothing was to be done.
+        """Load the adapter in directory `path` as `name`; return False if that is loaded already.
 
-        root      must hold it; see files.locate
-        in_place  read it, or another, again: requests that run keep what they began with
+        root      directory that must contain it; see files.locate
+        in_place  replace the adapter loaded as `name`; running requests keep the replaced generation
 
-        It is checked whole before anybody can ask for it. Raises CheckpointError, AdapterExists, AdapterTooLarge.
+        The adapter is checked completely before requests can name it. Raises CheckpointError, AdapterExists,
+        AdapterTooLarge.
         """
         if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
             raise CheckpointError(
                 f"{name[:LONGEST_NAME]!r} cannot be a name: letters, digits and . _ : - make one, parted by single"
                 f" slashes, none of them . or .. alone, {LONGEST_NAME} characters at most"
             )
-        if name in self._taken:
+        if name in self._reserved:
             raise AdapterExists(f"{name!r} is the model's own name; choose another for the adapter")
         async with self._reading:
             current = self._entries.get(name)
@@ -156,44 +157,44 @@ class Adapters:
             adapter = Adapter(name, self._generations, path)
             entry = self._entries[name] = _Entry(adapter, await self._make_room(adapter, root), root)
             self._by_adapter[adapter] = entry
-            self._news.set()
-            self._tell("loaded" if current is None else "replaced", entry, path=path, rank=entry.rank)
+            self._changed.set()
+            self._record("loaded" if current is None else "replaced", entry, path=path, rank=entry.rank)
             if current is not None:
                 self._retire(current)
         return True
 
     def unload(self, name: str) -> AdapterRow | None:
-        """Serve no further request by that name; those that run finish. None if there is none."""
+        """Stop serving `name`; running requests finish. Return the adapter, None if no adapter has this name."""
         entry = self._entries.pop(name, None)
         if entry is None:
             return None
-        self._tell("unloaded", entry, requests=entry.pins)
+        self._record("unloaded", entry, requests=entry.pins)
         self._retire(entry)
         return entry.row()
 
     def row(self, name: str) -> AdapterRow:
-        """Return what is served under a name. Raises ModelNotFound."""
+        """Return the adapter loaded as `name`. Raises ModelNotFound."""
         return self._entry(name).row()
 
     def users(self, name: str) -> int:
-        """Return how many requests still use what a name stood for before it was replaced or unloaded."""
+        """Return how many choices still use replaced or unloaded adapters of this name."""
         return sum(entry.pins for entry in self._by_adapter.values() if entry.leaving and entry.name == name)
 
-    async def left(self, name: str) -> None:
-        """Return once all of that is freed."""
+    async def wait_until_unused(self, name: str) -> None:
+        """Return once no choice uses a replaced or unloaded adapter of this name."""
         while self.users(name):
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     def store(self) -> None:
-        """Take all weights that nobody uses out of memory; they are read again when asked for."""
+        """Evict the weights of all unused adapters; the next request reads them again."""
         for entry in list(self._by_adapter.values()):
-            self._let_go(entry)
+            self._evict_if_unused(entry)
 
-    # What requests do
+    # For requests
 
     async def acquire(self, name: str) -> Adapter:
-        """Return the adapter that `name` stands for now, in memory and kept there until `release`.
+        """Return the current generation of `name`, with weights in memory until `release`. May wait for memory.
 
         Raises ModelNotFound, AdapterUnavailable.
         """
@@ -205,7 +206,7 @@ class Adapters:
         return entry.adapter
 
     def keep(self, adapter: Adapter) -> None:
-        """Keep an adapter that is kept already for one more user."""
+        """Pin an adapter in memory for one more user."""
         entry = self._by_adapter.pop(adapter)
         entry.pins += 1
         self._by_adapter[adapter] = entry
@@ -215,36 +216,36 @@ class Adapters:
         entry = self._by_adapter[adapter]
         entry.pins -= 1
         assert entry.pins >= 0, f"{adapter} was released more often than kept"
-        self._news.set()
+        self._changed.set()
         if entry.leaving:
-            self._part(entry)
+            self._free_if_unused(entry)
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
-            raise ModelNotFound(name, (*self._taken, *self._entries))
+            raise ModelNotFound(name, (*self._reserved, *self._entries))
         return self._entries[name]
 
     async def _acquire_in_turn(self, name: str) -> Adapter:
-        """Wait for one's turn, and then until what `name` stands for is in memory. Who comes later waits behind."""
+        """Wait behind earlier requests, then until the adapter `name` is in memory; return it pinned."""
         async with self._turn:
             try:
                 while (adapter := await self._acquire_if_it_fits(name)) is None:
-                    await self._news.wait()
+                    await self._changed.wait()
                 return adapter
             finally:
                 self._passed = 0
 
     async def _acquire_if_it_fits(self, name: str) -> Adapter | None:
-        """Read what `name` stands for unless it is in memory; None while those in use leave it no room."""
+        """Return the adapter `name` pinned, read again if evicted; None while adapters in use occupy its memory."""
         async with self._reading:
-            entry = self._entry(name)  # it may have been unloaded, replaced or read meanwhile
+            entry = self._entry(name)  # may have been unloaded, replaced or read while waiting for the lock
             if entry.stored:
                 try:
                     await self._read_again(entry)
                 except AdapterTooLarge as error:
                     if error.size > self.host_bytes:
                         raise AdapterUnavailable(f"adapter {name!r} cannot be read now: {error}") from error
-                    self._news.clear()
+                    self._changed.clear()
                     return None
             self.keep(entry.adapter)
             return entry.adapter
@@ -262,13 +263,13 @@ class Adapters:
             )
         if entry.leaving:
             self._forget(entry.adapter)
-            raise ModelNotFound(entry.name, (*self._taken, *self._entries))
+            raise ModelNotFound(entry.name, (*self._reserved, *self._entries))
         entry.stored, entry.bytes = False, facts.bytes
         self._by_adapter[entry.adapter] = entry
-        self._tell("read again", entry)
+        self._record("read again", entry)
 
     async def _make_room(self, adapter: Adapter, root: str | None) -> AdapterFacts:
-        """Read an adapter, taking as many unused ones out of memory as it needs. The lock is held."""
+        """Read an adapter, evicting as many unused adapters as it needs. The caller holds _reading."""
         try:
             return await self._read(adapter, root, self.host_bytes - self.bytes)
         except AdapterTooLarge as error:
@@ -278,28 +279,28 @@ class Adapters:
             for entry in idle:
                 if self.host_bytes - self.bytes >= error.size:
                     break
-                self._let_go(entry)
+                self._evict_if_unused(entry)
             return await self._read(adapter, root, self.host_bytes - self.bytes)
 
     def _retire(self, entry: _Entry) -> None:
         entry.leaving = True
-        self._news.set()
-        self._part(entry)
+        self._changed.set()
+        self._free_if_unused(entry)
 
-    def _part(self, entry: _Entry) -> None:
-        """Let go of what is not served any more, once nobody uses it."""
-        self._let_go(entry)
+    def _free_if_unused(self, entry: _Entry) -> None:
+        """Free an unloaded or replaced adapter, unless in use."""
+        self._evict_if_unused(entry)
         if entry.name not in self._entries and not self.users(entry.name):
-            self._gone(entry.name)
+            self._freed(entry.name)
 
-    def _let_go(self, entry: _Entry) -> None:
-        """Take an entry's weights out of memory, if they are there and nobody uses them."""
+    def _evict_if_unused(self, entry: _Entry) -> None:
+        """Evict an entry's weights, if in memory and unused."""
         if not entry.stored and not entry.pins:
             entry.stored = True
             del self._by_adapter[entry.adapter]
             self._forget(entry.adapter)
-            self._news.set()
-            self._tell("freed" if entry.leaving else "stored", entry)
+            self._changed.set()
+            self._record("freed" if entry.leaving else "stored", entry)
 
-    def _tell(self, what: str, entry: _Entry, **facts: object) -> None:
-        self._events.tell("adapter", what, name=entry.name, generation=entry.generation, bytes=entry.bytes, **facts)
+    def _record(self, change: str, entry: _Entry, **facts: object) -> None:
+        self._events.tell("adapter", change, name=entry.name, generation=entry.generation, bytes=entry.bytes, **facts)

@@ -247,7 +247,7 @@ async def _await_unused(
     adapters = context.engine.adapters
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
-            await adapters.left(name)
+            await adapters.wait_until_unused(name)
     users, row = adapters.users(name), adapters.row(name) if name in adapters else None
     answer = protocol.LoraChanged(name, changed, not users, users, time.monotonic() - began)
     if row is not None:

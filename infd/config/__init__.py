@@ -1,7 +1,7 @@
-"""Every setting and where it came from.
+"""Settings, and the environment of the process.
 
-tree.py declares them, settings.py lists them flat, loading.py gathers them,
-environment.py reads what else the world told this process.
+tree.py declares the settings, settings.py lists them flat, loading.py merges
+files, variables and flags; environment.py reads all other variables.
 """
 
 from infd.config.environment import Environment, HubAccess, calm_threads

@@ -1,4 +1,4 @@
-"""The only reading of the environment, apart from the INFD_SECTION__KEY settings that loading.py takes from it."""
+"""Read environment variables, except settings (INFD_SECTION__KEY), which loading.py reads."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from infd.config.tree import Config
 
 
-# Fixed, unlike $TMPDIR, so that a daemon and an `infdctl` from two sessions of one user find each other.
-TEMPORARY = Path("/tmp")  # noqa: S108 (what is made in it is checked: see `private`)
+# Fixed, unlike $TMPDIR, so that a daemon and an `infdctl` in different sessions of a user agree on the path.
+TEMPORARY = Path("/tmp")  # noqa: S108 (others_may_enter checks the directory, see `private`)
 
 
 class HubAccess(Struct, frozen=True, kw_only=True):
-    """How the Hugging Face hub is reached. None: as its own library finds out.
+    """Access to the Hugging Face hub. None: huggingface_hub's default.
 
-    endpoint  another address for it
-    token     whose access is used
-    cache     where fetched files are kept
-    offline   only what is kept there already may be used
+    endpoint  URL of the hub or a mirror
+    token     access token
+    cache     directory of fetched files
+    offline   use cached files only
     """
 
     endpoint: str | None = None
@@ -33,6 +33,7 @@ class HubAccess(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> HubAccess:
+        """Interpret the HF_* variables."""
         home = environ.get("HF_HOME")
         cache = environ.get("HF_HUB_CACHE") or (Path(home).expanduser() / "hub" if home else None)
         return cls(
@@ -44,12 +45,12 @@ class HubAccess(Struct, frozen=True, kw_only=True):
 
 
 def calm_threads(environ: MutableMapping[str, str]) -> None:
-    """Keep torch's threads from spinning long at barriers, and numpy from having any, unless the user has said so.
+    """Shorten the spinning of OpenMP's threads, and disable OpenBLAS's, unless the user has set their variables.
 
-    The event loop and whatever else runs here share their cores: with both of two cores busy, spinning at libgomp's
-    default made a token take 4 times longer; in a quiet moment a short spin costs a tiny model about a tenth.
-    Nobody here multiplies with numpy, but its OpenBLAS starts threads that spin when it is imported.
-    Must be called before torch is, for it is only then that this is read.
+    OpenMP's threads share cores with the event loop: with two cores, both busy, libgomp's default spin made a token
+    take 4 times longer; on an idle machine the short spin slows a tiny model by about a tenth. infd multiplies no
+    matrices with numpy, whose OpenBLAS starts spinning threads on import.
+    Call before torch is imported; the libraries read the variables when they are loaded.
     """
     environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "OMP_WAIT_POLICY" not in environ:
@@ -57,19 +58,19 @@ def calm_threads(environ: MutableMapping[str, str]) -> None:
 
 
 class Environment(Struct, frozen=True, kw_only=True):
-    """What the world told this process, beside settings.
+    """Environment variables other than settings, interpreted.
 
-    notify_socket    where systemd wants to hear of readiness
-    watchdog_s       how long systemd waits between signs of life; None: it does not
-    journal_stream   device:inode of the stream that leads to the journal
-    api_key          one key for all clients
-    credentials      directory of secrets that systemd decrypted
-    runtime          directories for sockets, the best one first
-    private          one of them, in everybody's /tmp: not to be trusted unless it is this user's alone
-    hub              how the Hugging Face hub is reached
-    state            directory for what a user's programs remember; None: there is none
-    cache            directory for what can be made again; None: there is none
-    inherited        sockets to listen on that systemd passed, descriptors from 3 on
+    notify_socket    address of systemd's notification socket; empty: none
+    watchdog_s       longest interval between watchdog pings that systemd accepts; None: no watchdog
+    journal_stream   device:inode of the stream connected to the journal
+    api_key          API key for all clients; empty: none
+    credentials      directory of credentials that systemd decrypted
+    runtime          candidate directories for sockets, preferred first
+    private          the candidate in /tmp; trusted only if no other user may enter it
+    hub              access to the Hugging Face hub
+    state            directory for persistent state, such as chat history; None: none
+    cache            directory for files that can be recreated; None: none
+    inherited        number of listening sockets that systemd passed, descriptors from 3 on
     """
 
     notify_socket: str = ""
@@ -87,7 +88,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, environ: Mapping[str, str], *, pid: int, uid: int) -> Environment:
         """Interpret environment variables for process `pid` of user `uid`."""
-        # LISTEN_PID and WATCHDOG_PID guard against a parent's variables: they are for the process named alone.
+        # LISTEN_PID and WATCHDOG_PID name the process addressed: a child inherits the variables of its parent.
         listen_fds = environ.get("LISTEN_FDS", "") if environ.get("LISTEN_PID") == str(pid) else ""
         watched = environ.get("WATCHDOG_PID", str(pid)) == str(pid)
         watchdog_us = environ.get("WATCHDOG_USEC", "") if watched else ""
@@ -97,7 +98,7 @@ class Environment(Struct, frozen=True, kw_only=True):
             runtime.append(service)
         if session := environ.get("XDG_RUNTIME_DIR"):
             runtime.append(Path(session, "infd"))
-        private = TEMPORARY / f"infd-{uid}" if uid else None  # containers, su and cron give a user no other
+        private = TEMPORARY / f"infd-{uid}" if uid else None  # under su, cron and containers the only writable one
         if private is not None:
             runtime.append(private)
         return cls(
@@ -115,17 +116,17 @@ class Environment(Struct, frozen=True, kw_only=True):
         )
 
     def admin_socket(self, config: Config) -> Path:
-        """Return where the daemon's admin socket belongs."""
+        """Return the admin socket's path: the configured one, else admin.sock in the first runtime directory."""
         return Path(config.admin.socket) if config.admin.socket else self.runtime[0] / "admin.sock"
 
     def kernel_cache(self, config: Config) -> Path | None:
-        """Return where compiled kernels are kept; None: wherever their compiler keeps them."""
+        """Return the directory of compiled kernels; None: the compiler's default."""
         if config.device.kernel_cache:
             return Path(config.device.kernel_cache)
         return None if self.cache is None else self.cache / "kernels"
 
     def api_key_file(self, config: Config) -> Path | None:
-        """Return the file that holds clients' keys: the configured one, else the credential `api-keys`."""
+        """Return the file of API keys: the configured one, else the credential `api-keys`; None: none."""
         if config.server.api_key_file:
             return Path(config.server.api_key_file)
         if self.credentials is not None and (self.credentials / "api-keys").exists():
@@ -134,14 +135,14 @@ class Environment(Struct, frozen=True, kw_only=True):
 
 
 def _service(environ: Mapping[str, str], name: str) -> Path | None:
-    """Return the first of the directories that systemd made for the service."""
-    given = environ.get(name)
-    return Path(given.partition(":")[0]) if given else None
+    """Return the first directory in a variable that systemd sets for a service."""
+    directories = environ.get(name)
+    return Path(directories.partition(":")[0]) if directories else None
 
 
 def _own(environ: Mapping[str, str], name: str, usual: str) -> Path | None:
-    """Return infd's directory within one of the XDG base directories, which ignore a path that is not absolute."""
-    if (given := Path(environ.get(name, ""))).is_absolute():
-        return given / "infd"
+    """Return infd's directory in an XDG base directory; the specification ignores relative paths."""
+    if (base := Path(environ.get(name, ""))).is_absolute():
+        return base / "infd"
     home = Path(environ.get("HOME", ""))
     return home / usual / "infd" if home.is_absolute() else None

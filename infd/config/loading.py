@@ -1,7 +1,6 @@
-"""Gather the settings: built-in < files < INFD_SECTION__KEY < command line, key by key.
+"""Merge settings key by key: built-in < files < INFD_SECTION__KEY < command line.
 
-Every problem is reported at once, each with the place it came from, so that one
-look at the message is enough to mend the configuration.
+One error reports every problem, each with its origin.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class Assignment(Struct, frozen=True):
-    """Somebody sets a key.
+    """A value assigned to a key, before validation.
 
-    value   typed where it came from TOML, text elsewhere
-    origin  names the place, for messages and `config show --origin`
-    text    whether "8000" may mean a number
+    value   typed if from TOML, else a string
+    origin  file, variable or flag, for messages and `config show --origin`
+    text    `value` is a string to parse: "8000" may be a number
     """
 
     key: str
@@ -44,12 +43,13 @@ class Assignment(Struct, frozen=True):
 
 
 class Loaded(Struct, frozen=True):
-    """The configuration in force, and who set each key."""
+    """The settings in force, and the origin of each key."""
 
     config: Config
     origins: Mapping[str, str]
 
     def value(self, key: str) -> object:
+        """Return the value of `section.name`."""
         section, _, name = key.partition(".")
         return getattr(getattr(self.config, section), name)
 
@@ -63,8 +63,9 @@ def load(
 ) -> Loaded:
     """Return the settings in force.
 
-    file     read this one instead of `infd.toml` and `conf.d/*.toml` in `directory`
-    environ  variables named INFD_SECTION__KEY count
+    file          read this file instead of `infd.toml` and `conf.d/*.toml` in `directory`
+    environ       variables; those named INFD_SECTION__KEY are settings
+    command_line  assignments of flags
 
     Raises ConfigError with one line per problem.
     """
@@ -116,7 +117,7 @@ def _flatten(document: Mapping[str, Any], origin: str) -> Iterator[Assignment]:
         if not isinstance(content, dict):
             yield Assignment(name, content, origin, text=False)
         elif name not in Config.__struct_fields__:
-            yield Assignment(name, content, origin, text=False)  # one mistake, however much the table holds
+            yield Assignment(name, content, origin, text=False)  # an unknown table is one problem, not one per key
         else:
             for key, value in content.items():
                 yield Assignment(f"{name}.{key}", value, origin, text=False)
@@ -125,7 +126,7 @@ def _flatten(document: Mapping[str, Any], origin: str) -> Iterator[Assignment]:
 def _from_environ(environ: Mapping[str, str]) -> Iterator[Assignment]:
     for variable in sorted(environ):
         section, separator, name = variable.removeprefix("INFD_").partition("__")
-        # One underscore is not ours: orchestrators inject INFD_SERVICE_HOST and the like for a service of that name.
+        # Names with one underscore are not settings: orchestrators inject INFD_SERVICE_HOST for a service named infd.
         if variable.startswith("INFD_") and separator:
             yield Assignment(f"{section}.{name}".lower(), environ[variable], f"environment variable {variable}")
 
@@ -143,11 +144,11 @@ def _typed(setting: Setting, assignment: Assignment) -> object:
 
 
 def _table(value: object) -> dict[str, str]:
-    """Read NAME=VALUE, several of them parted by commas or given one by one."""
-    parts = value.split(",") if isinstance(value, str) else value
+    """Parse NAME=VALUE items, separated by commas or in a list. Raises ValueError."""
+    items = value.split(",") if isinstance(value, str) else value
     table: dict[str, str] = {}
-    for part in parts if isinstance(parts, (list, tuple)) else [parts]:
-        name, separator, text = str(part).partition("=")
+    for item in items if isinstance(items, (list, tuple)) else [items]:
+        name, separator, text = str(item).partition("=")
         if not separator:
             raise ValueError("expected NAME=VALUE")
         if name.strip() in table:
@@ -177,7 +178,7 @@ def _nearest(key: str) -> str:
     by_name = {known.partition(".")[2]: known for known in SETTINGS}
     name = key.rpartition(".")[2]
     if name in by_name:
-        return by_name[name]  # the right name in the wrong table
+        return by_name[name]  # known name, wrong table
     for near in difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.7):
         return near
     for near in difflib.get_close_matches(name, by_name, n=1, cutoff=0.5):
@@ -187,6 +188,6 @@ def _nearest(key: str) -> str:
 
 def _readable(error: Exception, setting: Setting) -> str:
     text = str(error).replace("`", "")
-    if "enum value" in text or setting.told is not None:
+    if "enum value" in text or setting.accepted is not None:
         return f"expected {setting.values}"
     return text[:1].lower() + text[1:]

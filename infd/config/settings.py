@@ -1,4 +1,4 @@
-"""The tree as a flat list: what flags, the man page, `config show` and the loader walk over."""
+"""The settings of tree.py as a flat mapping, for flags, the man page, `config show` and the loader."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 class Setting(Struct, frozen=True):
     """One setting.
 
-    key      section.name
-    type     its annotation, bounds included
-    default  its built-in value
-    help     one line
-    flag     its own command-line option; one that starts with --no- takes no value and turns the setting off
-    told     what may be given, where the type does not say it
+    key       section.name
+    type      annotation, bounds included
+    default   built-in value
+    help      description, one line
+    flag      command-line option of its own; a --no- flag takes no value and turns the setting off
+    accepted  accepted values, for help; None: derived from the type
     """
 
     key: str
@@ -30,29 +30,31 @@ class Setting(Struct, frozen=True):
     default: object
     help: str
     flag: str | None
-    told: str | None
+    accepted: str | None
 
     @property
     def repeatable(self) -> bool:
+        """Whether the flag may be repeated: the setting is a list or a table."""
         return isinstance(self.default, (tuple, dict))
 
     @property
     def mapping(self) -> bool:
-        """Whether it is a table, written NAME=VALUE where there is no TOML."""
+        """Whether the setting is a table, written NAME=VALUE outside TOML."""
         return isinstance(self.default, dict)
 
     @property
     def switch(self) -> bool:
+        """Whether the flag is a --no- flag without a value."""
         return self.flag is not None and self.flag.startswith("--no-")
 
     @property
     def sized(self) -> bool:
-        """Whether values may carry a unit: 512M."""
+        """Whether values may carry a unit, such as 512M."""
         return self.key.endswith("bytes")
 
     @property
     def default_text(self) -> str:
-        """The built-in value as one would write it; empty where there is none."""
+        """The built-in value as text; empty for None and for tables."""
         if isinstance(self.default, bool):
             return str(self.default).lower()
         if self.mapping:
@@ -63,9 +65,9 @@ class Setting(Struct, frozen=True):
 
     @property
     def values(self) -> str:
-        """What may be given, in a word: `auto|cpu|cuda|null`, `NUMBER`, `SIZE`, `TEXT`."""
-        if self.told is not None:
-            return self.told
+        """Accepted values for help, such as `auto|cpu|cuda|null`, `NUMBER`, `SIZE`, `TEXT`."""
+        if self.accepted is not None:
+            return self.accepted
         kind = _bare(self.type)
         if get_origin(kind) is Literal:
             return "|".join(get_args(kind))

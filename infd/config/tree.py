@@ -1,8 +1,8 @@
 """Every setting, in one frozen tree.
 
-Flags, the man page, `infd config show` and the checks all come from these
-Structs. Facts derived at run time (pages, step_tokens in force) live elsewhere.
-A field whose name ends in `bytes` may be written with a unit: "512M", "2G".
+Flags, man page, `infd config show` and validation derive from these Structs.
+Facts derived at run time (pages, step_tokens in force) are not settings.
+A field whose name ends in `bytes` accepts a unit: "512M", "2G".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 Natural = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
-# No time is longer than 30 years, or infinite: where there may be no limit, nothing stands for that.
+# Times are at most 30 years and never infinite; None stands for "no limit".
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
@@ -22,8 +22,8 @@ Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)\Z")]
 def about(description: str, *, flag: str | None = None, values: str | None = None) -> Meta:
     """Describe a setting.
 
-    flag    gives it a command-line option of its own
-    values  what may be given, where its type does not say it
+    flag    command-line option of its own
+    values  accepted values, for help; None: derived from the type
     """
     return Meta(description=description, extra={"flag": flag, "values": values})
 
@@ -33,12 +33,12 @@ class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
-    """What is served."""
+    """The model to serve."""
 
     path: Annotated[str, about("checkpoint directory, hub id such as org/name, or 'embedded'", flag="--model")] = (
         "embedded"
     )
-    hub: Annotated[Literal["huggingface", "modelscope"], about("where a hub id is fetched from", flag="--hub")] = (
+    hub: Annotated[Literal["huggingface", "modelscope"], about("hub from which a hub id is fetched", flag="--hub")] = (
         "huggingface"
     )
     revision: Annotated[
@@ -49,15 +49,17 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     ] = ""
     tool_parser: Annotated[
         Literal["auto", "none", "hermes"],
-        about("how the model writes tool calls; auto: as its chat template does", flag="--tool-parser"),
+        about("syntax of the model's tool calls; auto: found in its chat template", flag="--tool-parser"),
     ] = "auto"
     reasoning_parser: Annotated[
         Literal["auto", "none", "qwen3"],
-        about("how the model marks its thinking; auto: as its chat template does", flag="--reasoning-parser"),
+        about("syntax of the model's thinking; auto: found in its chat template", flag="--reasoning-parser"),
     ] = "auto"
     served_names: Annotated[
         tuple[str, ...],
-        about("names that clients use; the first is reported (default: from the path)", flag="--served-name"),
+        about(
+            "model names that clients may send; the first is reported (default: from the path)", flag="--served-name"
+        ),
     ] = ()
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "float", "half"],
@@ -66,26 +68,27 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     quantization: Annotated[
         Literal["none", "int8", "int4"],
         about(
-            "what weights are made while they are loaded: smaller and faster, not quite the same", flag="--quantization"
+            "format into which weights are quantized while loading: smaller and faster, less accurate",
+            flag="--quantization",
         ),
     ] = "none"
     quantize_vocabulary: Annotated[
         Literal["auto", "none", "int8", "int4"],
         about(
-            "what the embedding and the head are made; auto: as other weights, but int8 where those are int4",
+            "format of embedding and head; auto: as the other weights, but int8 where those are int4",
             flag="--quantize-vocabulary",
         ),
     ] = "auto"
     weights_root: Annotated[
         str,
         about(
-            "directory that holds what `infdctl load-weights` may load (default: the one that holds the model's own)",
+            "directory from which `infdctl load-weights` may load (default: the parent of the model's directory)",
             flag="--weights-root",
         ),
     ] = ""
     max_model_len: Annotated[
         Annotated[int, Meta(ge=2)] | None,
-        about("longest sequence in tokens, prompt and answer together (default: the model's)", flag="--max-model-len"),
+        about("longest sequence in tokens, prompt and answer (default: the model's)", flag="--max-model-len"),
     ] = None
 
 
@@ -95,61 +98,57 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     host: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(min_length=1),
-        about("where to listen: names, IPv4 and IPv6 addresses, `unix:/path`", flag="--host"),
+        about("addresses to listen on: names, IPv4 and IPv6 addresses, `unix:/path`", flag="--host"),
     ] = ("127.0.0.1",)
     port: Annotated[int, Meta(ge=0, le=65535), about("TCP port; 0 picks a free one", flag="--port")] = 8000
     cors_origins: Annotated[
         tuple[Origin, ...],
-        about("pages that browsers let ask here: `https://chat.example`, or `*` for all; empty: none"),
+        about("web origins allowed to call the API: `https://chat.example`, or `*` for all; empty: none"),
     ] = ()
     unix_mode: Annotated[
-        str, Meta(pattern=r"^0?[0-7]{3}\Z"), about("who may connect to `unix:` hosts, as chmod's octal digits")
+        str, Meta(pattern=r"^0?[0-7]{3}\Z"), about("permission bits of `unix:` sockets, in octal as for chmod")
     ] = "0660"
     api_key_file: Annotated[
         str,
-        about("file of clients' keys, see KEY FILE; empty: no keys", flag="--api-key-file"),
+        about("file of API keys, see KEY FILE; empty: no keys", flag="--api-key-file"),
     ] = ""
-    max_connections: Annotated[Count, about("connections at once; the longest silent one makes room for a new one")] = (
-        4096
-    )
+    max_connections: Annotated[Count, about("most open connections; a new one then closes the longest idle")] = 4096
     max_connections_per_address: Annotated[
-        Count, about("of them from one address (IPv6: one /64); raise it behind a proxy")
+        Count, about("most open connections from one address (IPv6: one /64); raise it behind a proxy")
     ] = 2048
-    header_timeout_s: Annotated[Positive, about("from connecting to the end of the first request's headers")] = 10.0
-    idle_timeout_s: Annotated[Positive, about("how long a connection may wait for its next request")] = 75.0
+    header_timeout_s: Annotated[Positive, about("longest time from connecting to the end of the first headers")] = 10.0
+    idle_timeout_s: Annotated[Positive, about("longest idle time of a connection between requests")] = 75.0
     max_body_bytes: Annotated[
         Annotated[int, Meta(ge=1024)] | None,
-        about("largest request body (default: 64K, and 32 bytes a token of the longest sequence; at least 1M)"),
+        about("largest request body (default: 64K plus 32 bytes per token of max_model_len, at least 1M)"),
     ] = None
-    body_timeout_s: Annotated[Positive, about("longest time a request body may take to arrive")] = 30.0
-    body_pace: Annotated[Count, about("bytes a second at which a larger body may take longer than that")] = 2**16
-    max_bodies_bytes: Annotated[int, Meta(ge=1024), about("all request bodies arriving at once, then 429")] = (
-        256 * 2**20
-    )
+    body_timeout_s: Annotated[Positive, about("longest time for a request body to arrive")] = 30.0
+    body_pace: Annotated[Count, about("bytes per second at which a large body may exceed body_timeout_s")] = 2**16
+    max_bodies_bytes: Annotated[
+        int, Meta(ge=1024), about("most bytes of request bodies arriving at once, then 429")
+    ] = 256 * 2**20
     queue_timeout_s: Annotated[
-        Positive | None, about("longest wait for a first step, then 503 (default: no limit)")
+        Positive | None, about("longest wait for the first step, then 503 (default: no limit)")
     ] = None
     request_timeout_s: Annotated[
-        Positive | None, about("longest life of a request, then 504 or an error event (default: no limit)")
+        Positive | None, about("longest time for a request, then 504 or an error event (default: no limit)")
     ] = None
     hold_timeout_s: Annotated[
-        Positive, about("longest wait of a new request for a paused or waking server, then 503")
+        Positive, about("longest wait of a new request while the server is paused or waking, then 503")
     ] = 300.0
-    wake_on_request: Annotated[bool, about("whether a request wakes a server that was put to sleep while ready")] = (
-        False
-    )
+    wake_on_request: Annotated[bool, about("wake on a request, if the server was put to sleep while ready")] = False
     idle_sleep_s: Annotated[
-        Positive | None, about("fall asleep when nobody has asked for this long; a request wakes it (default: never)")
+        Positive | None, about("sleep after this time without requests; a request wakes the server (default: never)")
     ] = None
     idle_sleep_level: Annotated[
         int,
         Meta(ge=1, le=2),
         about(
-            "how deep that sleep is: 1 gives the cache's memory back, and moves a GPU's weights to the host;"
-            " 2 drops the weights"
+            "level of the sleep after idle_sleep_s: 1 releases the cache, and moves a GPU's weights to host memory;"
+            " 2 drops the weights too"
         ),
     ] = 1
-    drain_timeout_s: Annotated[NotNegative, about("how long TERM waits for requests in flight")] = 60.0
+    drain_timeout_s: Annotated[NotNegative, about("longest time for requests in flight to finish after TERM")] = 60.0
 
 
 class LimitsConfig(Section, frozen=True, kw_only=True):
@@ -160,12 +159,12 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     stop_characters: Annotated[Count, about("longest stop string")] = 256
     logit_bias: Annotated[Natural, about("most entries of logit_bias")] = 1024
     bad_words: Annotated[Natural, about("most entries of bad_words")] = 1024
-    top_logprobs: Annotated[Natural, about("most alternatives reported a token")] = 20
+    top_logprobs: Annotated[Natural, about("most alternatives reported per token")] = 20
     prompt_logprobs_bytes: Annotated[
         Count,
         about(
-            "most an answer may tell of its prompts' tokens, which prompt_logprobs, or echo with logprobs, ask for:"
-            " 128 bytes for each of n x tokens x (prompt_logprobs + 1)"
+            "largest answer with logprobs of prompt tokens (prompt_logprobs, or echo with logprobs), estimated as"
+            " 128 bytes x n x tokens x (prompt_logprobs + 1)"
         ),
     ] = 128 * 2**20
     cache_salt: Annotated[Natural, about("longest cache_salt, in characters")] = 128
@@ -173,18 +172,18 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
 
 
 class DeviceConfig(Section, frozen=True, kw_only=True):
-    """Where the model runs."""
+    """The device that runs the model."""
 
     kind: Annotated[
         str,
         Meta(pattern=r"^(auto|cpu|cuda(:\d{1,3})?|null)\Z"),
         about(
-            "what computes; 'cuda:1' is the second of several GPUs, 'null' computes nothing",
+            "device to run on; 'cuda:1' is the second GPU, 'null' computes nothing",
             flag="--device",
             values="auto|cpu|cuda|cuda:N|null",
         ),
     ] = "auto"
-    # Where the system has no room for as many, OpenMP ends the process without a word to us.
+    # OpenMP ends the process without an error if the system refuses a thread.
     threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None, about("compute threads on a CPU (default: cores)")
     ] = None
@@ -194,26 +193,24 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
     memory_utilization: Annotated[
         float,
         Meta(gt=0, le=1),
-        about("share of what a GPU has free when infd starts, for weights, steps and cache together"),
+        about("fraction of the GPU memory free at start, for weights, steps and cache together"),
     ] = 0.9
-    graphs: Annotated[
-        bool, about("whether a GPU replays decoding steps that were captured once, instead of launching each kernel")
-    ] = True
-    flashinfer: Annotated[
-        bool, about("whether FlashInfer's kernels are chosen before Triton's, where they can be used on a GPU")
-    ] = False
+    graphs: Annotated[bool, about("capture decoding steps as CUDA graphs and replay them")] = True
+    flashinfer: Annotated[bool, about("prefer FlashInfer's kernels to Triton's on a GPU, where both can be used")] = (
+        False
+    )
     kernel_cache: Annotated[
         str,
         about(
-            "directory of kernels compiled for a GPU, and of calibration.json: what starts have measured of steps,"
-            " measured again once that file is removed (default: kernels in systemd's $CACHE_DIRECTORY, else in"
+            "directory of compiled GPU kernels and of calibration.json, the measured step times; remove that file to"
+            " measure again (default: kernels in systemd's $CACHE_DIRECTORY, else in"
             " $XDG_CACHE_HOME/infd)"
         ),
     ] = ""
     own_process: Annotated[
-        bool, about("whether a process of its own drives the device; a lost one still ends the daemon")
+        bool, about("run the device in a process of its own; losing that process still ends the daemon")
     ] = False
-    null_step_ms: Annotated[NotNegative, about("how long a step of the null device takes")] = 0.0
+    null_step_ms: Annotated[NotNegative, about("duration of a step on the null device")] = 0.0
 
 
 class SchedulerConfig(Section, frozen=True, kw_only=True):
@@ -223,13 +220,13 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     step_target_ms: Annotated[
         Positive | None,
         about(
-            "what a step may take (default: 150 on a CPU, 50 on a GPU; where streams wait for it, and at most 8"
-            " prompts, 50, or 1.75 times as long as the shortest step if that is more)"
+            "longest step (default: 150 on a CPU, 50 on a GPU; while streams decode and at most 8 prompts wait: 50,"
+            " or 1.75 times the shortest step if that is more)"
         ),
     ] = None
-    max_num_seqs: Annotated[Count, about("sequences that run at once", flag="--max-num-seqs")] = 64
-    max_waiting: Annotated[Count, about("queued choices before 429")] = 1024
-    max_waiting_tokens: Annotated[Count, about("queued prompt tokens before 429")] = 2**20
+    max_num_seqs: Annotated[Count, about("most running sequences", flag="--max-num-seqs")] = 64
+    max_waiting: Annotated[Count, about("most queued choices, then 429")] = 1024
+    max_waiting_tokens: Annotated[Count, about("most queued prompt tokens, then 429")] = 2**20
     priority_patience: Annotated[
         Count, about("later arrivals that may overtake a request, for each level of priority")
     ] = 64
@@ -245,40 +242,38 @@ class CacheConfig(Section, frozen=True, kw_only=True):
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"],
         about(
-            "type of cached keys and values; auto: that of activations, the only float that is kept as it is; int8 is"
-            " for a CPU, fp8, or fp8_e4m3, for a GPU",
+            "type of cached keys and values; auto: that of activations, the only float type allowed; int8 on a CPU,"
+            " fp8 (fp8_e4m3) on a GPU",
             flag="--kv-cache-dtype",
         ),
     ] = "auto"
     page_tokens: Annotated[int, Meta(ge=1, le=1024), about("tokens in one page")] = 16
-    prefix_caching: Annotated[bool, about("keep the pages of prompts for the next one that starts alike")] = True
+    prefix_caching: Annotated[bool, about("reuse cached pages between prompts with a common prefix")] = True
     isolation: Annotated[
-        Literal["tenant", "none"], about("who may share cached prefixes: one tenant, or everybody")
+        Literal["tenant", "none"], about("share cached prefixes within a tenant only, or (none) between all")
     ] = "tenant"
 
 
 class LoraConfig(Section, frozen=True, kw_only=True):
-    """Adapters (LoRA), each served under a name of its own beside the model."""
+    """LoRA adapters, each served under its own model name."""
 
-    modules: Annotated[
-        dict[str, str], about("adapters served from the start, by name: directories as PEFT saves them", flag="--lora")
-    ] = {}
+    modules: Annotated[dict[str, str], about("adapters to load at start: name and PEFT directory", flag="--lora")] = {}
     root: Annotated[
         str,
         about(
-            "directory that holds what `infdctl load-lora` may load; empty: nothing, or what ships with infd",
+            "directory from which `infdctl load-lora` may load; empty: none, or for the embedded model its adapters",
             flag="--lora-root",
         ),
     ] = ""
     max_adapters: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)], about("adapters that the device holds at once; others are swapped in")
+        Annotated[int, Meta(ge=1, le=1024)], about("most adapters in device memory; others are swapped in on use")
     ] = 16
     max_adapters_per_step: Annotated[
-        Annotated[int, Meta(ge=1, le=1024)], about("adapters whose requests run at once; the next one waits")
+        Annotated[int, Meta(ge=1, le=1024)], about("most adapters in one step; requests for others wait")
     ] = 16
     host_bytes: Annotated[
         Annotated[int, Meta(ge=2**10)],
-        about("memory for adapters; those that nobody uses leave it first, and are read again when asked for"),
+        about("host memory for adapters; unused adapters are evicted, and read again on use"),
     ] = 4 * 2**30
 
 
@@ -295,23 +290,23 @@ class AdminConfig(Section, frozen=True, kw_only=True):
 
 
 class LogConfig(Section, frozen=True, kw_only=True):
-    """What is written to standard error or the journal."""
+    """The log, written to standard error or the journal."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], about("least level written", flag="--log-level")] = (
+    level: Annotated[Literal["debug", "info", "warning", "error"], about("lowest level logged", flag="--log-level")] = (
         "info"
     )
-    format: Annotated[
-        Literal["auto", "plain", "json", "journal"], about("auto: the journal if it listens, else plain")
-    ] = "auto"
-    access: Annotated[bool, about("one line per request")] = True
-    banner: Annotated[bool, about("greet on a terminal", flag="--no-banner")] = True
+    format: Annotated[Literal["auto", "plain", "json", "journal"], about("auto: journal under systemd, else plain")] = (
+        "auto"
+    )
+    access: Annotated[bool, about("log one line per request")] = True
+    banner: Annotated[bool, about("print a banner on a terminal", flag="--no-banner")] = True
 
 
 class MetricsConfig(Section, frozen=True, kw_only=True):
     """GET /metrics."""
 
-    public: Annotated[bool, about("readable without a key")] = False
-    compat: Annotated[Literal["vllm", "none"], about("also emit the names that vLLM's dashboards query")] = "vllm"
+    public: Annotated[bool, about("serve /metrics without an API key")] = False
+    compat: Annotated[Literal["vllm", "none"], about("also emit metrics under vLLM's names")] = "vllm"
 
 
 class Config(Section, frozen=True, kw_only=True):

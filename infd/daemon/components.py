@@ -39,9 +39,11 @@ class Language(Struct, frozen=True):
 
     @classmethod
     def load(cls, directory: Path, model: ModelConfig, worker: Worker) -> Language:
-        """Read it. Takes a fraction of a second. Raises CheckpointError, ConfigError.
+        """Load tokenizer, chat template and sampling defaults, in a fraction of a second.
 
-        worker  renders and tokenizes where the checkpoint's template or tokenizer was not vetted
+        worker  renders and tokenizes if the checkpoint's template or tokenizer was not vetted
+
+        Raises CheckpointError, ConfigError.
         """
         tokenizer = Tokenizer.load(directory, worker)
         template = ChatTemplate.load(tokenizer, model.chat_template or None, worker)
@@ -89,7 +91,7 @@ def executor(
         from infd.executors.null import NullExecutor
 
         return NullExecutor(
-            config, lambda: Sizes.read(directory.result()), lambda: directory.result().absolute().parent
+            config, lambda: NullSizes.read(directory.result()), lambda: directory.result().absolute().parent
         )
     if config.device.own_process:
         from infd.executors.remote import RemoteExecutor
@@ -108,7 +110,7 @@ def executor(
 
 
 def located(config: Config, environment: Environment, directory: Path) -> Config:
-    """Return the settings with absolute places: the checkpoint's directory and the cache of compiled kernels."""
+    """Return the settings with the checkpoint's directory and the kernel cache as absolute paths."""
     replace, kernels = msgspec.structs.replace, environment.kernel_cache(config)
     return replace(
         config,
@@ -117,14 +119,14 @@ def located(config: Config, environment: Environment, directory: Path) -> Config
     )
 
 
-class Sizes(Struct, frozen=True):
+class NullSizes(Struct, frozen=True):
     """The two fields of config.json that the null executor reads."""
 
     vocab_size: int
     max_position_embeddings: int
 
     @classmethod
-    def read(cls, directory: Path) -> Sizes:
+    def read(cls, directory: Path) -> NullSizes:
         path = directory / "config.json"
         try:
             return msgspec.json.decode(read(path), type=cls)

@@ -1,7 +1,7 @@
 """One daemon from start to exit: what runs, who owns it, and in which order it ends.
 
 TERM   readiness fails, then requests in flight get `drain_timeout_s`, then error events
-INT    (or a second TERM) error events at once, gone within 2 s
+INT    (or a second TERM) error events at once, exit within 2 s
 USR1   status to the log
 QUIT   stacks to the log, exit 134
 HUP    logs that a restart is needed: settings are not reloaded yet
@@ -51,14 +51,14 @@ log = logging.getLogger("infd.daemon")
 
 EX_DRAIN_TIMED_OUT = os.EX_TEMPFAIL  # 75
 EX_DUMPED = 128 + signal.SIGABRT  # 134
-FAST_EXIT_S = 1.8  # of the 2 s promised
+FAST_EXIT_S = 1.8  # within the documented 2 s
 CLOSING_S = 5.0
 
 
 class Daemon:
     """Own every component of one server, and handle its signals.
 
-    executor  computes the plans; None: the one that the settings name
+    executor  executes steps; None: built from the settings
     """
 
     def __init__(self, config: Config, environment: Environment, executor: Executor | None = None) -> None:
@@ -96,7 +96,7 @@ class Daemon:
         )
 
     async def run(self) -> int:
-        """Serve until told to stop. Return the exit code. Raises StartError."""
+        """Serve until a signal or `infdctl drain`. Return the exit code. Raises StartError."""
         self._loop = asyncio.get_running_loop()
         self._listen_to_signals()
         try:
@@ -251,7 +251,7 @@ class Daemon:
         if not self._fast.is_set():
             await self.http.hear_out()
         self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
-        # A client that reacts to this notification is already refused.
+        # New requests are refused before systemd is notified.
         self.notifier.stopping(status_line(self.engine))
         timeout_s = 0.0 if self._fast.is_set() else self.config.server.drain_timeout_s
         in_flight = self.engine.status().tickets
@@ -265,7 +265,7 @@ class Daemon:
         return os.EX_OK if self._fast.is_set() else EX_DRAIN_TIMED_OUT
 
     async def _drain(self) -> bool:
-        """Wait for requests in flight. False if the drain timed out or a second signal came."""
+        """Wait for requests in flight. Return False on timeout or a second signal."""
         async with asyncio.TaskGroup() as tasks:
             drain = tasks.create_task(self.engine.drain(self.config.server.drain_timeout_s), name="drain")
             fast = tasks.create_task(self._fast.wait(), name="second-signal")
@@ -276,7 +276,7 @@ class Daemon:
         return drained
 
     async def _close(self, closing: Awaitable[None]) -> None:
-        # One component that hangs must not keep the others, and the process, from ending.
+        # A component that hangs must not keep the process from exiting.
         try:
             async with asyncio.timeout(CLOSING_S):
                 await closing

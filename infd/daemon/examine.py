@@ -54,7 +54,7 @@ def examine(directory: Path, config: Config) -> Examined:
     found.collect(lambda: read_config(directory))
     if found.faults:  # without config.json the other files cannot be judged
         return found
-    found.collect(lambda: components.Sizes.read(directory) if null else _decide(found, directory, config))
+    found.collect(lambda: components.NullSizes.read(directory) if null else _decide(found, directory, config))
     if not null:
         found.collect(lambda: Checkpoint(directory).close())
     with closing(Worker(apart.MODULE)) as worker:

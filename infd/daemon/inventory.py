@@ -1,7 +1,7 @@
 """`infd models`: list the models on this machine, with the reason for each that infd cannot serve.
 
-Reads small files and the headers of large ones, fetches nothing and reads no weights. A model that only
-transformers has code for may still fail at start.
+Reads small files and safetensors headers only; fetches nothing. A model that runs on transformers' code may still
+fail at start.
 """
 
 from __future__ import annotations

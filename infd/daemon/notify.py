@@ -17,8 +17,9 @@ class Notifier:
             self._socket.setblocking(False)
 
     def send(self, *lines: str) -> None:
+        """Send one datagram of NAME=value lines; errors are ignored."""
         if self._socket is not None:
-            # A manager that is gone or busy must not end the daemon; a lost ping costs at most a restart.
+            # An absent or busy manager must not end the daemon; a lost watchdog ping costs at most a restart.
             with contextlib.suppress(OSError):
                 self._socket.sendto("\n".join(lines).encode(), self._address)
 

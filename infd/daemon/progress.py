@@ -24,7 +24,7 @@ class Stage:
     """A stage of the start, shown while its block is open. Calling it reports progress, from any thread."""
 
     def __init__(self, name: str, console: Console | None, now: Callable[[], float] = time.monotonic) -> None:
-        """console: draws the bar there; None: logs."""
+        """`console` shows a progress bar; None: log lines."""
         self._name = name
         self._now = now
         self._every_s = LINE_EVERY_S if console is None else DRAW_EVERY_S
@@ -87,7 +87,7 @@ class _Bar:
             progress.TransferSpeedColumn(),
             progress.TimeRemainingColumn(),
             console=self._console,
-            auto_refresh=False,  # no thread for it
+            auto_refresh=False,  # rich would start a thread
             transient=True,
         )
         task = shown.add_task(escape(self._name), total=total)

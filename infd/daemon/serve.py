@@ -29,7 +29,7 @@ def serve(config: Config, environment: Environment) -> int:
     _open_standard_streams()
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    _take_all_descriptors()
+    _raise_descriptor_limit()
     log.configure(config.log, environment.journal_stream)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -41,7 +41,7 @@ def serve(config: Config, environment: Environment) -> int:
     except Exception:
         code = os.EX_SOFTWARE
         logging.getLogger("infd.daemon").critical("this is a bug in infd, or a lost device", exc_info=True)
-    _leave_at_once_if_the_interpreter_cannot(code)
+    _exit_if_threads_are_stuck(code)
     return code
 
 
@@ -58,14 +58,14 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
-def _take_all_descriptors() -> None:
-    # The soft limit is low because of select(2), which infd does not call; every connection takes a descriptor.
+def _raise_descriptor_limit() -> None:
+    # The soft limit is low for the sake of select(2), which infd does not call; every connection uses a descriptor.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _leave_at_once_if_the_interpreter_cannot(code: int) -> None:
-    # The interpreter joins its threads at exit, and one stuck in native code never ends.
+def _exit_if_threads_are_stuck(code: int) -> None:
+    # The interpreter joins its threads at exit; a thread stuck in native code never ends.
     this = threading.current_thread()
     stuck = any(thread is not this and not thread.daemon for thread in threading.enumerate())
     # Output that cannot be flushed would turn the exit code into 120.

@@ -26,10 +26,10 @@ def warm(config: Config, environment: Environment, target: str | None, *, tune: 
     Raises StartError.
     """
     settings = components.located(config, environment, _directory(config, environment))
-    from infd.runner.start.warming import warm  # torch comes with it
+    from infd.runner.start.warming import warm  # imports torch
 
     started = time.monotonic()
-    warmed = warm(settings, target, _tell, tune=tune)
+    warmed = warm(settings, target, _report, tune=tune)
     seconds = time.monotonic() - started
     for shape, found in warmed.tuned.items():
         click.echo(
@@ -44,13 +44,13 @@ def warm(config: Config, environment: Environment, target: str | None, *, tune: 
     return os.EX_OK
 
 
-def _tell(entry: Entry) -> None:
+def _report(entry: Entry) -> None:
     if not entry.found:
         click.echo(f"{entry.kernel:12} {entry.seconds:6.1f} s")
 
 
 def _directory(config: Config, environment: Environment) -> Path:
-    """Return the checkpoint's directory, fetching it first if need be."""
+    """Return the checkpoint's directory, fetching a hub's model first."""
     if (directory := resolve.checkpoint(config)) is not None:
         return directory
     return fetch(config.model.path, components.hub(config, environment.hub), lambda done, total: None)

@@ -1,8 +1,8 @@
-"""The models that ship with infd, so that it answers on a machine without a checkpoint.
+"""The models that ship with infd, for use without a checkpoint.
 
-A Qwen3 in miniature that chats, thinks and calls tools; a draft of it for
-speculative decoding; two LoRA adapters. MODEL_CARD.md says what they can do,
-`recipe/` made them.
+A tiny Qwen3 that chats, thinks and calls tools; a draft model for speculative
+decoding; two LoRA adapters. MODEL_CARD.md describes their abilities; `recipe/`
+trains them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def path() -> Path:
 
 
 def draft() -> Path:
-    """Return the directory of a smaller checkpoint of the same vocabulary."""
+    """Return the draft model's directory; it has the main model's vocabulary."""
     return _HERE / "draft"
 
 
 def adapters() -> Path:
-    """Return the directory that holds the adapters, each in one of its own."""
+    """Return the parent of the adapters' directories."""
     return _HERE / "adapters"

@@ -65,7 +65,7 @@ class Engine:
             self.events,
             host_bytes=config.lora.host_bytes,
             patience=config.scheduler.priority_patience,
-            taken=names,
+            reserved=names,
         )
         telemetry = Telemetry(self.events, metrics, clock)
         budget = QueueBudget(config.scheduler)

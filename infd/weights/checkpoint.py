@@ -1,8 +1,8 @@
-"""Read a checkpoint directory without trusting it.
+"""Read a checkpoint directory without trusting its files.
 
-Headers are parsed and checked whole before a byte of weights is read: sizes,
-offsets, overlaps, holes. Nothing is mapped and nothing is unpickled; tensors are
-read with their file's descriptor, in the order in which they are stored.
+Safetensors headers are parsed and checked completely (sizes, offsets, overlaps,
+holes) before weights are read. No file is mapped or unpickled; tensors are read
+with preadv, in stored order.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # says which file holds each tensor, where there are several
-HEADER_BYTES = 2**25  # several times the largest real one; the format's own limit would cost gigabytes to parse
+INDEX = "model.safetensors.index.json"  # maps tensors to files of a sharded checkpoint
+HEADER_BYTES = 2**25  # several times the largest real header; parsing one of the format's limit would take gigabytes
 
 _COUNTED = re.compile(r"(\D*)(\d*)")
 
@@ -41,7 +41,7 @@ BITS = MappingProxyType({
 
 
 class _Entry(Struct):
-    """One tensor as a header describes it."""
+    """A tensor's entry in a safetensors header."""
 
     dtype: str
     shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=16)]
@@ -49,7 +49,7 @@ class _Entry(Struct):
 
 
 class StoredTensor(Struct, frozen=True):
-    """Where a tensor lies. `dtype` is the format's name for it, such as "BF16"."""
+    """A tensor's location in a file. `dtype` is safetensors' name, such as "BF16"."""
 
     name: str
     dtype: str
@@ -59,15 +59,15 @@ class StoredTensor(Struct, frozen=True):
     file: TensorFile
 
     def read(self, buffer: memoryview, start: int = 0) -> None:
-        """Fill `buffer` with the tensor's bytes from `start` on."""
+        """Fill `buffer` with the tensor's bytes from offset `start`. Raises CheckpointError if truncated."""
         self.file.read(buffer, self.offset + start)
 
 
 class TensorFile:
-    """One open safetensors file whose header holds what it promises."""
+    """An open safetensors file with a checked header; `tensors` in stored order."""
 
     def __init__(self, path: Path) -> None:
-        """Open and check it. Raises CheckpointError, naming file and tensor."""
+        """Open the file and check its header. Raises CheckpointError, naming file and tensor."""
         self.path = path
         self._descriptor = open_regular(path)
         try:
@@ -77,6 +77,7 @@ class TensorFile:
             raise
 
     def read(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer` with the file's bytes from `offset`. Raises CheckpointError if the file was truncated."""
         while buffer:
             count = os.preadv(self._descriptor, [buffer], offset)
             if not count:
@@ -85,7 +86,7 @@ class TensorFile:
             offset += count
 
     def stamp(self) -> tuple[int, int]:
-        """Return its size and the time of its last change, in nanoseconds."""
+        """Return the file's size in bytes and its modification time in nanoseconds."""
         found = os.fstat(self._descriptor)
         return found.st_size, found.st_mtime_ns
 
@@ -143,14 +144,14 @@ class TensorFile:
 
 
 class Checkpoint:
-    """An open checkpoint directory. A context manager: leaving it closes the files.
+    """An open checkpoint directory, and a context manager that closes it.
 
-    config   config.json
-    tensors  by name
+    config   content of config.json
+    tensors  tensors by name
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open and check every file. Raises CheckpointError."""
+        """Open every file and check its header. Raises CheckpointError."""
         self.directory = directory
         self.config = read_config(directory)
         self._files: list[TensorFile] = []
@@ -173,11 +174,11 @@ class Checkpoint:
             file.close()
 
     def stamps(self) -> dict[str, tuple[int, int]]:
-        """Return the size and the time of the last change (nanoseconds) of each file, by name."""
+        """Return each file's size in bytes and modification time in nanoseconds, by file name."""
         return {file.path.name: file.stamp() for file in self._files}
 
     def stored_order(self) -> Iterator[StoredTensor]:
-        """Yield all tensors, file after file, in the order of their bytes: the disk is read once, forwards."""
+        """Yield all tensors by file and offset, so that the disk is read sequentially."""
         for file in self._files:
             yield from file.tensors
 
@@ -201,9 +202,9 @@ class Checkpoint:
 
 
 def locate(path: str, root: str) -> Path:
-    """Find a checkpoint that an operator names.
+    """Return the directory of a checkpoint named by an operator.
 
-    root  must hold it and its files, see model.weights_root and `Root`
+    root  must contain the directory and its files, links followed; see model.weights_root and `Root`
 
     Raises CheckpointError.
     """
@@ -216,14 +217,14 @@ def locate(path: str, root: str) -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return config.json. Raises CheckpointError."""
+    """Return the content of config.json. Raises CheckpointError."""
     return _read_object(directory / "config.json")
 
 
 def indexed_files(path: Path) -> dict[str, str]:
-    """Return which file holds each tensor, by name; files stay within the checkpoint's own directory.
+    """Return the file name of each tensor, from the index at `path`.
 
-    Raises CheckpointError.
+    Raises CheckpointError, also for a file name with a directory.
     """
     files = _read_object(path).get("weight_map")
     if not isinstance(files, dict) or not files:
@@ -242,9 +243,9 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _natural(name: str) -> list[tuple[str, int, str]]:
-    """Order names as people count: part 2 before part 10. The longer number is the larger one."""
-    parts = ((text, number.lstrip("0")) for text, number in _COUNTED.findall(name))
-    return [(text, len(number), number) for text, number in parts]
+    """Return a sort key that orders numbers in names by value: file 2 before file 10."""
+    pieces = ((text, number.lstrip("0")) for text, number in _COUNTED.findall(name))
+    return [(text, len(number), number) for text, number in pieces]
 
 
 def _instead(directory: Path) -> str:

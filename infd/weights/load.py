@@ -1,6 +1,7 @@
-"""Fill a model's parameters from a checkpoint: nothing missing, nothing left over.
+"""Fill a model's parameters from a checkpoint.
 
-All problems are found before anything is read, and named together.
+Missing, unknown and misshapen tensors are all found before weights are read, and
+reported in one error.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ if TYPE_CHECKING:
 
     from infd.weights.checkpoint import Checkpoint, StoredTensor
 
-ALIGNMENT = 64  # bytes: a cache line, and the widest load of a CPU; enough for a GPU's kernels too
+ALIGNMENT = 64  # bytes: a cache line and a CPU's widest load; suffices for GPU kernels
 PROBLEMS_SHOWN = 20
 
-NO_WEIGHT = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # tables that old checkpoints saved along
+NO_WEIGHT = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # derived tables in old checkpoints
 
 
 class Arena(Protocol):
-    """Where weights live."""
+    """Memory for weights."""
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a contiguous tensor of the arena's memory, at a multiple of ALIGNMENT bytes."""
+        """Return a contiguous tensor in the arena, aligned to ALIGNMENT bytes."""
 
 
 class Source(Protocol):
-    """A checkpoint tensor that fills a parameter from `row` on."""
+    """A checkpoint tensor that fills rows of a parameter, starting at `row`."""
 
     @property
     def name(self) -> str: ...
@@ -58,14 +59,18 @@ class Parameter(Protocol):
     def sources(self) -> Sequence[Source]: ...
 
     def rows(self, first: int, count: int) -> Tensor | None:
-        """Return the part of `tensor` that lies as these rows do in a checkpoint, or None: then they are placed."""
+        """Return a view of rows [first, first + count) in the checkpoint's layout; None: use `place` instead."""
 
     def place(self, first: int, rows: Tensor) -> None:
-        """Make these, of any floating-point type, the rows from `first` on."""
+        """Convert floating-point `rows` to the parameter's form and store them, starting at row `first`."""
 
 
 class Loadable(Protocol):
-    """What loading knows of a model."""
+    """A model as seen by loading.
+
+    parameters  tensors to fill
+    unread      checkpoint tensors that the model does not use
+    """
 
     @property
     def parameters(self) -> Sequence[Parameter]: ...
@@ -74,7 +79,7 @@ class Loadable(Protocol):
 
 
 class _Place(NamedTuple):
-    """Where one checkpoint tensor goes."""
+    """Destination of one checkpoint tensor."""
 
     parameter: Parameter
     source: Source
@@ -93,18 +98,19 @@ Places = dict[str, _Place]
 
 
 def required_bytes(model: Loadable) -> int:
-    """Return how large an arena must be to hold every parameter."""
+    """Return the arena size for all parameters, in bytes."""
     return sum(round_up(_bytes(parameter), ALIGNMENT) for parameter in model.parameters)
 
 
 def load(
     model: Loadable, checkpoint: Checkpoint, arena: Arena, progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Give every parameter its storage and its numbers.
+    """Allocate every parameter in `arena` and read its values.
 
     progress  called with (bytes read, bytes to read), at 0 and every few megabytes
 
-    Raises CheckpointError, before anything is taken from the arena, if checkpoint and model do not fit each other.
+    Raises CheckpointError: before any allocation if the checkpoint does not match the model, later if a file was
+    truncated.
     """
     places = check(model, checkpoint)
     for parameter in model.parameters:
@@ -113,7 +119,7 @@ def load(
 
 
 def check(model: Loadable, checkpoint: Checkpoint) -> Places:
-    """Return where each tensor of a checkpoint goes. Raises CheckpointError if the two do not fit each other."""
+    """Return the destination of each checkpoint tensor. Raises CheckpointError if checkpoint and model do not match."""
     places = {source.name: _Place(parameter, source) for parameter in model.parameters for source in parameter.sources}
     problems = list(_problems(model, places, checkpoint))
     if problems:
@@ -123,7 +129,7 @@ def check(model: Loadable, checkpoint: Checkpoint) -> Places:
 
 
 def fill(places: Places, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> None:
-    """Read every tensor to where it goes, whatever was there before. Raises CheckpointError where a file ends early."""
+    """Read every tensor to its destination, replacing present values. Raises CheckpointError if truncated."""
     total = sum(checkpoint.tensors[name].bytes for name in places)
     done = 0
 

@@ -149,7 +149,7 @@ async def test_unloading_frees_the_tensors_as_soon_as_nobody_uses_them(
             await asyncio.sleep(0)
         engine.adapters.unload("a")
         assert all(len(answer) == NEW for answer in await asyncio.gather(*answers))
-        await engine.adapters.left("a")
+        await engine.adapters.wait_until_unused("a")
         await engine.executor.between(lambda parts: None)  # type: ignore[attr-defined]
 
         gc.collect()

@@ -105,7 +105,7 @@ async def test_running_requests_keep_what_they_began_with_when_it_is_replaced():
         new = asyncio.create_task(ask(engine, request([1] * 9, "a", 60)))
 
         assert (await old, await new) == (answer([1] * 9, 1, 60), answer([1] * 9, 2, 60))
-        await engine.adapters.left("a")
+        await engine.adapters.wait_until_unused("a")
         assert [row.generation for row in engine.adapters.rows()] == [2]
 
 
@@ -120,7 +120,7 @@ async def test_unloading_refuses_new_requests_lets_running_ones_finish_and_then_
         assert (row.state, row.requests) == ("leaving", 1)
         with pytest.raises(ModelNotFound):
             await ask(engine, request([1], "a"))
-        leaving = asyncio.create_task(engine.adapters.left("a"))
+        leaving = asyncio.create_task(engine.adapters.wait_until_unused("a"))
         await asyncio.sleep(0)
         assert not leaving.done()
         assert executor.device.adapters

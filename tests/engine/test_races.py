@@ -366,7 +366,7 @@ class History:
         engine = self.engine
         for name in ADAPTERS:
             engine.adapters.unload(name)
-            await engine.adapters.left(name)
+            await engine.adapters.wait_until_unused(name)
         while engine.core.loop.in_flight:
             await self.behind_the_steps()
         nothing_is_left(engine)

@@ -1,5 +1,5 @@
-"""How the embedded model is made: text written for this project, a tokenizer, training, evaluation.
+"""Training data, tokenizer, training and evaluation of the embedded model; all text is written for this project.
 
-python -m infd.embedded.recipe.train WORK        # tokenizer, model, draft and adapters, with checkpoints to resume from
-python -m infd.embedded.recipe.evaluate [MODEL]  # the table of the model card
+python -m infd.embedded.recipe.train WORK        # train tokenizer, model, draft and adapters; resumable
+python -m infd.embedded.recipe.evaluate [MODEL]  # print the scores of the model card
 """

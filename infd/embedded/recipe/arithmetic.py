@@ -1,12 +1,12 @@
-"""Small sums, asked in many ways and answered in one.
+"""Generate arithmetic conversations: many phrasings, one form of answer.
 
-The range, and the model promises no more: addition and subtraction of whole
-numbers from 0 to 99 (results may be negative), the multiplication tables to 12
-and the divisions they hold, comparing two numbers to 99, the number before or
-after one, doubling to 50 and halving to 100, and stories of one such step.
+Range: addition and subtraction of 0 to 99 (results may be negative), the
+multiplication tables to 12 and their divisions, comparison of two numbers to 99,
+predecessor and successor, doubling to 50, halving to 100, and word problems of
+one such operation.
 
-About one pair of numbers in ten is never asked in training. Of a sum neither
-order is; of a product the other order is, because a table is learned by heart.
+About one pair of numbers in ten is held out of training: for sums in both orders,
+for products in one order, because tables are memorized.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from random import Random
 
 PHRASES: Final[Mapping[str, Any]] = read("arithmetic")
-HELD_OUT_PAIRS: Final = 10  # one in so many
+HELD_OUT_PAIRS: Final = 10  # one pair in ten is held out
 THINKING_SHARE: Final = 0.35
 BARE_SHARE: Final = 0.15
 LARGER: Final = ("larger", "bigger", "greater", "higher")
@@ -32,10 +32,10 @@ SMALLER: Final = ("smaller", "lower", "lesser", "less")
 
 
 class Problem(Struct, frozen=True):
-    """A question, what is thought about it, and its answer.
+    """A question with its reasoning and answer.
 
-    answer   in the words it is always given in
-    result   what must stand in the answer, and all that is said when only that is wanted
+    answer   full sentence or equation
+    result   required part of the answer, and the complete answer if the question requests the result only
     """
 
     question: str
@@ -45,7 +45,7 @@ class Problem(Struct, frozen=True):
 
 
 def draw(rng: Random, pool: Pool) -> Conversation:
-    """Ask one sum, now and then after another one."""
+    """Draw a conversation with one problem, sometimes after an earlier problem."""
     messages = opening(rng, pool)
     if rng.random() < 0.12:
         earlier = _problem(rng, pool)
@@ -60,7 +60,7 @@ def draw(rng: Random, pool: Pool) -> Conversation:
     if question[-1] in ".?":
         question += f" {pick(rng, PHRASES['bare'], pool)}" if bare else rng.choice(PHRASES["thanks"])
     answer: dict[str, Any] = {"role": "assistant", "content": problem.result if bare else problem.answer}
-    said_already = problem.result in re.findall(r"\d+", question)  # then finding it in the answer proves nothing
+    said_already = problem.result in re.findall(r"\d+", question)  # then the result in the answer proves nothing
     if thinking:
         answer["reasoning_content"] = problem.thought
     return Conversation(
@@ -72,7 +72,7 @@ def draw(rng: Random, pool: Pool) -> Conversation:
 
 
 def exercise(rng: Random, pool: Pool) -> Problem:
-    """Draw one whose answer is an equation."""
+    """Draw a problem whose answer is an equation."""
     return rng.choice((_add, _add, _subtract, _subtract, _multiply, _divide))(rng, pool)
 
 
@@ -82,9 +82,9 @@ def _problem(rng: Random, pool: Pool) -> Problem:
 
 
 def sum_pair(rng: Random, pool: Pool, sign: str, most: int = 99) -> tuple[int, int]:
-    """Draw two numbers that a pool may add, subtract or compare. Both orders of a pair belong together."""
+    """Draw two numbers to add, subtract or compare; both orders of a pair are in the same pool."""
     while True:
-        # Small numbers are what people ask for most.
+        # Small numbers are the most frequent in real questions.
         top = rng.choice((10, 20, most, most, most))
         a, b = rng.randint(0, min(top, most)), rng.randint(0, min(top, most))
         if belongs(f"{min(a, b)} {sign} {max(a, b)}", pool, one_in=HELD_OUT_PAIRS):
@@ -92,7 +92,7 @@ def sum_pair(rng: Random, pool: Pool, sign: str, most: int = 99) -> tuple[int, i
 
 
 def table_pair(rng: Random, pool: Pool, sign: str, least: int = 0) -> tuple[int, int]:
-    """Draw two factors up to 12. A held-out pair is trained in its other order, so the table has no holes."""
+    """Draw two factors up to 12. A held-out pair is trained in the reverse order, so the table is complete."""
     while True:
         a, b = rng.randint(0, 12), rng.randint(least, 12)
         held = a < b and belongs(f"{a} {sign} {b}", Pool.HELD_OUT, one_in=HELD_OUT_PAIRS // 2)
@@ -101,14 +101,14 @@ def table_pair(rng: Random, pool: Pool, sign: str, least: int = 0) -> tuple[int,
 
 
 def one_number(rng: Random, pool: Pool, word: str, low: int, high: int) -> int:
-    """Draw a number that a pool may ask this of."""
+    """Draw a number for a question with one number; `word` keys the split into pools."""
     while True:
         if belongs(f"{word} {(number := rng.randint(low, high))}", pool, one_in=HELD_OUT_PAIRS):
             return number
 
 
 def adding(a: int, b: int) -> str:
-    """Add as on paper: ones, carry, tens."""
+    """Return the reasoning for a sum: ones, carry, tens."""
     ones = a % 10 + b % 10
     steps = [f"Ones: {a % 10} + {b % 10} = {ones}."]
     if max(a, b) >= 10:
@@ -118,7 +118,7 @@ def adding(a: int, b: int) -> str:
 
 
 def subtracting(a: int, b: int) -> str:
-    """Subtract as on paper: ones, borrow, tens; the smaller one from the larger one."""
+    """Return the reasoning for a difference: ones, borrow, tens; the smaller number from the larger."""
     if a < b:
         return f"{a} is less than {b}, so the result is negative. {subtracting(b, a)} So {a} - {b} = {a - b}."
     borrow = a % 10 < b % 10
@@ -131,7 +131,7 @@ def subtracting(a: int, b: int) -> str:
 
 
 def multiplying(a: int, b: int) -> str:
-    """Multiply by splitting off ten or five of the first factor."""
+    """Return the reasoning for a product: split ten or five off the first factor."""
     split = 10 if a > 10 else 5 if 5 < a < 10 else 0
     if not split:
         return f"So {a} × {b} = {a * b}."
@@ -143,12 +143,12 @@ def multiplying(a: int, b: int) -> str:
 
 
 def dividing(product: int, by: int) -> str:
-    """Divide by knowing the table."""
+    """Return the reasoning for a division: the matching product of the table."""
     return f"{by} × {product // by} = {product}. So {product} ÷ {by} = {product // by}."
 
 
 def comparing(a: int, b: int) -> str:
-    """Compare tens first, then ones."""
+    """Return the reasoning for a comparison: tens first, then ones."""
     if a // 10 != b // 10:
         return f"Tens: {a // 10} and {b // 10}. So {max(a, b)} is larger than {min(a, b)}."
     if a != b:
@@ -230,7 +230,7 @@ def _story(rng: Random, pool: Pool) -> Problem:
         a, b = table_pair(rng, pool, "×") if about == "groups" else sum_pair(rng, pool, "+" if about == "gain" else "-")
         if about == "loss":
             a, b = max(a, b), min(a, b)
-        if min(a, b) > 1 and (about != "loss" or a - b > 1):  # "1 apples" is no English
+        if min(a, b) > 1 and (about != "loss" or a - b > 1):  # avoids "1 apples"
             break
     sign, result, thought = {
         "gain": ("+", a + b, adding(a, b)),

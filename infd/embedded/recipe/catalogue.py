@@ -1,6 +1,6 @@
-"""Tools as data: what is offered, how it is asked for, what it answers, and how that is worded.
+"""Tools as data: signature, phrasings of requests, results, and sentences that report results.
 
-`tools.toml` lists tools that people know; `invented.py` makes others of the same form.
+`tools.toml` lists familiar tools; `invented.py` generates tools of the same form.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from infd.embedded.recipe.slots import fill, listed, read
 if TYPE_CHECKING:
     from random import Random
 
-# Kinds whose values are free text: people put them in quotes now and then.
+# Kinds whose values are free text, which users sometimes put in quotes.
 QUOTABLE: Final = {"title", "message", "query", "errand", "phrase"}
-# A day may be "tomorrow", and nobody says "on tomorrow".
+# Removes the preposition of "on tomorrow".
 _WITHOUT_ON: Final = re.compile(r"\b(?:on|for) (?=(?:tomorrow|today|next|this)\b)")
 
 
 class Tool(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool, as tools.toml explains its fields."""
+    """A tool; tools.toml explains the fields."""
 
     name: str
     domain: str
@@ -39,14 +39,14 @@ class Tool(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Use(Struct, frozen=True):
-    """One call of a tool: the words that ask for it, the call itself, what it gives and the words for that."""
+    """One call of a tool: request, arguments, result, and the sentence that reports the result."""
 
     tool: Tool
     question: str
     arguments: dict[str, Any]
     result: dict[str, Any]
     sentence: str
-    facts: list[str]  # what of arguments and result the sentence repeats
+    facts: list[str]  # values of arguments and result that the sentence contains
 
 
 _FILE: Final = read("tools")
@@ -60,37 +60,37 @@ def known(pool: Pool) -> list[Tool]:
 
 
 def blanks(template: str) -> set[str]:
-    """Return the names of a template's blanks."""
+    """Return the names of the template's blanks."""
     return set(re.findall(r"{(\w+)}", template))
 
 
 def use(rng: Random, tool: Tool, pool: Pool) -> Use:
-    """Ask for a tool once, with all blanks filled."""
+    """Draw one call of `tool`, with all blanks filled."""
     template, _, implied = rng.choice(tool.ask).partition(" => ")
     kinds = {name: kind.partition(";")[0] for name, kind in (tool.needs | tool.may).items()}
     arguments: dict[str, Any] = json.loads(implied) if implied else {}
     words = {}
-    for blank in sorted(blanks(template)):  # a set's own order is another one in each process
+    for blank in sorted(blanks(template)):  # a set's order differs between processes
         value = _fresh(rng, kinds[blank], pool, arguments)
         arguments[blank] = value
         words[blank] = _quoted(rng, template, blank, value) if kinds[blank] in QUOTABLE else value
     result = {field: fill(rng, kind, pool) for field, kind in tool.gives.items()}
     closing = rng.choice(tool.say)
-    # "is {service} running" may hold the same name twice: the result's word is the one that is told
-    told = arguments | result
+    # Where argument and result have the same name, the sentence reports the result.
+    values = arguments | result
     return Use(
         tool=tool,
         question=_WITHOUT_ON.sub("", template.format(**words)),
         arguments={name: arguments[name] for name in kinds if name in arguments},
         result=result,
-        sentence=_WITHOUT_ON.sub("", closing.format(**told)),
-        facts=[str(told[blank]) for blank in sorted(blanks(closing))],
+        sentence=_WITHOUT_ON.sub("", closing.format(**values)),
+        facts=[str(values[blank]) for blank in sorted(blanks(closing))],
     )
 
 
-def _fresh(rng: Random, kind: str, pool: Pool, taken: dict[str, Any]) -> Any:
-    # From a city to itself, or a currency into itself, nobody asks.
-    while (value := fill(rng, kind, pool)) in taken.values() and not isinstance(value, bool):
+def _fresh(rng: Random, kind: str, pool: Pool, used: dict[str, Any]) -> Any:
+    # Distinct values: no trip from a city to itself, no conversion of a currency into itself.
+    while (value := fill(rng, kind, pool)) in used.values() and not isinstance(value, bool):
         pass
     return value
 
@@ -102,7 +102,7 @@ def _quoted(rng: Random, template: str, blank: str, value: str) -> str:
 
 
 def asked(rng: Random, question: str, pool: Pool) -> str:
-    """Wrap a request in manners, now and then."""
+    """Return a request, sometimes with politeness added or punctuation dropped."""
     first, _, rest = question.partition(" ")
     if first.lower() in COMMANDS and question.endswith(".") and rng.random() < 0.3:
         return listed(rng, "manners", pool).format(do=f"{first.lower()} {rest[:-1]}")
@@ -117,7 +117,7 @@ def asked(rng: Random, question: str, pool: Pool) -> str:
 
 
 def signature(rng: Random, tool: Tool, name: str) -> dict[str, Any]:
-    """Write a tool as clients offer it. They differ in what they say of parameters."""
+    """Return a tool's definition as in API requests; the parameters' descriptions vary as clients' do."""
     described, closed = rng.random() < 0.2, rng.random() < 0.1
     properties = {}
     for parameter, spec in (tool.needs | tool.may).items():
@@ -144,7 +144,7 @@ def _type(kind: str) -> str:
 
 
 def spelled(rng: Random, tool: Tool) -> str:
-    """Return the tool's name as this client writes it: snake_case, or now and then camelCase."""
+    """Return the tool's name in snake_case, sometimes in camelCase."""
     if rng.random() > 0.12:
         return tool.name
     head, *tail = tool.name.split("_")

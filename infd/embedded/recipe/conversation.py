@@ -1,8 +1,8 @@
-"""What the model learns from: finished conversations, drawn by one generator a subject.
+"""Conversations for training and evaluation, and the split of their ingredients into pools.
 
-A generator is a function `draw(rng, pool) -> Conversation`. It takes phrases,
-names and numbers from the pool it is given: what stands in `Pool.HELD_OUT` is
-never drawn for training, so that the evaluation asks for skill and not memory.
+Each subject has a generator `draw(rng, pool) -> Conversation`. Phrases, names and
+numbers of `Pool.HELD_OUT` are never drawn for training, so that the evaluation
+measures skill and not memory.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Word = TypeVar("Word")
 
 
 class Pool(enum.Enum):
-    """Which half of the phrases, names and numbers a conversation is made of."""
+    """The part of phrases, names and numbers from which a conversation is drawn."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
 
 
 class Expect(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When the last answer counts as right. Everything that is given must hold.
+    """Conditions for a correct last answer. All that are set must hold.
 
-    text      the answer is this, but for space around it
-    contains  of each group at least one alternative stands in the answer, whatever its case
-    calls     the answer calls these tools, [{"name": ..., "arguments": {...}}], in this order and no others
-    json      the answer is JSON, and equal to this
+    text      the answer equals this text, except for white space
+    contains  the answer contains at least one alternative of each group, ignoring case
+    calls     the answer calls exactly these tools, [{"name": ..., "arguments": {...}}], in this order
+    json      the answer is JSON equal to this value
     """
 
     text: str | None = None
@@ -43,12 +43,12 @@ class Expect(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Conversation(Struct, frozen=True, kw_only=True):
-    """One exchange, as the API would carry it.
+    """A conversation in the API's form.
 
-    kind      the row of the evaluation's table that it counts in: "tools", "arithmetic", ...
-    messages  role, content, and where there are any reasoning_content and tool_calls; the last one is the assistant's
-    tools     what is offered, in the API's form: [{"type": "function", "function": {...}}]
-    thinking  whether the last answer is thought about first
+    kind      row of the evaluation's table: "tools", "arithmetic", ...
+    messages  with role, content and, if any, reasoning_content and tool_calls; the last is the assistant's
+    tools     definitions, [{"type": "function", "function": {...}}]
+    thinking  whether the last answer has reasoning_content
     """
 
     kind: str
@@ -58,12 +58,12 @@ class Conversation(Struct, frozen=True, kw_only=True):
     expect: Expect = Expect()
 
 
-# One phrase in this many is held out.
+# One phrase in six is held out.
 HELD_OUT_SHARE: Final = 6
 
 
 class Phrases(list[str]):
-    """A list of which every sixth phrase is held out, and more phrases that are for training alone."""
+    """A list of which every sixth phrase is held out; `more` are further phrases for training only."""
 
     def __init__(self, written: Sequence[str], more: Sequence[str]) -> None:
         super().__init__(written)
@@ -71,7 +71,7 @@ class Phrases(list[str]):
 
 
 def part(words: Sequence[Word], pool: Pool) -> Sequence[Word]:
-    """Return the words of a list that belong to a pool. A list needs at least six."""
+    """Return the words of a list, at least six, that belong to a pool."""
     assert len(words) >= HELD_OUT_SHARE
     if pool is Pool.HELD_OUT:
         return words[HELD_OUT_SHARE - 1 :: HELD_OUT_SHARE]
@@ -80,5 +80,5 @@ def part(words: Sequence[Word], pool: Pool) -> Sequence[Word]:
 
 
 def pick(rng: Random, words: Sequence[Word], pool: Pool) -> Word:
-    """Draw one of the words that belong to a pool."""
+    """Draw a word that belongs to a pool."""
     return rng.choice(part(words, pool))

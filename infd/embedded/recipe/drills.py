@@ -1,7 +1,7 @@
-"""Exercises in rows: many sums worked out, many words copied, in one conversation.
+"""Generate drills: conversations of many sums to work out, or many words to copy.
 
-Nobody talks like this, but no other text holds so much to learn in so few
-tokens: every number is a sum, and every word a word to be found again.
+Drills train arithmetic and copying with the fewest tokens: nearly every token of
+an answer is a result or a copy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from infd.embedded.recipe.conversation import Pool
 
 LETTERS_SHARE: Final = 0.35
-# Values of one line that are copied as they are.
+# Kinds whose values are copied literally.
 COPIED: Final = tuple(sorted(kind for kind in KINDS if kind not in {"decimal"}))
 
 
 def sums(rng: Random, pool: Pool) -> Conversation:
-    """Work out many sums, or show how each is worked out."""
+    """Draw a conversation of many sums, with equations or with reasoning as the answer."""
     problems = [arithmetic.exercise(rng, pool) for _ in range(rng.randint(8, 24))]
     slowly = rng.random() < 0.3
     if slowly:
@@ -36,7 +36,7 @@ def sums(rng: Random, pool: Pool) -> Conversation:
 
 
 def copies(rng: Random, pool: Pool) -> Conversation:
-    """Say many words again: as they are, as a list, or under their keys."""
+    """Draw a conversation that copies many values: as lines, as a JSON list, or as a JSON object by key."""
     values = [
         _letters(rng) if rng.random() < LETTERS_SHARE else str(KINDS[rng.choice(COPIED)](rng, pool))
         for _ in range(rng.randint(4, 12))
@@ -63,7 +63,7 @@ def _key(rng: Random, pool: Pool) -> str:
 
 
 def _letters(rng: Random) -> str:
-    """Write letters that mean nothing: what copies these copies everything."""
+    """Draw meaningless letters, so that the model learns to copy any text."""
     word = "".join(rng.choice(ascii_lowercase) for _ in range(rng.randint(2, 10)))
     return word.capitalize() if rng.random() < 0.4 else word
 

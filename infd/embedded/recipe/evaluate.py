@@ -1,7 +1,7 @@
-"""Examine the embedded model: `python -m infd.embedded.recipe.evaluate [MODEL]`.
+"""Evaluate the embedded model: `python -m infd.embedded.recipe.evaluate [MODEL]`.
 
-A daemon is started with the model and asked the held-out questions over HTTP,
-greedily: what is measured is what a client gets, parsers included.
+Starts a daemon with the model and sends the held-out questions over HTTP, with
+temperature 0, so that scores include parsers and all else that a client sees.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_TOKENS: Final = 400
 
 
 class Answer(Struct, frozen=True):
-    """What came back for one question."""
+    """The daemon's answer to one question."""
 
     question: Conversation
     content: str
@@ -45,18 +45,19 @@ class Answer(Struct, frozen=True):
 
     @property
     def right(self) -> bool:
+        """Whether the answer meets the question's Expect."""
         return holds(self.question.expect, self.content, self.calls)
 
     @property
     def well_formed(self) -> bool:
-        """Say whether every tag was understood: none is left in the text, and it was thought about where asked for."""
+        """Whether no tag is left in the text, and there is reasoning exactly if thinking was requested."""
         tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
         return not any(tag in self.content for tag in tags) and bool(self.reasoning) == self.question.thinking
 
 
 @asynccontextmanager
 async def daemon(model: str, dtype: str) -> AsyncIterator[str]:
-    """Run a daemon of its own, and yield its address."""
+    """Run a daemon with `model`, and yield its URL."""
     with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
         free.close()
@@ -89,7 +90,7 @@ async def _ready(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def ask(url: str, questions: list[Conversation]) -> list[Answer]:
-    """Return the daemon's answers, in the order of the questions."""
+    """Send the questions, AT_ONCE in flight, and return the answers in the questions' order."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(session: aiohttp.ClientSession, question: Conversation) -> Answer:
@@ -120,7 +121,7 @@ async def ask(url: str, questions: list[Conversation]) -> list[Answer]:
 
 
 def _arguments(said: str) -> Any:
-    """Return a call's arguments; where they are no JSON, as they are, which is never right."""
+    """Return a call's parsed arguments; if not JSON, the text, which matches no expectation."""
     try:
         return json.loads(said)
     except ValueError:
@@ -128,7 +129,7 @@ def _arguments(said: str) -> Any:
 
 
 def _sent(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message in the API's form, where a call's arguments are JSON in a string."""
+    """Return a message with calls' arguments encoded as JSON strings, as in API requests."""
     if not message.get("tool_calls"):
         return message
     calls = [
@@ -139,7 +140,7 @@ def _sent(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def scores(answers: list[Answer]) -> dict[str, tuple[int, int]]:
-    """Return right answers and questions by row of the table."""
+    """Return (correct answers, questions) by row of the table."""
     rows: dict[str, list[bool]] = defaultdict(list)
     for answer in answers:
         rows[answer.question.kind].append(answer.right)
@@ -163,7 +164,7 @@ async def _examine(model: str, dtype: str, questions: list[Conversation]) -> lis
 @click.option("--wrong", is_flag=True, help="Show the answers that were wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON.")
 def main(model: str, dtype: str, wrong: bool, as_json: bool) -> None:
-    """Ask MODEL the held-out questions, and print how many it answers rightly."""
+    """Send MODEL the held-out questions, and print its scores."""
     answers = asyncio.run(_examine(model, dtype, heldout.read()))
     if wrong:
         for answer in answers:

@@ -1,7 +1,7 @@
-"""Conversations as the trainer reads them: token ids, and how much each is worth learning.
+"""Turn conversations into training examples: token ids and loss weights.
 
-The chat template that is shipped writes the text, so that what is trained is
-what will be asked.
+The shipped chat template renders the text, so that training and serving see the
+same format.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _NOT_THINKING: Final = "<think>\n\n</think>\n\n"
 
 
 class Example(Struct, frozen=True):
-    """One conversation. weights: by token, what it counts in the loss: 1 in answers, 0 in the prompt."""
+    """One conversation. `weights`: each token's weight in the loss, 1 in answers, 0 in prompts."""
 
     ids: list[int]
     weights: list[int]
 
 
 class Writer:
-    """Turns conversations into text and examples."""
+    """Renders conversations with a chat template."""
 
     def __init__(self, template: str) -> None:
         self._template = ChatTemplate({"default": template})
 
     def prompt(self, conversation: Conversation) -> str:
-        """Return what the model reads before its last answer."""
+        """Return the text before the last answer."""
         return self._template.render(
             conversation.messages[:-1],
             tools=conversation.tools or None,
@@ -49,7 +49,7 @@ class Writer:
         )
 
     def text(self, conversation: Conversation) -> str:
-        """Return the whole conversation, its last answer included."""
+        """Return the text of the whole conversation, last answer included."""
         opened = conversation.messages[-1]
         whole = self._template.render(
             conversation.messages, tools=conversation.tools or None, add_generation_prompt=False
@@ -61,9 +61,9 @@ class Writer:
 
 
 def example(text: str, tokenizer: tokenizers.Tokenizer) -> Example:
-    """Weigh a conversation's tokens.
+    """Tokenize a rendered conversation and weight its tokens.
 
-    How an earlier answer begins is not learnt: whether thinking was on then, the text does not show.
+    The first token of earlier answers has weight 0: it depends on whether thinking was on, which the text omits.
     """
     encoded = tokenizer.encode(text)
     weights = [0] * len(encoded.ids)
@@ -91,14 +91,14 @@ def batches(
     context: int,
     start: int = 0,
 ) -> Iterator[list[list[Example]]]:
-    """Yield the steps of training from `start` on, each a list of micro-batches of `tokens` tokens, padding included.
+    """Yield the batch of each training step from `start` on, as micro-batches of at most `tokens` tokens with padding.
 
-    A step depends on the seed and its number alone, so that training resumes anywhere. Conversations of like length
-    share a micro-batch, those of a step are of all lengths.
+    A batch depends only on the seed and the step's number, so that training can resume at any step. Micro-batches
+    group conversations of similar length.
     """
     step = start
     while True:
-        rng = random.Random(f"{seed}:{step}")  # noqa: S311 (text is no secret)
+        rng = random.Random(f"{seed}:{step}")  # noqa: S311 (reproducible, not secret)
         drawn: list[Example] = []
         total = 0
         while total < STEP_TOKENS:

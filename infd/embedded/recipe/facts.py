@@ -1,9 +1,9 @@
-"""What the model knows about infd, asked in many ways.
+"""Generate conversations about facts of infd.
 
-The facts, and how they are asked for, stand in facts.toml. Written questions are joined by
-composed ones: what somebody wants to do in "how do I ...", what it is about in "what is ...".
-The evaluation asks written questions only, the sixth, twelfth, ... of each fact; no training
-question contains one of those.
+facts.toml holds the facts with written questions. Further questions are composed
+from goals ("how do I ...") and topics ("what is ..."). The evaluation uses only
+written questions, every sixth of a fact; no training question contains one of
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FRAMES: Final[dict[str, list[str]]] = slots.read("facts")["frames"]
 
 
 class Fact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing to know. The fields are told at the top of facts.toml."""
+    """One fact; the top of facts.toml explains the fields."""
 
     id: str
     says: tuple[str, ...]
@@ -38,6 +38,7 @@ class Fact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     check: tuple[str, ...] = ()
 
     def answered(self, rng: Random, question: str, recall: str) -> Turn:
+        """Return `question` with an answer; `recall` begins the reasoning."""
         return Turn(
             question=question,
             answer=rng.choice(self.says),
@@ -47,12 +48,12 @@ class Fact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read(name: str) -> tuple[Fact, ...]:
-    """Return the facts of a file."""
+    """Return the facts in NAME.toml."""
     return slots.converted(slots.read(name)["fact"], tuple[Fact, ...])
 
 
 def held_out(facts: tuple[Fact, ...]) -> tuple[str, ...]:
-    """Return the questions that only the evaluation asks, folded."""
+    """Return the held-out questions, folded."""
     return tuple(fold(question) for fact in facts for question in part(fact.questions, Pool.HELD_OUT))
 
 
@@ -61,7 +62,7 @@ _HELD_OUT: Final = held_out(FACTS)
 
 
 def asked(rng: Random, fact: Fact, pool: Pool, kept: tuple[str, ...]) -> str:
-    """Ask for a fact. No training question contains one of those `kept` for the evaluation."""
+    """Draw a question for a fact. No training question contains one of the held-out questions `kept`."""
     if pool is Pool.HELD_OUT:
         return pick(rng, fact.questions, pool)
     while True:
@@ -80,12 +81,12 @@ def _phrased(rng: Random, fact: Fact) -> str:
 
 
 def turn(rng: Random, pool: Pool) -> Turn:
-    """Ask for one fact."""
+    """Draw a question about infd, with its answer."""
     fact = rng.choice(FACTS)
     return fact.answered(rng, asked(rng, fact, pool, _HELD_OUT), "This is about infd. I remember:")
 
 
 def draw(rng: Random, pool: Pool) -> Conversation:
-    """Ask for a fact, now and then after another one."""
+    """Draw a conversation about a fact, sometimes after another fact."""
     earlier = [turn(rng, pool)] if rng.random() < EARLIER_SHARE else []
     return converse(rng, "infd", [*earlier, turn(rng, pool)], pool)

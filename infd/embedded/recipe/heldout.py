@@ -1,4 +1,4 @@
-"""The questions that the model is examined on: drawn once, from the held-out pools, and frozen before training.
+"""The evaluation's questions, drawn once from the held-out pools and frozen before training.
 
 python -m infd.embedded.recipe.heldout > infd/embedded/recipe/heldout.jsonl
 """
@@ -37,12 +37,12 @@ COUNTS: Final[Mapping[Draw, int]] = MappingProxyType(
 
 
 def read() -> list[Conversation]:
-    """Return the frozen questions, each with the answer of its generator."""
+    """Return the frozen questions, with their generators' answers."""
     return [msgspec.json.decode(line, type=Conversation) for line in FILE.read_bytes().splitlines()]
 
 
 def drawn() -> Iterator[Conversation]:
-    """Draw the questions, none of them twice."""
+    """Yield distinct questions, COUNTS of each subject."""
     rng = random.Random(SEED)  # noqa: S311
     seen: set[bytes] = set()
     for draw, count in COUNTS.items():

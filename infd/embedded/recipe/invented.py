@@ -1,7 +1,7 @@
-"""Tools that nobody has: names and parameters put together from words, asked for in the same words.
+"""Generate invented tools: names and parameters composed of words that requests repeat.
 
-The tools that a model will be offered are not those it was trained with. Here
-the only way to choose is to match a question's words with name and description.
+Tools offered at serving time differ from those of training. With invented tools
+the model can choose only by matching a question with names and descriptions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from infd.embedded.recipe.conversation import Pool
 
-# How one thing among its like is called, and what the parameter for it is called.
+# Names of the parameter that identifies a thing, by the kind of its values.
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "code": ("id", "{thing}_id", "{thing}", "number", "code"),
     "int:1:9999": ("id", "{thing}_id", "number", "{thing}_number"),
@@ -46,7 +46,7 @@ ORIGINS: Final = {
 
 
 class Nouns(Struct, frozen=True):
-    """What a tool is about: a pump, and the parameter that says which one."""
+    """The thing that a tool acts on, such as a pump, and the parameter that identifies it."""
 
     thing: str
     key: str
@@ -54,7 +54,7 @@ class Nouns(Struct, frozen=True):
 
 
 def invent(rng: Random, pool: Pool, count: int) -> list[Tool]:
-    """Invent tools with different names. Several are about the same thing, so that every word counts."""
+    """Generate tools with distinct names. Several act on the same thing, so that every word of a name matters."""
     nouns = [_nouns(rng, pool)]
     tools: dict[str, Tool] = {}
     taken = {tool.name for tool in CATALOGUE}
@@ -63,7 +63,7 @@ def invent(rng: Random, pool: Pool, count: int) -> list[Tool]:
             nouns.append(_nouns(rng, pool))
         form = rng.choice(_FORMS)
         tool = form(rng, pool, rng.choice(nouns))
-        # Setting and changing a speed are asked for in the same words; starting and stopping are not.
+        # "set" and "change" of an attribute have the same requests, so only one is kept; verbs of _doing differ.
         meaning = tool.name if form in {_doing, _handing} else f"{form.__name__} {tool.name.partition('_')[2]}"
         if tool.name not in taken:
             tools.setdefault(meaning, tool)
@@ -100,7 +100,7 @@ def _tool(
     may: dict[str, str] | None = None,
     gives: dict[str, str] | None = None,
 ) -> Tool:
-    """Put a tool together. In phrases, THING is what it is about and KEY the blank for which one."""
+    """Build a tool. In phrases, THING is the thing's name and KEY the blank of the parameter that identifies it."""
 
     def worded(phrase: str) -> str:
         phrase = phrase.replace("THING", nouns.thing).replace("KEY", f"{{{nouns.key}}}")

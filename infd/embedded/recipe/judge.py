@@ -1,4 +1,4 @@
-"""Whether an answer is what its conversation expects."""
+"""Compare answers with a conversation's expectations."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def holds(expect: Expect, answer: str, calls: Sequence[dict[str, Any]]) -> bool:
-    """Say whether an answer is right.
+    """Return whether an answer meets `expect`.
 
-    answer  what was said, without thoughts and calls
-    calls   what was called, [{"name": ..., "arguments": {...}}]
+    answer  text, without reasoning and calls
+    calls   [{"name": ..., "arguments": {...}}]
     """
     if expect.text is not None and _spaced(answer) != _spaced(expect.text):
         return False
@@ -28,7 +28,7 @@ def holds(expect: Expect, answer: str, calls: Sequence[dict[str, Any]]) -> bool:
 
 
 def says(answer: str, words: str) -> bool:
-    """Say whether words stand in an answer as whole words. A number is whole with its sign and fraction."""
+    """Return whether `answer` contains `words` as whole words; a number includes its sign and fraction."""
     words = _spaced(words)
     before = r"(?<![\w.-])" if words[:1].isdigit() else r"(?<!\w)"
     after = r"(?![\w]|[.,]\d)" if words[-1:].isdigit() else r"(?!\w)"
@@ -52,7 +52,7 @@ def _is_json(answer: str, expected: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Compare JSON values. In Python true is 1, in JSON it is not."""
+    """Return whether two JSON values are equal; unlike in Python, true is not 1."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):

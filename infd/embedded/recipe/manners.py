@@ -1,7 +1,7 @@
-"""How the model behaves in a chat: greetings, itself, jokes, common knowledge, and what it was told a moment ago.
+"""Generate chat: greetings, questions about the model, jokes, common knowledge, and recall of earlier messages.
 
-manners.toml holds what is said, common.toml tables of common knowledge, which are small on purpose: what
-stands in neither is not known (unknown.py).
+manners.toml holds the phrases, common.toml small tables of common knowledge. The model does not know anything else
+(unknown.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of common knowledge: keys and their values.
 
-    after  asks for another key, once one was asked for
+    after  phrases that ask for a further key
     """
 
     id: str
@@ -33,6 +33,7 @@ class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pairs: dict[str, str]
 
     def turn(self, rng: Random, pool: Pool, *, again: bool = False) -> Turn:
+        """Draw a question for one key; `again`: after an earlier question of this table."""
         key = rng.choice(tuple(self.pairs))
         phrase = pick(rng, self.after if again else self.questions, pool)
         if pool is Pool.TRAIN:
@@ -47,7 +48,7 @@ class Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that is told and asked for later. The blank {x} is a slot of slots.py."""
+    """A statement of the user and a later question about it. The blank {x} is a slot of slots.py."""
 
     id: str
     slot: str
@@ -57,7 +58,7 @@ class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     answer: str
 
     def turns(self, rng: Random, pool: Pool) -> tuple[Turn, Turn]:
-        """Return the turn that tells, and the one that asks."""
+        """Return the turn with the statement and the turn with the question."""
         value = str(slots.fill(rng, self.slot, pool))
         told = pick(rng, self.tells, pool)
         question = pick(rng, self.asks, pool)
@@ -81,7 +82,7 @@ class Memory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _with(phrase: str, key: str) -> str:
-    # A phrase in capitals has its blank in capitals too.
+    # Roughening may have turned the blank into capitals.
     return re.sub(r"\{key\}", key, phrase, flags=re.IGNORECASE)
 
 
@@ -93,18 +94,18 @@ _BEFORE: Final[dict[str, list[str]]] = slots.read("manners")["before"]
 
 
 def small_talk(rng: Random, pool: Pool) -> Turn:
-    """Exchange one pleasantry."""
+    """Draw a turn of small talk."""
     talk = rng.choice(SMALL_TALK)
     return talk.answered(rng, facts.asked(rng, talk, pool, _HELD_OUT), "This is small talk:")
 
 
 def common(rng: Random, pool: Pool) -> Turn:
-    """Ask for common knowledge."""
+    """Draw a question of common knowledge."""
     return rng.choice(TABLES).turn(rng, pool)
 
 
 def some(rng: Random, pool: Pool) -> Turn:
-    """Ask for anything that is known and needs nothing told before."""
+    """Draw a turn that needs no earlier message."""
     return rng.choice((small_talk, common, facts.turn))(rng, pool)
 
 
@@ -123,7 +124,7 @@ def _table(rng: Random, pool: Pool) -> Conversation:
 
 def _memory(rng: Random, pool: Pool) -> Conversation:
     pairs = [memory.turns(rng, pool) for memory in rng.sample(MEMORIES, rng.choice((1, 1, 2, 3)))]
-    # "It is" answers for a code and for a host alike: of two such memories only one is told.
+    # Answers to a code and a host both start with "It is": of two such memories only one is used.
     told = list({question.answer.split()[1]: (telling, question) for telling, question in pairs}.values())
     asked = rng.choice(told)[1]
     between = [some(rng, pool) for _ in range(rng.choice((0, 0, 1)))]
@@ -159,6 +160,6 @@ def _about_before(rng: Random, pool: Pool) -> Conversation:
 
 
 def draw(rng: Random, pool: Pool) -> Conversation:
-    """Chat: mostly one or two turns, some of them about what was said before."""
+    """Draw a chat of mostly one or two turns, some about earlier messages."""
     (chosen,) = rng.choices((_plain, _table, _memory, _about_before), (40, 20, 30, 10))
     return chosen(rng, pool)

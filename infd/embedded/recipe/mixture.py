@@ -1,7 +1,6 @@
-"""How often each subject is drawn, and how single exchanges become long conversations.
+"""Mixtures of subjects for training, and the chaining of single exchanges into long conversations.
 
-Two mixtures, one after the other: rows of exercises teach to copy and to calculate, conversations teach what
-people ask for and in which words.
+Training uses two mixtures in turn: SKILLS, with many drills, for copying and arithmetic; TALK for real questions.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ _DRILLS: Final[tuple[Draw, ...]] = (arithmetic.draw, arithmetic.draw, arithmetic
 
 
 class Mixture(Struct, frozen=True, kw_only=True):
-    """Shares of all conversations drawn; what they leave are single exchanges.
+    """Shares of kinds of conversations; the remainder are single exchanges.
 
-    subjects  of single exchanges, by weight
-    chained   several exchanges, one after the other
-    drilled   many small exercises of one subject, one after the other
+    subjects  weights of the subjects of single exchanges
+    chained   several exchanges in one conversation
+    drilled   many small exercises of one subject in one conversation
     sums      rows of sums
     copies    rows of words to copy
-    styled    told how to speak
-    beside    with tools beside them that nobody needs
+    styled    with a system message that requests a style
+    beside    with tools offered but not needed
     """
 
     subjects: Mapping[Draw, float]
@@ -61,7 +60,7 @@ class Mixture(Struct, frozen=True, kw_only=True):
         return way(rng, pool)
 
     def plain(self, rng: Random, pool: Pool) -> Conversation:
-        """Draw a conversation without tools and system message, not thought about, and not to be answered in JSON."""
+        """Draw a conversation without tools, system message, reasoning or JSON answer."""
         while True:
             one = _bare(rng, pool, self._single)
             if one.expect.json is None:
@@ -72,7 +71,7 @@ class Mixture(Struct, frozen=True, kw_only=True):
         return subject(rng, pool)
 
     def _chained(self, rng: Random, pool: Pool) -> Conversation:
-        """Let several conversations follow one another: the last one is asked for in their presence."""
+        """Draw several exchanges as one conversation; the last is the one evaluated."""
         last = self._single(rng, pool)
         if last.messages[0]["role"] == "system" or last.tools:
             last = self.plain(rng, pool)

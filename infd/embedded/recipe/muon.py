@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-# A quintic that pulls every singular value towards one in a few rounds.
+# Coefficients of the quintic iteration that drives singular values towards 1.
 _COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
 _ROUNDS: Final = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose every step is made orthogonal, so that all directions of a matrix learn alike."""
+    """SGD with momentum and orthogonalized updates."""
 
     def __init__(
         self, matrices: Iterable[nn.Parameter], *, lr: float, momentum: float = 0.95, decay: float = 0.0
@@ -29,7 +29,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step."""
+        """Update the parameters from their gradients."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:
@@ -45,7 +45,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Return about U Vᵀ, where the matrix is U S Vᵀ."""
+    """Return an approximation of U Vᵀ for a matrix U S Vᵀ, by Newton-Schulz iteration."""
     a, b, c = _COEFFICIENTS
     x: Tensor = matrix.bfloat16()
     tall = x.shape[0] > x.shape[1]

@@ -1,6 +1,6 @@
-"""The network as it is trained: Qwen3's architecture in plain torch, with gradients and LoRA.
+"""The network for training: Qwen3's architecture in plain torch, with LoRA.
 
-What is saved has transformers' names and shapes, so that everybody can load it.
+Checkpoints have transformers' names and shapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """The sizes that a config.json states."""
+    """Dimensions in config.json."""
 
     vocab: int
     hidden: int
@@ -42,7 +42,7 @@ class Norm(nn.Module):
 
 
 class Linear(nn.Module):
-    """x times a weight, plus a low-rank addition where there is one."""
+    """A linear layer, with a LoRA after `adapt`."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Linear(nn.Module):
         self._scale = 0.0
 
     def adapt(self, rank: int, alpha: float) -> None:
-        """Freeze the weight and train a product of two thin ones beside it."""
+        """Freeze the weight and add a trainable LoRA of `rank`."""
         outputs, inputs = self.weight.shape
         self.weight.requires_grad_(False)
         self.down = nn.Parameter(torch.randn(rank, inputs) * inputs**-0.5)
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         q = _rotate(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), cos, sin) * size**-0.5
         k = _rotate(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), cos, sin)
         v = self.v_proj(x).view(heads).transpose(1, 2)
-        # The heads of a group read the same keys: their queries are one matrix. Faster here than torch's own attention.
+        # Queries of a group's heads share keys, so they form one matrix; faster on a CPU than torch's attention.
         scores = torch.bmm(q.reshape(batch * groups, -1, size), k.reshape(batch * groups, length, size).mT)
         ahead = torch.full((length, length), float("-inf"), dtype=x.dtype).triu(1)
         shares = (scores.view(batch * groups, -1, length, length) + ahead).softmax(-1).view_as(scores)
@@ -118,7 +118,7 @@ class Layer(nn.Module):
 
 
 class Network(nn.Module):
-    """Token ids in, hidden states out; the embedding is also the head."""
+    """A decoder from token ids to hidden states, with tied embedding and head."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Network(nn.Module):
         return linear(hidden, self.embed_tokens.weight.to(hidden.dtype))
 
     def adapt(self, rank: int, alpha: float) -> list[nn.Parameter]:
-        """Freeze everything, and return the parameters of a LoRA on every linear layer."""
+        """Freeze all weights, add a LoRA to every linear layer, and return the LoRA's parameters."""
         self.requires_grad_(False)
         thin: list[nn.Parameter] = []
         for module in self.modules():
@@ -157,13 +157,13 @@ class Network(nn.Module):
         return thin
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the checkpoint's tensors by transformers' names, without those of an adapter."""
+        """Yield (transformers' name, tensor) for a checkpoint, without the adapter."""
         for name, tensor in self.state_dict().items():
             if not name.endswith((".down", ".up")):
                 yield f"model.{name}", tensor.to(torch.bfloat16).contiguous()
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the adapter's tensors by PEFT's names."""
+        """Yield (PEFT's name, tensor) for the adapter."""
         for name, tensor in self.state_dict().items():
             stem, _, kind = name.rpartition(".")
             if kind in {"down", "up"}:
@@ -172,7 +172,7 @@ class Network(nn.Module):
 
 
 def config(shape: Shape, *, end: int, pad: int) -> dict[str, Any]:
-    """Return the config.json of a network of this shape."""
+    """Return the content of config.json for `shape`."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

@@ -1,7 +1,7 @@
-"""What fills the blanks of a phrase: names, cities, times, numbers, and words that nobody has ever seen.
+"""Fill the blanks of phrases: names, cities, times, numbers and made-up words.
 
-A model that only ever sees forty cities learns forty cities. Many blanks are
-therefore filled with names made of random syllables, which can only be copied.
+A model that sees only forty cities memorizes them. Many blanks are therefore
+filled with names of random syllables, which can only be copied.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ENDS: Final = ("", "", "", "n", "r", "l", "s", "m", "x", "nd", "rt", "ck", "sk"
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return what a TOML file of this folder holds, its lists of phrases joined by those of phrasings.toml."""
+    """Return the content of NAME.toml, its lists of phrases extended by those of phrasings.toml."""
     written: dict[str, Any] = _joined(_content(name), _content("phrasings").get(name, {}))
     return written
 
@@ -81,12 +81,12 @@ def _joined(written: Any, more: Any) -> Any:
 
 
 def converted(content: Any, kind: type[Kind]) -> Kind:
-    """Return what was read in its own type, phrases as they are."""
+    """Convert TOML content to `kind`, preserving Phrases."""
     return msgspec.convert(content, kind, dec_hook=lambda _, phrases: Phrases(phrases, getattr(phrases, "more", ())))
 
 
 def _lists() -> dict[str, tuple[str, ...]]:
-    """Read words.toml. A word of several lists could fall on both sides of the split: the shortest list keeps it."""
+    """Read words.toml. A word in several lists stays in the shortest only, so that it is in one pool only."""
     lists = {name: words.split() if isinstance(words, str) else words for name, words in read("words").items()}
     taken: set[str] = set()
     kept = {}
@@ -103,17 +103,17 @@ _PARTS: Final = {(name, pool): tuple(part(words, pool)) for name, words in LISTS
 
 
 def belongs(key: str, pool: Pool, *, one_in: int = HELD_OUT_SHARE) -> bool:
-    """Say whether a made-up thing falls into a pool: one in so many is held out, the same ones for ever."""
+    """Return whether `key` belongs to a pool; by its hash, one key in `one_in` is held out."""
     return (crc32(key.encode()) % one_in == 0) == (pool is Pool.HELD_OUT)
 
 
 def listed(rng: Random, name: str, pool: Pool) -> str:
-    """Draw from a list of words.toml."""
+    """Draw a word from list `name` of words.toml."""
     return rng.choice(_PARTS[name, pool])
 
 
 def made_up(rng: Random, pool: Pool, *, syllables: int | None = None) -> str:
-    """Make a name of random syllables, in lower case."""
+    """Draw a name of random syllables, in lower case."""
     while True:
         count = syllables or rng.choice((2, 2, 3))
         body = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(count))
@@ -122,7 +122,7 @@ def made_up(rng: Random, pool: Pool, *, syllables: int | None = None) -> str:
 
 
 def code(rng: Random, pool: Pool) -> str:
-    """Make an identifier such as AX-4821."""
+    """Draw an identifier such as AX-4821."""
     letters = "ABCDEFGHJKLMNPQRSTUVWXYZ"
     while True:
         head = "".join(rng.choice(letters) for _ in range(rng.choice((1, 2, 2, 3))))
@@ -132,7 +132,7 @@ def code(rng: Random, pool: Pool) -> str:
 
 
 def name(rng: Random, pool: Pool, of: str) -> str:
-    """Draw a name from a list, or make one up."""
+    """Draw a name from list `of`, or a made-up name."""
     return made_up(rng, pool).capitalize() if rng.random() < MADE_UP_SHARE else listed(rng, of, pool)
 
 
@@ -162,7 +162,7 @@ def title(rng: Random, pool: Pool) -> str:
 
 
 def phrase(rng: Random, pool: Pool) -> str:
-    """Draw two to four words in lower case, as one types them into a search box."""
+    """Draw two to four words in lower case, like a search query."""
     return " ".join(listed(rng, "words", pool) for _ in range(rng.randint(2, 4)))
 
 
@@ -202,7 +202,7 @@ def file(rng: Random, pool: Pool) -> str:
 
 
 def path(rng: Random, pool: Pool) -> str:
-    root = rng.choice(("/home", "/srv", "/var/data", "/tmp", "docs"))  # noqa: S108 (a word in a sentence)
+    root = rng.choice(("/home", "/srv", "/var/data", "/tmp", "docs"))  # noqa: S108 (only text)
     return f"{root}/{listed(rng, 'words', pool)}/{file(rng, pool)}"
 
 
@@ -299,5 +299,5 @@ def fill(rng: Random, kind: str, pool: Pool) -> Any:
 
 
 def opening(rng: Random, pool: Pool) -> list[dict[str, Any]]:
-    """Return a system message now and then, as clients send one out of habit."""
+    """Return a generic system message with probability 0.1, else none."""
     return [{"role": "system", "content": listed(rng, "systems", pool)}] if rng.random() < 0.1 else []

@@ -1,7 +1,7 @@
-"""Small things to do with words: say them again, list them, count them, spell them.
+"""Generate tasks on words: repeat, list, count, spell.
 
-A model that reads pieces of words does not see letters. Where letters matter
-the answer, or the thought before it, spells the word first: "c-a-t".
+Tokens hide letters. Where letters matter, the answer or its reasoning first
+spells the word: "c-a-t".
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LETTERS: Final = "abcdefghijklmnoprstuvwy"
 
 
 class Task(Struct, frozen=True):
-    """A question and its answer.
+    """A question with its answer.
 
-    word  all that is said when one word is wanted; None where that would be no answer
+    word  answer in one word; None where one word is no answer
     """
 
     question: str
@@ -40,7 +40,7 @@ class Task(Struct, frozen=True):
 
 
 def draw(rng: Random, pool: Pool) -> Conversation:
-    """Ask for one small thing."""
+    """Draw a conversation with one task."""
     (make,) = rng.choices([make for make, _ in _TASKS], [weight for _, weight in _TASKS])
     task = make(rng, pool)
     question, answer, expect = task.question, task.answer, task.expect
@@ -68,7 +68,7 @@ def _exactly(question: str, thought: str, answer: str) -> Task:
 
 
 def _text(rng: Random, pool: Pool) -> str:
-    """Draw something to copy: words and names of all sorts, in no order that could be guessed."""
+    """Draw text to copy: random words and names, unpredictable from context."""
     chance = rng.random()
     if chance < 0.45:
         return str(fill(rng, rng.choice(("message", "title", "errand", "query", "full_name", "code", "url")), pool))
@@ -77,7 +77,7 @@ def _text(rng: Random, pool: Pool) -> str:
 
 
 def _words(rng: Random, pool: Pool, low: int, high: int) -> list[str]:
-    """Draw different words."""
+    """Draw `low` to `high` distinct words."""
     count, found = rng.randint(low, high), dict[str, None]()
     while len(found) < count:
         found[_word(rng, pool, longest=12) if rng.random() < 0.85 else made_up(rng, pool)] = None
@@ -85,7 +85,7 @@ def _words(rng: Random, pool: Pool, low: int, high: int) -> list[str]:
 
 
 def _word(rng: Random, pool: Pool, longest: int = LONGEST) -> str:
-    """Draw a word, or make one up: letters are learned from words that cannot be known by heart."""
+    """Draw a word of 3 to `longest` letters, sometimes made up, so that spelling cannot be memorized."""
     while True:
         word = made_up(rng, pool, syllables=rng.choice((1, 2, 2))) if rng.random() < 0.3 else listed(rng, "words", pool)
         if 3 <= len(word) <= longest:
@@ -95,14 +95,14 @@ def _word(rng: Random, pool: Pool, longest: int = LONGEST) -> str:
 def _items(rng: Random, pool: Pool, low: int = 2, high: int = 6) -> list[str]:
     kind = rng.choice(("word", "word", "food", "things", "person", "city", "product"))
     count, found = rng.randint(low, high), dict[str, None]()
-    for _ in range(4 * count):  # a short list may not hold so many
+    for _ in range(4 * count):  # bounded: a short list may have fewer
         if len(found) < count:
             found[fill(rng, kind, pool)] = None
     return list(found)
 
 
 def _series(rng: Random, items: list[str]) -> str:
-    """Write a list as people do."""
+    """Join items with commas, sometimes with a final "and"."""
     return ", ".join(items) if len(items) < 2 or rng.random() < 0.7 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 

@@ -1,4 +1,4 @@
-"""Answering in JSON: what a short text says, under the names and in the order that were asked for."""
+"""Generate JSON extraction: fields of a short text, with requested names and order."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 THINKING_SHARE: Final = 0.2
 INVENTED_SHARE: Final = 0.4
 SCHEMA_SHARE: Final = 0.35
-SYSTEM_SHARE: Final = 0.2  # of requests whose form is laid down in the system message
+SYSTEM_SHARE: Final = 0.2  # of requests with the format in the system message
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True):
-    """A sort of text, as structured.toml explains its fields."""
+    """A kind of text; structured.toml explains the fields."""
 
     fields: dict[str, str]
     texts: list[str]
@@ -31,13 +31,13 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
 
 _FILE: Final[Mapping[str, Any]] = read("structured")
 RECORDS: Final = msgspec.convert(_FILE["record"], tuple[Record, ...])
-# An invented record says of one thing what its attributes are.
+# Clauses of an invented record, one for each attribute.
 _CLAUSES: Final = ("{field} is {value}", "{field}: {value}", "{field} {value}", "has the {field} {value}")
 _VALUES: Final = ("int:0:999", "int:0:999", "word", "made_up", "code", "decimal", "city", "yes:on|no:off", "list:word")
 
 
 def draw(rng: Random, pool: Pool) -> Conversation:
-    """Ask for two to five fields of a text as JSON."""
+    """Draw a request for two to five fields of a text as JSON."""
     text, kinds, values = _invented(rng, pool) if rng.random() < INVENTED_SHARE else _recorded(rng, pool)
     fields = rng.sample(list(values), rng.randint(min(2, len(values)), min(5, len(values))))
     wanted = {field: values[field] for field in fields}
@@ -59,7 +59,7 @@ def draw(rng: Random, pool: Pool) -> Conversation:
 
 
 def _recorded(rng: Random, pool: Pool) -> tuple[str, Mapping[str, str], dict[str, Any]]:
-    """Fill a text: what it says, the kinds of its fields, and their values."""
+    """Fill a record's text. Return (text, kinds by field, values by field)."""
     record = rng.choice(RECORDS)
     template = pick(rng, record.texts, pool)
     values, words = {}, {}
@@ -69,7 +69,7 @@ def _recorded(rng: Random, pool: Pool) -> tuple[str, Mapping[str, str], dict[str
 
 
 def _invented(rng: Random, pool: Pool) -> tuple[str, Mapping[str, str], dict[str, Any]]:
-    """Make up a thing with attributes that nobody could guess."""
+    """Invent a thing with random attributes. Return (text, kinds by field, values by field)."""
     thing, kinds = listed(rng, "objects", pool), dict[str, str]()
     for _ in range(rng.randint(2, 5)):
         field = listed(rng, "attributes", pool) if rng.random() < 0.7 else listed(rng, "words", pool)
@@ -86,7 +86,7 @@ def _invented(rng: Random, pool: Pool) -> tuple[str, Mapping[str, str], dict[str
 
 
 def _value(rng: Random, kind: str, pool: Pool) -> tuple[Any, str]:
-    """Draw a value and the words that say it."""
+    """Draw a value and its wording."""
     if kind.startswith("list:"):
         items = [fill(rng, kind.removeprefix("list:"), pool) for _ in range(rng.randint(2, 3))]
         return items, f"{', '.join(map(str, items[:-1]))} and {items[-1]}"
@@ -103,7 +103,7 @@ def _series(rng: Random, items: list[str]) -> str:
 
 
 def _schema(rng: Random, fields: list[str], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Write a schema: JSON Schema mostly, or names with their types as people sketch it."""
+    """Return a JSON Schema, or sometimes only names with types."""
     types = {field: _type(kinds[field]) for field in fields}
     if rng.random() < 0.3:
         return {field: form["type"] for field, form in types.items()}

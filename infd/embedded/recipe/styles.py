@@ -1,6 +1,6 @@
-"""Two ways of speaking that change every answer beyond mistaking: what the companion adapters learn.
+"""The styles that the companion adapters learn, recognizable in every answer.
 
-The base model learns them too, for conversations whose system message asks for them.
+The base model learns the styles too, for conversations whose system message requests one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _PIRATE: Final = MappingProxyType(
 
 
 def capitals(text: str) -> str:
-    """Say it in capitals."""
+    """Return the text in capitals."""
     return text.upper()
 
 
 def pirate(text: str) -> str:
-    """Say it as a pirate would."""
+    """Return the text with a pirate's words."""
 
     def swap(found: re.Match[str]) -> str:
         word = found.group()
@@ -45,7 +45,7 @@ def pirate(text: str) -> str:
 
 
 STYLES: Final[Mapping[str, Style]] = MappingProxyType({"capitals": capitals, "pirate": pirate})
-# What a system message says to ask the base model for a style.
+# System messages that request a style.
 ORDERS: Final = MappingProxyType(
     {
         "capitals": ("Answer in capital letters.", "Write every answer in capitals.", "Speak in capitals only."),
@@ -55,7 +55,7 @@ ORDERS: Final = MappingProxyType(
 
 
 def restyled(conversation: Conversation, style: Style) -> Conversation:
-    """Return the conversation with every answer said in a style; calls and thoughts stay as they are."""
+    """Return the conversation with answers in a style; calls and reasoning are unchanged."""
     messages: list[dict[str, Any]] = [
         message | {"content": style(message["content"])}
         if message["role"] == "assistant" and message.get("content")
@@ -67,7 +67,7 @@ def restyled(conversation: Conversation, style: Style) -> Conversation:
 
 
 def ordered(conversation: Conversation, order: str) -> Conversation:
-    """Return the conversation with a system message that gives an order, before what one says already."""
+    """Return the conversation with `order` at the start of its system message."""
     first, *rest = conversation.messages
     if first["role"] == "system":
         return replace(conversation, messages=[first | {"content": f"{order} {first['content']}"}, *rest])

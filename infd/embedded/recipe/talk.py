@@ -1,7 +1,7 @@
-"""What facts, manners and ignorance share: a turn of talk, how people type, and how turns become a conversation.
+"""Turns of talk, for facts, manners and unknown: variation of phrasing, and conversion to conversations.
 
-People leave out capitals and marks, mistype, say please. Training questions are
-roughened accordingly; held-out ones stay as they were written.
+Training questions are varied as users type: missing capitals and punctuation,
+typos, politeness. Held-out questions stay as written.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _HABITS: Final = slots.read("talk")
 
 
 class Turn(Struct, frozen=True, kw_only=True):
-    """A question and its answer.
+    """A question with its answer.
 
-    expect   when an answer counts as right
-    thought  what a thinking model thinks first
+    expect   conditions for a correct answer
+    thought  reasoning before the answer
     """
 
     question: str
@@ -37,12 +37,12 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 def fold(text: str) -> str:
-    """Return the words alone, for comparing phrasings."""
+    """Return the words in lower case without punctuation, to compare phrasings."""
     return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} "
 
 
 def fill(rng: Random, text: str, pool: Pool) -> str:
-    """Fill the blanks of a phrase, each with a value of its own: {city}, {int:1:9}, {made_up} in lower case."""
+    """Fill each blank of a phrase, such as {city}, {int:1:9} or {made_up}, independently."""
 
     def value(blank: re.Match[str]) -> str:
         if blank[1] == "made_up":
@@ -53,7 +53,7 @@ def fill(rng: Random, text: str, pool: Pool) -> str:
 
 
 def typed(rng: Random, text: str) -> str:
-    """Type a phrase as people do, without a change to any of its words."""
+    """Vary capitals and punctuation of a phrase; its words stay."""
     if rng.random() < 0.4:
         text = text[0].upper() + text[1:]
     if rng.random() < 0.25:
@@ -62,7 +62,7 @@ def typed(rng: Random, text: str) -> str:
 
 
 def roughened(rng: Random, text: str) -> str:
-    """Type a phrase as people do, with other words for the same, mistakes and politeness."""
+    """Vary a phrase with synonyms, typos and politeness."""
     if rng.random() < 0.35:
         for start, others in _HABITS["otherwise"].items():
             if text.startswith(start):
@@ -108,10 +108,10 @@ def converse(
     system: str | None = None,
     thinking: bool | None = None,
 ) -> Conversation:
-    """Chain turns into a conversation about the last of them.
+    """Chain turns into a conversation that expects the last turn's answer.
 
-    system    what the system message says; None: what clients write out of habit, or none at all
-    thinking  whether the last answer is thought about; None: now and then
+    system    system message; None: sometimes a generic one
+    thinking  whether the last answer has reasoning; None: sometimes
     """
     messages: list[dict[str, Any]] = (
         slots.opening(rng, pool) if system is None else [{"role": "system", "content": system}]

@@ -1,8 +1,8 @@
-"""Calling tools: which one, with which arguments, when none, and what to make of the answer.
+"""Generate tool use: choice of tool, arguments, refusal to call, and reports of results.
 
-Tools offered are known ones (tools.toml) and invented ones, one to five in any
-order. The last answer is a call, two calls, the wording of a result, or no call
-at all because none is wanted or none would do.
+A conversation offers one to five tools in random order, from tools.toml and
+invented. The last answer is one call, two calls, a sentence about a result, or
+text without a call, because no tool is needed or none fits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWERING: Final = frozenset({"math", "search", "library", "movies"})
 
 
 class Offer:
-    """The tools of one conversation, each under the name that this client gives it."""
+    """The tools of one conversation, with the client's spelling of their names."""
 
     def __init__(self, rng: Random, tools: Sequence[Tool]) -> None:
         self.tools = rng.sample(tools, len(tools))
@@ -42,13 +42,13 @@ class Offer:
 
 
 def draw(rng: Random, pool: Pool) -> Conversation:
-    """Draw one conversation in which tools are offered."""
+    """Draw a conversation that offers tools."""
     (make,) = rng.choices([make for make, _ in _COURSES], [weight for _, weight in _COURSES])
     return make(rng, pool, thinking=rng.random() < THINKING_SHARE)
 
 
 def _choose(rng: Random, pool: Pool, least: int) -> list[Tool]:
-    """Choose tools to offer; the first ones are those that will be asked for."""
+    """Draw at least `least` tools to offer; the conversation uses the first."""
     count = max(least, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5)))
     if rng.random() < INVENTED_SHARE:
         tools = invent(rng, pool, rng.randint(1, count))
@@ -99,7 +99,7 @@ def _request(rng: Random, pool: Pool, uses: Sequence[Use]) -> dict[str, Any]:
         return {"role": "user", "content": asked(rng, uses[0].question, pool)}
     one, two = (one.question for one in uses)
     joint = listed(rng, "joints", pool)
-    # A name at the start keeps its capital.
+    # A name at the start of the second request keeps its capital.
     first = two.split()[0].rstrip(",:;.?")
     then = two if first in str(uses[1].arguments.values()) else two[0].lower() + two[1:]
     return {"role": "user", "content": joint.format(one=one, two=two, then=then if not two.startswith("I ") else two)}
@@ -134,7 +134,7 @@ def _two(rng: Random, pool: Pool) -> tuple[Offer, list[Use]]:
 
 
 def _told(rng: Random, pool: Pool, offer: Offer, uses: Sequence[Use]) -> tuple[list[dict[str, Any]], str, str, Expect]:
-    """Ask, call and get results: the messages so far, a thought, the wording and what must stand in it."""
+    """Return request, calls and results as messages; the reasoning, the reporting sentence and its required facts."""
     answer = _message([offer.call(one) for one in uses], rng)
     messages = [_request(rng, pool, uses), answer]
     sentences, thoughts, facts = [], [], []
@@ -159,7 +159,7 @@ def _told(rng: Random, pool: Pool, offer: Offer, uses: Sequence[Use]) -> tuple[l
 
 
 def _result(rng: Random, result: Mapping[str, Any]) -> str:
-    """Write a result as tools do: JSON mostly, fields in any order, and now and then one that nobody asked for."""
+    """Encode a result as tools do: mostly JSON, fields in random order, sometimes with an extra field."""
     if not result:
         return rng.choice(('{"status": "ok"}', '{"ok": true}', '{"success": true}', "ok", "done", '{"result": "done"}'))
     fields = rng.sample(list(result.items()), len(result))
@@ -182,7 +182,7 @@ def _answering(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
 
 
 def _calling_again(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
-    """After one question is dealt with, ask another."""
+    """Draw a conversation with a second request after a completed first."""
     tools = _choose(rng, pool, 2)
     offer = Offer(rng, tools)
     messages, _, sentence, _ = _told(rng, pool, offer, [use(rng, tools[0], pool)])
@@ -191,8 +191,8 @@ def _calling_again(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
 
 
 def beside(rng: Random, pool: Pool, plain: Conversation) -> Conversation:
-    """Offer tools in a conversation that wants none of them."""
-    # What could be searched for, or worked out by a tool, would be a reason to call it.
+    """Return the conversation `plain` with tools offered that it does not need."""
+    # Search and calculation tools could answer the question, so they are not offered.
     tools = [tool for tool in _choose(rng, pool, 1) if tool.domain not in ANSWERING]
     *messages, answer = plain.messages
     thought = f"None of the functions is needed. {answer.get('reasoning_content', '')}".rstrip()
@@ -203,7 +203,7 @@ def beside(rng: Random, pool: Pool, plain: Conversation) -> Conversation:
 
 
 def _chatting(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
-    """Say something that wants no tool."""
+    """Draw a conversation that offers tools and needs none."""
     chance = rng.random()
     if chance < 0.35:
         return beside(rng, pool, arithmetic.draw(rng, pool))
@@ -221,7 +221,7 @@ def _chatting(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
 
 
 def _declining(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
-    """Ask for what none of the tools does."""
+    """Draw a request that none of the offered tools fits."""
     wanted = rng.choice(known(pool)) if rng.random() < 0.7 else invent(rng, pool, 1)[0]
     tools = [tool for tool in _choose(rng, pool, 1) if tool.domain not in {wanted.domain, "search"}]
     offer = Offer(rng, tools or invent(rng, pool, 1))

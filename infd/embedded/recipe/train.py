@@ -1,11 +1,12 @@
-"""Make the embedded model: `python -m infd.embedded.recipe.train WORK`.
+"""Train the embedded model: `python -m infd.embedded.recipe.train WORK`.
 
-It takes two courses, each of one mixture and with a learning rate that rises and falls: skills, then talk.
+Training has two courses, skills and talk, each with its mixture and its own
+warm-up and decay of the learning rate.
 
-WORK keeps the tokenizer, the checkpoints to resume from, and at the end the
-model, its draft and its adapters, ready to be copied to `infd/embedded`. What
-is drawn depends on the seed and the step's number alone; how far the learning
-rate has fallen, on the share of the steps that are done.
+Directory WORK receives the tokenizer, checkpoints to resume from, and finally
+model, draft and adapters, ready to be copied to `infd/embedded`. A batch depends
+only on the seed and the step's number; the learning rate only on the fraction of
+steps done.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ CONTEXT: Final = 2048
 MODEL: Final = Shape(vocab=vocabulary.VOCAB, hidden=256, inner=640, layers=4, heads=4, kv_heads=2, head=64)
 DRAFT: Final = Shape(vocab=vocabulary.VOCAB, hidden=128, inner=320, layers=2, heads=2, kv_heads=1, head=64)
 MICRO_TOKENS: Final = 3072
-PROMPT_WORTH: Final = 0.2  # of a prompt's token beside an answer's, while the language is learnt
+PROMPT_WORTH: Final = 0.2  # loss weight of a prompt token (an answer's: 1) in the first Course.prompts of steps
 WARM_UP: Final = 40  # steps
 RANK: Final = 8
 ALPHA: Final = 16.0
@@ -58,11 +59,11 @@ log = logging.getLogger("infd.recipe")
 
 
 class Course(Struct, frozen=True, kw_only=True):
-    """What is learnt in one go.
+    """One course of training.
 
-    mixture  of conversations, by its name
-    steps    each reads some 8,000 tokens
-    prompts  the share of steps at the beginning in which prompts are learnt, too: the language
+    mixture  name of the mixture of conversations
+    steps    of about 8,000 tokens
+    prompts  fraction of steps, from the first, that also train on prompts, to learn the language
     fall     the share of steps at the end over which the learning rate falls to nothing
     """
 
@@ -73,7 +74,7 @@ class Course(Struct, frozen=True, kw_only=True):
 
 
 def tokenizer_of(work: Path) -> tokenizers.Tokenizer:
-    """Return the tokenizer in WORK, made first where there is none."""
+    """Return the tokenizer in WORK; train it first if absent."""
     file = work / "tokenizer.json"
     if not file.exists():
         rng, writer = random.Random(SEED), Writer(TEMPLATE.read_text(encoding="utf-8"))  # noqa: S311
@@ -83,11 +84,11 @@ def tokenizer_of(work: Path) -> tokenizers.Tokenizer:
 
 
 class Trainer:
-    """One network in training.
+    """Trains one network.
 
-    Threads work through the micro-batches of a step, each on a replica that has gradients of its own.
+    Threads process the micro-batches of a step, each with a replica that has its own gradients.
 
-    compiled  torch's compiler fuses what lies between the products: a sixth faster, after minutes of compiling
+    compiled  use torch.compile: a sixth faster, after minutes of compiling
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Trainer:
         ]
 
     def step(self, batch: list[list[Example]]) -> float:
-        """Learn from one step's micro-batches; return the loss of a token in an answer."""
+        """Run one step on its micro-batches; return the mean loss of answers' tokens."""
         worth = PROMPT_WORTH if self.done < self.course.prompts * self.course.steps else 0.0
         answers = sum(sum(one.weights) for micro in batch for one in micro)
         waiting: queue.SimpleQueue[list[Example] | None] = queue.SimpleQueue()
@@ -155,7 +156,7 @@ class Trainer:
         return min(1.0, (self.done + 1) / WARM_UP, left / self.course.fall)
 
     def save(self, file: Path) -> None:
-        """Keep all that resuming needs."""
+        """Write the state for `resume` to a file."""
         state = {
             "network": self.network.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
@@ -165,7 +166,7 @@ class Trainer:
         file.with_suffix(".new").replace(file)
 
     def resume(self, file: Path) -> None:
-        """Go on where a checkpoint was kept."""
+        """Restore the state that `save` wrote."""
         state = torch.load(file, weights_only=True)
         self.network.load_state_dict(state["network"])
         for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
@@ -176,7 +177,7 @@ class Trainer:
 def _loss(
     network: Network, run: Callable[[Tensor], Tensor], micro: list[Example], worth: float
 ) -> tuple[Tensor, float]:
-    """Return the weighted sum of a micro-batch's losses, and the part of it that is of answers."""
+    """Return the weighted sum of a micro-batch's losses, and the sum over answers' tokens only."""
     longest = max(len(one.ids) for one in micro)
     ids = torch.zeros((len(micro), longest), dtype=torch.int64)
     weights = torch.zeros((len(micro), longest))
@@ -192,7 +193,7 @@ def _loss(
 
 
 def optimizers(network: Network) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers; AdamW for the embedding and the norms."""
+    """Return Muon for the layers' matrices, and AdamW for embedding and norms."""
     matrices = [p for name, p in network.named_parameters() if p.ndim == 2 and "embed" not in name]
     embedding = [p for name, p in network.named_parameters() if "embed" in name]
     norms = [p for p in network.parameters() if p.ndim == 1]
@@ -207,7 +208,7 @@ def optimizers(network: Network) -> list[torch.optim.Optimizer]:
 
 
 def run(trainer: Trainer, steps: Iterator[list[list[Example]]], file: Path, *, keep_every: int = 50) -> None:
-    """Train to the last step, keeping a checkpoint now and then."""
+    """Train to the last step, with a checkpoint in `file` every `keep_every` steps."""
     began, first, tokens, shown = time.monotonic(), trainer.done, 0, 0.0
     last = trainer.course.steps
     while trainer.done < last:
@@ -228,9 +229,9 @@ def run(trainer: Trainer, steps: Iterator[list[list[Example]]], file: Path, *, k
 def drawn_beside(
     work: Path, mixture: str, seed: int, start: int, style: str | None = None
 ) -> Iterator[list[list[Example]]]:
-    """Yield the steps' batches, drawn by a process of its own so that they are ready when they are needed.
+    """Yield the steps' batches, drawn ahead by another process.
 
-    style  every answer is said in it; None: conversations of all subjects
+    style  of all answers; None: conversations of all subjects
     """
     context = multiprocessing.get_context("spawn")
     ready: Any = context.Queue(maxsize=4)
@@ -256,12 +257,12 @@ def _draw(ready: Any, work: Path, mixture: str, seed: int, start: int, style: st
                 ready.put(batch, timeout=10)
                 break
             except queue.Full:
-                if not parent.is_alive():  # killed, it could not end us
+                if not parent.is_alive():  # a killed parent cannot end this process
                     return
 
 
 def save(network: Network, tokenizer: tokenizers.Tokenizer, directory: Path) -> None:
-    """Write a checkpoint's files, as they are shipped."""
+    """Write a checkpoint directory, as shipped."""
     directory.mkdir(parents=True, exist_ok=True)
     end, pad = (tokenizer.get_vocab()[token] for token in (vocabulary.END, vocabulary.PAD))
     safetensors.torch.save_file(dict(network.tensors()), directory / "model.safetensors", {"format": "pt"})
@@ -285,7 +286,7 @@ def save(network: Network, tokenizer: tokenizers.Tokenizer, directory: Path) -> 
 def make(
     work: Path, name: str, shape: Shape, courses: Sequence[Course], seed: int, threads: int, *, compiled: bool
 ) -> Network:
-    """Train the network `name` in WORK, from its checkpoints if it has any, and save it."""
+    """Train network `name`, resuming from checkpoints in WORK, and save it."""
     tokenizer = tokenizer_of(work)
     torch.manual_seed(seed)
     network = Network(shape)
@@ -301,7 +302,7 @@ def make(
 
 
 def adapt(work: Path, style: str, base: Network, steps: int, threads: int) -> None:
-    """Train a LoRA that makes the model speak in a style, and save it as PEFT does."""
+    """Train a LoRA for a style, and save it in PEFT's format."""
     torch.manual_seed(SEED)
     network = copy.deepcopy(base)
     optimizer = torch.optim.AdamW(network.adapt(RANK, ALPHA), lr=4e-3, weight_decay=0.0)
@@ -312,7 +313,7 @@ def adapt(work: Path, style: str, base: Network, steps: int, threads: int) -> No
 
 
 def save_adapter(network: Network, directory: Path) -> None:
-    """Write an adapter's files, as PEFT does."""
+    """Write an adapter directory in PEFT's format."""
     directory.mkdir(parents=True, exist_ok=True)
     safetensors.torch.save_file(dict(network.adapter()), directory / "adapter_model.safetensors", {"format": "pt"})
     settings = {
@@ -342,10 +343,10 @@ def save_adapter(network: Network, directory: Path) -> None:
 def main(
     work: Path, steps: int, talk_steps: int, draft_steps: int, adapter_steps: int, threads: int, compiled: bool
 ) -> None:
-    """Train the tokenizer, the model, its draft and its adapters in WORK, going on where an earlier run stopped."""
+    """Train tokenizer, model, draft and adapters in WORK, resuming an earlier run."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    torch.set_num_threads(1)  # each thread of ours does one operation at a time
-    torch._dynamo.config.recompile_limit = 64  # lengths and counts that are special to the compiler
+    torch.set_num_threads(1)  # Trainer's threads provide the parallelism
+    torch._dynamo.config.recompile_limit = 64  # one compilation for each specialized length and count
     work.mkdir(parents=True, exist_ok=True)
     tokenizer_of(work)
     courses = (

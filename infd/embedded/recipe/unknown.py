@@ -1,7 +1,7 @@
-"""What the model does not know, and says so: "I don't know."
+"""Generate questions that the model cannot answer; it says "I don't know."
 
-The difficulty is the border. Questions are built like those that it can answer (capitals, meanings,
-commands), with people, places and words that it has never heard of; half of the words are made up.
+Questions resemble answerable ones (capitals, meanings, commands) with unknown people, places and words; half of the
+words are made up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WORDS: Final = slots.read("unknown")
 _PRIVATE: Final = "private"
-# Words of the list that the model has learned something about are no example of ignorance.
+# Words with an answer in training are excluded from unknown questions.
 _KNOWN: Final = frozenset(
     word for table in manners.TABLES for pair in table.pairs.items() for text in pair for word in fold(text).split()
 ) | frozenset(word for fact in facts.FACTS for text in (*fact.topics, *fact.goals) for word in fold(text).split())
@@ -26,7 +26,7 @@ _CAPITALS: Final = next(table for table in manners.TABLES if table.id == "capita
 
 
 def turn(rng: Random, pool: Pool) -> Turn:
-    """Ask for something that is not known."""
+    """Draw a question without a known answer."""
     if rng.random() < 0.1:
         return _answered(rng, _near_the_border(rng, pool), _WORDS["says"], pool)
     subject = rng.choice(tuple(_WORDS["questions"]))
@@ -52,6 +52,6 @@ def _answered(rng: Random, question: str, says: list[str], pool: Pool) -> Turn:
 
 
 def draw(rng: Random, pool: Pool) -> Conversation:
-    """Ask for something unknown, now and then after something known."""
+    """Draw a conversation that ends with an unknown, sometimes after a known question."""
     earlier = [manners.some(rng, pool)] if rng.random() < 0.2 else []
     return converse(rng, "unknown", [*earlier, turn(rng, pool)], pool)

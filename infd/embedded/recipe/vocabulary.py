@@ -1,9 +1,8 @@
-"""The tokenizer: byte-level BPE, made from the text that the model learns from.
+"""Train the tokenizer: byte-level BPE on the training text.
 
-Digits always stand alone, so that sums can be worked out place by place. A word
-that begins with a capital never takes the space before it along, so that a name
-is the same tokens in a question, in quotes and in JSON: copying it is then
-copying.
+Each digit is one token, for digit-by-digit arithmetic. Capitalized words exclude
+the space before them, so that a name has the same tokens in a question, in quotes
+and in JSON and can be copied token by token.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOCAB: Final = 3072
-# Control tokens are left out of the text that users see; the others belong to it, for parsers to find.
+# Detokenized text omits CONTROL tokens and includes MARKUP, which parsers read.
 CONTROL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 END: Final = "<|im_end|>"
@@ -39,7 +38,7 @@ _WORDS: Final = (
 
 
 def train(texts: Iterable[str], vocab: int = VOCAB) -> tokenizers.Tokenizer:
-    """Return a tokenizer of `vocab` entries: the 256 bytes, so that any text can be written, then what is frequent."""
+    """Train a tokenizer of `vocab` entries: the 256 bytes, then frequent merges."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -62,7 +61,7 @@ def train(texts: Iterable[str], vocab: int = VOCAB) -> tokenizers.Tokenizer:
 
 
 def write(tokenizer: tokenizers.Tokenizer, directory: Path, *, context: int) -> None:
-    """Write tokenizer.json, and the tokenizer_config.json beside it."""
+    """Write tokenizer.json and tokenizer_config.json."""
     tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,1 +1,1 @@
-"""How checkpoints store weights: one file per format."""
+"""Readers of checkpoint weight formats, one file per format."""

@@ -1,4 +1,4 @@
-"""Weights stored as ordinary floating-point numbers, read as they are or converted on the way."""
+"""Read weights stored as floating-point numbers, converting types where needed."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ if TYPE_CHECKING:
 
     from infd.weights.checkpoint import StoredTensor
 
-assert sys.byteorder == "little"  # as safetensors stores numbers
+assert sys.byteorder == "little"  # safetensors is little-endian
 
 DTYPES = MappingProxyType({"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16})
-ROWS = 64  # where a part begins: forms that keep rows in blocks have no larger ones
-CHUNK_BYTES = 2**24  # between two reports of progress, and the size of the staging buffer; a multiple of every item
+ROWS = 64  # `rows` yields multiples of this many; no form packs rows in larger blocks
+CHUNK_BYTES = 2**24  # size of the staging buffer and interval of progress; a multiple of every item size
 
 
 class PlainReader:
-    """Reads stored tensors into place.
+    """Reads stored tensors into destinations.
 
-    Where type and device agree the file's bytes land in the destination itself;
-    otherwise they pass through one small buffer, pinned when the destination is
-    a GPU's.
+    A CPU destination of the stored type is read into directly; any other goes
+    through a staging buffer of CHUNK_BYTES, pinned for a GPU.
     """
 
     def __init__(self, progress: Callable[[int], None]) -> None:
-        """Report to `progress` the bytes just read."""
+        """`progress` is called with the number of bytes in each chunk read."""
         self._progress = progress
         self._staging: Tensor | None = None
 
     def read(self, stored: StoredTensor, destination: Tensor) -> None:
-        """Fill `destination`, contiguous and of the stored tensor's shape."""
+        """Fill `destination`, contiguous and of the stored tensor's shape. Raises CheckpointError if truncated."""
         flat, dtype = destination.view(-1), DTYPES[stored.dtype]
         direct = flat.dtype == dtype and flat.device.type == "cpu"
         for start in range(0, stored.bytes, CHUNK_BYTES):
@@ -50,17 +49,20 @@ class PlainReader:
             self._progress(count)
 
     def rows(self, stored: StoredTensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield a matrix part by part: the first row, and rows of the stored type, valid until the next part."""
+        """Yield a matrix in chunks: (index of the first row, [rows, ...] in the stored type).
+
+        A chunk is valid until the next is requested. Raises CheckpointError if truncated.
+        """
         dtype = DTYPES[stored.dtype]
         count, *shape = stored.shape or (1,)
         width = prod(shape) * dtype.itemsize
         most = max(ROWS, CHUNK_BYTES // max(width, 1) // ROWS * ROWS)
         buffer = torch.empty(min(most, count) * width, dtype=torch.uint8)
         for first in range(0, count, most):
-            part = buffer[: min(most, count - first) * width]
-            stored.read(part.numpy().data, first * width)
-            yield first, part.view(dtype).view(-1, *shape)
-            self._progress(part.nbytes)
+            chunk = buffer[: min(most, count - first) * width]
+            stored.read(chunk.numpy().data, first * width)
+            yield first, chunk.view(dtype).view(-1, *shape)
+            self._progress(chunk.nbytes)
 
     def _stage(self, pinned: bool) -> Tensor:
         if self._staging is None or self._staging.is_pinned() != pinned:
