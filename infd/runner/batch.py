@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Gathered(Struct):
-    """A forward pass, and by readout the tokens that it reads; None: none."""
+    """A forward pass, and the tokens that each readout reads; None if it reads none."""
 
     batch: Batch
     selections: list[Selection | None]
@@ -85,13 +85,13 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     tokens = offsets[-1]
     row_ids = [*(span.row for span in spans), rows.scratch]
     slots = rows.slots[row_ids]
-    # What adapters add is torch's, perhaps.
+    # Adapters may be added by torch, whatever the model's own products are.
     needed = max(model.least_rows, LEAST_ROWS) if slots.any() else model.least_rows
     padding = max(0, needed - tokens)
     ends = [start + n for start, n in zip(starts, counts, strict=True)]
     assert max(ends) <= rows.max_len
 
-    # Padding belongs to a span of its own, on the scratch row: its slots come out on page 0 like anyone else's.
+    # Padding is a span of its own on the scratch row, whose table names page 0 only.
     span_of = np.repeat(np.arange(count + 1), [*counts, padding])
     within = np.arange(tokens + padding) - np.repeat([*offsets[:-1], tokens], [*counts, padding])
     within[tokens:] = 0
@@ -102,7 +102,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         for readout, chosen in zip(readouts, selected, strict=True)
     ]
     if not reading:
-        indices.append([tokens - 1] * max(1, needed))  # the last layer must return some token
+        indices.append([tokens - 1] * max(1, needed))  # the last layer computes at least one token
     alone = reading[0] if reading else -1
     narrowed = (
         model.narrows
@@ -115,7 +115,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         sent, [count + 1, count + 1, tokens + padding, tokens + padding, *map(len, indices)]
     )
 
-    start = torch.minimum(bound, rows.length[row] - 1)  # a span never begins behind the last token that is known
+    start = torch.minimum(bound, rows.length[row] - 1)  # a span never begins after the last known token
     position = start[span_index] + offset
     token_row = row[span_index]
     turned, prompts = position, None
@@ -124,7 +124,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         if (shift := layout.regimes.outgrown) is not None:
             turned = position + regime * shift
         elif any(start + 1 < prompt for start, prompt in zip(starts, regimes.tolist(), strict=False)):
-            prompts = regime  # what follows a prompt, and its own last token, has angles by position
+            prompts = regime  # a prompt's last token, and those after it, have angles by position alone
     adapted = instance.adapters.adapted(slots[span_of])
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
     batch = Batch(
@@ -135,24 +135,24 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         adapters=adapted,
         prompts=prompts,
     )
-    if narrowed:
-        kept, kept_index = indices[alone], index[alone]
-        bounds = (np.array(starts)[span_of[kept]] + within[kept]).tolist()
-        kept_row, kept_position = token_row[kept_index], position[kept_index]
-        each = Placed(
-            bounds, [1] * len(kept), list(range(len(kept) + 1)), kept_row, kept_position, kept_row, kept_position
-        )
-        last = max(range(len(layout.groups)), key=lambda number: max(layout.groups[number].layers))
-        wanted_adapters = None if adapted is None else adapted.at(np.array(kept))
-        batch.wanted = Wanted(kept_index, each.plan(last, instance), wanted_adapters)
-    selections: list[Selection | None] = [None] * len(readouts)
-    for number in reading:
-        real = index[number][: len(selected[number])]
-        selections[number] = Selection(
-            index=index[number],
-            rows=token_row[real],
-            positions=position[real],
-            adapters=None if adapted is None else adapted.at(np.array(indices[number])),
+    selections = [
+        Selection(
+            index=each,
+            rows=token_row[each],
+            positions=position[each],
+            adapters=None if adapted is None else adapted.at(np.array(chosen)),
             narrowed=narrowed,
         )
-    return Gathered(batch, selections)
+        if chosen
+        else None
+        for each, chosen in zip(index, indices, strict=True)
+    ]
+    if narrowed:
+        kept, chosen = selections[alone], indices[alone]
+        assert kept is not None
+        bounds = (np.array(starts)[span_of[chosen]] + within[chosen]).tolist()
+        ones, upto = [1] * len(chosen), list(range(len(chosen) + 1))
+        each_alone = Placed(bounds, ones, upto, kept.rows, kept.positions, kept.rows, kept.positions)
+        last = max(range(len(layout.groups)), key=lambda number: max(layout.groups[number].layers))
+        batch.wanted = Wanted(kept.index, each_alone.plan(last, instance), kept.adapters)
+    return Gathered(batch, selections[: len(readouts)])

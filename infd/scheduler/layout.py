@@ -1,9 +1,9 @@
 """What a page of the cache means, as a contract between model, scheduler and runner.
 
-A layout is a list of page groups: layers whose keys and values live and die by
-the same rule. All groups draw page ids from one pool, because a page has the
-same size in bytes whichever group holds it; each (sequence, group) has a table
-of its own. No groups at all is a layout too: an encoder keeps nothing.
+A layout is a list of page groups: layers that keep the keys and values of the
+same tokens. All groups share one pool of page ids, because a page has the same
+size in bytes in every group; each (sequence, group) has a page table. A layout
+may have no groups: an encoder caches nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PageGroup(Struct, frozen=True, kw_only=True):
 
     layers       indices of the model's layers, in order; the i-th one uses the i-th slot of a page
     page_tokens  tokens in one page
-    window       how many tokens a query sees, itself included; None: all of them
+    window       how many tokens a query attends to, itself included; None: all of them
     """
 
     layers: tuple[int, ...]
@@ -36,30 +36,30 @@ class PageGroup(Struct, frozen=True, kw_only=True):
         return range(self.pages_droppable(computed), ceil_div(planned, self.page_tokens))
 
     def pages_droppable(self, computed: int) -> int:
-        """Return how many leading pages no query at position `computed` or later can see."""
+        """Return how many leading pages no query at position `computed` or later attends to."""
         if self.window is None:
             return 0
         return max(0, computed - self.window + 1) // self.page_tokens
 
     def first_missing(self, boundary: int, cached: Callable[[int], bool]) -> int | None:
-        """Return the first token of the first page that resuming at token `boundary` wants and that is not cached.
+        """Return the first token of the first uncached page that resuming at token `boundary` needs.
 
-        None: computing can start there. Otherwise no boundary between that token and `boundary` will do either.
+        None: computing can start at `boundary`. Otherwise no boundary between that token and `boundary` will do either.
         """
         missing = next((page for page in self.pages_needed(boundary, boundary) if not cached(page)), None)
         return None if missing is None else missing * self.page_tokens
 
 
 class Regimes(Struct, frozen=True, kw_only=True):
-    """On which lengths the rotary angles of a sequence's keys depend, besides their positions.
+    """The lengths that the rotary angles of a sequence's keys depend on, besides positions.
 
-    A sequence runs under one regime, a number, and shares pages only under the same one: equal tokens then have equal
-    angles at equal positions. Regime 0 is that of short sequences.
+    A sequence runs under one regime, a number, and shares pages only with sequences of the same regime: equal tokens
+    then have equal angles at equal positions. Regime 0 is that of short sequences.
 
-    outgrown     a sequence of more tokens is under regime 1, from its first token on: one that grows beyond is computed
-                 anew (longrope)
-    prompt_over  a sequence whose prompt has more tokens is under the regime of this prompt length: its prompt's angles
-                 depend on it, those of what follows on their positions (dynamic)
+    outgrown     a sequence of more tokens has regime 1, from its first token on; a sequence that grows beyond is
+                 recomputed (longrope)
+    prompt_over  a sequence with a longer prompt has its prompt's length as regime: the prompt's angles depend on it,
+                 those of generated tokens on positions alone (dynamic)
     """
 
     outgrown: int | None = None
@@ -67,7 +67,7 @@ class Regimes(Struct, frozen=True, kw_only=True):
 
     @property
     def several(self) -> bool:
-        """Whether there is another than regime 0."""
+        """Whether there are regimes other than 0."""
         return self.outgrown is not None or self.prompt_over is not None
 
     def of(self, prompt: int, length: int) -> int:
@@ -77,7 +77,7 @@ class Regimes(Struct, frozen=True, kw_only=True):
         return int(self.outgrown is not None and length > self.outgrown)
 
     def longest(self, regime: int) -> int | None:
-        """Return how many tokens a sequence may have computed and stay under a regime; None: any number."""
+        """Return how many tokens may be computed under a regime; None: any number."""
         return None if regime else self.outgrown
 
 
@@ -113,13 +113,13 @@ class CacheLayout(Struct, frozen=True):
 class Capacity(Struct, frozen=True, kw_only=True):
     """What the executor can hold, known once the model is loaded.
 
-    pages           page ids 1..pages may be granted; id 0 is scratch: padding writes there, nothing read from it counts
-    rows            sequences at once
-    step_tokens     most tokens in one step
-    mixed_tokens    as many already take as long as a stream should wait for a step; None: as step_tokens
-    crowded_tokens  the same where many prompts wait beside the streams; None: as mixed_tokens
-    score_cost      as how many of these a token counts whose successor is scored: its logits are made too
-    max_model_len   longest sequence, prompt and answer together
+    pages           page ids 1..pages may be granted; page 0 is scratch: padding is written there, and never used
+    rows            most running sequences
+    step_tokens     token budget of a step
+    mixed_tokens    token budget of a step that also decodes; None: step_tokens
+    crowded_tokens  the same while many prompts wait for their first token; None: mixed_tokens
+    score_cost      tokens of the budget that a token takes whose successor is scored: its logits are computed too
+    max_model_len   longest sequence, prompt and generated tokens together
     vocab_size      token ids are 0..vocab_size - 1
     """
 

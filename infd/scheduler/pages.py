@@ -1,8 +1,7 @@
-"""Who holds which page.
+"""Reference counts of pages.
 
-A page is free, cached (nobody holds it, but its contents stand in the prefix
-index) or referenced. Free pages are granted first, then the cached page that
-has gone unused longest.
+A page is free, cached (unreferenced, but in the prefix index) or referenced.
+Free pages are granted first, then the cached page unused longest.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class PagePool:
         return self._references[page] > 0
 
     def take(self) -> int:
-        """Grant a page, evicting a cached one if none is free. The caller has looked at `available`."""
+        """Grant a page, evicting a cached one if none is free. `available` must not be 0."""
         if self._free:
             page = self._free.pop()
         else:
@@ -53,13 +52,13 @@ class PagePool:
         return page
 
     def share(self, page: int) -> None:
-        """Hold a page found in the prefix index."""
+        """Add a reference to a page found in the prefix index."""
         if not self._references[page]:
             del self._cached[page]
         self._references[page] += 1
 
     def release(self, page: int) -> None:
-        """Let go of a page. The last holder leaves it cached if it is indexed, else free."""
+        """Drop a reference. Without any, the page is cached if it is indexed, else free."""
         self._references[page] -= 1
         assert self._references[page] >= 0, f"page {page} released more often than held"
         if not self._references[page]:
@@ -69,14 +68,14 @@ class PagePool:
                 self._free.append(page)
 
     def forget(self, page: int) -> None:
-        """Take a page out of the prefix index, whether somebody holds it or not."""
+        """Take a page out of the prefix index, whether it is referenced or not."""
         self._index.forget(page)
         if page in self._cached:
             del self._cached[page]
             self._free.append(page)
 
     def forget_all(self) -> int:
-        """Empty the prefix index; return how many pages stood in it."""
+        """Empty the prefix index; return how many pages were in it."""
         count = len(self._index)
         self._index.clear()
         self._free += reversed(self._cached)
@@ -91,7 +90,7 @@ class PagePool:
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a page is free twice"
         assert not free & cached, "a page is free and cached"
-        assert not (free | cached) & held.keys(), "a held page was let go"
+        assert not (free | cached) & held.keys(), "a held page was released"
         assert len(free) + len(cached) + len(held) == self.total, "a page is lost"
         assert all(page in self._index for page in cached), "a cached page is not indexed"
         assert not any(page in self._index for page in free), "a free page is indexed"

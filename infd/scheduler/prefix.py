@@ -1,9 +1,9 @@
-"""Find pages whose tokens were computed before.
+"""Find cached pages by prefix.
 
 A page's key is a hash over its tokens and the key of the page before it, so
-equal keys mean equal prefixes. A chain begins with everything else that the
-cached values depend on: a root that the engine makes (model, adapter, tenant,
-epoch), and the regime of rotary angles.
+equal keys mean equal prefixes. The first key's parent is all else that cached
+values depend on: a root from the engine (model, adapter, tenant, epoch), and
+the regime of rotary angles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PrefixIndex:
-    """Which page holds which prefix, per group. A page stands here at most once."""
+    """Which page holds which prefix, per group. A page is indexed at most once."""
 
     def __init__(self) -> None:
         self._pages: dict[tuple[int, bytes], int] = {}
@@ -28,7 +28,7 @@ class PrefixIndex:
         return self._pages.get((group, key))
 
     def put(self, group: int, key: bytes, page: int) -> bool:
-        """Offer a page. False if that prefix stands here already, in another page."""
+        """Index a page; return False if another page holds that prefix already."""
         if (group, key) in self._pages:
             return False
         self._pages[group, key] = page
@@ -52,7 +52,7 @@ class PrefixIndex:
 
 
 def page_keys(seq: Sequence, page_tokens: int) -> list[bytes]:
-    """Return the keys of all full pages of the sequence's known tokens. Made once, extended as it grows."""
+    """Return the keys of all full pages of the sequence's known tokens. Kept in it, extended as it grows."""
     keys = seq.keys.setdefault(page_tokens, [])
     tokens = seq.tokens
     parent = keys[-1] if keys else seq.root
@@ -65,7 +65,7 @@ def page_keys(seq: Sequence, page_tokens: int) -> list[bytes]:
 def longest_hit(seq: Sequence, layout: CacheLayout, index: PrefixIndex) -> int:
     """Return the longest prefix of the sequence, in tokens, at which every group can resume.
 
-    At least one token is left to compute, because its logits are wanted.
+    At least one token is left to compute: its logits are needed.
     """
     if not layout.groups:
         return 0

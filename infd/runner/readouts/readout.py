@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class Selection(Struct):
     """The tokens of a step that one readout reads, M of them.
 
-    index             [M or more] int64: where they are among the step's packed tokens; the last is repeated if products
-                      need more rows
-    rows, positions   [M] int64
-    adapters          of all that `index` names; None where no token of the step has one
-    narrowed          whether the model returns the hidden states of these tokens alone
+    index            [M + padding] int64: into the packed step. For a readout that narrows, the last is repeated if
+                     products need more rows; others have no padding
+    rows, positions  [M + padding] int64: of these tokens
+    adapters         of these tokens; None if no token of the step has one
+    narrowed         whether the model returns the hidden states of these tokens alone
     """
 
     index: Tensor

@@ -99,8 +99,8 @@ class Sampling(Readout):
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> Samples:
         sampling = [i for i, span in enumerate(spans) if span.samples]
         positions = SampledPositions(
-            selection.rows,
-            selection.positions + 1,
+            selection.rows[: len(sampling)],
+            selection.positions[: len(sampling)] + 1,
             np.array([spans[i].row for i in sampling]),
             np.array([spans[i].start + spans[i].count for i in sampling]),
         )
