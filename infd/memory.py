@@ -9,14 +9,14 @@ from typing import Final
 from msgspec import Struct
 
 
-class Part(Enum):
+class MemoryPart(Enum):
     """Parts of memory that sleep releases and wake restores. The values are the admin API's `tags`."""
 
     WEIGHTS = "weights"
     CACHE = "kv_cache"
 
 
-class Held(Enum):
+class Residency(Enum):
     """Whether a part is in memory.
 
     LOADED    usable by steps
@@ -31,24 +31,26 @@ class Held(Enum):
     INVALID = "invalid"
 
 
-ALL: Final = frozenset(Part)
+ALL: Final = frozenset(MemoryPart)
 M_ARENA_MAX: Final = -8  # glibc malloc.h
 
 
 class Memory(Struct, frozen=True, kw_only=True):
-    """Where weights and cache are now."""
+    """Whether weights and cache are in memory."""
 
-    weights: Held = Held.LOADED
-    cache: Held = Held.LOADED
+    weights: Residency = Residency.LOADED
+    cache: Residency = Residency.LOADED
 
     @property
-    def released(self) -> frozenset[Part]:
-        held = {Part.WEIGHTS: self.weights, Part.CACHE: self.cache}
-        return frozenset(part for part, how in held.items() if how in (Held.RELEASED, Held.PARKED))
+    def released(self) -> frozenset[MemoryPart]:
+        """The parts that sleep has released or parked."""
+        parts = {MemoryPart.WEIGHTS: self.weights, MemoryPart.CACHE: self.cache}
+        return frozenset(part for part, state in parts.items() if state in (Residency.RELEASED, Residency.PARKED))
 
     @property
     def whole(self) -> bool:
-        return self.weights is self.cache is Held.LOADED
+        """Whether steps can run: both parts are LOADED."""
+        return self.weights is self.cache is Residency.LOADED
 
 
 def share_heap() -> None:

@@ -14,7 +14,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from infd.errors import AdapterTooLarge, CheckpointError
-from infd.memory import ALL, Held, Memory, Part
+from infd.memory import ALL, Memory, MemoryPart, Residency
 from infd.request import AdapterFacts, Generate, Score, TokenLogprobs, pick
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepPlan, StepResult
@@ -360,28 +360,28 @@ class FakeExecutor:
     def memory(self) -> Memory:
         return self.held
 
-    def gives_back(self, level: int) -> frozenset[Part]:
-        return ALL if level > 1 or self.parks else frozenset({Part.CACHE})
+    def gives_back(self, level: int) -> frozenset[MemoryPart]:
+        return ALL if level > 1 or self.parks else frozenset({MemoryPart.CACHE})
 
     async def sleep(self, level: int) -> int:
         assert not self._steps_queued, "memory is given back between steps only"
         await self.memory_gate.wait()
         if self.sleep_error is not None:
             raise self.sleep_error
-        light = Held.PARKED if self.parks else self.held.weights
-        self.held = Memory(weights=Held.RELEASED if level > 1 else light, cache=Held.RELEASED)
+        light = Residency.PARKED if self.parks else self.held.weights
+        self.held = Memory(weights=Residency.RELEASED if level > 1 else light, cache=Residency.RELEASED)
         self.device.asleep = True
         self.device.wipe()
         return 1000 * level
 
-    async def wake(self, parts: Collection[Part]) -> None:
+    async def wake(self, parts: Collection[MemoryPart]) -> None:
         await self.memory_gate.wait()
         if self.wake_error is not None:
             raise self.wake_error
         weights, cache = self.held.weights, self.held.cache
-        if Part.WEIGHTS in parts and weights in (Held.RELEASED, Held.PARKED):
-            weights = Held.LOADED
-        self._hold(weights, Held.LOADED if Part.CACHE in parts else cache)
+        if MemoryPart.WEIGHTS in parts and weights in (Residency.RELEASED, Residency.PARKED):
+            weights = Residency.LOADED
+        self._hold(weights, Residency.LOADED if MemoryPart.CACHE in parts else cache)
 
     async def load_weights(self, path: str) -> None:
         assert not self._steps_queued, "weights change between steps only"
@@ -390,11 +390,11 @@ class FakeExecutor:
         self.device.asleep = before
         if self.weights_error is not None:
             if self.fails_midway:
-                self._hold(Held.INVALID, self.held.cache)
+                self._hold(Residency.INVALID, self.held.cache)
             raise self.weights_error
-        self._hold(Held.LOADED, self.held.cache)
+        self._hold(Residency.LOADED, self.held.cache)
 
-    def _hold(self, weights: Held, cache: Held) -> None:
+    def _hold(self, weights: Residency, cache: Residency) -> None:
         self.held = Memory(weights=weights, cache=cache)
         self.device.asleep = not self.held.whole
 

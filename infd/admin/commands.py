@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from infd.engine.engine import Engine
     from infd.engine.lifecycle.target import Transition
-    from infd.memory import Part
+    from infd.memory import MemoryPart
 
 
 class Refused(InfdError):
@@ -170,7 +170,7 @@ async def load_weights(context: AdminContext, args: protocol.LoadWeights) -> pro
     return await _transition(context, lambda: context.engine.control.load_weights(args.path), args.wait_s)
 
 
-def _memory_parts(args: protocol.Wake) -> frozenset[Part]:
+def _memory_parts(args: protocol.Wake) -> frozenset[MemoryPart]:
     return ALL if args.tags is None else args.tags
 
 

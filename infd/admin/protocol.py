@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from infd.memory import Part
+from infd.memory import MemoryPart
 
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -214,7 +214,7 @@ class Wake(Struct, forbid_unknown_fields=True):
     wait_s  as in `Pause`
     """
 
-    tags: frozenset[Part] | None = None
+    tags: frozenset[MemoryPart] | None = None
     wait_s: Seconds | None = None
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from infd.errors import DeviceLost
-    from infd.memory import Memory, Part
+    from infd.memory import Memory, MemoryPart
     from infd.request import Adapter, AdapterFacts
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
@@ -54,7 +54,7 @@ class Executor(Protocol):
     def forward(self, plan: StepPlan) -> Step:
         """Issue a step without waiting for it. Never raises: errors come through `Step.sample`."""
 
-    def gives_back(self, level: int) -> frozenset[Part]:
+    def gives_back(self, level: int) -> frozenset[MemoryPart]:
         """Return the parts that a sleep of this level releases."""
 
     async def sleep(self, level: int) -> int:
@@ -64,7 +64,7 @@ class Executor(Protocol):
         memory, on a CPU the process, shrank.
         """
 
-    async def wake(self, parts: Collection[Part]) -> None:
+    async def wake(self, parts: Collection[MemoryPart]) -> None:
         """Restore these parts: the cache empty, the weights from host memory or their files.
 
         Raises StartError; then nothing is restored, and `wake` may be called again.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from infd.config import Config
-    from infd.memory import Part
+    from infd.memory import MemoryPart
     from infd.request import Adapter, AdapterFacts
     from infd.runner.start.loading import Loaded
     from infd.scheduler.layout import Capacity
@@ -129,14 +129,14 @@ class LocalExecutor:
     def sleepless(self) -> str:
         return "the model is not loaded" if self._parts is None else self._parts.residence.refusal
 
-    def gives_back(self, level: int) -> frozenset[Part]:
+    def gives_back(self, level: int) -> frozenset[MemoryPart]:
         assert self._parts is not None
         return self._parts.residence.gives_back(level)
 
     async def sleep(self, level: int) -> int:
         return await self._change(lambda loaded: loaded.residence.sleep(level))
 
-    async def wake(self, parts: Collection[Part]) -> None:
+    async def wake(self, parts: Collection[MemoryPart]) -> None:
         await self._change(lambda loaded: loaded.residence.wake(parts))
 
     async def load_weights(self, path: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from infd.adapters.files import locate
 from infd.adapters.peft import PeftConfig
 from infd.errors import AdapterTooLarge
-from infd.memory import ALL, Held, Memory, Part
+from infd.memory import ALL, Memory, MemoryPart, Residency
 from infd.request import AdapterFacts, Generate, Score, TokenLogprobs
 from infd.scheduler.layout import CacheLayout, Capacity, PageGroup
 from infd.scheduler.plan import StepResult
@@ -103,18 +103,20 @@ class NullExecutor:
         self._free_at = max(self._free_at, loop.time()) + self._step_s
         loop.call_at(self._free_at, self._finish, step)
 
-    def gives_back(self, level: int) -> frozenset[Part]:
-        return ALL if level >= 2 else frozenset({Part.CACHE})
+    def gives_back(self, level: int) -> frozenset[MemoryPart]:
+        return ALL if level >= 2 else frozenset({MemoryPart.CACHE})
 
     async def sleep(self, level: int) -> int:
-        self.memory = Memory(weights=Held.RELEASED if level >= 2 else self.memory.weights, cache=Held.RELEASED)
+        self.memory = Memory(
+            weights=Residency.RELEASED if level >= 2 else self.memory.weights, cache=Residency.RELEASED
+        )
         return 0
 
-    async def wake(self, parts: Collection[Part]) -> None:
+    async def wake(self, parts: Collection[MemoryPart]) -> None:
         held = self.memory
         self.memory = Memory(
-            weights=Held.LOADED if Part.WEIGHTS in parts else held.weights,
-            cache=Held.LOADED if Part.CACHE in parts else held.cache,
+            weights=Residency.LOADED if MemoryPart.WEIGHTS in parts else held.weights,
+            cache=Residency.LOADED if MemoryPart.CACHE in parts else held.cache,
         )
 
     async def load_weights(self, path: str) -> None:

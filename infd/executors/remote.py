@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from infd.config import Config
-    from infd.memory import Part
+    from infd.memory import MemoryPart
     from infd.request import Adapter, AdapterFacts
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
@@ -84,7 +84,7 @@ class RemoteExecutor:
         self._progress = progress
         self._spawn = spawn
         self._journal_stream = journal_stream
-        self._gives_back: dict[int, frozenset[Part]] = {}
+        self._gives_back: dict[int, frozenset[MemoryPart]] = {}
         self._state = wire.State(Memory(), {"ops": []})
         self._pulse = 0
         self._steps: dict[int, asyncio.Future[StepResult]] = {}
@@ -128,14 +128,14 @@ class RemoteExecutor:
     def memory(self) -> Memory:
         return self._state.memory
 
-    def gives_back(self, level: int) -> frozenset[Part]:
+    def gives_back(self, level: int) -> frozenset[MemoryPart]:
         return self._gives_back[min(level, max(self._gives_back))]
 
     async def sleep(self, level: int) -> int:
         freed: int = await self._call(lambda call: wire.Sleep(call, level))
         return freed
 
-    async def wake(self, parts: Collection[Part]) -> None:
+    async def wake(self, parts: Collection[MemoryPart]) -> None:
         await self._call(lambda call: wire.Wake(call, frozenset(parts)))
 
     async def load_weights(self, path: str) -> None:

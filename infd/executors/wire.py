@@ -16,7 +16,7 @@ from msgspec import Struct
 from infd import frames
 from infd.config import Config
 from infd.errors import Fault
-from infd.memory import Memory, Part
+from infd.memory import Memory, MemoryPart
 from infd.request import Adapter, AdapterFacts
 from infd.scheduler.layout import Capacity
 from infd.scheduler.plan import StepPlan, StepResult
@@ -54,7 +54,7 @@ class Sleep(Struct, tag=True):
 
 class Wake(Struct, tag=True):
     call: int
-    parts: frozenset[Part]
+    parts: frozenset[MemoryPart]
 
 
 class LoadWeights(Struct, tag=True):
@@ -103,7 +103,7 @@ class Loaded(Struct, tag=True):
     capacity: Capacity
     depth: int
     sleepless: str
-    gives_back: dict[int, frozenset[Part]]
+    gives_back: dict[int, frozenset[MemoryPart]]
     state: State
 
 

@@ -17,7 +17,7 @@ from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.engine.streams import stream
 from infd.errors import CheckpointError, InfdError, RequestError
-from infd.memory import ALL, Held, Part
+from infd.memory import ALL, MemoryPart, Residency
 from infd.request import FinishReason, Generate, Score, pick
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import request
@@ -128,8 +128,11 @@ class Histories(RuleBasedStateMachine):
     def sleep(self, mode: Any, level: int, by_itself: bool) -> None:
         self.operate(lambda: self.engine.control.sleep(mode, level, by_itself=by_itself))
 
-    @rule(parts=st.sampled_from([ALL, ALL, frozenset({Part.WEIGHTS}), frozenset({Part.CACHE})]), ready=st.booleans())
-    def rouse(self, parts: frozenset[Part], ready: bool) -> None:
+    @rule(
+        parts=st.sampled_from([ALL, ALL, frozenset({MemoryPart.WEIGHTS}), frozenset({MemoryPart.CACHE})]),
+        ready=st.booleans(),
+    )
+    def rouse(self, parts: frozenset[MemoryPart], ready: bool) -> None:
         self.operate(lambda: (self.engine.control.resume if ready else self.engine.control.wake)(parts))
 
     @rule(how=st.sampled_from(["well", "refused", "midway"]))
@@ -204,7 +207,7 @@ class Histories(RuleBasedStateMachine):
         if not self.drained:
             with contextlib.suppress(InfdError):
                 await rest.resume().result()
-            if self.executor.memory.weights is Held.INVALID:
+            if self.executor.memory.weights is Residency.INVALID:
                 await rest.load_weights("/other").result()
             await rest.resume().result()
             assert self.engine.lifecycle.state is State.READY

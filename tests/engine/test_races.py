@@ -41,7 +41,7 @@ from infd.errors import (
 )
 from infd.executors.local import LocalExecutor
 from infd.kernels.families.adapters import LowRank
-from infd.memory import ALL, Memory, Part
+from infd.memory import ALL, Memory, MemoryPart
 from infd.request import FinishReason, Generate, Request, SamplingParams
 from infd.runner.arenas.arena import Arena
 from infd.telemetry.metrics import Metrics
@@ -275,7 +275,7 @@ class History:
         await self.operate(lambda: self.engine.control.sleep(mode, level))
 
     async def wake(self) -> None:
-        parts = self.chance.choice([ALL, ALL, frozenset({Part.WEIGHTS}), frozenset({Part.CACHE})])
+        parts = self.chance.choice([ALL, ALL, frozenset({MemoryPart.WEIGHTS}), frozenset({MemoryPart.CACHE})])
         await self.operate(lambda: self.engine.control.wake(parts))
 
     async def resume(self) -> None:

@@ -25,7 +25,7 @@ from infd.errors import (
     WeightsInvalid,
     WrongState,
 )
-from infd.memory import Held, Memory, Part
+from infd.memory import Memory, MemoryPart, Residency
 from infd.request import FinishReason
 from infd.telemetry.exposition import expose
 from infd.telemetry.metrics import Metrics
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 RACES = 10_000 if os.environ.get("INFD_SOAK") else 100
-WEIGHTS, CACHE = frozenset({Part.WEIGHTS}), frozenset({Part.CACHE})
-NOTHING = Memory(weights=Held.RELEASED, cache=Held.RELEASED)
+WEIGHTS, CACHE = frozenset({MemoryPart.WEIGHTS}), frozenset({MemoryPart.CACHE})
+NOTHING = Memory(weights=Residency.RELEASED, cache=Residency.RELEASED)
 
 
 class Clock:
@@ -147,7 +147,7 @@ async def test_a_staged_wake_lets_no_step_run_before_all_memory_is_back(verb: st
         rouse = getattr(engine.control, verb)
         await rouse(WEIGHTS).result()
         assert engine.lifecycle.state is State.SLEEPING
-        assert engine.executor.memory == Memory(cache=Held.RELEASED)
+        assert engine.executor.memory == Memory(cache=Residency.RELEASED)
         assert "weights awake" in engine.lifecycle.reason
         await rouse(WEIGHTS).result()
         assert engine.lifecycle.state is State.SLEEPING
@@ -162,7 +162,7 @@ async def test_where_a_light_sleep_moves_weights_they_must_be_taken_back_too(at_
         asleep = engine.control.sleep(level=1)
         if not at_once:
             await asleep.result()
-            assert engine.executor.memory == Memory(weights=Held.PARKED, cache=Held.RELEASED)
+            assert engine.executor.memory == Memory(weights=Residency.PARKED, cache=Residency.RELEASED)
         woken = engine.control.wake(CACHE)
         with suppress(Overtaken):
             await asleep.result()
@@ -349,7 +349,7 @@ async def test_sleep_overtakes_a_wake_and_a_wake_sleep():
             engine.control.sleep("keep", 1)
             await turns(2)
         await engine.control.sleep("keep", 1).result()
-        assert Part.CACHE in engine.executor.memory.released
+        assert MemoryPart.CACHE in engine.executor.memory.released
         await engine.control.wake().result()
         assert await asking == answer([1], 40)
 
@@ -450,7 +450,7 @@ async def test_a_sleeper_can_be_given_other_weights_before_it_wakes():
     async with serving() as engine:
         await engine.control.sleep(level=2).result()
         await engine.control.load_weights("/other").result()
-        assert engine.executor.memory == Memory(cache=Held.RELEASED)
+        assert engine.executor.memory == Memory(cache=Residency.RELEASED)
         await engine.control.wake(CACHE).result()
         assert await ask(engine, request([1])) == answer([1], 5)
 

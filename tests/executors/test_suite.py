@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from infd.errors import CheckpointError, DeviceLost, Foreign, StepTooLarge
-from infd.memory import ALL, Held, Memory, Part
+from infd.memory import ALL, Memory, MemoryPart, Residency
 from infd.request import Adapter, SamplingParams
 from infd.scheduler.plan import StepPlan
 from tests.executors.faulty import BROKEN, FULL, LOST, UNSOUND, faulty, remote
@@ -106,10 +106,10 @@ async def test_a_model_that_cannot_be_loaded_says_why(make):
 async def test_memory_given_back_comes_back_and_no_step_runs_without_it(make):
     async with running(make(config())) as executor:
         assert executor.sleepless == ""
-        assert executor.gives_back(1) == {Part.CACHE}
+        assert executor.gives_back(1) == {MemoryPart.CACHE}
         assert executor.gives_back(2) == ALL
         assert await executor.sleep(1) >= 0
-        assert executor.memory == Memory(cache=Held.RELEASED)
+        assert executor.memory == Memory(cache=Residency.RELEASED)
         with pytest.raises((RuntimeError, Foreign), match="while memory is given back"):
             await executor.forward(start(0, [3], 1)).sample()
         await executor.wake(ALL)

@@ -19,7 +19,7 @@ from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.reference.lora import Lora
 from infd.kernels.select import CANDIDATES, insisting
-from infd.memory import Part
+from infd.memory import MemoryPart
 from infd.request import Adapter, SamplingParams
 from infd.runner.graphs import PATIENCE, CudaGraphs, sizes
 from infd.runner.pulse import Pulse
@@ -594,9 +594,9 @@ def test_what_was_captured_holds_after_weights_and_cache_were_given_back(serve, 
     expected = served.start(4) + served.go_on(4, 4)
     residence = served.loaded.residence
     residence.sleep(level)
-    assert residence.memory.released == {Part.WEIGHTS, Part.CACHE}
+    assert residence.memory.released == {MemoryPart.WEIGHTS, MemoryPart.CACHE}
     assert not served.idle()
-    residence.wake((Part.WEIGHTS, Part.CACHE))
+    residence.wake((MemoryPart.WEIGHTS, MemoryPart.CACHE))
     assert served.start(4) + served.go_on(4, 4) == expected
     assert served.captured == sizes(ROWS)
 

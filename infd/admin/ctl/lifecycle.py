@@ -10,14 +10,14 @@ from infd.admin import protocol
 from infd.admin.ctl import show
 from infd.admin.ctl.client import TimedOut
 from infd.admin.ctl.options import json_option, patience_options
-from infd.memory import Part
+from infd.memory import MemoryPart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infd.admin.ctl.client import AdminClient
 
-TAGS = tuple(part.value for part in Part)
+TAGS = tuple(part.value for part in MemoryPart)
 WITHOUT_WAIT_S = 1.0  # without --wait a command still waits this long, so that most report "done"
 
 waiting = patience_options("Return once the transition is done; without --wait, after a second at most.")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from infd.engine.lifecycle.state import Lifecycle
     from infd.engine.lifecycle.target import Arrivals, Mode
     from infd.engine.telemetry import Telemetry
-    from infd.memory import Part
+    from infd.memory import MemoryPart
 
 log = logging.getLogger("infd.engine")
 
@@ -85,11 +85,11 @@ class LifecycleControl:
         level = max(level, now.level)
         return self._aim(Target(state=State.SLEEPING, mode=mode, new=new, level=level, by_itself=by_itself))
 
-    def wake(self, parts: frozenset[Part] = ALL) -> Transition:
+    def wake(self, parts: frozenset[MemoryPart] = ALL) -> Transition:
         """Restore these parts; once all are restored, return to the state before the sleep. Raises WrongState."""
         return self._rouse(parts, self._before_sleep)
 
-    def resume(self, parts: frozenset[Part] = ALL) -> Transition:
+    def resume(self, parts: frozenset[MemoryPart] = ALL) -> Transition:
         """Restore these parts; once all are restored, be ready. Raises WrongState."""
         return self._rouse(parts, Target())
 
@@ -102,7 +102,7 @@ class LifecycleControl:
         self._loader = self._start(self._load(transition, path), "weights")
         return transition
 
-    def _rouse(self, parts: frozenset[Part], then: Target) -> Transition:
+    def _rouse(self, parts: frozenset[MemoryPart], then: Target) -> Transition:
         now = self.target
         if now.state is not State.SLEEPING:
             return self._aim(now if then is self._before_sleep else then)

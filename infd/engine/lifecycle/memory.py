@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from infd.engine.lifecycle.state import State
 from infd.errors import WrongState
-from infd.memory import Held, Part
+from infd.memory import MemoryPart, Residency
 
 if TYPE_CHECKING:
     from infd.adapters.registry import Adapters
@@ -40,15 +40,15 @@ class ModelMemory:
         return self._executor.sleepless
 
     @property
-    def released(self) -> frozenset[Part]:
+    def released(self) -> frozenset[MemoryPart]:
         return self._executor.memory.released
 
     @property
     def invalid(self) -> bool:
         """Whether the weights are half replaced, so that no step may run."""
-        return self._executor.memory.weights is Held.INVALID
+        return self._executor.memory.weights is Residency.INVALID
 
-    def released_by(self, level: int) -> frozenset[Part]:
+    def released_by(self, level: int) -> frozenset[MemoryPart]:
         """Return the parts that a sleep of this level releases."""
         return self._executor.gives_back(level)
 
@@ -61,10 +61,10 @@ class ModelMemory:
                 return await self._executor.sleep(level)
             finally:
                 # Also where this sleep failed, or the cache was released before.
-                if Part.CACHE in self.released:
+                if MemoryPart.CACHE in self.released:
                     self._core.forget_prefixes(preempting=True)
 
-    async def restore(self, parts: frozenset[Part]) -> None:
+    async def restore(self, parts: frozenset[MemoryPart]) -> None:
         """Take back those of these parts that are released. Raises StartError."""
         async with self._changing:
             missing = parts & self.released

@@ -10,7 +10,7 @@ from msgspec import Struct
 from infd.engine.lifecycle.state import State
 
 if TYPE_CHECKING:
-    from infd.memory import Part
+    from infd.memory import MemoryPart
 
 Mode = Literal["abort", "wait", "keep"]
 Arrivals = Literal["hold", "reject"]
@@ -37,7 +37,7 @@ class Target(Struct, frozen=True, kw_only=True):
     mode: Mode = "wait"
     new: Arrivals = "hold"
     level: int = 0
-    awake: frozenset[Part] = frozenset()
+    awake: frozenset[MemoryPart] = frozenset()
     by_itself: bool = False
 
     @property

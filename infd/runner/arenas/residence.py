@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
-from infd.memory import ALL, Held, Memory, Part
+from infd.memory import ALL, Memory, MemoryPart, Residency
 from infd.models.config import architecture
 from infd.runner.arenas.host import Settling
 from infd.weights.checkpoint import Checkpoint, locate
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.runner")
 
-GONE: Final = frozenset({Held.RELEASED, Held.PARKED})  # from where they are computed with
+GONE: Final = frozenset({Residency.RELEASED, Residency.PARKED})  # from where they are computed with
 
 
 class Residence:
@@ -82,9 +82,9 @@ class Residence:
         self._directory, self._stamps = checkpoint.directory, checkpoint.stamps()
         self._architecture = architecture(checkpoint.config)
 
-    def gives_back(self, level: int) -> frozenset[Part]:
+    def gives_back(self, level: int) -> frozenset[MemoryPart]:
         """Return what a sleep of that level gives back."""
-        return ALL if level >= 2 or self._bank.apart else frozenset({Part.CACHE})
+        return ALL if level >= 2 or self._bank.apart else frozenset({MemoryPart.CACHE})
 
     def sleep(self, level: int) -> int:
         """Give back the cache, at level 2 the weights too; at level 1 they move to the host where that is elsewhere.
@@ -94,23 +94,23 @@ class Residence:
         before = self._bank.held()
         weights = self._leaving(level)
         # Said first: what fails midway has lost some of it.
-        self.memory = Memory(weights=weights, cache=Held.RELEASED)
+        self.memory = Memory(weights=weights, cache=Residency.RELEASED)
         self._empty()
         if weights in GONE:
             self._unsettle()
             self._weights.release()
-        if weights is not Held.PARKED:
+        if weights is not Residency.PARKED:
             self._unpark()
         self._bank.trim()
         self.resident = self._bank.resident()
         return max(0, before - self._bank.held())
 
-    def _leaving(self, level: int) -> Held:
+    def _leaving(self, level: int) -> Residency:
         """Return what the weights are to be in a sleep of that level; park them if that is what it takes."""
         now = self.memory.weights
         if level >= 2:
-            return Held.RELEASED
-        if now is not Held.LOADED or not self._bank.apart:
+            return Residency.RELEASED
+        if now is not Residency.LOADED or not self._bank.apart:
             return now
         self._unpark()
         try:
@@ -120,32 +120,32 @@ class Residence:
             self._parked.fetch()
         except OutOfMemory as error:
             log.warning("the weights will be read again on waking, for they cannot be kept: %s", error)
-            return Held.RELEASED
+            return Residency.RELEASED
         except BaseException:
             self._unpark()
             raise
-        return Held.PARKED
+        return Residency.PARKED
 
-    def wake(self, parts: Collection[Part]) -> None:
+    def wake(self, parts: Collection[MemoryPart]) -> None:
         """Take these back. Raises CheckpointError, OutOfMemory, DeviceLost; then nothing more is held than before."""
         missing = self.memory.released & set(parts)
         try:
-            if Part.CACHE in missing:
+            if MemoryPart.CACHE in missing:
                 for arena in self._emptied:
                     arena.restore()
-            if Part.WEIGHTS in missing:
+            if MemoryPart.WEIGHTS in missing:
                 self._wake_weights()
         except BaseException:
-            if Part.CACHE in missing:
+            if MemoryPart.CACHE in missing:
                 self._empty()
             raise
-        if Part.CACHE in missing:
-            self.memory = replace(self.memory, cache=Held.LOADED)
+        if MemoryPart.CACHE in missing:
+            self.memory = replace(self.memory, cache=Residency.LOADED)
         if self.memory.whole:
             self.resident = {}
 
     def _wake_weights(self) -> None:
-        if self._parked is None or self.memory.weights is not Held.PARKED:
+        if self._parked is None or self.memory.weights is not Residency.PARKED:
             self._require_room()
             with Checkpoint(self._directory) as checkpoint:
                 self._require_unchanged(checkpoint)
@@ -157,7 +157,7 @@ class Residence:
         except BaseException:
             self._weights.release()
             raise
-        self.memory = replace(self.memory, weights=Held.LOADED)
+        self.memory = replace(self.memory, weights=Residency.LOADED)
         self._unpark()
 
     def load(self, path: str) -> None:
@@ -182,7 +182,7 @@ class Residence:
 
     def settle(self) -> None:
         """Begin to make reading the weights faster, behind everything else."""
-        if self._settling is None and not self._bank.apart and self.memory.weights is Held.LOADED:
+        if self._settling is None and not self._bank.apart and self.memory.weights is Residency.LOADED:
             self._settling = Settling(self._weights.settle, self.quiet)
 
     def _unsettle(self) -> None:
@@ -218,7 +218,7 @@ class Residence:
         if gone:
             self._weights.restore()
         else:
-            self.memory = replace(self.memory, weights=Held.INVALID)
+            self.memory = replace(self.memory, weights=Residency.INVALID)
         try:
             with torch.inference_mode():
                 fill(places, checkpoint, self._report)
@@ -227,7 +227,7 @@ class Residence:
                 self._weights.release()
             raise
         self.remember(checkpoint)
-        self.memory = replace(self.memory, weights=Held.LOADED)
+        self.memory = replace(self.memory, weights=Residency.LOADED)
         self._unpark()
         self.settle()
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from infd.errors import CheckpointError, OutOfMemory
 from infd.executors.local import LocalExecutor
-from infd.memory import ALL, Held, Memory, Part
+from infd.memory import ALL, Memory, MemoryPart, Residency
 from infd.request import SamplingParams
 from infd.runner.arenas.arena import HostBank
 from infd.scheduler.plan import StepPlan
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Capacity
 
 MIB = 2**20
-NOTHING = Memory(weights=Held.RELEASED, cache=Held.RELEASED)
+NOTHING = Memory(weights=Residency.RELEASED, cache=Residency.RELEASED)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6] * 20, [7] * 33]
 
 
@@ -90,7 +90,7 @@ async def test_weights_and_touched_cache_go_back_to_the_system_and_answers_stay_
         full = resident()
         assert await runs.sleep(1) > 0.95 * touched
         assert full - resident() > 0.95 * touched
-        assert runs.memory == Memory(cache=Held.RELEASED)
+        assert runs.memory == Memory(cache=Residency.RELEASED)
         assert await runs.sleep(2) > 0.95 * weights
         assert full - resident() > 0.95 * (weights + touched)
         assert runs.memory == NOTHING
@@ -147,11 +147,11 @@ async def test_a_staged_wake_takes_back_what_it_is_told(tiny):
     async with running(tiny("llama")) as (runs, capacity):
         before = await answers(runs, capacity)
         await runs.sleep(2)
-        await runs.wake({Part.WEIGHTS})
-        assert runs.memory == Memory(cache=Held.RELEASED)
+        await runs.wake({MemoryPart.WEIGHTS})
+        assert runs.memory == Memory(cache=Residency.RELEASED)
         with pytest.raises(RuntimeError, match="given back"):
             await runs.forward(StepPlan(0, [join(0, [3], [[1]])], [], [span(0, 0, 1)])).sample()
-        await runs.wake({Part.CACHE})
+        await runs.wake({MemoryPart.CACHE})
         assert await answers(runs, capacity) == before
 
 
@@ -180,7 +180,7 @@ async def test_a_checkpoint_that_has_changed_is_not_taken_for_the_old_one_unless
             await runs.wake(ALL)
         assert runs.memory == NOTHING
         await runs.load_weights(str(directory))
-        await runs.wake({Part.CACHE})
+        await runs.wake({MemoryPart.CACHE})
         after = await answers(runs, capacity)
         await runs.sleep(2)
         await runs.wake(ALL)
@@ -262,7 +262,7 @@ async def test_weights_that_fail_midway_are_invalid_until_good_ones_are_there(ti
         failing(monkeypatch, after=4)
         with pytest.raises(CheckpointError, match="became shorter"):
             await runs.load_weights(str(directory))
-        assert runs.memory == Memory(weights=Held.INVALID)
+        assert runs.memory == Memory(weights=Residency.INVALID)
         with pytest.raises(RuntimeError):
             await runs.forward(StepPlan(0, [join(0, [3], [[1]])], [], [span(0, 0, 1)])).sample()
         monkeypatch.undo()

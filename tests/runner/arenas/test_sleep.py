@@ -16,7 +16,7 @@ from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, Schedule
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
 from infd.kernels.reference.attention import PagedAttention
 from infd.kernels.select import CANDIDATES, insisting
-from infd.memory import ALL, Held, Memory, Part
+from infd.memory import ALL, Memory, MemoryPart, Residency
 from infd.runner.arenas import vram
 from infd.runner.pulse import Pulse
 from infd.runner.start import loading
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from infd.runner.arenas.residence import Residence
     from infd.runner.start.loading import Loaded
 
-PARKED = Memory(weights=Held.PARKED, cache=Held.RELEASED)
-NOTHING = Memory(weights=Held.RELEASED, cache=Held.RELEASED)
+PARKED = Memory(weights=Residency.PARKED, cache=Residency.RELEASED)
+NOTHING = Memory(weights=Residency.RELEASED, cache=Residency.RELEASED)
 MIB = 2**20
 CACHE = MIB
 
@@ -63,12 +63,12 @@ class House:
         self.driver.audit()
         sizes = sorted(held.size for held in self.driver.ranges.values())
         there = sum(self.driver.mapped.values())
-        expected = [self.memory.weights in (Held.LOADED, Held.INVALID), self.memory.cache is Held.LOADED]
+        expected = [self.memory.weights in (Residency.LOADED, Residency.INVALID), self.memory.cache is Residency.LOADED]
         weights, cache = (_whole(self.residence._weights.size), _whole(self.residence._cache.size))
         assert sizes == sorted([weights, cache])
         assert there == expected[0] * weights + expected[1] * cache
         pinned = sum(self.driver.registered.values())
-        assert pinned == (self.residence._weights.used if self.memory.weights is Held.PARKED else 0)
+        assert pinned == (self.residence._weights.used if self.memory.weights is Residency.PARKED else 0)
 
 
 def answer(loaded: Loaded) -> list[int]:
@@ -149,7 +149,7 @@ def test_what_kernels_compute_in_goes_with_the_cache_and_comes_back_as_zeros_in_
     assert house.driver.used == 0
     capacity, house.driver.capacity = house.driver.capacity, _whole(house.residence._cache.size) + GRAIN
     with pytest.raises(OutOfMemory, match="kernels to compute in"):
-        house.residence.wake({Part.CACHE})
+        house.residence.wake({MemoryPart.CACHE})
     assert house.driver.used == 0
     house.driver.capacity = capacity
     house.residence.wake(ALL)
@@ -202,7 +202,7 @@ def test_what_the_host_has_no_room_for_is_read_again(serve, monkeypatch, caplog)
 def test_a_staged_wake_takes_back_what_it_is_told(serve, level):
     house = serve()
     before = house.answer()
-    for first, second in ((Part.WEIGHTS, Part.CACHE), (Part.CACHE, Part.WEIGHTS)):
+    for first, second in ((MemoryPart.WEIGHTS, MemoryPart.CACHE), (MemoryPart.CACHE, MemoryPart.WEIGHTS)):
         house.residence.sleep(level)
         house.residence.wake({first})
         assert house.memory.released == {second}
@@ -243,7 +243,7 @@ def test_other_weights_may_be_put_in_place_of_parked_ones(serve, tiny):
     assert house.memory == PARKED
     house.audit()
     house.residence.load(str(tiny("qwen3")))
-    assert house.memory == Memory(cache=Held.RELEASED)
+    assert house.memory == Memory(cache=Residency.RELEASED)
     house.audit()
     house.residence.wake(ALL)
     assert house.answer() == before
@@ -309,12 +309,12 @@ def test_whatever_fails_in_a_history_of_sleeps_and_wakes_the_books_balance(serve
             elif act == "load":
                 residence.load(str(tiny("qwen3")))
             else:
-                residence.wake({"wake": ALL, "cache": {Part.CACHE}, "weights": {Part.WEIGHTS}}[act])
+                residence.wake({"wake": ALL, "cache": {MemoryPart.CACHE}, "weights": {MemoryPart.WEIGHTS}}[act])
         except (DeviceLost, OutOfMemory):
             failures += 1
             if act not in ("light", "deep"):
-                assert house.memory.released >= was.released - ({Part.WEIGHTS} if act == "load" else set())
-        if house.memory.weights is Held.LOADED:
+                assert house.memory.released >= was.released - ({MemoryPart.WEIGHTS} if act == "load" else set())
+        if house.memory.weights is Residency.LOADED:
             assert house.weights().equal(weights)
         if house.memory.whole:
             assert house.answer() == before
