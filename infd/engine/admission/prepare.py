@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class Need(Protocol):
         """Wait until it is there, and hold it. Where this raises or is cancelled, nothing is held."""
 
     def release(self) -> None:
-        """Undo one `acquire`."""
+        """Undo one `acquire`. Never raises."""
 
 
 @asynccontextmanager
@@ -28,11 +28,15 @@ async def prepare(needs: Iterable[Need]) -> AsyncIterator[None]:
 
     Sequences queued within the block hold for themselves what they need for longer.
     """
-    with ExitStack() as held:
+    held: list[Need] = []
+    try:
         for need in needs:
             await need.acquire()
-            held.callback(need.release)
+            held.append(need)
         yield
+    finally:
+        for need in reversed(held):
+            need.release()
 
 
 class AdapterNeed:
