@@ -30,7 +30,7 @@ native:
 
 soak: $(VENV)/.installed-test
 	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s --timeout 10000 tests/e2e/test_soak*.py tests/scheduler/test_invariants.py \
-		tests/engine/test_lifecycle.py tests/engine/test_sleep.py tests/engine/test_adapters.py tests/engine/test_races.py $(PYTEST_FLAGS)
+		tests/engine/lifecycle/test_lifecycle.py tests/engine/lifecycle/test_sleep.py tests/engine/test_adapters.py tests/engine/test_races.py $(PYTEST_FLAGS)
 
 # With a GPU: every test that computes on it, with Triton's and FlashInfer's kernels. `make bench-gpu` times them. What
 # other libraries warn of on such a machine is not ours to mend. Without a package index: `make gpu-kit` elsewhere, then

@@ -30,7 +30,7 @@ from infd.request import FinishReason
 from infd.telemetry.exposition import expose
 from infd.telemetry.metrics import Metrics
 from tests.engine.driving import ask, collect, nothing_is_left, request, running, until_steps
-from tests.engine.test_pause import answer, turns
+from tests.engine.lifecycle.test_pause import answer, turns
 from tests.fakes import FakeExecutor
 
 if TYPE_CHECKING:
