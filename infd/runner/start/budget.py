@@ -17,7 +17,8 @@ from infd.rounding import ceil_div
 from infd.runner.faults import lacks_memory, let_go
 from infd.runner.graphs import sizes
 from infd.runner.start.cache_size import Room
-from infd.runner.start.calibration import LEAST, LIKELIEST, Trial, run
+from infd.runner.start.calibration import LEAST, LIKELIEST
+from infd.runner.start.trial import TrialPlans, run
 
 if TYPE_CHECKING:
     from infd.config import Config
@@ -129,8 +130,8 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
     cache = None
     try:
         runner, cache = runners.build(pages, longest, purpose="the cache of a first step", graphs=graphs)
-        long = Trial(layout, pages=pages, rows=rows, max_model_len=longest)
-        wide = Trial(layout, pages=pages, rows=rows, max_model_len=2)  # a token, and the one that it chooses
+        long = TrialPlans(layout, pages=pages, rows=rows, max_model_len=longest)
+        wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # a token, and the one that it chooses
         scored = LIKELIEST if layout.divisible else None  # their logits take memory too
         plan = long.plan(min(tokens, long.room), scored)
         run(runner, plan)  # sets up what stays

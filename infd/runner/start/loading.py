@@ -26,14 +26,14 @@ from infd.runner.arenas.arena import CPU, Anonymous, Arena
 from infd.runner.arenas.residence import Residence
 from infd.runner.arenas.vram import bank_of
 from infd.runner.graphs import CudaGraphs
-from infd.runner.start import calibration
 from infd.runner.start.budget import draw_up, on_host
 from infd.runner.start.cache_size import size_cache
-from infd.runner.start.calibration import calibrate, holds
+from infd.runner.start.calibration import LEAST, MOST, calibrate, choose_spin, holds
 from infd.runner.start.kept import Kept
 from infd.runner.start.resolve import candidates
 from infd.runner.start.runners import Runners
 from infd.runner.start.setup import choose_device, set_up
+from infd.runner.start.trial import TrialPlans, warm_up
 from infd.scheduler.layout import Capacity
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load, required_bytes
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from infd.runner.graphs import Graphs
     from infd.runner.pulse import Pulse
     from infd.runner.runner import Runner
-    from infd.runner.start.calibration import Calibration, Trial
+    from infd.runner.start.calibration import Calibration
     from infd.runner.start.setup import ModelSetup
 
 log = logging.getLogger("infd.runner")
@@ -198,7 +198,7 @@ def assemble(
     model, _, dtype, device, max_len = setup
     runners = Runners(config, setup, bank, pulse)
     layout, tensors, rows = runners.layout, runners.tensors, runners.rows
-    largest = config.scheduler.step_tokens or calibration.MOST[device.type]
+    largest = config.scheduler.step_tokens or MOST[device.type]
     graphs = graphs_of(device, config.device)
     budget = draw_up(runners, bank, weights, config, most=largest, graphs=graphs) if bank.apart else None
     if budget is not None and budget.footprint.tokens < largest:
@@ -226,13 +226,13 @@ def assemble(
     if budget is not None:
         log.info("%s", budget.explain(size.bytes))
 
-    trial = calibration.Trial(layout, pages=size.pages, rows=rows, max_model_len=max_len)
-    calibration.warm_up(runner, trial, device.type)
+    plans = TrialPlans(layout, pages=size.pages, rows=rows, max_model_len=max_len)
+    warm_up(runner, plans, device.type)
     runner.begin()
-    if spin := calibration.choose_spin(runner, trial):
+    if spin := choose_spin(runner, plans):
         log.info("decoding steps are so short that their end is asked for, for up to %.0f us", spin * 1e6)
-    kept = Kept.of(config, setup, described, rows=rows, tokens=min(trial.room, largest))
-    measured = _calibrated(config, runner, trial, kept, device.type, rows=rows, most=largest, scores=layout.divisible)
+    kept = Kept.of(config, setup, described, rows=rows, tokens=min(plans.room, largest))
+    measured = _calibrated(config, runner, plans, kept, device.type, rows=rows, most=largest, scores=layout.divisible)
     if not bank.apart:
         cache.release()  # what trial steps wrote there
         cache.restore()
@@ -265,7 +265,7 @@ def assemble(
 def _calibrated(
     config: Config,
     runner: Runner,
-    trial: Trial,
+    plans: TrialPlans,
     kept: Kept | None,
     device: str,
     *,
@@ -276,15 +276,15 @@ def _calibrated(
     """Return what an earlier start measured, if it still holds, or what this one does; it is kept then."""
     found = None if kept is None else kept.find()
     how = ""
-    if kept is not None and found is not None and max(found.sizes) <= most and holds(found, runner, trial):
+    if kept is not None and found is not None and max(found.step_tokens) <= most and holds(found, runner, plans):
         measured, how = found, f", as measured by an earlier start; remove {kept.path} to have it measured again"
     else:
-        measured = calibrate(runner, trial, config.scheduler, device, rows=rows, most=most, scores=scores)
+        measured = calibrate(runner, plans, config.scheduler, device, rows=rows, most=most, scores=scores)
         if kept is not None:
             kept.keep(measured)
-    if config.scheduler.step_tokens is None or config.scheduler.step_tokens > calibration.LEAST:
+    if config.scheduler.step_tokens is None or config.scheduler.step_tokens > LEAST:
         sizes = "step_tokens: %d, %d where streams wait for the step, %d where many prompts do so, too%s"
-        log.info(sizes, *measured.sizes, how)
+        log.info(sizes, *measured.step_tokens, how)
     return measured
 
 

@@ -27,10 +27,10 @@ from infd.rounding import ceil_div
 from infd.runner.arenas import host
 from infd.runner.arenas.arena import Arena
 from infd.runner.pulse import Pulse
-from infd.runner.start.calibration import LENGTHS, Trial, first_steps
 from infd.runner.start.resolve import candidates
 from infd.runner.start.runners import Runners
 from infd.runner.start.setup import choose_device, set_up
+from infd.runner.start.trial import LENGTHS, TrialPlans, first_steps
 from infd.scheduler.plan import Load
 from infd.weights.checkpoint import Checkpoint
 
@@ -159,21 +159,21 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
         runners = Runners(config, setup, Unstored(), Pulse())
         layout, targets = runners.layout, setup.model.targets
         pages = len(layout.groups) * ceil_div(max(LENGTHS), config.cache.page_tokens)
-        trial = Trial(layout, pages=pages, rows=runners.rows, max_model_len=setup.max_len)
+        plans = TrialPlans(layout, pages=pages, rows=runners.rows, max_model_len=setup.max_len)
         for graphs in (None, Launched()) if config.device.graphs else (None,):
             runner, _ = runners.build(pages, setup.max_len, graphs=graphs)
-            adapted = adapted_steps(trial, runner.adapters, targets, setup.dtype)
-            for plan in (*first_steps(trial, GPU.type), *adapted):
+            adapted = adapted_steps(plans, runner.adapters, targets, setup.dtype)
+            for plan in (*first_steps(plans, GPU.type), *adapted):
                 runner.sample(runner.forward(plan))
         return getattr(setup.ops.attention, "shapes", [])
 
 
 def adapted_steps(
-    trial: Trial, slots: DeviceSlots, targets: Sequence[Target], dtype: torch.dtype
+    plans: TrialPlans, slots: DeviceSlots, targets: Sequence[Target], dtype: torch.dtype
 ) -> Iterator[StepPlan]:
     """Plan the smallest steps with adapters that change all they can, and have `slots` hold them."""
     for rank in RANKS if targets else ():
-        adapter, plan = Adapter("warm", rank), trial.plan(1)
+        adapter, plan = Adapter("warm", rank), plans.plan(1)
         slots.hold(adapter, dict(_changes(targets, rank, dtype)))
         plan.joins[0].slot = 1
         plan.loads = [Load(1, adapter)]

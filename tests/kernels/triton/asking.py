@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from infd.models.parameter import Target
     from infd.runner.adapters import DeviceSlots
-    from infd.runner.start.calibration import Trial
+    from infd.runner.start.trial import TrialPlans
 
 ROWS = 40
 PAGE = 16
@@ -57,10 +57,10 @@ def noted() -> Iterator[set[str]]:
     triton.knobs.runtime.jit_cache_hook = None
 
 
-def others(trial: Trial, _: str) -> Iterator[StepPlan]:
+def others(plans: TrialPlans, _: str) -> Iterator[StepPlan]:
     """Plan steps of few rows and of many, of long spans and of short ones, far into a sequence and at its start."""
     chance = random.Random(1)
-    groups = len(trial._groups)
+    groups = len(plans._groups)
     for number in range(120):
         joins, spans = [], []
         rows = chance.choice([1, 2, 3, 7, ROWS])
@@ -82,13 +82,15 @@ CHANGED = [  # by adapters: which targets, from every so many; how many modules 
 ]
 
 
-def mixtures(trial: Trial, slots: DeviceSlots, targets: Sequence[Target], dtype: torch.dtype) -> Iterator[StepPlan]:
+def mixtures(
+    plans: TrialPlans, slots: DeviceSlots, targets: Sequence[Target], dtype: torch.dtype
+) -> Iterator[StepPlan]:
     """Plan steps with one adapter after the other, and with several: prompts, and steps that only decode."""
     adapters = [Adapter(f"a{i}", i) for i in range(len(CHANGED))]
     for adapter, each in zip(adapters, CHANGED, strict=True):
         slots.hold(adapter, changes(targets, dtype, *each))
     chance = random.Random(2)
-    groups = len(trial._groups)
+    groups = len(plans._groups)
     for number in range(40):
         wanted = chance.sample(range(1, 5), chance.choice([1, 1, 2, 4]))
         loads = [Load(slot, chance.choice(adapters)) for slot in wanted]

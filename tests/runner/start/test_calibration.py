@@ -6,11 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from infd.runner.start import calibration
-from infd.runner.start.calibration import ASKED, Trial, choose_spin
+from infd.runner.start import trial
+from infd.runner.start.calibration import ASKED, choose_spin
+from infd.runner.start.trial import TrialPlans
 from infd.scheduler.layout import CacheLayout, PageGroup
 
-TRIAL = Trial(CacheLayout((PageGroup(layers=(0,), page_tokens=4, window=None),)), pages=8, rows=2, max_model_len=16)
+PLANS = TrialPlans(
+    CacheLayout((PageGroup(layers=(0,), page_tokens=4, window=None),)), pages=8, rows=2, max_model_len=16
+)
 
 
 class Paced:
@@ -49,7 +52,7 @@ class Paced:
     ],
 )
 def test_the_end_of_a_step_is_asked_for_where_that_ends_short_steps_sooner(monkeypatch, runner, spin_s):
-    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: runner.now))
-    assert choose_spin(runner, TRIAL) == pytest.approx(spin_s)
+    monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: runner.now))
+    assert choose_spin(runner, PLANS) == pytest.approx(spin_s)
     assert runner.spin_s == pytest.approx(spin_s)
     assert runner.attended == runner.overlaps

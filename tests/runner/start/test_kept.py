@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
 from infd.runner.pulse import Pulse
-from infd.runner.start import calibration, kept
+from infd.runner.start import kept, trial
 from infd.runner.start.kept import NAME
 from tests.runner.driving import load
 from tests.runner.fake_model import FakeModel
@@ -29,8 +29,8 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slow = 1.0
         self.steps = 0
-        self._run = calibration.run
-        monkeypatch.setattr(calibration, "run", self)
+        self._run = trial.run
+        monkeypatch.setattr(trial, "run", self)
 
     def __call__(self, runner: Any, plan: Any) -> float:
         self._run(runner, plan)
@@ -97,7 +97,7 @@ def test_a_step_that_something_disturbed_is_looked_at_again(machine: Machine, tm
         machine.slow = next(disturbed)
         return run(runner, plan)
 
-    monkeypatch.setattr(calibration, "run", once)
+    monkeypatch.setattr(trial, "run", once)
     assert start(machine, settings(tmp_path))[0] == 3
 
 

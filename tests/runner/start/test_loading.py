@@ -14,7 +14,7 @@ from infd.config import CacheConfig, Config, DeviceConfig, ModelConfig, Schedule
 from infd.errors import CheckpointError, ConfigError, DeviceMissing, OutOfMemory
 from infd.kernels.select import CANDIDATES
 from infd.runner.pulse import Pulse
-from infd.runner.start import calibration, loading, resolve
+from infd.runner.start import loading, resolve, trial
 from infd.runner.start.loading import build
 from infd.runner.start.resolve import choose_dtype
 from infd.runner.start.setup import choose_device
@@ -306,13 +306,13 @@ def test_step_tokens_are_measured_within_bounds_and_the_trial_leaves_no_trace():
 
 # Shortest steps that take 60 ms, and 2 ms for each token beyond 16.
 def test_a_step_that_streams_wait_for_takes_1_75_times_as_long_as_the_shortest(monkeypatch):
-    run = calibration.run
+    run = trial.run
 
     def seconds(runner, plan):
         run(runner, plan)
         return 0.06 + 0.002 * max(0, plan.tokens - 16)
 
-    monkeypatch.setattr(calibration, "run", seconds)
+    monkeypatch.setattr(trial, "run", seconds)
     sizes = {}
     for target_ms, step_tokens in ((None, None), (90.0, None), (None, 512), (None, 24)):
         settings = Config(
@@ -332,13 +332,13 @@ def test_a_step_that_streams_wait_for_takes_1_75_times_as_long_as_the_shortest(m
 
 
 def test_what_a_scored_token_costs_is_found_by_scoring_some(monkeypatch):
-    run = calibration.run
+    run = trial.run
 
     def seconds(runner, plan):
         run(runner, plan)
         return plan.tokens + 3 * sum(span.scores for span in plan.spans)
 
-    monkeypatch.setattr(calibration, "run", seconds)
+    monkeypatch.setattr(trial, "run", seconds)
     assert load(FakeModel(), config(step_tokens=64), Pulse()).capacity.score_cost == 4
 
 
@@ -356,9 +356,9 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("pages", [3, 17, 100])
 def test_a_trial_plan_is_one_that_a_scheduler_could_have_made(layout, pages):
-    trial = calibration.Trial(layout, pages=pages, rows=3, max_model_len=20)
-    for tokens in {1, 4, trial.room // 2, trial.room}:
-        plan = trial.plan(tokens)
+    plans = trial.TrialPlans(layout, pages=pages, rows=3, max_model_len=20)
+    for tokens in {1, 4, plans.room // 2, plans.room}:
+        plan = plans.plan(tokens)
         assert plan.tokens == tokens
         held = [page for join in plan.joins for table in join.tables for page in table]
         assert len(set(held)) == len(held)
@@ -374,7 +374,7 @@ def test_a_trial_plan_is_one_that_a_scheduler_could_have_made(layout, pages):
 @pytest.mark.parametrize("variant", ["llama", "gemma3"])
 def test_a_gpu_is_warmed_up_by_prompts_in_parts_and_every_way_to_choose(tiny, monkeypatch, variant):
     ran = []
-    run = calibration.run
+    run = trial.run
 
     sampling = {}
 
@@ -385,10 +385,10 @@ def test_a_gpu_is_warmed_up_by_prompts_in_parts_and_every_way_to_choose(tiny, mo
         ran.append((each.start, each.count, asked.temperature, asked.top_p))
         return run(runner, plan)
 
-    monkeypatch.setattr(calibration, "run", note)
-    monkeypatch.setattr(calibration, "LENGTHS", (40, 16))
-    warm_up = calibration.warm_up
-    monkeypatch.setattr(calibration, "warm_up", lambda runner, trial, _: warm_up(runner, trial, "cuda"))
+    monkeypatch.setattr(trial, "run", note)
+    monkeypatch.setattr(trial, "LENGTHS", (40, 16))
+    warm_up = trial.warm_up
+    monkeypatch.setattr(loading, "warm_up", lambda runner, plans, _: warm_up(runner, plans, "cuda"))
     loading.build(
         Config(
             model=ModelConfig(path=str(tiny(variant)), dtype="float32"),
