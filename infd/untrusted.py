@@ -1,7 +1,7 @@
-"""Open files that a stranger made, from where strangers may name them.
+"""Open untrusted files, beneath the directories that untrusted names may reach.
 
-What lies in a checkpoint's directory need be neither a file nor small: a pipe must
-not hang the start, and a size that somebody claims must not be believed for free.
+An entry of a checkpoint's directory may be a pipe, which must not block the start, and a claimed size must not be
+allocated before it is checked.
 """
 
 from __future__ import annotations
@@ -13,33 +13,32 @@ from typing import Final
 
 from infd.errors import CheckpointError
 
-SMALL_BYTES: Final = 2**26  # config.json and its like; an index of a large model is a few MiB
+SMALL_BYTES: Final = 2**26  # of a JSON file; the index of a large model has a few MiB
 
 
 class Root:
-    """What holds all that operators may name while the daemon runs, with all links followed."""
+    """The directory above all paths that operators may name at run time, with links resolved."""
 
     def __init__(self, path: str | None, setting: str) -> None:
-        """Let a directory, or None: all there is, be the limit; `setting` is where it is chosen."""
+        """path: the directory; None: any path is allowed. setting: the setting that names it, for errors."""
         self._path = path
         self._setting = setting
 
     def find(self, said: str) -> Path:
-        """Return where the directory really is that somebody names; a relative name begins in the root.
-
-        Raises CheckpointError.
-        """
+        """Return the resolved directory of a name; a relative name starts at the root. Raises CheckpointError."""
         if not said or "\0" in said:
             raise CheckpointError(f"{said!r} is not the path of a directory")
         named = Path(said) if self._path is None else _real(Path(self._path)) / said
-        self._require(_real(named, strict=False), said)  # first: what lies outside is not told apart
+        self._require(
+            _real(named, strict=False), said
+        )  # before is_dir: errors must not reveal paths outside of the root
         real = _real(named)
         if not real.is_dir():
             raise CheckpointError(f"{said} is not a directory")
         return real
 
     def follow(self, file: Path, said: str) -> Path:
-        """Return where a file in the directory named so really is. Raises CheckpointError."""
+        """Return the resolved path of a file in the named directory. Raises CheckpointError."""
         real = _real(file)
         self._require(real, said)
         return real
@@ -55,14 +54,14 @@ class Root:
 def _real(path: Path, *, strict: bool = True) -> Path:
     try:
         return path.resolve(strict=strict)
-    except (OSError, RuntimeError) as error:  # a RuntimeError is a circle of links
+    except (OSError, RuntimeError) as error:  # RuntimeError: a cycle of links
         reason = error.strerror if isinstance(error, OSError) else str(error)
         where = (isinstance(error, OSError) and error.filename) or path
         raise CheckpointError(f"{where}: {reason}") from error
 
 
 def read(path: Path, most_bytes: int = SMALL_BYTES) -> bytes:
-    """Return what is in a regular file. Raises CheckpointError, for one that is larger too."""
+    """Return the content of a regular file of at most `most_bytes`. Raises CheckpointError."""
     descriptor = open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
@@ -74,7 +73,7 @@ def read(path: Path, most_bytes: int = SMALL_BYTES) -> bytes:
 
 
 def open_regular(path: Path) -> int:
-    """Return a descriptor to read a regular file with; the caller closes it. Raises CheckpointError."""
+    """Open a regular file for reading; the caller closes the descriptor. Raises CheckpointError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

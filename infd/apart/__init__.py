@@ -1,6 +1,6 @@
-"""Work that may end its process, done in another one.
+"""Run tasks that may end their process in another process.
 
-`Worker` is the daemon's end: it starts the process when there is work, ends it
-at a task's limit, and starts another for the next. `serve` is what runs in it.
-Neither knows what the tasks are: see `text/apart.py` and `text/worker.py`.
+`Worker` is the daemon's end: it starts the process with the first task, ends it
+at a task's limit, and starts another for the next task. `serve` is the process's
+loop. Neither knows the tasks: see `text/apart.py` and `text/worker.py`.
 """

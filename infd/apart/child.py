@@ -27,13 +27,13 @@ from infd.errors import Fault, InfdError, TextFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Private writable memory, bytes. Not RLIMIT_AS: that counts what threads and libraries only reserve.
+# Bytes of private writable memory (RLIMIT_DATA). RLIMIT_AS would count reserved address space.
 MEMORY: Final = 4 * 2**30
 MOST_CHARACTERS: Final = 500  # of an unforeseen error's message
 
 
 def serve(tasks: Any, do: Callable[[Any], Any]) -> None:
-    """Do tasks of a msgspec type for the parent process, over the descriptor that the first argument names."""
+    """Run tasks of a msgspec type for the parent process, over the descriptor in the first argument."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     _end_with_standard_input()
     for limit, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CORE, 0)):
@@ -54,10 +54,10 @@ def serve(tasks: Any, do: Callable[[Any], Any]) -> None:
 
 
 def _end_with_standard_input() -> None:
-    """Have the kernel end this process at the end of its standard input, on which nothing else ever arrives."""
+    """Let the kernel end this process at the end of its standard input, on which no data arrives."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([0], [], [], 0)[0]:  # it has ended already
+    if select.select([0], [], [], 0)[0]:  # already at its end
         sys.exit()
 
 

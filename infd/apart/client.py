@@ -1,4 +1,4 @@
-"""The daemon's end of a worker: one process, started when it is needed, ended at the limit of a task."""
+"""The daemon's end of a worker: one process, started with the first task, ended at a task's limit."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-PATIENCE_S: Final = 60.0  # beyond a task's limit, which the process keeps itself: it may have to start, or be frozen
+PATIENCE_S: Final = (
+    60.0  # beyond a task's limit, which the process enforces itself: it may still be starting, or be stopped
+)
 _LOG: Final = logging.getLogger("infd.apart")
 
 
 class Worker:
-    """Does one task at a time. Any thread but the event loop's may ask; it waits.
+    """Runs one task at a time. Any thread but the event loop's may ask; `ask` blocks.
 
-    reasons  why what is done here, for operators: filled by whoever asks
+    reasons  why each text runs here, for operators; the owner of the text adds them
     """
 
     def __init__(self, module: str) -> None:
-        """Let `module` be what runs there: a program that calls `child.serve`."""
+        """module: the program of the process, which calls `child.serve`."""
         self._module = module
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,10 +46,10 @@ class Worker:
         self.reasons: dict[str, str] = {}
 
     def ask(self, task: Struct, reply: type[R], *, seconds: float) -> R:
-        """Return what comes of a task.
+        """Return the result of a task.
 
-        Raises InvalidRequest and CheckpointError as the task raised them, TooCostly after so many seconds,
-        TextFailed where the task failed otherwise or ended the process.
+        Raises InvalidRequest and CheckpointError as the task raised them, TooCostly after `seconds`, TextFailed for any
+        other error and for a task that ended the process.
         """
         order = wire.Order(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
         with self._lock:
@@ -58,7 +60,7 @@ class Worker:
             return msgspec.msgpack.decode(self._do(order), type=reply)
 
     def keep(self, task: Struct, reply: type[R], *, seconds: float) -> R:
-        """Do the same with a task that later ones build upon: each new process begins with the last of its kind."""
+        """Ask, and repeat the task in each new process: later tasks depend on it. Keeps the last task of each type."""
         result = self.ask(task, reply, seconds=seconds)
         with self._lock:
             self._kept[type(task)] = wire.Order(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
@@ -66,7 +68,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process's, None where there is none now."""
+        """The process id, None if no process runs."""
         process = self._process
         return None if process is None else process.pid
 
@@ -78,7 +80,7 @@ class Worker:
             process.kill()
 
     def close(self) -> None:
-        """End the process, whatever it does. What is asked later raises TextFailed."""
+        """End the process and its task. Later tasks raise TextFailed."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -95,11 +97,11 @@ class Worker:
             self._connection = ours
             self._process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,  # whose end is the worker's
+                stdin=subprocess.PIPE,  # the process ends at its end of file
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                process_group=0,  # a terminal's INT is for the daemon
+                process_group=0,  # a terminal's SIGINT goes to the daemon only
             )
         for order in self._kept.values():
             self._do(order)
@@ -119,7 +121,7 @@ class Worker:
             if code == -signal.SIGALRM:
                 raise TooCostly(f"took more than {order.seconds:g} s") from None
             raise TextFailed(f"a checkpoint's text ended its worker ({_named(code)})") from None
-        except BaseException:  # what comes of the task belongs to nobody any more
+        except BaseException:  # nobody will read the reply
             self._end()
             raise
         if reply.fault is not None:
@@ -141,7 +143,7 @@ class Worker:
         code = process.poll()
         if code is None:
             try:
-                code = process.wait(0.1)  # it may be about to end by itself, which says why
+                code = process.wait(0.1)  # a process that ends by itself has a telling exit code
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()

@@ -1,9 +1,10 @@
-"""A checkpoint's text that may not run in the daemon's process, as the daemon sees it.
+"""The daemon's end of templates and tokenizers that may not run in its process.
 
 Templates and tokenizers that `vetting` objects to, and files that transformers
-must convert, are tasks for a worker: each ends within its limit, and what it
-does to its process costs the request that asked for it. `worker.py` does them.
-What streams of answers read, a table of every token, is data: it comes once.
+must convert, become tasks of a worker process: each ends within its limit, and
+damage to the worker fails only the request that sent the task. `worker.py` runs
+the tasks. The table of every token, which streams of answers read, is plain
+data and is transferred once.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 MODULE: Final = "infd.text.worker"
 
-# Seconds. A text of a mebibyte, the longest that is read, takes an ordinary tokenizer one.
+# Seconds. An ordinary tokenizer encodes a mebibyte, the longest text that is accepted, in one.
 ENCODE_S: Final = 10.0
 COMPILE_S: Final = 5.0
 LOAD_S: Final = 60.0
 CONVERT_S: Final = 300.0  # transformers is imported, which takes seconds
-MARGIN_S: Final = 1.0  # a rendering ends by itself at its own limit, mostly
+MARGIN_S: Final = 1.0  # a rendering mostly ends by itself, at its own limit
 
 
 class Load(Struct, tag=True):
@@ -49,13 +50,13 @@ class Encode(Struct, tag=True):
 
 
 class Convert(Struct, tag=True):
-    """Make a tokenizer.json of a checkpoint without one."""
+    """Convert a checkpoint's other files to a tokenizer.json."""
 
     directory: str
 
 
 class Compile(Struct, tag=True):
-    """Compile a template, and find out about it."""
+    """Compile a template and return its Findings."""
 
     source: str
 
@@ -70,7 +71,7 @@ Task = Load | Encode | Convert | Compile | Render
 
 
 class Vocabulary(Struct, frozen=True):
-    """What there is to know of a tokenizer without encoding.
+    """The facts about a tokenizer that need no encoding.
 
     vocab_size   one more than the largest id with a token
     special_ids  ids that `skip_special_tokens` leaves out
@@ -83,21 +84,25 @@ class Vocabulary(Struct, frozen=True):
 
 
 class Loaded(Struct, frozen=True):
-    """A tokenizer's vocabulary, and its tokens by id."""
+    """The vocabulary of a tokenizer, and its tokens by id."""
 
     vocabulary: Vocabulary
     tokens: list[str | None]
 
 
 class Findings(Struct, frozen=True):
-    """What a compiled template reads: variables of these names; and whether content may be a list of parts."""
+    """The facts about a compiled template.
+
+    reads        names of the variables that it reads
+    reads_parts  whether it accepts content that is a list of parts
+    """
 
     reads: frozenset[str]
     reads_parts: bool
 
 
 class ApartTokenizer:
-    """See `tokenizer.Backend`. Only threads may encode."""
+    """Implements `tokenizer.Backend` in the worker. Blocks: only for threads other than the event loop's."""
 
     def __init__(self, worker: Worker, content: bytes, additions: Additions) -> None:
         """Raises CheckpointError."""
@@ -136,10 +141,10 @@ class ApartTokenizer:
 
 
 class ApartTemplate:
-    """See `chat.Compiled`. Only threads may render."""
+    """Implements `chat.Template` in the worker. Blocks: only for threads other than the event loop's."""
 
     def __init__(self, worker: Worker, source: str) -> None:
-        """Raises InvalidRequest for a source that is wrong."""
+        """Raises InvalidRequest for a source that does not compile."""
         self._worker = worker
         self._source = source
         try:
@@ -161,7 +166,7 @@ class ApartTemplate:
 
 
 def convert(directory: Path, worker: Worker | None) -> bytes:
-    """Return a tokenizer.json made of a checkpoint's other files. Raises CheckpointError."""
+    """Return a tokenizer.json converted from a checkpoint's other files. Raises CheckpointError."""
     if worker is None:
         from infd.text import conversion
 

@@ -1,9 +1,9 @@
-"""Tell from a text's length how many tokens it has at least, so that one far too long is refused unread.
+"""Bound the number of tokens from below by a text's length, to refuse a far too long text without encoding it.
 
-No token stands for more characters than the longest piece of the vocabulary.
-That holds where every byte of a text ends up in some token: for byte-level BPE,
-and for SentencePiece with bytes to fall back to. Where text may be dropped, or
-swallowed by an unknown token, nothing is said.
+No token spells more characters than the longest piece of the vocabulary. This
+holds if every byte of a text is encoded: for byte-level BPE, and for
+SentencePiece with byte fallback. For tokenizers that may drop text, or map it to
+an unknown token, there is no bound.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
     Piece = bytes | str | int | None
 
-_COMPOSED: Final = 4  # the longest sequence of characters that Unicode composes into one
+_COMPOSED: Final = 4  # longest sequence of characters that Unicode composes into one
 _SPACES: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
 _BYTES: Final = 256
 _CONTINUING: Final = bytes(range(0x80, 0xC0))  # in UTF-8 every other byte begins a character
 
 
 class Bound(Struct, frozen=True):
-    """What one token may stand for at most.
+    """The most text that one token spells.
 
-    longest  characters of text
-    strips   some token takes the spaces beside it along, however many
+    longest  characters
+    strips   some token includes the white space beside it, in any amount
     """
 
     longest: int
     strips: bool
 
     def least_tokens(self, text: str) -> int:
-        """Return the fewest tokens that `text` can have."""
+        """Return the least number of tokens of `text`."""
         size = len(text)
         if self.strips:
             size -= sum(text.count(space) for space in _SPACES)
@@ -48,7 +48,7 @@ class Bound(Struct, frozen=True):
 
 
 def bound(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces | None) -> Bound | None:
-    """Return what is known of a tokenizer, None if it may lose text."""
+    """Return the bound of a tokenizer, None if the tokenizer may lose text."""
     if pieces is None or not _has_all_bytes(backend, pieces):
         return None
     if not all(_keeps_all(step) for step in _steps(backend.pre_tokenizer, "pretokenizers")):
@@ -59,7 +59,7 @@ def bound(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces | None)
             case {"type": "NFC"}:
                 composed = _COMPOSED
             case {"type": "NFD" | "Prepend"} | {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
-                pass  # as many characters as before, or more
+                pass  # never shortens the text
             case _:
                 return None
     added = backend.get_added_tokens_decoder().values()
@@ -88,7 +88,7 @@ def _keeps_all(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _has_all_bytes(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces) -> bool:
-    from tokenizers import models  # only here: whoever has no tokenizer need not import the library
+    from tokenizers import models  # local: a daemon without a tokenizer must not import the library
 
     if not isinstance(backend.model, models.BPE):
         return False
@@ -98,10 +98,10 @@ def _has_all_bytes(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPiece
 
 
 def _longest(table: Iterable[Piece]) -> int:
-    """Return how many characters the longest piece has, at least 1."""
+    """Return the characters of the longest piece, at least 1."""
     longest = 1
     for piece in table:
-        if isinstance(piece, bytes | str) and len(piece) > longest:  # a character is a byte or more
+        if isinstance(piece, bytes | str) and len(piece) > longest:  # a character has at least one byte
             longest = max(longest, _characters(piece))
     return longest
 

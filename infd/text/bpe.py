@@ -1,8 +1,8 @@
 """Load the byte-pair vocabularies that most models have, in half the time that the library takes for tokenizer.json.
 
-The library makes a tree of the whole file and then a vocabulary of the tree, which must be copied out again; no other
-thread has the interpreter meanwhile. Here msgspec reads the file, and the library is given the vocabulary and the
-merges. Whatever is not written as the library writes it is left to the library.
+The library parses the whole file into a tree, builds a vocabulary from the tree, and copies the vocabulary out again,
+all under the interpreter's lock. Here msgspec parses the file, and the library receives vocabulary and merges. A file
+that differs from the form in which the library writes it is left to the library.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OPTIONS: Final = tuple(name for name in _Model.__struct_fields__ if name not in
 
 
 def load(content: bytes) -> Loaded | None:
-    """Return what a tokenizer.json describes; None where the library's own reader must decide."""
+    """Return the tokenizer that a tokenizer.json describes; None if only the library's own parser can decide."""
     try:
         parts = msgspec.json.decode(content, type=dict[str, Raw])
         described = msgspec.json.decode(parts.pop("model"), type=_Model)
@@ -60,7 +60,7 @@ def load(content: bytes) -> Loaded | None:
             return None
         model = _model(described)
         tokenizer = tokenizers.Tokenizer.from_buffer(msgspec.json.encode({**parts, "model": _EMPTY}))
-    except Exception:  # the library raises the bare class; its own reader will say what is wrong
+    except Exception:  # the library raises the bare class; its own parser will name the mistake
         return None
     tokenizer.model = model
     for special, tokens in groupby(added, lambda token: token.special):
@@ -75,7 +75,7 @@ def _model(described: _Model) -> tokenizers.models.BPE:
 
 
 def _merges(stored: Raw) -> list[tuple[str, str]]:
-    """Read pairs, or lines of two words as older files have them. Raises ValueError."""
+    """Parse pairs, or lines of two words as in older files. Raises ValueError."""
     try:
         return msgspec.json.decode(stored, type=list[tuple[str, str]])
     except msgspec.ValidationError:
@@ -86,5 +86,5 @@ def _merges(stored: Raw) -> list[tuple[str, str]]:
 
 def _added(token: _Added) -> tokenizers.AddedToken:
     options = msgspec.structs.asdict(token)
-    del options["id"]  # the library counts for itself
+    del options["id"]  # the library assigns ids itself
     return tokenizers.AddedToken(**options)

@@ -1,8 +1,8 @@
-"""Turn a conversation into the prompt that the model was trained to read.
+"""Render a conversation into the prompt that the model was trained on.
 
-Renders what transformers' `apply_chat_template` renders, byte for byte, without
-importing it. The template is a stranger's program: it runs in `sandbox.py`, and
-where `vetting` objects to it, apart from this process.
+Renders the same bytes as transformers' `apply_chat_template`, without importing
+it. The template is untrusted code: it runs in `sandbox.py`, in a worker process
+if `vetting` objects to it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from infd.apart.client import Worker
     from infd.text.tokenizer import Tokenizer
 
-MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest known are some 30,000
+MAX_SOURCE_CHARACTERS: Final = 2**19  # the largest known templates have about 30,000
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _LOG = logging.getLogger("infd.text")
-_END_MARK = "\ufdd0 "  # a noncharacter shows where the final message ends, the space whether it was trimmed
+_END_MARK = "\ufdd0 "  # a noncharacter marks the end of the final message; the space shows whether it was trimmed
 _PROBE = "\ufdd1"
-PROBING: Final = Limits(fuel=2**20, seconds=1.0)  # for one word
+PROBING: Final = Limits(fuel=2**20, seconds=1.0)  # of a message of one word
 
 Message = dict[str, Any]
 
 
 class ChatTemplate:
-    """A model's chat templates, ready to render. Any thread may render."""
+    """A model's chat templates. Any thread may render."""
 
     def __init__(
         self,
@@ -51,23 +51,23 @@ class ChatTemplate:
         limits: Limits = Limits(),  # noqa: B008 (immutable)
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Take templates by name ("default", "tool_use") and the tokens they may write, such as bos_token.
+        """Take templates by name ("default", "tool_use") and the tokens that they may write, such as bos_token.
 
-        worker  runs what may not run here; without one all runs in this process, whatever becomes of it
+        worker  runs templates that may not run here; None: all run here, without protection
         """
         self._sources = dict(sources)
         self._variables = dict(variables or {})
         self._worker = worker
         self._limits = limits
         self._now = now
-        self._compiled: dict[str, Template | InvalidRequest] = {}  # or why it cannot be
+        self._compiled: dict[str, Template | InvalidRequest] = {}  # or the error of compiling it
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, file: str | Path | None = None, worker: Worker | None = None) -> ChatTemplate:
-        """Take the checkpoint's templates, or the one in `file` instead, and compile them.
+        """Compile the checkpoint's templates, or the template in `file` instead.
 
-        Without one, or with one that is wrong, the model still completes: it is told to the operator here, and to
-        whoever asks for a chat. Raises ConfigError if the file is wrong.
+        A missing or broken template of the checkpoint is only logged: completions work without it, chats are refused.
+        Raises ConfigError for a broken `file`.
         """
         files = tokenizer.files
         if file is not None:
@@ -100,7 +100,7 @@ class ChatTemplate:
         return template
 
     def __bool__(self) -> bool:
-        """Say whether there is a template at all."""
+        """Say whether there is any template."""
         return bool(self._sources)
 
     def render(
@@ -114,13 +114,13 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
     ) -> str:
-        """Return the prompt's text, special tokens written out: encode it without adding any.
+        """Return the prompt's text, special tokens included: encode it without adding any.
 
         messages  plain JSON values; content is text or a list of parts
-        kwargs    variables that the template reads beyond these; those it does not read are ignored
+        kwargs    further variables for the template; those that it does not read are ignored
         limits    tighter ones than the template's own
 
-        Raises InvalidRequest where the template is missing, refuses the conversation or fails, TooCostly at a limit.
+        Raises InvalidRequest if the template is missing, refuses the conversation or fails, TooCostly at a limit.
         """
         if not messages:
             raise InvalidRequest("the conversation is empty", param="messages")
@@ -149,25 +149,25 @@ class ChatTemplate:
         return _cut_at_mark(text, final) if continue_final_message else text
 
     def mentions(self, text: str) -> bool:
-        """Say whether a template's source has these words."""
+        """Say whether any template's source contains `text`."""
         return any(text in source for source in self._sources.values())
 
     @property
     def apart(self) -> bool:
-        """Whether a rendering may wait for another process, and so is for threads alone."""
+        """Whether rendering may block on the worker process, so that only threads may render."""
         if self._worker is None:
             return False
         return any(isinstance(self._compiled.get(name), ApartTemplate | None) for name in self._sources)
 
     def reads(self, variable: str, *, tools: bool = False) -> bool:
-        """Say whether the template that renders conversations, or those with tools, reads a variable."""
+        """Say whether the template for conversations, or for those with tools, reads a variable."""
         try:
             return variable in self._compile(self._choose([] if tools else None)).reads
         except InvalidRequest:
             return False
 
     def begins_with_bos(self, text: str) -> bool:
-        """Say whether a text writes the BOS token itself, so that encoding must not add another."""
+        """Say whether a text begins with the BOS token, so that encoding must not add another."""
         bos = self._variables.get("bos_token")
         return bool(bos) and text.startswith(bos or "")
 
@@ -188,7 +188,7 @@ class ChatTemplate:
         )
 
     def _compile(self, name: str) -> Template:
-        # Two threads may both compile; either result serves.
+        # Two threads may both compile; the results are equal.
         compiled = self._compiled.get(name)
         if compiled is None:
             try:
@@ -213,10 +213,10 @@ class ChatTemplate:
 
 
 class Template(Protocol):
-    """One template, ready to render.
+    """A compiled template.
 
-    reads        names of variables
-    reads_parts  whether content may be a list of parts; where not, such a list would be printed as Python writes it
+    reads        names of the variables that it reads
+    reads_parts  whether content may be a list of parts; False: the template would print the list as Python does
     """
 
     @property
@@ -232,22 +232,22 @@ def _parser() -> Sandbox:
 
 
 def _objection(source: str) -> str | None:
-    """Return what keeps a template out of this process."""
+    """Return the reason why a template may not run in this process, None if it may."""
     if len(source) > vetting.templates.LONGEST:
         return f"it is longer than {vetting.templates.LONGEST} characters"
     try:
         return vetting.templates.objection(_parser().parse(source))
     except TemplateSyntaxError:
-        return None  # which is found again, and said
+        return None  # compiling reports it
     except Exception as error:
         return f"it cannot be parsed: {_short(error)}"
 
 
 class Compiled:
-    """A template in this process."""
+    """A template compiled in this process."""
 
     def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
-        """Raises InvalidRequest for a source that is wrong."""
+        """Raises InvalidRequest for a source that does not compile."""
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise InvalidRequest(f"the chat template is longer than {MAX_SOURCE_CHARACTERS} characters")
         self._sandbox = Sandbox()
@@ -257,7 +257,7 @@ class Compiled:
             self._template = self._sandbox.from_string(source)
         except TemplateSyntaxError as error:
             raise InvalidRequest(f"the chat template is wrong in line {error.lineno}: {error.message}") from error
-        except Exception as error:  # whatever else a stranger's source makes the compiler do
+        except Exception as error:  # an untrusted source may make the compiler fail in any way
             raise InvalidRequest(f"the chat template cannot be compiled: {_short(error)}") from error
         self.reads_parts = self._find_out_about_parts()
 
@@ -266,7 +266,7 @@ class Compiled:
             return "".join(self._sandbox.run(self._template, variables, limits))
         except Exhausted as error:
             raise TooCostly(f"chat template: {error}", param="messages") from error
-        except Exception as error:  # only the template's code runs here, and what it does with the client's values
+        except Exception as error:  # only the template's code runs here, on the client's values
             raise InvalidRequest(f"chat template: {_short(error)}", param="messages") from error
 
     def _find_out_about_parts(self) -> bool:
@@ -280,7 +280,7 @@ class Compiled:
 
 
 def _allowed(kwargs: Mapping[str, Any], read: AbstractSet[str], reserved: Mapping[str, str]) -> dict[str, Any]:
-    """Return those that a template reads. Raises InvalidRequest for one that is not the caller's to set."""
+    """Return the kwargs that the template reads. Raises InvalidRequest for a name that requests may not set."""
     own = {"messages", "tools", "documents", "add_generation_prompt", *reserved, "strftime_now", *_parser().globals}
     for name in kwargs:
         if name in own:
@@ -294,7 +294,7 @@ def _short(error: Exception) -> str:
 
 
 def _prepared(message: Message) -> Message:
-    """Write a message as templates expect it: absent rather than null, arguments as objects, reasoning by its names."""
+    """Write a message as templates expect it: null fields dropped, arguments parsed, reasoning under all its names."""
     message = {name: value for name, value in message.items() if value is not None}
     if isinstance(calls := message.get("tool_calls"), list):
         message["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
@@ -305,13 +305,13 @@ def _prepared(message: Message) -> Message:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """OpenAI's clients send arguments as JSON text; templates print objects."""
+    """Parse a call's arguments: clients send JSON text, templates print objects."""
     match call:
         case {"function": {"arguments": str(text)} as function}:
             try:
                 arguments = json.loads(text) if text else {}
             except (ValueError, RecursionError):
-                return call  # what the model wrote, though it was not JSON
+                return call  # the model wrote arguments that are no JSON
             return {**call, "function": {**function, "arguments": arguments}}
     return call
 
@@ -326,7 +326,7 @@ def _with_joined_parts(message: Message) -> Message:
 
 
 def _marked(message: Message) -> tuple[Message, str]:
-    """Mark the end of the message's text, and return that text too."""
+    """Return the message with the end of its text marked, and that text."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + _END_MARK}, content

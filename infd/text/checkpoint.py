@@ -1,8 +1,8 @@
-"""What a checkpoint directory says about text.
+"""Read the small text files of a checkpoint, beside tokenizer.json.
 
-The small files beside tokenizer.json: names of special tokens, chat templates,
-end ids. Where two files disagree the choice is transformers', so that a prompt
-here is the prompt the model was trained on.
+They hold the names of special tokens, chat templates and end ids. If two files
+disagree, transformers' choice is taken, so that prompts equal those the model
+was trained on.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 class Additions(Struct, frozen=True):
-    """What the small files add to a tokenizer.
+    """Tokens that the small files add to a tokenizer.
 
-    tokens         to add to the vocabulary where it lacks them, each as its JSON object
+    tokens         to add to the vocabulary if it lacks them, each as its JSON object
     special        tokens that are special
-    split_special  special tokens written out in a text are encoded as ordinary characters
+    split_special  whether special tokens in a text are encoded as ordinary characters
     """
 
     tokens: tuple[dict[str, Any], ...]
@@ -33,15 +33,15 @@ class Additions(Struct, frozen=True):
 
 
 class TextFiles(Struct, frozen=True, kw_only=True):
-    """The text side of one checkpoint.
+    """The small text files of one checkpoint.
 
-    special_tokens     role to token, such as "eos_token" to "<|im_end|>"; templates see these as variables
+    special_tokens     role to token, such as "eos_token" to "<|im_end|>"; templates read these as variables
     extra_special      further special tokens, without a role
-    added_tokens       tokens to add to the vocabulary where it lacks them, by id; each as its JSON object
-    split_special      special tokens written out in a text are encoded as ordinary characters
-    templates          chat templates by name; the usual one is "default"
-    generation_config  generation_config.json as it is
-    end_ids            ids that end an answer, as far as the configuration files say
+    added_tokens       tokens to add to the vocabulary if it lacks them, by id; each as its JSON object
+    split_special      whether special tokens in a text are encoded as ordinary characters
+    templates          chat templates by name, mostly "default" only
+    generation_config  generation_config.json, unchanged
+    end_ids            ids that end an answer according to the configuration files
     """
 
     directory: Path
@@ -64,13 +64,13 @@ class TextFiles(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, directory: str | Path) -> TextFiles:
-        """Read the files that exist; none of them must. Raises CheckpointError for one that cannot be understood."""
+        """Read the files that exist; all are optional. Raises CheckpointError for a malformed file."""
         directory = Path(directory)
         tokenizer_config = _object(directory / "tokenizer_config.json")
         generation_config = _object(directory / "generation_config.json")
         added = tokenizer_config.get("added_tokens_decoder")
         if added is None:
-            # Only older checkpoints rely on this file; in newer ones it may be stale.
+            # Only older checkpoints need this file; in newer ones it may be stale.
             tokenizer_config |= _object(directory / "special_tokens_map.json")
         try:
             return cls(
@@ -100,7 +100,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """A token is written as its text or as an object that holds it."""
+    """Return the text of a token, which is stored as text or as an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -121,7 +121,7 @@ def _extra(tokenizer_config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _templates(directory: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Files of their own come before the entry in tokenizer_config.json."""
+    """Return templates by name: separate files take precedence over tokenizer_config.json."""
     files = {"default": directory / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     try:

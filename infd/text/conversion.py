@@ -1,7 +1,7 @@
-"""Tokenizers in other files than tokenizer.json, as transformers converts them.
+"""Convert tokenizers in other files than tokenizer.json, as transformers does.
 
-Imports transformers, which takes seconds: only for the few checkpoints that need it, and in the daemon's worker, not in
-the daemon.
+Imports transformers, which takes seconds; only few checkpoints need it, and it runs in the worker process, not in the
+daemon.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from infd.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
-FEWEST: Final = 64  # tokens of a vocabulary
+FEWEST: Final = 64  # tokens of a real vocabulary
 _VOCABULARIES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 _SENTENCEPIECE: Final = (("sentencepiece", "sentencepiece"), ("google.protobuf", "protobuf"))  # module, package
 _TIKTOKEN: Final = (("tiktoken", "tiktoken"),)
 
 
 def convert(directory: Path) -> bytes:
-    """Return the tokenizer.json of a checkpoint that has none.
+    """Return a tokenizer.json made from a checkpoint's other files.
 
-    Raises CheckpointError, which says what is missing.
+    Raises CheckpointError, which names missing packages.
     """
     for path in directory.iterdir():
-        if path.is_fifo():  # transformers would wait for what comes out of it
+        if path.is_fifo():  # transformers would block on reading it
             raise CheckpointError(f"{path}: not a regular file")
     without = f"{directory / 'tokenizer.json'} is missing"
     file = next((directory / name for name in _VOCABULARIES if (directory / name).is_file()), None)
@@ -40,18 +40,18 @@ def convert(directory: Path) -> bytes:
 
     try:
         found = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a converter meets in a stranger's files
+    except Exception as error:  # a converter may fail in any way over a malformed file
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{without}, and transformers cannot convert {file.name}: {reason}") from error
     backend = getattr(found, "backend_tokenizer", None)
-    # A class that looks for other files makes do without, and knows nothing but special tokens.
+    # A class that expects other files loads without them, with special tokens only.
     if not isinstance(backend, tokenizers.Tokenizer) or backend.get_vocab_size(with_added_tokens=False) < FEWEST:
         raise CheckpointError(f"{without}, and transformers' {type(found).__name__} cannot make it of {file.name}")
     return backend.to_str().encode()
 
 
 def _missing(file: Path) -> list[str]:
-    """Return the packages that reading a vocabulary takes and that are not installed."""
+    """Return the packages that reading a vocabulary needs and that are not installed."""
     if file.suffix != ".model":
         return []
     with file.open("rb") as opened:
@@ -62,5 +62,5 @@ def _missing(file: Path) -> list[str]:
 def _installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package around it
+    except ModuleNotFoundError:  # the enclosing package is missing too
         return False

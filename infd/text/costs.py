@@ -1,9 +1,9 @@
-"""The fuel that a step of a template costs, by its operands and by the value that it makes.
+"""The fuel that each step of a template costs.
 
 A step whose cost depends on its operands (comparing, searching, sorting,
-printing, repeating) is paid for before it runs; a value, by its memory, once it
-is made. A structure that holds another one twice is printed, compared and
-hashed by walking that one twice, so it counts twice.
+printing, repeating) is paid for before it runs; a value is paid for by its
+memory once it is made. A structure that is contained twice in another counts
+twice, because printing, comparing and hashing walk it twice.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
     from infd.text.fuel import Fuel
 
-STEP: Final = 64  # a turn of a loop, a call, a filter, an operator
-NODE: Final = 8  # any other node of a loop's body, each turn; an item of a list that is walked
+STEP: Final = 64  # a turn of a loop, a call, a filter or an operator
+NODE: Final = 8  # another node of a loop's body, each turn; an item of a list that is walked
 LAZY: Final = 2**10  # bytes of an iterator and its frames
 OBJECT: Final = 2**8  # bytes of a namespace, a macro, a cycler
-CHARACTER: Final = 96  # bytes of a character as a string of its own, and of its place in a list
-WORD: Final = 44  # bytes that a character takes at most once its text is split at white space
-NUMBER: Final = 2**11  # characters that one field of a format becomes at most, besides its values
-STRFTIME: Final = 256  # characters that one character of a date's format becomes at most
-UNSIZED: Final = 2**16  # taken as the length of an iterator; jinja's range ends below twice this
+CHARACTER: Final = 96  # bytes of a one-character string and its entry in a list
+WORD: Final = 44  # most bytes a character of a text that is split at white space
+NUMBER: Final = 2**11  # most characters of one field of a format, besides its values
+STRFTIME: Final = 256  # most characters for one character of a date's format
+UNSIZED: Final = 2**16  # assumed length of an iterator; jinja's range has less than twice as many items
 MAX_BITS: Final = 2**12  # of an integer
-# Of a structure that is printed: repr and JSON write up to ten characters for one, of up to four bytes each.
+# Characters of a structure that is printed: repr and JSON write up to ten for one, of up to four bytes each.
 LARGEST_PRINTED: Final = 2**22
 
 SCALARS: Final = (str, int, float, bool, type(None))
 _WEIGHTLESS: Final = frozenset(map(type, (1.0, True, None, range(0), {}.keys(), {}.values(), {}.items())))
-_SEARCHED_BACKWARDS: Final = frozenset(("rfind", "rindex", "rpartition", "rsplit"))  # in time of text times word
+_SEARCHED_BACKWARDS: Final = frozenset(("rfind", "rindex", "rpartition", "rsplit"))  # takes time of text times word
 _STRIPPED: Final = frozenset(("lstrip", "rstrip", "strip", "trim"))
 _WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(\*|\d{3})")
 _WIDE_BRACES: Final = re.compile(r"\{[^{}]*:[^{}]*(\{|\d{3})")
 
 
 def memory(made: object) -> int:
-    """Return the bytes of a value, without the items that it refers to."""
+    """Return the bytes of a value, without those of its items."""
     kind = type(made)
     if kind is str:
         return len(made) if made.isascii() else sys.getsizeof(made)  # type: ignore[attr-defined,arg-type]
@@ -59,7 +59,7 @@ def memory(made: object) -> int:
 
 
 def walk(fuel: Fuel, value: object) -> int:
-    """Return the cost of walking a structure: of printing, comparing or hashing it. Burns for the walk itself."""
+    """Return the cost of walking a structure to print, compare or hash it. Burns for this walk itself."""
     return len(value) if isinstance(value, str) else _walk(fuel, value, {})
 
 
@@ -85,7 +85,7 @@ def _walk(fuel: Fuel, value: object, known: dict[int, int]) -> int:
 
 
 def pay_to_print(fuel: Fuel, value: object) -> None:
-    """Pay for the text of a value that is not text."""
+    """Pay for the text of a value; text itself costs nothing."""
     if not isinstance(value, str):
         _check_printed(cost := walk(fuel, value))
         fuel.burn(cost)
@@ -97,7 +97,7 @@ def _check_printed(cost: int) -> None:
 
 
 def pay_to_compare(fuel: Fuel, left: object, right: object) -> None:
-    """A comparison walks both operands, at most as far as the shorter one."""
+    """Pay for a comparison, which walks both operands as far as the shorter one."""
     if isinstance(left, SCALARS) or isinstance(right, SCALARS):
         both_text = isinstance(left, str) and isinstance(right, str)
         fuel.burn(STEP + (min(len(left), len(right)) if both_text else 0))  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def pay_to_compare(fuel: Fuel, left: object, right: object) -> None:
 
 
 def searchable(fuel: Fuel, item: object, items: Any) -> Any:
-    """Pay to search `items` for `item`. An iterator would be used up, so it becomes a list; returns what to search."""
+    """Pay to search `items` for `item`. Returns the items to search: a list instead of an iterator."""
     match items:
         case str():
             fuel.burn(STEP + len(items))
@@ -125,14 +125,14 @@ def searchable(fuel: Fuel, item: object, items: Any) -> Any:
 
 
 def pay_to_sort(fuel: Fuel, items: object, arguments: tuple[object, ...]) -> None:
-    """Pay to compare or hash items with one another, by an attribute that `arguments` may name."""
+    """Pay to compare or hash items with one another, by the attribute named in `arguments` if any."""
     if isinstance(items, str):
         fuel.burn(CHARACTER * len(items))
     fuel.burn(walk(fuel, items) * (1 + length(items).bit_length()) * lookups(arguments))
 
 
 def lookups(arguments: tuple[object, ...]) -> int:
-    """Return how many lookups an attribute's name asks for: "a.b,c" is three."""
+    """Return the number of look-ups of an attribute's name: "a.b,c" has three."""
     return 1 + sum(name.count(".") + name.count(",") for name in arguments if isinstance(name, str))
 
 
@@ -141,7 +141,7 @@ def length(value: object) -> int:
 
 
 def pay_to_join(fuel: Fuel, items: object, between: object) -> None:
-    """Pay to print `items`, which is no iterator, and to join their texts with that of `between`."""
+    """Pay to print `items`, which is no iterator, and to join the texts with `between`."""
     pay_to_print(fuel, between)
     count, gap = length(items), len(str(between))
     if isinstance(items, str):
@@ -149,7 +149,7 @@ def pay_to_join(fuel: Fuel, items: object, between: object) -> None:
         fuel.burn_for_text(count * (1 + gap))
         return
     cost = printed = walk(fuel, items)
-    if isinstance(items, list | tuple | Mapping | Set) and cost > LARGEST_PRINTED:  # texts are joined as they are
+    if isinstance(items, list | tuple | Mapping | Set) and cost > LARGEST_PRINTED:  # texts are not escaped
         printed -= sum(NODE + len(item) for item in items if isinstance(item, str))
     _check_printed(printed)
     fuel.burn_for_text(cost + count * gap)
@@ -164,7 +164,7 @@ def pay_to_replace(fuel: Fuel, text: object, old: object, new: object) -> None:
 
 
 def pay_to_indent(fuel: Fuel, text: object, arguments: tuple[object, ...]) -> None:
-    """By so many spaces, or by a text, each line."""
+    """Pay to indent each line by the width, or the text, in `arguments`."""
     pay_to_print(fuel, text)
     widest = max(
         (len(width) if isinstance(width, str) else abs(width) for width in arguments if isinstance(width, str | int)),
@@ -179,7 +179,7 @@ def pay_to_format(fuel: Fuel, form: str, values: object) -> None:
     if _WIDE_PERCENT.search(form):
         raise SecurityError("formats too wide a field")
     cost = walk(fuel, (values,))
-    if isinstance(values, Mapping):  # whose values may be named often
+    if isinstance(values, Mapping):  # a form may name a value many times
         cost *= max(1, form.count("%("))
     _check_printed(cost)
     fuel.burn_for_text(len(form) + form.count("%") * NUMBER + cost)
@@ -195,13 +195,13 @@ def pay_to_fill(fuel: Fuel, form: str, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def check_braces(form: str) -> None:
-    """Raises SecurityError for a field of a format that may be wide."""
+    """Raises SecurityError for a form of `str.format` with a field that may be wide."""
     if _WIDE_BRACES.search(form):
         raise SecurityError("formats too wide a field")
 
 
 def pay_for_json(fuel: Fuel, value: object, indent: int | str | None, separators: object) -> None:
-    """Pay for the lines of indented JSON, which Python writes one by one, and for long separators."""
+    """Pay for the lines of indented JSON, which Python writes one by one, and for separators."""
     width = indent if isinstance(indent, int) else len(indent or "")
     between = walk(fuel, separators) if separators else 0
     lines, depth = _lines(fuel, value, {})
@@ -209,7 +209,7 @@ def pay_for_json(fuel: Fuel, value: object, indent: int | str | None, separators
 
 
 def _lines(fuel: Fuel, value: object, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of lines of a structure that is indented, and its depth."""
+    """Return the number of lines of a structure printed with indentation, and its depth."""
     items: Iterable[Any]
     match value:
         case Mapping():
@@ -226,7 +226,7 @@ def _lines(fuel: Fuel, value: object, known: dict[int, tuple[int, int]]) -> tupl
 
 
 def pay_to_split(fuel: Fuel, name: str, text: str, arguments: tuple[object, ...]) -> None:
-    """Pay for the pieces of a text, or for a search in it, by the name of the method or filter."""
+    """Pay for the pieces of a text, or for searching it; `name` is the method or filter."""
     match name, arguments:
         case "split" | "rsplit", [str(between), *_] if between:
             fuel.burn(CHARACTER * text.count(between))
@@ -239,7 +239,7 @@ def pay_to_split(fuel: Fuel, name: str, text: str, arguments: tuple[object, ...]
 
 
 def pay_to_pad(fuel: Fuel, value: object, arguments: tuple[object, ...]) -> None:
-    """Pay for a filter or method whose argument may be a width, or a number of items."""
+    """Pay for a filter or method whose arguments may hold a width, or a number of items."""
     widest = max((abs(number) for number in arguments if isinstance(number, int)), default=0)
     if not widest:
         return

@@ -33,7 +33,7 @@ def with_table(pieces: BytePieces | TextPieces) -> Detokenizer:
 
 
 class _ByteText:
-    """Every id is bytes; the text is their UTF-8, whatever the ids' borders."""
+    """Each id is bytes; the text is their UTF-8, which may cross the borders of ids."""
 
     __slots__ = ("_table", "_tail")
 
@@ -60,12 +60,12 @@ class _ByteText:
 
 
 class _PieceText:
-    """An id is text or one byte.
+    """Each id is text or one byte.
 
-    A run of bytes that is not UTF-8 becomes one replacement character a byte,
-    as in the library. But characters of the run that were complete before its
-    first bad byte stay: they have been sent, and in many models a newline is a
-    byte, so waiting for a run's end would find stop strings a token late.
+    In a run of bytes that is not UTF-8 each bad byte becomes a replacement
+    character, as in the library. Characters that were complete before the run's
+    first bad byte stay, unlike there: they have been sent. In many models a newline
+    is a byte, so waiting for the end of a run would delay stop strings by a token.
     """
 
     __slots__ = ("_broken", "_drop_space", "_first", "_run", "_table")

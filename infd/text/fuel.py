@@ -1,8 +1,8 @@
 """Bound the time and memory of one rendering of a chat template.
 
-Every step of a template burns fuel: a unit is a byte of memory, or the time
-that a byte of text takes to write. The count is the same on every machine; a
-deadline backs it up, checked whenever some thousand units are burnt.
+Each step of a template burns fuel: a unit is a byte of memory, or the time in
+which a byte of text is written. The count is the same on every machine; a
+deadline is checked too, each time LOOK units are burnt.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOOK: Final = 2**11  # fuel between two looks at the clock
+LOOK: Final = 2**11  # fuel between two readings of the clock
 
 
 class Exhausted(Exception):
-    """A rendering has reached a limit; the message follows the template's name."""
+    """A rendering has reached a limit; the template's name precedes the message."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of one rendering.
+    """Limits of one rendering. They exceed legitimate prompts, whose size the request's body bounds.
 
-    A legitimate prompt is bounded by the request's body, and its text passes through a few filters.
-
-    output_characters  of the prompt, and of any text that is made on the way
+    output_characters  of the prompt, and of any text in between
     """
 
     output_characters: int = 32 * 2**20
@@ -34,30 +32,30 @@ class Limits(Struct, frozen=True, kw_only=True):
     seconds: float = 5.0
 
 
-# What the event loop can spare: many times the cost of a short chat, and less than a step.
+# For rendering on the event loop: many times the cost of a short chat, and less time than a step.
 BRIEF = Limits(output_characters=2**16, fuel=2**18, seconds=0.005)
 
 
 class Fuel:
-    """The fuel that one rendering has not burnt yet."""
+    """The remaining fuel of one rendering."""
 
     __slots__ = ("_clock", "_deadline", "_longest", "_next_look", "_remaining")
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._remaining = limits.fuel
         self._longest = limits.output_characters
-        self._next_look = self._remaining - LOOK  # the clock is read once less than this remains
+        self._next_look = self._remaining - LOOK  # the clock is read when less remains
         self._clock = clock
         self._deadline = clock() + limits.seconds
 
     def burn(self, amount: int) -> None:
-        """Raises Exhausted."""
+        """Subtract fuel. Raises Exhausted."""
         remaining = self._remaining = self._remaining - amount
         if remaining < self._next_look:
             self._look()
 
     def burn_for_text(self, characters: int) -> None:
-        """Pay for a text before it is made, whose characters may take four bytes each. Raises Exhausted."""
+        """Burn for a text before it is made; its characters may take four bytes each. Raises Exhausted."""
         if characters > self._longest:
             raise Exhausted(f"makes a text of more than {self._longest} characters")
         self.burn(characters)

@@ -1,9 +1,8 @@
-"""Take an answer's markup apart: what it thinks and which tools it calls, beside what it says.
+"""Parse an answer into thoughts, tool calls and content.
 
-A parser is fed text in whatever parts it comes, takes out what it knows, and
-returns the rest: the next parser's text, and in the end the answer's content.
-What it has not recognised yet it keeps until it has; what has been told is
-never taken back.
+Parsers stand in a row. Each is fed text in parts of any size, puts what it
+recognises aside, and returns the rest: the next parser's input, at the end the
+answer's content. Undecided text is held back; returned text is never taken back.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CallDelta(Struct):
-    """What is new in one tool call: its id and name once, at its beginning, its arguments (JSON text) in parts."""
+    """New parts of one tool call: id and name once, at its beginning, arguments (JSON text) in parts."""
 
     index: int
     arguments: str = ""
@@ -27,9 +26,9 @@ class CallDelta(Struct):
 
 
 class Aside(Struct):
-    """What an answer gives beside its content.
+    """The parts of an answer that are not content.
 
-    thought_tokens  that the thought took, its marks included
+    thought_tokens  tokens of the thought, its marks included
     """
 
     thought: str = ""
@@ -38,9 +37,9 @@ class Aside(Struct):
 
 
 class Asides:
-    """Collects what parsers take out of one text, until somebody asks for it.
+    """Collects the thoughts and calls that parsers find in one answer.
 
-    most_calls  calls after so many are dropped
+    most_calls  further calls are dropped
     """
 
     __slots__ = ("_arguments", "_begun", "_calls", "_most_calls", "_thoughts", "thought_tokens")
@@ -49,7 +48,7 @@ class Asides:
         self.thought_tokens = 0
         self._thoughts: list[str] = []
         self._calls: list[CallDelta] = []
-        self._arguments: list[list[str]] = []  # of each of these
+        self._arguments: list[list[str]] = []  # of each call in _calls
         self._begun = 0
         self._most_calls = most_calls
 
@@ -57,14 +56,14 @@ class Asides:
         self._thoughts.append(text)
 
     def call(self, name: str, id: str | None = None) -> None:
-        """A call begins. Its arguments follow."""
+        """Begin a call."""
         self._begun += 1
         if self._wanted:
             self._calls.append(CallDelta(self._begun - 1, id=id or f"call_{secrets.token_hex(12)}", name=name))
             self._arguments.append([])
 
     def argue(self, text: str) -> None:
-        """The latest call's arguments go on."""
+        """Append to the arguments of the latest call."""
         if text and self._wanted:
             if not self._calls:
                 self._calls.append(CallDelta(self._begun - 1))
@@ -72,7 +71,7 @@ class Asides:
             self._arguments[-1].append(text)
 
     def take(self) -> Aside | None:
-        """Return what is new, None if nothing is."""
+        """Return the parts that are new since the last call, None if there are none."""
         if not (self._thoughts or self.thought_tokens or self._calls):
             return None
         for call, arguments in zip(self._calls, self._arguments, strict=True):
@@ -87,17 +86,17 @@ class Asides:
 
 
 class Parser(Protocol):
-    """Reads one syntax in one answer."""
+    """Parses one syntax in one answer."""
 
     def feed(self, text: str, asides: Asides) -> str:
-        """Return what is certain to be none of this syntax's; what is, goes to `asides`."""
+        """Append text; return the part that is certainly outside this syntax. The rest goes to `asides`."""
 
     def finish(self, asides: Asides) -> str:
-        """Decide on all that was kept, as nothing follows. A second time there is nothing."""
+        """End the text; return what was held back. A second call returns nothing."""
 
 
 class ThoughtParser(Parser, Protocol):
-    """One that takes out thoughts.
+    """Parses thoughts.
 
     inside  whether the text so far ends within a thought
     """
@@ -106,7 +105,7 @@ class ThoughtParser(Parser, Protocol):
 
 
 class Reading:
-    """One answer's parsers in a row: thoughts are taken out first, so that nothing in them is a call."""
+    """The parsers of one answer: thoughts first, so that no call is found within a thought."""
 
     __slots__ = ("_asides", "_calls", "_thoughts", "_was_inside")
 
@@ -119,7 +118,7 @@ class Reading:
         self._was_inside = thoughts is not None and thoughts.inside
 
     def feed(self, text: str) -> str:
-        """Return what is certain to be content."""
+        """Append text; return the part that is certainly content."""
         asides = self._asides
         if self._thoughts is not None:
             text = self._thoughts.feed(text, asides)
@@ -128,14 +127,14 @@ class Reading:
         return text
 
     def count(self) -> None:
-        """A token's text has been fed. It is part of a thought if the thought was open before it, or is now."""
+        """Count the token whose text was fed last: part of a thought if the thought was open before it, or is now."""
         if self._thoughts is not None:
             inside = self._thoughts.inside
             self._asides.thought_tokens += inside or self._was_inside
             self._was_inside = inside
 
     def finish(self) -> str:
-        """Return the content that was kept, as nothing follows."""
+        """End the text; return the content that was held back."""
         asides = self._asides
         text = "" if self._thoughts is None else self._thoughts.finish(asides)
         if self._calls is not None:
@@ -143,12 +142,12 @@ class Reading:
         return text
 
     def take(self) -> Aside | None:
-        """Return what was taken out of the text since the last time, None if nothing was."""
+        """Return the thoughts and calls found since the last call, None if there are none."""
         return self._asides.take()
 
 
 def joined(asides: Iterable[Aside | None]) -> Aside | None:
-    """Return one answer's asides as one."""
+    """Join the asides of one answer."""
     news = [aside for aside in asides if aside is not None]
     if not news:
         return None
@@ -166,7 +165,7 @@ def joined(asides: Iterable[Aside | None]) -> Aside | None:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return how many characters at the end of `text` may be the beginning of a mark that goes on."""
+    """Return the length of the longest end of `text` that may begin a mark."""
     place = text.find(mark[0], max(0, len(text) - len(mark) + 1))
     while place >= 0:
         if mark.startswith(text[place:]):

@@ -1,8 +1,8 @@
-"""Make everything that a template does burn fuel.
+"""Make each step of a template burn fuel.
 
-Jinja compiles a template to Python. Its syntax tree is rewritten before, so
-that each operator, loop and literal that would become plain Python passes
-through a filter of ours; jinja's filters, tests and calls are wrapped.
+Jinja compiles a template to Python. The syntax tree is rewritten before, so that
+each operator, loop and literal that would become plain Python passes through a
+filter of this module; jinja's filters, tests and calls are wrapped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from infd.text.costs import LAZY, MAX_BITS, NODE, SCALARS, STEP, memory, walk
 if TYPE_CHECKING:
     from infd.text.fuel import Fuel
 
-# Filters whose result is text, of values that may be none yet.
+# Filters that print their operands.
 _PRINTING: Final = frozenset(
     (
         *("capitalize", "center", "e", "escape", "forceescape", "lower", "pprint", "safe", "string", "striptags"),
@@ -46,7 +46,7 @@ _PRINTING: Final = frozenset(
 # Filters that compare or hash items with one another.
 _SORTING: Final = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 _LAZY: Final = frozenset(("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice"))
-# Of a text without arguments, all other filters take time of its length.
+# Filters that may take more time, over a text without arguments, than its length.
 _NOT_LINEAR: Final = _SORTING | _LAZY | {"join", "list", "title"}
 # Names that a template cannot write.
 _TURNS, _JOINED, _MADE, _BODY, _COMPARED, _SUBTRACTED, _KEY = (
@@ -63,7 +63,7 @@ _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "in": lambda left, right: left in right,
     "notin": lambda left, right: left not in right,
 }
-# jinja's tests that compare; "in" is one of them
+# Jinja's tests that compare.
 _COMPARING_TESTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("==", "eq", "equalto"), "eq"),
     **dict.fromkeys(("!=", "ne"), "ne"),
@@ -90,7 +90,7 @@ class MeteredContext(Context):
 
 
 class _Turns:
-    """The items of a loop; each turn burns fuel."""
+    """The items of a loop; each item burns the fuel of a turn."""
 
     def __init__(self, fuel: Fuel, items: Any, cost: int) -> None:
         self._fuel, self._items, self._cost = fuel, items, cost
@@ -111,13 +111,13 @@ def _paid_turns(fuel: Fuel, items: Any, cost: int) -> Iterator[object]:
 
 
 def _paid_results(fuel: Fuel, items: Iterator[object]) -> Iterator[object]:
-    """Pay for the results of a lazy filter, wherever they are taken."""
+    """Yield the results of a lazy filter; each burns fuel."""
     for item in items:
         fuel.burn(STEP + memory(item))
         yield item
 
 
-# Filters that Meter puts around pieces of a template
+# Filters that Meter inserts
 
 
 @pass_context
@@ -149,7 +149,7 @@ def _body(context: MeteredContext, nothing: str, cost: int) -> str:
 
 @pass_context
 def output(context: MeteredContext, value: object) -> str:
-    """Pay for a value that is written; jinja calls it with each (`finalize`)."""
+    """Pay for a value that is written, and return its text. Jinja calls it for each value (`finalize`)."""
     fuel = context.fuel
     if type(value) is str:
         fuel.burn(STEP + len(value))
@@ -173,7 +173,7 @@ def _subtracted(context: MeteredContext, left: Any, right: Any) -> Any:
     fuel = context.fuel
     if isinstance(left, int | float) and isinstance(right, int | float):
         return left - right
-    fuel.burn(walk(fuel, left) + walk(fuel, right))  # views of mappings are sets
+    fuel.burn(walk(fuel, left) + walk(fuel, right))  # a view of a mapping is a set
     difference = left - right
     fuel.burn(memory(difference))
     return difference
@@ -181,17 +181,17 @@ def _subtracted(context: MeteredContext, left: Any, right: Any) -> Any:
 
 @pass_context
 def _key(context: MeteredContext, key: object) -> object:
-    """Pay to hash a subscript."""
+    """Pay to hash a subscript; return it."""
     if not isinstance(key, SCALARS):
         context.fuel.burn(walk(context.fuel, key))
     return key
 
 
-# Jinja's own filters, tests and operators, paid for
+# Wrappers of jinja's filters, tests, operators and calls
 
 
 def filters(known: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Return jinja's filters wrapped, and those of Meter."""
+    """Return jinja's filters, wrapped, and the filters that Meter inserts."""
     ours: dict[str, Callable[..., Any]] = {
         _TURNS: _turns,
         _JOINED: _joined,
@@ -205,7 +205,7 @@ def filters(known: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., 
 
 
 def tests(known: Collection[str]) -> dict[str, Callable[..., Any]]:
-    """Return the tests whose cost depends on their operands, wrapped, as far as jinja knows them."""
+    """Return the tests whose cost depends on their operands, wrapped."""
     comparing = {name: _metered_test(how) for name, how in _COMPARING_TESTS.items() if name in known}
     return {**comparing, "odd": _parity(1), "even": _parity(0)}
 
@@ -220,7 +220,7 @@ def _metered_test(how: str) -> Callable[..., Any]:
 
 def _parity(remainder: int) -> Callable[[Any], bool]:
     def test(value: Any) -> bool:
-        if not isinstance(value, int | float):  # of a text this would be formatting
+        if not isinstance(value, int | float):  # % of a text is formatting
             raise SecurityError("asks whether something that is no number is odd")
         return value % 2 == remainder
 
@@ -228,7 +228,7 @@ def _parity(remainder: int) -> Callable[[Any], bool]:
 
 
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a filter burn fuel. The wrapper takes a context and passes on the argument that jinja gives the filter."""
+    """Wrap a filter so that it burns fuel. The wrapper passes on the argument that jinja gives the filter first."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
     linear = name not in _NOT_LINEAR
 
@@ -262,7 +262,7 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pay_to_filter(fuel: Fuel, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pay before a filter runs. Returns its value: a list of the items where that is an iterator to be walked."""
+    """Pay before a filter runs. Returns the filter's value: a list instead of an iterator that is to be walked."""
     arguments = (*args, *kwargs.values())
     if name in ("default", "d"):
         return value
@@ -289,7 +289,7 @@ def _pay_to_filter(fuel: Fuel, name: str, value: Any, args: tuple[Any, ...], kwa
             costs.pay_to_format(fuel, value, kwargs or args)
         case _ if name in _LAZY:
             costs.pay_to_pad(fuel, value, arguments)
-            if isinstance(value, Iterable) and costs.length(value):  # jinja asks whether an empty one is false
+            if isinstance(value, Iterable) and costs.length(value):  # jinja tests whether it is empty
                 return _paid_turns(fuel, value, STEP * costs.lookups(arguments))
         case _ if name in _PRINTING:
             for each in (value, *arguments):
@@ -308,7 +308,7 @@ def _pay_to_filter(fuel: Fuel, name: str, value: Any, args: tuple[Any, ...], kwa
 def _layout(
     ensure_ascii: object = False, indent: int | str | None = None, separators: object = None, sort_keys: object = False
 ) -> tuple[int | str | None, object]:
-    """Return the arguments of `tojson` on which its length depends."""
+    """Return the arguments of `tojson` that lengthen its text."""
     return indent, separators
 
 
@@ -330,10 +330,10 @@ def pay_for_operator(fuel: Fuel, operator: str, left: Any, right: Any) -> None:
 
 
 def pay_to_call(fuel: Fuel, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Pay before a function or method runs. Returns its positional arguments, iterators among them made countable."""
+    """Pay before a function or method runs. Returns its arguments: lists or metered items instead of iterators."""
     owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
     match owner:
-        case None if isinstance(function, LoopContext):  # a recursive loop goes through its argument
+        case None if isinstance(function, LoopContext):  # a recursive loop iterates over its argument
             return (_Turns(fuel, args[0], STEP), *args[1:]) if args else args
         case None if function is dict or function is Namespace:
             for argument in args:
@@ -381,9 +381,9 @@ def _around(name: str, inner: nodes.Node | None, *arguments: nodes.Expr, lineno:
 
 
 class Meter(NodeTransformer):
-    """Rewrite what jinja would compile to unmetered code.
+    """Rewrite nodes that jinja would compile to unmetered code.
 
-    A comparison for equality with a constant stays as it is: it ends after as many characters as that has.
+    A comparison for equality with a constant stays: it reads at most the constant's length.
     """
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 (jinja's name)
@@ -423,7 +423,7 @@ class Meter(NodeTransformer):
             node.ops[0].expr = right if _constant(right) else self.visit(right)
             return node
         self.generic_visit(node)
-        if len(node.ops) > 1:  # which no template has that runs in this process
+        if len(node.ops) > 1:  # not in a vetted template
             return node
         left, right = node.expr, node.ops[0].expr
         return _around(_COMPARED, left, right, nodes.Const(how), lineno=node.lineno)
@@ -461,7 +461,7 @@ class Meter(NodeTransformer):
 
 
 def _written(node: nodes.Node) -> int:
-    """Return the literal text in a body and the steps that it may take, inner loops included."""
+    """Return the cost of a body: its literal text and its nodes, those of inner loops included."""
     cost = 0
     for inner in node.find_all(nodes.Node):
         cost += len(inner.data) if isinstance(inner, nodes.TemplateData) else NODE

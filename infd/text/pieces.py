@@ -1,8 +1,8 @@
-"""What each token id adds to a text.
+"""The text that each token id adds.
 
-Two families of decoder, which cover nearly every generating model, are
-recognised by their configuration and become a table, so that decoding a token
-is one look-up. Any other decoder is left to the tokenizers library.
+Two families of decoders, used by nearly every generating model, are recognised
+by their configuration and become a table, so that decoding a token is one
+look-up. Other decoders are left to the tokenizers library.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class BytePieces(Struct, frozen=True, tag=True):
 
 
 class TextPieces(Struct, frozen=True, tag=True):
-    """SentencePiece and its like: an id is text, or one byte (an int) of a run that spells characters.
+    """SentencePiece and similar decoders: an id is text, or one byte (an int) of a run that spells characters.
 
     An id without a token is None, and does not end a run.
 
-    first       what an id adds where it is the first, if that differs: no space before the first word
-    drop_space  the text loses one space at its start
+    first       text of an id at the beginning, if it differs: no space before the first word
+    drop_space  whether the text loses one space at its start
     """
 
     table: list[str | int | None]
@@ -61,7 +61,7 @@ class TextPieces(Struct, frozen=True, tag=True):
 def recognise(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> BytePieces | TextPieces | None:
     """Return the table of a known decoder, None for any other.
 
-    vocabulary  the tokenizer's, without the tokens that were added to it
+    vocabulary  of the tokenizer, without added tokens
     """
     if backend.decoder is None:
         return None
@@ -89,7 +89,7 @@ def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tokens(backend: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> list[str | None]:
-    """Every id's token. An added token hides one of the vocabulary that has the same id."""
+    """Return tokens by id. An added token replaces a token of the vocabulary with the same id."""
     added = backend.get_added_tokens_decoder()
     by_id: list[str | None] = [None] * (1 + max(chain(vocabulary.values(), added), default=-1))
     for token, token_id in vocabulary.items():
@@ -111,8 +111,8 @@ def _text_or_byte(token: str) -> str | int:
 def _byte_level(tokens: list[str | None]) -> list[bytes]:
     """Undo the alphabet in which byte-level BPE writes bytes as printable characters.
 
-    Printable Latin-1 stands for itself, the other 68 bytes for the characters
-    from 256 on, in order. A token with any other character is text as it is.
+    Printable Latin-1 characters are their own bytes; the other 68 bytes are the
+    characters from 256 on, in order. A token with any other character is plain text.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

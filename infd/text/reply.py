@@ -1,10 +1,9 @@
-"""One choice's answer: ids in, text out, ended by stop strings, its markup taken apart.
+"""One choice's answer: ids in, text out, cut at stop strings, parsed for thoughts and tool calls.
 
-The engine feeds ids the moment they are committed, the handler takes text when
-it gets round to it. Text that may turn out to begin a stop string is held back
-until that is decided, so nothing of a stop string is ever sent. Stop strings
-are looked for in the text as the model writes it, thoughts and calls included;
-only then is it read for these.
+The engine feeds ids as they are committed; the handler takes text at its own
+pace. Text that may begin a stop string is held back until that is decided, so
+no part of a stop string is ever sent. Stop strings are matched against the text
+as generated, thoughts and calls included; the parsers run behind the match.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Reply:
-    """What one choice says. An engine's Watcher, by its `feed`.
+    """The text of one choice; its `feed` makes it an engine's Watcher.
 
-    reading      keeps what it takes out of the text; None: all of it is content
-    stop_reason  the stop string that ended it, None so far or otherwise
+    reading      parses the text; None: all of it is content
+    stop_reason  the stop string that ended the choice, None so far or otherwise
     """
 
     __slots__ = (
@@ -50,27 +49,27 @@ class Reply:
         reading: Reading | None = None,
         shown: frozenset[int] = frozenset(),
     ) -> None:
-        """Begin an answer. A stop string that is complete within the first `min_tokens` tokens does not count.
+        """Start a choice. A stop string that completes within the first `min_tokens` tokens does not count.
 
-        after    the last tokens of the text that it goes on with: many tokenizers write no space before a first word
-        reading  takes the markup out of the text
-        shown    special ids that it needs to see
+        after    last tokens of the text that the choice continues: many tokenizers write no space before a first word
+        reading  parses the text
+        shown    special ids that `reading` needs in the text
         """
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, shown=shown)
         if after:
             self._detokenizer.feed(after)
-            self._detokenizer.flush()  # a character that it leaves unfinished belongs to what came before
+            self._detokenizer.flush()  # a character left unfinished belongs to the continued text
         self._search = stops.search() if stops else None
         self._include_stop = include_stop_str_in_output
         self.reading = reading
         self._min_tokens = min_tokens
         self._tokens = 0
         self._ready = ""  # may be sent
-        self._held = ""  # follows it, and may begin a stop string
+        self._held = ""  # the text after _ready, which may begin a stop string
         self.stop_reason: str | None = None
 
     def feed(self, token_ids: list[int]) -> int | None:
-        """Add tokens; return how many of them were needed to complete a stop string, or None to go on."""
+        """Append tokens. Returns how many completed a stop string, None if no stop string is complete."""
         if self._search is None and self.reading is None:
             self._ready += self._detokenizer.feed(token_ids)
             return None
@@ -84,12 +83,12 @@ class Reply:
         return None
 
     def take(self) -> str:
-        """Return the text that is safe to send and was not taken before."""
+        """Return the text that became safe to send since the last call."""
         text, self._ready = self._ready, ""
         return text
 
     def finish(self) -> str:
-        """Return all that remains, now that nothing follows; a stop string may still complete and cut it."""
+        """End the text; return the rest of it, cut if a stop string completes in it."""
         if self.stop_reason is None:
             self._add(self._detokenizer.flush())
             self._release(self._held)
@@ -99,7 +98,7 @@ class Reply:
         return self.take()
 
     def _add(self, text: str) -> bool:
-        """Sort new text into ready and held. Return True if a stop string ends the answer in it."""
+        """Append text to `_ready` and `_held`. Returns True if a stop string ends the choice in it."""
         search = self._search
         if search is None:
             self._release(text)
@@ -119,5 +118,5 @@ class Reply:
         return False
 
     def _release(self, text: str) -> None:
-        """Let go of text in which no stop string can begin any more."""
+        """Move text in which no stop string can begin from `_held` to `_ready`."""
         self._ready += text if self.reading is None else self.reading.feed(text)

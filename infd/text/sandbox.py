@@ -1,12 +1,12 @@
 """Run a checkpoint's chat template within bounds.
 
-A chat template comes with the model's files. Jinja's immutable sandbox keeps it
-from reaching Python; fuel keeps it from taking the process's time and memory:
-`meter.py` makes each step of the template burn some, `costs.py` says how much.
+A chat template is untrusted code that comes with the model. Jinja's immutable
+sandbox keeps it from reaching Python; fuel bounds its time and memory: `meter.py`
+makes each step burn fuel, `costs.py` sets the price.
 
-Fuel covers the templates that `vetting.templates` lets through: only those run
-in the daemon's process. The rest of jinja's language runs here too, but in a
-worker that can be killed.
+Fuel covers the templates that `vetting.templates` accepts: only those run in the
+daemon's process. Other templates run here too, but in a worker process, which
+can be killed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 MAX_INDENT: Final = 16
 
-# Methods that make much out of little, take long, or hash their arguments, and that no prompt needs. Without the first
-# three there are no bytes; `striptags` and `unescape` are markup's.
+# Methods that no prompt needs and whose cost is not bounded by their operands. Without the first three there are no
+# bytes, whose methods would need payment too; `striptags` and `unescape` belong to Markup.
 _REFUSED_METHODS: Final = frozenset(
     (
         *("encode", "to_bytes", "from_bytes", "striptags", "unescape"),
@@ -46,7 +46,7 @@ _REFUSED_METHODS: Final = frozenset(
 
 
 class _Generation(Extension):
-    """`{% generation %}`: marks for training what the assistant says; here it only groups."""
+    """`{% generation %}` marks the assistant's text for training; here it only groups."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's name and type)
 
@@ -62,7 +62,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja's own filter escapes HTML."""
+    """Return plain JSON; jinja's own filter escapes HTML."""
     if (indent if isinstance(indent, int) else len(indent or "")) > MAX_INDENT:
         raise SecurityError(f"indents JSON by more than {MAX_INDENT}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -73,7 +73,7 @@ def raise_exception(message: object) -> None:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment that chat templates are written for: transformers' options, filters and functions."""
+    """The environment of chat templates: transformers' options, filters and functions."""
 
     context_class = meter.MeteredContext
     intercepted_binops = frozenset(["+", "*", "**", "%"])
@@ -85,7 +85,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._limits = limits
         self._clock = clock
         self.filters["tojson"] = _tojson
-        del self.filters["urlize"], self.globals["lipsum"]  # costly, and of no use to a prompt
+        del self.filters["urlize"], self.globals["lipsum"]  # unbounded, and no prompt needs them
         self.filters = meter.filters(self.filters)
         self.tests |= meter.tests(self.tests)
         self.globals["raise_exception"] = raise_exception
@@ -94,7 +94,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return Fuel(limits or self._limits, self._clock)
 
     def run(self, template: Template, variables: Mapping[str, Any], limits: Limits) -> Iterator[str]:
-        """Yield the parts that a template writes. Raises what its code raises; Exhausted at a limit."""
+        """Yield the text of a template in parts. Raises any error of the template's code; Exhausted at a limit."""
         context = template.new_context(dict(variables))
         assert isinstance(context, meter.MeteredContext)
         context.fuel = self.fuel(limits)
@@ -106,7 +106,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             yield part
 
     def concat(self, parts: Iterable[str]) -> str:
-        """Join the parts that a macro or a block wrote."""
+        """Join the parts of a macro or a block."""
         parts = list(parts)
         if sum(map(len, parts)) > self._limits.output_characters:
             raise Exhausted(f"makes a text of more than {self._limits.output_characters} characters")
@@ -117,7 +117,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if type(obj) is Namespace or type(obj) is LoopContext:
-            return not attr.startswith("_")  # as jinja finds out in many steps
+            return not attr.startswith("_")  # the result of jinja's own check, which is slow
         if attr in _REFUSED_METHODS and not isinstance(obj, Undefined):
             return False
         return super().is_safe_attribute(obj, attr, value)

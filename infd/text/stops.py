@@ -1,11 +1,11 @@
 """Find stop strings in a text that arrives in parts.
 
-The stop string that is complete first ends the text; of two that are complete
-at the same character, the longer one. So the answer depends neither on how the
-text is cut into tokens nor on text that has not been generated.
+The first stop string to complete ends the text; of two that complete at the
+same character, the longer one. So the result depends neither on how the text is
+cut into tokens nor on text that has not been generated.
 
-All strings are matched at once (Aho and Corasick 1975): a character costs the
-same however many strings there are, and none is looked at twice.
+All strings are matched at once (Aho and Corasick 1975): the cost of a character
+does not depend on their number, and no character is read twice.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class _Node:
-    """What is known after some characters: the longest end of the text that begins a stop string."""
+    """A state of the automaton: the longest suffix of the text that is a prefix of a stop string."""
 
     __slots__ = ("fallback", "found", "held", "longer")
 
     def __init__(self) -> None:
         self.longer: dict[str, _Node] = {}
-        self.fallback: _Node | None = None  # the next shorter end that begins a stop string
-        self.found: str | None = None  # the longest stop string that is complete here
-        self.held = 0  # characters that may yet become a stop string
+        self.fallback: _Node | None = None  # the next shorter suffix that is such a prefix
+        self.found: str | None = None  # longest stop string that completes here
+        self.held = 0  # characters of the suffix that can still begin a stop string
 
 
 class StopStrings:
@@ -49,11 +49,11 @@ class StopStrings:
         return bool(self._first)
 
     def search(self) -> StopSearch:
-        """Start on a text."""
+        """Start a search in one text."""
         return StopSearch(self._root, self._first)
 
     def _link(self) -> None:
-        """Fill in fallbacks, shorter nodes first. A fallback's own stop string is shorter than the node's."""
+        """Set fallbacks, shorter nodes first. A fallback's own stop string is shorter than the node's."""
         level = deque((node, 1) for node in self._root.longer.values())
         for node, _ in level:
             node.fallback = self._root
@@ -69,10 +69,10 @@ class StopStrings:
 
 
 class StopSearch:
-    """How far one text has been searched.
+    """The search in one text.
 
     found  the stop string that ended it
-    held   how many characters at the end of the text may yet turn out to begin a stop string
+    held   characters at the end of the text that may begin a stop string
     """
 
     __slots__ = ("_first", "_node", "_root", "found")
@@ -87,9 +87,9 @@ class StopSearch:
         return self._node.held
 
     def feed(self, text: str, *, ignore: bool = False) -> int | None:
-        """Return where in `text` the first stop string is complete, None if none is.
+        """Return where in `text` the first stop string completes, None if none does.
 
-        With `ignore`, strings that are complete in this text do not count; one that it begins does.
+        With `ignore`, stop strings that complete in `text` do not count; one that begins in it does.
         """
         node = self._node
         if node is self._root and self._first.isdisjoint(text):
@@ -104,7 +104,7 @@ class StopSearch:
 
 
 def _step(node: _Node, character: str) -> _Node:
-    """Return the node of the longest end that begins a stop string, once `character` follows."""
+    """Return the state after `character`."""
     while True:
         following = node.longer.get(character)
         if following is not None:

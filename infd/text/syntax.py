@@ -1,7 +1,7 @@
-"""Which markup a model writes, and so how its answers are read.
+"""Choose the syntaxes of thoughts and tool calls by which a model's answers are parsed.
 
-Settings may name it. Else it is found out from the chat template, which shows
-what the model was trained on: how it marks thoughts, and how it writes a call.
+Settings may name them. Otherwise the chat template decides, which shows what the
+model was trained on: its marks for thoughts, and its form of a call.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ AUTO: Final = "auto"
 NONE: Final = "none"
 PROMPT_END: Final = 64  # characters in which a template may open or close a thought
 
-_QUESTION: Final = "\ufdd1"  # a noncharacter, so that no template's own words are taken for it
+_QUESTION: Final = "\ufdd1"  # a noncharacter, which no template writes itself
 _NAME, _KEY, _VALUE, _ID = "probe_name", "probe_key", "probe_value", "abcdefghi"
 
 
 class Syntax(Struct, frozen=True):
-    """How a model writes what is not content.
+    """The syntaxes of one model.
 
-    shown  ids of its marks that the tokenizer calls special: they are written out where they are read
+    shown  special ids of the marks, which must stay in the text to be parsed
     """
 
     reasoning: ReasoningSyntax | None = None
@@ -48,7 +48,7 @@ class Syntax(Struct, frozen=True):
     def choose(
         cls, tokenizer: Tokenizer, template: ChatTemplate, *, reasoning_name: str = AUTO, tools_name: str = AUTO
     ) -> Syntax:
-        """Take the syntaxes of these names; "auto" finds out, "none" takes none."""
+        """Return the named syntaxes; "auto" asks the chat template, "none" means none."""
         reasoning_name = _thinks(template) if reasoning_name == AUTO else reasoning_name
         tools_name = _calls(template) if tools_name == AUTO else tools_name
         thinking, calling = reasoning.SYNTAXES.get(reasoning_name), tools.SYNTAXES.get(tools_name)
@@ -60,11 +60,11 @@ class Syntax(Struct, frozen=True):
     def start(
         self, prompt: str, continued: str = "", *, names: Sequence[str] | None = None, most_calls: int | None = None
     ) -> Reading | None:
-        """Begin to read an answer; None if all of it is content.
+        """Start parsing an answer. Returns None if all of it is content.
 
         prompt, continued  as in ReasoningSyntax
-        names              of the tools that may be called; None: there are none
-        most_calls         calls after so many are dropped
+        names              of the tools that may be called; None: no tools
+        most_calls         further calls are dropped
         """
         thoughts = None if self.reasoning is None else self.reasoning.start(prompt[-PROMPT_END:], continued)
         calls = None if self.tools is None or names is None else self.tools.start(names)
@@ -72,11 +72,11 @@ class Syntax(Struct, frozen=True):
 
 
 def _thinks(template: ChatTemplate) -> str:
-    return next((name for name, syntax in reasoning.SYNTAXES.items() if syntax.fits(template)), NONE)
+    return next((name for name, syntax in reasoning.SYNTAXES.items() if syntax.matches(template)), NONE)
 
 
 def _calls(template: ChatTemplate) -> str:
-    """Return the name of the syntax that reads back what the template writes of a call."""
+    """Return the name of the syntax that parses a call as the template writes it."""
     turn = _written_call(template)
     return next((name for name, syntax in tools.SYNTAXES.items() if _reads_back(syntax, turn)), NONE)
 

@@ -1,8 +1,8 @@
-"""Text to ids and back, with the ids that transformers would give.
+"""Encode and decode text, with the same ids as transformers.
 
-Reads tokenizer.json with the tokenizers library; what has no such file is
-converted. A tokenizer that `vetting` objects to is loaded and asked apart from
-this process. Nothing changes after loading, so any thread may encode.
+Reads tokenizer.json with the tokenizers library; other files are converted. A
+tokenizer that `vetting` objects to runs in a worker process. Nothing changes
+after loading, so any thread may encode.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from infd.apart.client import Worker
     from infd.text.checkpoint import Additions
 
-LARGEST_BYTES: Final = 2**28  # of tokenizer.json; vocabularies of a quarter million tokens take some 30 MiB
-LARGEST_ID: Final = 2**24  # tables have a place for each id up to the largest; vocabularies end at some 2**18
+LARGEST_BYTES: Final = 2**28  # of tokenizer.json; a vocabulary of 250,000 tokens takes about 30 MiB
+LARGEST_ID: Final = 2**24  # tables have an entry for each id up to the largest; vocabularies end at about 2**18
 
-# Some chat models end a turn with a token that their configuration does not call an end.
+# Tokens that end a turn; the configuration of some chat models does not list them.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
 _LOG: Final = logging.getLogger("infd.text")
 
 
 class Backend(Protocol):
-    """What encodes."""
+    """Encodes and decodes, in this process or in the worker."""
 
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -54,11 +54,11 @@ class Library:
     def __init__(
         self, backend: tokenizers.Tokenizer, additions: Additions, vocabulary: Mapping[str, int] | None = None
     ) -> None:
-        """Take over `backend`: the checkpoint's additions are made to it, truncation and padding turned off.
+        """Take over `backend`: apply the checkpoint's additions, turn truncation and padding off.
 
-        vocabulary  of `backend` without added tokens; None: it is copied out, which takes long
+        vocabulary  of `backend` without added tokens; None: copied from `backend`, which is slow
 
-        Raises CheckpointError for ids out of all proportion.
+        Raises CheckpointError for ids above LARGEST_ID.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -91,14 +91,14 @@ class Library:
             return cls(tokenizers.Tokenizer.from_buffer(content), additions)
         except CheckpointError:
             raise
-        except BaseException as error:  # the library raises the bare class, and panics
+        except BaseException as error:  # the library raises bare Exceptions, and panics
             if isinstance(error, Exception) or _is_panic(error):
                 raise CheckpointError(str(error)) from error
             raise
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            # Unlike `encode`, this one lets go of the interpreter's lock.
+            # Unlike `encode`, this releases the interpreter's lock.
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise InvalidRequest(f"the text is not valid Unicode{_where(text)}") from error
@@ -109,7 +109,7 @@ class Library:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         try:
-            # Unlike `decode`, this one lets go of the interpreter's lock.
+            # Unlike `decode`, this releases the interpreter's lock.
             return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         except BaseException as error:
             if isinstance(error, Exception) or _is_panic(error):
@@ -123,10 +123,10 @@ class Library:
         return self._backend.id_to_token(token_id) is not None
 
     def objection(self) -> str | None:
-        """Return what is wrong with an added token over which the library panics in some texts.
+        """Return the first added token that makes the library panic over some texts, with the reason, or None.
 
-        Normalization leaves nothing of it, so that it is found within characters; or another one strips the white
-        space that it begins or ends with, so that two overlap.
+        Normalization leaves nothing of such a token, so it matches within characters; or another token strips the white
+        space at its edge, so that two matches overlap.
         """
         normalizer = self._backend.normalizer
         added = list(self._backend.get_added_tokens_decoder().values())
@@ -136,13 +136,13 @@ class Library:
             if token.normalized and normalizer is not None:
                 found = normalizer.normalize_str(found)
             if not found:
-                return f"the added token {token.content!r}, of which normalization leaves nothing"
+                return f"the added token {token.content!r}, which normalization empties"
             if strips and found.strip() != found:
                 return f"the added token {token.content!r}, whose white space another one strips"
         return None
 
     def tokens(self) -> list[str | None]:
-        """Return every token, by id."""
+        """Return all tokens, by id."""
         return [self._backend.id_to_token(token_id) for token_id in range(self.vocabulary.vocab_size)]
 
 
@@ -155,7 +155,7 @@ class Tokenizer:
     """
 
     def __init__(self, backend: Backend | tokenizers.Tokenizer, files: TextFiles) -> None:
-        """Raises CheckpointError for ids out of all proportion."""
+        """Raises CheckpointError for ids above LARGEST_ID."""
         if isinstance(backend, tokenizers.Tokenizer):
             backend = Library(backend, files.additions)
         self._backend: Backend = backend
@@ -170,10 +170,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: str | Path, worker: Worker | None = None) -> Tokenizer:
-        """Read the tokenizer of a checkpoint. Raises CheckpointError, naming the file.
+        """Load the tokenizer of a checkpoint. Raises CheckpointError, naming the file.
 
-        worker  converts other files than tokenizer.json, and encodes with what may not run here; without one all is
-                done in this process, whatever becomes of it
+        worker  converts other files than tokenizer.json, and runs tokenizers that may not run here; None: all run
+                here, without protection
         """
         directory = Path(directory)
         files = TextFiles.read(directory)
@@ -186,12 +186,12 @@ class Tokenizer:
 
     @property
     def apart(self) -> bool:
-        """Whether encoding waits for another process, and so is for threads alone."""
+        """Whether encoding blocks on the worker process, so that only threads may encode."""
         return isinstance(self._backend, ApartTokenizer)
 
     @property
     def files(self) -> TextFiles:
-        """What else the checkpoint says about text."""
+        """The small text files of the checkpoint."""
         return self._files
 
     @property
@@ -205,13 +205,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`.
 
-        Takes most of a millisecond per kilobyte, and lets other threads run: encode long texts through `offload`.
+        Takes almost a millisecond a kilobyte and releases the interpreter's lock: encode long texts through `offload`.
         Raises InvalidRequest for a text that is not Unicode (a lone surrogate).
         """
         return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
     def least_tokens(self, text: str) -> int:
-        """Return how many tokens a text has at least, without reading it; 0 if nothing is known."""
+        """Return a lower bound of the number of tokens of a text, without encoding it; 0 if there is none."""
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -219,17 +219,17 @@ class Tokenizer:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token written out, None if there is no such token."""
+        """Return the id of a token, None if there is no such token."""
         return self._backend.id_of(token)
 
     def has(self, token_id: int) -> bool:
-        """Say whether the id has a token."""
+        """Say whether an id has a token."""
         return self._backend.has(token_id)
 
     def piece(self, token_id: int) -> bytes:
-        """Return what the id adds to a text that it does not begin; special tokens are written out.
+        """Return the bytes that an id adds within a text; special tokens are written out.
 
-        The bytes may be part of a character only.
+        The bytes may be part of a character.
         """
         if self._pieces is not None:
             return self._pieces.bytes_of(token_id)
@@ -239,9 +239,9 @@ class Tokenizer:
     def pieces(
         self, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
     ) -> BytePieces | TextPieces | None:
-        """Return the table to decode with, None where this decoder has no table.
+        """Return the table to decode with, None if this decoder has none.
 
-        shown  special ids that are not skipped with the others; one set of them is remembered, the model's marks
+        shown  special ids that are not skipped with the others; the last set is cached, since a model has one
         """
         if not skip_special_tokens or self._pieces is None:
             return self._pieces
@@ -254,9 +254,9 @@ class Tokenizer:
     def detokenizer(
         self, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
     ) -> detokenize.Detokenizer:
-        """Start a stream of ids to text, in the fastest way that is exact for this tokenizer.
+        """Start a stream of ids to text, by the fastest exact way for this tokenizer.
 
-        shown  special ids that are written out even where the others are skipped
+        shown  special ids that are written out although the others are skipped
         """
         pieces = self.pieces(skip_special_tokens=skip_special_tokens, shown=shown)
         if pieces is not None:
@@ -296,7 +296,7 @@ def _backend(content: bytes, additions: Additions, worker: Worker | None) -> Bac
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Say whether code in Rust has panicked. That is no Exception, and would pass by all who handle errors."""
+    """Say whether an error is a panic of code in Rust, which is no Exception."""
     return type(error).__name__ == "PanicException"
 
 

@@ -1,4 +1,4 @@
-"""The tasks of `apart.py`, done: `python -m infd.text.worker`, which the daemon starts when it needs to."""
+"""The program of the worker process, which runs the tasks of `apart.py`: `python -m infd.text.worker`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _MOST_TEMPLATES = 16
 
 
-class Desk:
-    """What the worker remembers from task to task."""
+class Tasks:
+    """Runs tasks; keeps the tokenizer and compiled templates from task to task."""
 
     def __init__(self) -> None:
         self._tokenizer: Library | None = None
@@ -50,9 +50,9 @@ class Desk:
 
 
 def main() -> None:
-    # Threads of the library would reserve memory, one allocator's worth each.
+    # Each thread of the library would reserve an allocator's arena.
     os.environ["RAYON_NUM_THREADS"] = "1"
-    serve(apart.Task, Desk().do)
+    serve(apart.Task, Tasks().do)
 
 
 if __name__ == "__main__":

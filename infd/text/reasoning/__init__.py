@@ -1,6 +1,6 @@
-"""How models mark what they think: one file per syntax.
+"""Syntaxes of thoughts: one file per syntax.
 
-Where nobody names one, the first that fits is taken: the more particular come first.
+"auto" takes the first syntax whose `matches` accepts the template, so the more specific ones come first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every syntax of thinking is, and the one shape that most of them have: a block between two marks."""
+"""The protocol of every syntax of thoughts, and the shape that most of them have: a block between two marks."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ if TYPE_CHECKING:
     from infd.text.markup import Asides, ThoughtParser
 
 
-_PATIENCE_CHARACTERS: Final = 256  # no model writes as much space before its mark
+_PATIENCE_CHARACTERS: Final = 256  # of white space before an opening mark; no model writes more
 
 
 class ReasoningSyntax(Protocol):
-    """How one family of models thinks aloud.
+    """How one family of models marks thoughts.
 
-    marks  tokens that must be written out for it to be read, even if the tokenizer calls them special
+    marks  tokens that must stay in the text to be parsed, even if the tokenizer calls them special
     """
 
     @property
     def marks(self) -> tuple[str, ...]: ...
 
-    def fits(self, template: ChatTemplate) -> bool:
-        """Say whether a model with this template may think in this syntax."""
+    def matches(self, template: ChatTemplate) -> bool:
+        """Say whether a model with this template may write thoughts in this syntax."""
 
     def start(self, prompt: str, continued: str) -> ThoughtParser | None:
-        """Begin an answer; None if it cannot hold a thought.
+        """Start parsing an answer. Returns None if the answer cannot hold a thought.
 
-        prompt     the end of the prompt, where templates open a thought, or close one to forbid it
-        continued  the words of the assistant's that the answer goes on with, mostly none
+        prompt     the end of the prompt: templates may open a thought there, or close one to forbid it
+        continued  the text of the assistant's message that the answer continues, mostly empty
         """
 
 
 class _Place(Enum):
-    BEFORE = auto()  # only space so far, or a beginning of the opening mark
+    BEFORE = auto()  # white space so far, or part of the opening mark
     INSIDE = auto()
-    BEHIND = auto()  # the newlines after the closing mark
-    BEYOND = auto()  # the rest is content
+    BEHIND = auto()  # in the newlines after the closing mark
+    BEYOND = auto()  # in the content
 
 
 class BlockParser:
-    """Takes one block at the beginning of an answer.
+    """Parses one block at the beginning of an answer.
 
-    Newlines next to the marks belong to the marks: templates write them there, and take them away from what clients
-    send back.
+    Newlines next to the marks belong to the marks: templates write them there, and strip them from the messages that
+    clients send back.
     """
 
     __slots__ = ("_close", "_newlines", "_open", "_pending", "_place", "_told", "inside")
 
     def __init__(self, open: str, close: str, *, inside: bool) -> None:
-        """Read an answer that begins outside the block, or `inside` one that the prompt has opened."""
+        """Start before the block, or `inside` a block that the prompt has opened."""
         self.inside = inside
         self._open = open
         self._close = close
         self._place = _Place.INSIDE if inside else _Place.BEFORE
-        self._pending = ""  # may begin a mark
-        self._told = False  # any of the thought
-        self._newlines = 0  # of it, told only if more of it follows
+        self._pending = ""  # text that may begin a mark
+        self._told = False  # whether part of the thought was put aside
+        self._newlines = 0  # of the thought, put aside only if more of the thought follows
 
     def feed(self, text: str, asides: Asides) -> str:
         if self._place is _Place.BEYOND:
@@ -82,7 +82,7 @@ class BlockParser:
         return text
 
     def _before(self, text: str) -> str:
-        """Return what follows the opening mark, all of it if it is something else, nothing if that is open."""
+        """Return the text after the opening mark; all of it if it is no mark; nothing while undecided."""
         words = text.lstrip()
         self._pending = ""
         if words.startswith(self._open):
@@ -95,7 +95,7 @@ class BlockParser:
         return text
 
     def _inside(self, text: str, asides: Asides) -> str:
-        """Return what follows the closing mark."""
+        """Return the text after the closing mark."""
         end = text.find(self._close)
         if end >= 0:
             self._think(text[:end].rstrip("\n"), asides)
@@ -107,7 +107,7 @@ class BlockParser:
         return ""
 
     def _think(self, text: str, asides: Asides) -> None:
-        """Tell a thought, but not its newlines before something else follows them."""
+        """Put a thought aside, holding back newlines until other text follows them."""
         if not self._told:
             text = text.lstrip("\n")
         words = text.rstrip("\n")

@@ -1,7 +1,7 @@
-"""<think> ... </think> before the answer: Qwen3, and the many models that were taught the same marks.
+"""<think> ... </think> before the answer: Qwen3, and the many models trained on the same marks.
 
 The model opens the block, or the prompt does (a model that always thinks), or the prompt closes an empty one (thinking
-is off). A block that is cut off is a thought, and no content.
+is off). A block that is never closed is a thought without content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Qwen3:
 
     marks = (OPEN, CLOSE)
 
-    def fits(self, template: ChatTemplate) -> bool:
+    def matches(self, template: ChatTemplate) -> bool:
         return template.mentions(OPEN) and template.mentions(CLOSE)
 
     def start(self, prompt: str, continued: str) -> BlockParser | None:

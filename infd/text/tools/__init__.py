@@ -1,6 +1,6 @@
-"""How models write calls of tools: one file per syntax.
+"""Syntaxes of tool calls: one file per syntax.
 
-Where nobody names one, the first is taken that reads back the call that the model's template writes.
+"auto" takes the first syntax that parses a call as the model's template writes it.
 """
 
 from __future__ import annotations

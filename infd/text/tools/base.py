@@ -1,13 +1,12 @@
-"""What every syntax of tool calls is.
+"""The protocol of every syntax of tool calls.
 
-A call is told as soon as its name is known and its arguments begin, and the
-arguments as the model writes them, character by character: so they can stream,
-and are the same text whether they do or not. From then on it is a call, even if
-the model never closes it or writes arguments that are no JSON. Whatever does not
-get that far is content, as it was written.
+A call is emitted as soon as its name is complete and its arguments begin, and
+the arguments as the model writes them: they can stream, and are the same text
+streamed or not. An emitted call stays a call, even if the model never closes it
+or writes arguments that are no JSON. Anything malformed before that is content.
 
-A call of a tool that was not offered is a call too: only the client can tell the
-model so, and it would not find it out from a text.
+A call of a tool that was not offered is a call too: the client can reply to the
+model with an error, and would miss the call if it were content.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class ToolSyntax(Protocol):
-    """How one family of models calls tools.
+    """How one family of models writes tool calls.
 
-    marks  tokens that must be written out for it to be read, even if the tokenizer calls them special
+    marks  tokens that must stay in the text to be parsed, even if the tokenizer calls them special
     """
 
     @property
     def marks(self) -> tuple[str, ...]: ...
 
     def start(self, names: Sequence[str]) -> Parser:
-        """Begin an answer to one who offers tools of these names."""
+        """Start parsing an answer; `names` are the tools offered."""

@@ -1,9 +1,9 @@
 """<tool_call>, an object with a name and arguments, </tool_call>: Hermes, Qwen and infd's own model.
 
-Any number of such blocks, with text before, between and after them. The space around a block belongs to it: an answer
-of calls alone has no content. An object whose name and arguments come first, in that order, as every template asks for,
-is told while it is written; any other once its block is closed: arguments before the name, none at all, or a text with
-the object in it.
+An answer holds any number of blocks, with text before, between and after them. White space around a block belongs to
+the block: an answer of calls alone has no content. An object whose name and arguments come first, in that order, as
+every template asks for, is emitted while it is written; other objects once their block is closed: arguments before the
+name, no arguments, or a string that holds the object.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CLOSE: Final = "</tool_call>"
 _HEAD: Final = re.compile(
     r'\s*+\{\s*+"name"\s*+:\s*+(?P<name>"(?:[^"\\\x00-\x1f]|\\.)++")\s*+,\s*+"arguments"\s*+:\s*+(?=\{)'
 )
-_HEAD_CHARACTERS: Final = 1024  # a longer one is not looked for again with every token
+_HEAD_CHARACTERS: Final = 1024  # longer beginnings are not scanned again with every token
 _COULD_BE_AN_OBJECT: Final = re.compile(r'\s*+(?:\{\s*+"?|\Z)')
 
 
 class _Block(Struct):
-    """What stands in a block that is closed."""
+    """The object in a closed block."""
 
     name: str
     arguments: Raw = Raw(b"{}")
@@ -50,16 +50,16 @@ class Hermes:
 
 
 class HermesParser:
-    """Reads one answer. Each state eats of what is pending, and says whether the next one can go on."""
+    """Parses one answer. Each state consumes pending text and returns whether the next state can continue."""
 
     def __init__(self) -> None:
         self._pending = ""
         self._state: Callable[[Asides], bool] = self._between
         self._content: list[str] = []
-        self._space: list[str] = []  # content only if more content follows it
-        self._spoken = False  # any content so far
-        self._behind = False  # nothing but space since the last block
-        self._block: list[str] = []  # what has been read of one that is told when it is closed
+        self._space: list[str] = []  # white space that is content only if more content follows
+        self._spoken = False  # whether there was content
+        self._behind = False  # whether only white space came since the last block
+        self._block: list[str] = []  # parts of a block that is emitted when it is closed
         self._object = ObjectScan(CLOSE)
 
     def feed(self, text: str, asides: Asides) -> str:
@@ -89,7 +89,7 @@ class HermesParser:
         return text
 
     def _between(self, _: Asides) -> bool:
-        """Content, up to a block."""
+        """Consume content, up to a block."""
         pending = self._pending
         start = pending.find(OPEN)
         if start >= 0:
@@ -103,7 +103,7 @@ class HermesParser:
         return False
 
     def _opened(self, asides: Asides) -> bool:
-        """The beginning of a block, until it is known to be a call or not."""
+        """Consume the beginning of a block, until it is decided whether it is a call."""
         pending = self._pending
         head = _HEAD.match(pending)
         if head is not None and (name := _text(head["name"])):
@@ -123,7 +123,7 @@ class HermesParser:
         return False
 
     def _collect(self, asides: Asides) -> bool:
-        """A block to be read as a whole."""
+        """Consume a block that is parsed once it is complete."""
         pending = self._pending
         end = pending.find(CLOSE)
         if end >= 0:
@@ -137,7 +137,7 @@ class HermesParser:
         return False
 
     def _arguments(self, asides: Asides) -> bool:
-        """The arguments of a call, told as they come."""
+        """Consume the arguments of a call and emit them."""
         read = self._object.scan(self._pending, until=1)
         asides.argue(self._pending[:read])
         self._pending = self._pending[read:]
@@ -147,7 +147,7 @@ class HermesParser:
         return True
 
     def _members(self, _: Asides) -> bool:
-        """The end of the object; what other members it may have is nobody's."""
+        """Consume the rest of the object; further members are ignored."""
         if not self._object.cut and self._object.depth > 0:
             self._pending = self._pending[self._object.scan(self._pending, until=0) :]
             if self._object.depth > 0 and not self._object.cut:
@@ -156,7 +156,7 @@ class HermesParser:
         return True
 
     def _closing(self, _: Asides) -> bool:
-        """The closing mark, if the model remembers it."""
+        """Consume the closing mark, which the model may forget."""
         pending = self._pending.lstrip()
         if not pending.startswith(CLOSE) and CLOSE.startswith(pending):
             self._pending = pending
@@ -166,14 +166,14 @@ class HermesParser:
         return True
 
     def _begin(self, name: str, asides: Asides) -> None:
-        """A block has turned out to be a call."""
+        """Emit the beginning of a call."""
         asides.call(name)
         self._behind = True
         if not self._spoken:
             self._space.clear()
 
     def _close(self, asides: Asides, mark: str) -> None:
-        """Read a whole block: it is a call, or content."""
+        """Parse a complete block: a call, or content."""
         text = "".join(self._block)
         self._block.clear()
         self._state = self._between
@@ -186,7 +186,7 @@ class HermesParser:
         asides.argue(arguments)
 
     def _say(self, text: str) -> None:
-        """Content comes. Of the space around a block only that before it is kept, and only between words."""
+        """Emit content. Of the white space around a block only the part before it is kept, and only between words."""
         if self._behind:
             text = text.lstrip()
             if not text:
@@ -203,14 +203,14 @@ class HermesParser:
 
 
 def _read(block: str) -> tuple[str, str] | None:
-    """Return name and arguments of a whole block, None if it is no call."""
+    """Return name and arguments of a complete block, None if it is no call."""
     try:
         call = msgspec.json.decode(block, type=_Block)
         arguments = bytes(call.arguments).decode()
         value: Any = msgspec.json.decode(call.arguments)
         if value is None:
             arguments, value = "{}", {}
-        if isinstance(value, str):  # they wrote the text of an object: that is the form in which clients want it
+        if isinstance(value, str):  # the model wrote the object as a string, the form that clients expect
             arguments, value = value, msgspec.json.decode(value)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
@@ -218,7 +218,7 @@ def _read(block: str) -> tuple[str, str] | None:
 
 
 def _text(literal: str) -> str:
-    """Return what a JSON string says, nothing if it is none."""
+    """Return the value of a JSON string; empty if it is malformed."""
     try:
         return str(json.loads(literal))
     except ValueError:

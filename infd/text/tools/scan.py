@@ -1,6 +1,6 @@
-"""Follow a JSON object while it is being written, to know where its parts end before all of it is there.
+"""Scan a JSON object while it is being written, to find where its members end.
 
-Brackets and strings only: whether it is JSON at all is for the reader of the whole to say.
+Tracks brackets and strings only; whether the object is valid JSON is decided when all of it is parsed.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ _IN_STRING: Final = re.compile(r'["\\<\x00-\x1f]')
 
 
 class ObjectScan:
-    """A place in one object.
+    """A position in one object.
 
-    depth  brackets open
-    cut    the mark that should follow the object came within it
+    depth  open brackets
+    cut    whether the mark that should follow the object came within it
     """
 
     __slots__ = ("_mark", "_string", "_torn", "cut", "depth")
 
     def __init__(self, mark: str, depth: int = 0) -> None:
-        """Begin within `depth` brackets. `mark`, whose first character is `<`, must not stand outside a string."""
+        """Start within `depth` brackets. `mark`, which begins with `<`, ends the scan outside of strings."""
         self.depth = depth
         self.cut = False
         self._mark = mark
         self._string = False
-        self._torn = False  # a string with a bare newline is no JSON: its closing quote may never come
+        self._torn = False  # in a string with a bare newline, which is no JSON: its closing quote may never come
 
     def scan(self, text: str, until: int) -> int:
-        """Return how much of `text` was read: up to the bracket that leaves `until` open, or before the mark, or all.
+        """Return the number of characters scanned: up to the bracket that leaves `until` open, or to the mark, or all.
 
-        What is left beyond that is undecided (the half of an escape, the beginning of a mark): give it again with more.
+        Characters beyond that are undecided (half an escape, the beginning of a mark): pass them again with more text.
         """
         at = 0
         while True:

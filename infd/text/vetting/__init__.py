@@ -1,8 +1,8 @@
-"""Which of a checkpoint's text may run in the daemon's process, found out by reading it, running nothing.
+"""Decide which templates and tokenizers of a checkpoint may run in the daemon's process, without running them.
 
-Each module returns its first objection, None where there is none. What is
-objected to is not wrong: it runs in a worker, which can be killed
-(`text/apart.py`).
+Each module returns its first objection, None if there is none. An objection does
+not mean an error: the template or tokenizer then runs in a worker process, which
+can be killed (`text/apart.py`).
 """
 
 from infd.text.vetting import templates, tokenizers

@@ -1,13 +1,13 @@
 r"""Regular expressions that split a text of n characters in time of n.
 
-A backtracking search is slow where an alternative fails after it has gone far, again from each next character. So in an
-alternative whatever follows a repetition without bound must be able to match nothing: then it cannot fail from there
-on, and what it has read is the match. The endings that tokenizers share fail after a run of space; they are allowed
-because the alternative behind them takes all of the run, or all but one:
+A backtracking search is slow if an alternative fails after many characters, again from each next character. So in an
+alternative every item after an unbounded repetition must be able to match nothing: then the alternative cannot fail
+beyond the repetition, and the text consumed so far is the match. The endings that tokenizers share fail after a run of
+white space; they are allowed because the next alternative matches all of the run, or all but one character:
 
     \s*[\r\n]+|\s+(?!\S)|\s+
 
-So is o200k's pair of words, where the second alternative takes what the first one fails on.
+o200k's pair of words is allowed too: the second alternative matches where the first one fails.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ITEM: Final = re.compile(
 
 
 def is_linear(pattern: str) -> bool:
-    """Say whether it is certain that an expression cannot backtrack far. Where it is not, the answer is no."""
+    """Say whether an expression certainly cannot backtrack far; False if that is not certain."""
     if not 0 < len(pattern) <= LONGEST:
         return False
     rest = pattern
@@ -63,7 +63,7 @@ def is_linear(pattern: str) -> bool:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Cut an expression at the bars outside of classes and groups."""
+    """Split an expression at the bars outside of classes and groups."""
     parts, begin, depth, classes, at = [], 0, 0, 0, 0
     while at < len(pattern):
         match pattern[at]:
@@ -111,11 +111,11 @@ def _never_fails_late(alternative: str) -> bool:
             continue
         if endless and not skippable:
             return False
-    return consumes  # of nothing found between two characters the library makes more than it can count
+    return consumes  # an empty match between two characters overflows the library
 
 
 def _range(times: str, item: re.Match[str]) -> tuple[int, int | None]:
-    """Return how often an item matches at least and at most, None: without bound."""
+    """Return the least and the most times that an item matches; None: without bound."""
     if not times:
         return 1, 1
     match times[0]:
@@ -130,7 +130,7 @@ def _range(times: str, item: re.Match[str]) -> tuple[int, int | None]:
 
 
 def _is_plain(word: str) -> bool:
-    """Say whether an alternative of a group is characters, classes and nothing that repeats."""
+    """Say whether an alternative of a group holds only characters and classes, and no repetition."""
     at = 0
     while at < len(word):
         item = _ITEM.match(word, at)

@@ -1,6 +1,6 @@
-"""Chat templates whose every step is paid for by the fuel of `costs.py`, or is bounded by the template's length.
+"""Allow-list of templates whose every step is paid for in `costs.py`, or bounded by the template's length.
 
-An allow-list: of nodes, and of filters and tests with what they may be given. A method is paid for where it is called.
+Lists nodes of the syntax tree, and filters and tests with their arguments. Methods are paid for when called.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 from jinja2 import nodes
 
 LONGEST: Final = 2**16  # characters; the largest known templates have some 30,000, and 4,000 nodes
-MOST_NODES: Final = 6000  # the compiler takes time of their square
+MOST_NODES: Final = 6000  # the compiler's time grows with their square
 LARGEST_NUMBER: Final = 2**53
 LARGEST_ARGUMENT: Final = 2**10  # widths, counts
 MOST_DIGITS: Final = 64
@@ -29,7 +29,7 @@ _EXPRESSIONS = (
 )
 _ALLOWED: Final = frozenset((*_STATEMENTS, *_EXPRESSIONS))
 
-# With small constants as arguments, if any
+# If their arguments, if any, are small constants
 _FILTERS: Final = frozenset(
     (
         *("abs", "batch", "capitalize", "center", "count", "dictsort", "e", "escape", "first", "float", "groupby"),
@@ -48,7 +48,7 @@ _TESTS: Final = frozenset(
 
 
 def objection(tree: nodes.Template) -> str | None:
-    """Return what in a template keeps it out of the daemon's process, with its line; None: nothing does."""
+    """Return the first node that keeps a template out of the daemon's process, with its line, or None."""
     pending: list[nodes.Node] = [tree]
     seen = 0
     while pending:
@@ -73,31 +73,35 @@ def _reason(node: nodes.Node) -> str | None:
         case nodes.Dict(items=pairs) if not all(isinstance(pair.key, nodes.Const) for pair in pairs):
             return "a mapping with computed keys"
         case nodes.Filter(name=name):
-            return None if _fits(node) else f"the filter {name}"
+            return None if _is_paid_for(node) else f"the filter {name}"
         case nodes.Test(name=name) if name not in _TESTS:
             return f"the test {name}"
     return None
 
 
-def _fits(filter: nodes.Filter) -> bool:
+def _is_paid_for(filter: nodes.Filter) -> bool:
     if filter.dyn_args is not None or filter.dyn_kwargs is not None:
         return False
-    return _applies(filter.name, filter.args, {str(keyword.key): keyword.value for keyword in filter.kwargs})
+    return _filter_is_paid_for(filter.name, filter.args, {str(keyword.key): keyword.value for keyword in filter.kwargs})
 
 
-def _applies(name: object, args: list[nodes.Expr], named: dict[str, nodes.Expr]) -> bool:
-    """Say whether a filter is known, and what it is given is such that it is paid for."""
+def _filter_is_paid_for(name: object, args: list[nodes.Expr], named: dict[str, nodes.Expr]) -> bool:
+    """Say whether a filter is listed, and `costs.py` covers it with these arguments."""
     match name:
         case "default" | "d" | "string" | "replace":
             return True
         case "join":
-            return len(args) < 2 and not named.keys() - {"d"}  # beyond: an attribute of each item
+            return len(args) < 2 and not named.keys() - {"d"}  # a third argument would be an attribute of each item
         case "select" | "reject":
             return not named and _tests(args)
         case "selectattr" | "rejectattr":
             return not named and len(args) > 0 and _small(args[0]) and _tests(args[1:])
         case "map" if args:
-            return isinstance(args[0], nodes.Const) and _applies(args[0].value, args[1:], named) and _small(*args[1:])
+            return (
+                isinstance(args[0], nodes.Const)
+                and _filter_is_paid_for(args[0].value, args[1:], named)
+                and _small(*args[1:])
+            )
         case "sum":
             return not args and _small(*named.values())
         case "round":
@@ -109,20 +113,20 @@ def _applies(name: object, args: list[nodes.Expr], named: dict[str, nodes.Expr])
                 flags += separators.items
             elif separators is not _NONE:
                 return False
-            # In ASCII a text may be many times as long.
+            # Escaped to ASCII, a text may be many times as long.
             return not args and not named and _small(spaces, *flags) and getattr(ascii, "value", None) is False
     return name in _FILTERS and _small(*args, *named.values())
 
 
 def _tests(args: list[nodes.Expr]) -> bool:
-    """Say whether a test is known; what it compares with may be anything."""
+    """Say whether a test is listed; its operand may be anything."""
     if not args:
         return True
     return isinstance(args[0], nodes.Const) and args[0].value in _TESTS and len(args) <= 2
 
 
 def _small(*values: nodes.Expr, most: int = LARGEST_ARGUMENT) -> bool:
-    """Say whether these are constants, none of them large."""
+    """Say whether all values are constants, and none is large."""
     for value in values:
         match value:
             case nodes.Neg(node=nodes.Const(value=int() | float() as number)):

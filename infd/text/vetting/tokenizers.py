@@ -1,8 +1,8 @@
-"""Tokenizers that encode and decode a text in time and memory of its length.
+"""Allow-list of tokenizers that encode and decode a text in time and memory proportional to its length.
 
-An allow-list: of the components in tokenizer.json, and of what each may be told. What has been read is also what is
-loaded: the file is written anew from it (without the vocabulary's being understood), so that no other reader can
-find something else there, by a key that occurs twice for instance.
+Lists the components of tokenizer.json with their parameters. The file is written again from the parsed components (the
+vocabulary is copied unparsed), and that is loaded: no other parser can read the file differently, for instance a key
+that occurs twice.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     Check = Callable[[Any], bool]
 
 LARGEST_BYTES: Final = 2**26  # of a tokenizer.json; the largest known has 33 MiB
-MOST_ENTRIES: Final = 2**22  # commas in it: a vocabulary of 260,000 tokens and twice as many merges has a million
-SHORT: Final = 32  # characters of what is put before, behind or between
-MOST_STEPS: Final = 32  # of a sequence of normalizers and the like
-LARGEST_GROWTH: Final = 256  # times as long as a text may become while it is normalized
-MOST_SPECIAL: Final = 64  # tokens around a text
-LONGEST_WORD: Final = 128  # characters, where the time for a word is their square
+MOST_ENTRIES: Final = 2**22  # commas: a vocabulary of 260,000 tokens and twice as many merges has a million
+SHORT: Final = 32  # characters of a prefix, suffix or separator
+MOST_STEPS: Final = 32  # of a sequence of normalizers, pre-tokenizers or decoders
+LARGEST_GROWTH: Final = 256  # times by which normalization may lengthen a text
+MOST_SPECIAL: Final = 64  # special tokens around a text
+LONGEST_WORD: Final = 128  # characters, if the time for a word grows with their square
 LONGEST_ADDED: Final = 2**10
 ALL_ADDED: Final = 2**20  # characters of all added tokens
-FEW_ADDED: Final = 2**14  # of so few that the library makes a table of all their characters
+FEW_ADDED: Final = 2**14  # the same, if there are so few tokens that the library builds a table of all their characters
 TABLED: Final = 128
-LONGEST_MAPPED: Final = 64  # bytes that one character becomes in a table of normalized forms
-MOST_PIECES: Final = 2**20  # of a unigram vocabulary, and their characters
+LONGEST_MAPPED: Final = 64  # bytes of a normalized form of one character
+MOST_PIECES: Final = 2**20  # of a unigram vocabulary
 PIECE_CHARACTERS: Final = 2**23
 
-# How many times as long as before a step may make a text
+# Factor by which a normalizer may lengthen a text
 _GROWTH: Final = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "BertNormalizer": 6, "ByteLevel": 4, "Lowercase": 3}
 
 
 class _Model(Struct, omit_defaults=True):
-    """The parameters of a model; `vocab` and `merges` are passed on as they are."""
+    """The parameters of a model; `vocab` and `merges` are copied unparsed."""
 
     vocab: Raw
     type: str | None = None
@@ -71,9 +71,9 @@ class _File(Struct):
 
 
 def read(content: bytes) -> tuple[bytes, str | None]:
-    """Return a tokenizer.json to load, and what keeps it out of the daemon's process; None: nothing does.
+    """Return a tokenizer.json to load, and the objection to it, or None.
 
-    What is objected to comes back as it was. Takes some milliseconds a mebibyte.
+    A file with an objection is returned unchanged. Takes some milliseconds a mebibyte.
     """
     if len(content) > LARGEST_BYTES or content.count(b",") > MOST_ENTRIES:
         return content, "a vocabulary out of proportion"
@@ -102,14 +102,17 @@ def _written(file: _File) -> bytes:
 
 
 def objection_to_added(additions: Additions) -> str | None:
-    """Return what keeps the tokens that other files add out of the daemon's process."""
-    if not all(_fits(token, _ADDED) for token in additions.tokens):
+    """Return the objection to tokens that other files add, or None."""
+    if not all(_is_known(token, _ADDED) for token in additions.tokens):
         return "added tokens that infd does not know"
     return _objection_to_texts((*additions.special, *(token["content"] for token in additions.tokens)))
 
 
 def _objection_to_texts(tokens: Iterable[str]) -> str | None:
-    """An automaton is made of all added tokens, and of few of them a table."""
+    """Return the objection to the sizes of all added tokens, or None.
+
+    The library builds an automaton of added tokens, and a table if they are few.
+    """
     sizes = [len(token) for token in tokens]
     most = ALL_ADDED if len(sizes) > TABLED else FEW_ADDED
     if max(sizes, default=0) > LONGEST_ADDED or sum(sizes) > most:
@@ -134,7 +137,7 @@ def _objection(file: _File) -> str | None:
         if name == "normalizer" and _growth(steps) > LARGEST_GROWTH:
             return "normalizer: steps that multiply a text"
     added = file.added_tokens or []
-    if not all(_fits(token, _ADDED) for token in added):
+    if not all(_is_known(token, _ADDED) for token in added):
         return "added_tokens: one that infd does not know"
     if (reason := _objection_to_texts(token["content"] for token in added)) is not None:
         return reason
@@ -142,7 +145,7 @@ def _objection(file: _File) -> str | None:
 
 
 def _steps(part: Any, inner: str) -> list[dict[str, Any]] | None:
-    """Return the steps of a component in order, None if they are too many or no objects."""
+    """Return the steps of a component in order, None if there are too many or one is no object."""
     pending: list[Any] = [] if part is None else [part]
     steps: list[dict[str, Any]] = []
     for _ in range(2 * MOST_STEPS):
@@ -184,7 +187,7 @@ def _growth(steps: list[dict[str, Any]]) -> int:
             case {"type": "Replace", "content": str(new)}:
                 growth *= 1 + len(new)
             case {"type": "Precompiled"}:
-                growth *= 18  # what is longer is rare in its table: the longest of Unicode's own compositions
+                growth *= 18  # the longest of Unicode's own compositions; longer ones are rare in such a table
             case {"type": str(kind)}:
                 growth *= _GROWTH.get(kind, 1)
     return growth
@@ -192,18 +195,20 @@ def _growth(steps: list[dict[str, Any]]) -> int:
 
 def _model_objection(model: _Model) -> str | None:
     if model.type is None:
-        model.type = "BPE" if bytes(model.merges) else None  # as the library guesses
+        model.type = "BPE" if bytes(model.merges) else None  # as the library does
     affixes = (model.continuing_subword_prefix, model.end_of_word_suffix, model.unk_token)
     if any(affix is not None and len(affix) > SHORT for affix in affixes):
         return "model: an affix out of proportion"
     unknown = model.unk_token
     if unknown is None:
         unknown = {"WordPiece": "[UNK]", "WordLevel": "<unk>"}.get(model.type or "")
-    # Without it the library would fail over some texts.
+    # Without unk_token the library fails over some texts.
     if unknown is not None and (unknown == "" or msgspec.json.encode(unknown) not in bytes(model.vocab)):
         return "model: unk_token is not in the vocabulary"
     match model.type:
-        case "BPE" if model.continuing_subword_prefix:  # of which the library cuts as many bytes off the other half
+        case "BPE" if (
+            model.continuing_subword_prefix
+        ):  # the library cuts its length in bytes off the second half of a merge
             return "model: continuing_subword_prefix"
         case "BPE":
             return "model: dropout" if model.dropout else None
@@ -218,7 +223,10 @@ def _model_objection(model: _Model) -> str | None:
 
 
 def _unigram_objection(model: _Model) -> str | None:
-    """At each character the library tries all pieces that begin there; its table has a node for each of theirs."""
+    """Return the objection to a unigram model, or None.
+
+    At each character the library tries all pieces that begin there; its table has a node for each of their characters.
+    """
     try:
         pieces = msgspec.json.decode(model.vocab, type=list[tuple[str, float]])
     except msgspec.MsgspecError:
@@ -277,7 +285,7 @@ def _token(value: Any) -> bool:
 
 
 def _few(value: Any) -> bool:
-    """Say whether a template for what stands around a text is short, and has that text once."""
+    """Say whether a template of special tokens is short, and holds at most two texts."""
     if not isinstance(value, list) or len(value) > MOST_SPECIAL:
         return False
     return all(isinstance(piece, dict) for piece in value) and sum("Sequence" in piece for piece in value) <= 2
@@ -290,7 +298,7 @@ def _special(value: Any) -> bool:
 
 
 def _charsmap(value: Any) -> bool:
-    """Say whether a table of normalized forms has short ones only: a trie of as many bytes as it says, then texts."""
+    """Say whether all normalized forms in a table are short: a trie's length, the trie, and the forms."""
     if value is None:
         return True
     try:
@@ -304,7 +312,7 @@ def _charsmap(value: Any) -> bool:
     return forms.endswith(b"\0") and max(map(len, forms.split(b"\0"))) <= LONGEST_MAPPED
 
 
-def _fits(value: dict[str, Any], checks: Mapping[str, Check]) -> bool:
+def _is_known(value: dict[str, Any], checks: Mapping[str, Check]) -> bool:
     return all(key in checks and checks[key](each) for key, each in value.items()) and "content" in value
 
 
