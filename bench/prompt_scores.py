@@ -2,6 +2,7 @@
 
     python bench/prompt_scores.py                     one prompt of 2,030 ids, n 128, 20 log-probabilities a token
     python bench/prompt_scores.py --choices 8 --stream --echo
+    python bench/prompt_scores.py --ids 10 --generated 500    log-probabilities of generated tokens instead
 
 A daemon of its own serves the embedded model. One client reads the answer as it comes
 and throws it away; another asks /readyz every 10 ms.
@@ -85,14 +86,26 @@ def _resident(server: ServerProcess, field: str) -> int:
 @click.option("--likely", default=20, show_default=True, help="log-probabilities a token")
 @click.option("--stream", is_flag=True)
 @click.option("--echo", is_flag=True, help="echo with logprobs instead of prompt_logprobs")
+@click.option("--generated", type=int, help="tokens of each choice, with logprobs instead of prompt_logprobs")
 @click.option("--chat", is_flag=True)
 @click.option("--device", default="cpu", show_default=True, help="as in infd start")
 @click.option("--set", "settings", multiple=True, help="of the daemon, as in infd start")
 def main(
-    ids: int, choices: int, likely: int, stream: bool, echo: bool, chat: bool, device: str, settings: tuple[str, ...]
+    ids: int,
+    choices: int,
+    likely: int,
+    stream: bool,
+    echo: bool,
+    generated: int | None,
+    chat: bool,
+    device: str,
+    settings: tuple[str, ...],
 ) -> None:
-    said: dict[str, Any] = {"n": choices, "max_tokens": 2, "stream": stream}
-    if echo:
+    said: dict[str, Any] = {"n": choices, "max_tokens": generated or 2, "stream": stream, "temperature": 1}
+    if generated:
+        said |= {"logprobs": True, "top_logprobs": likely} if chat else {"logprobs": likely}
+        said["ignore_eos"] = True
+    elif echo:
         said |= {"echo": True, "logprobs": likely}
     else:
         said["prompt_logprobs"] = likely
