@@ -57,11 +57,11 @@ async def load(request: web.Request) -> web.StreamResponse:
 def _state(request: web.Request, bad: frozenset[State], *, verbose: bool = False) -> web.StreamResponse:
     engine = request.app[SERVICE].engine
     lifecycle = engine.lifecycle
-    said: dict[str, object] = {"state": lifecycle.state.value}
+    body: dict[str, object] = {"state": lifecycle.state.value}
     if verbose:
-        said |= {
+        body |= {
             "reason": "a step is stuck" if engine.stuck else lifecycle.reason,
             "since": lifecycle.since,
             "last_step_age_s": engine.status().last_step_age_s,
         }
-    return send.json(msgspec.json.encode(said), status=503 if engine.stuck or lifecycle.state in bad else 200)
+    return send.json(msgspec.json.encode(body), status=503 if engine.stuck or lifecycle.state in bad else 200)

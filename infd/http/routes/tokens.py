@@ -28,31 +28,31 @@ DETOKENIZE: Final = msgspec.json.Decoder(DetokenizeRequest)
 async def tokenize(request: web.Request) -> web.StreamResponse:
     """The ids of a text, or of a conversation as the template writes it."""
     service = request.app[SERVICE]
-    asked, size = await read(request, TOKENIZE)
+    body, size = await read(request, TOKENIZE)
     served = service.model()
-    served.name(asked.model)
-    if (asked.prompt is None) == (asked.messages is None):
+    served.name(body.model)
+    if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
-    if asked.messages is not None:
-        variables = asked.chat_template_kwargs
+    if body.messages is not None:
+        variables = body.chat_template_kwargs
         conversation = Conversation(
-            messages=partial(template_messages, asked.messages),
-            tools=partial(template_tools, asked.tools) if asked.tools else None,
-            add_generation_prompt=asked.add_generation_prompt,
-            continued=final_text(asked.messages) if asked.continue_final_message else None,
+            messages=partial(template_messages, body.messages),
+            tools=partial(template_tools, body.tools) if body.tools else None,
+            add_generation_prompt=body.add_generation_prompt,
+            continued=final_text(body.messages) if body.continue_final_message else None,
             template_variables={} if variables is None else msgspec.to_builtins(variables),
         )
-        special = asked.add_special_tokens
+        special = body.add_special_tokens
         prompt = await render(conversation, size, served, service.offload, add_special_tokens=special, must_fit=False)
         ids = prompt.ids
     else:
-        check_length(asked.prompt or "", served, param="prompt", must_fit=False)
-        special = asked.add_special_tokens is not False
-        ids = await encode(asked.prompt or "", served, service.offload, add_special_tokens=special)
+        check_length(body.prompt or "", served, param="prompt", must_fit=False)
+        special = body.add_special_tokens is not False
+        ids = await encode(body.prompt or "", served, service.offload, add_special_tokens=special)
 
     def encoded() -> bytes:
         piece, strings = served.tokenizer.piece, None
-        if asked.return_token_strs:
+        if body.return_token_strs:
             strings = [readable(piece(token_id)) for token_id in ids]
         return msgspec.json.encode(
             TokenizeResponse(count=len(ids), max_model_len=served.max_model_len, tokens=list(ids), token_strs=strings)
@@ -64,9 +64,9 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
 async def detokenize(request: web.Request) -> web.StreamResponse:
     """The text of ids, special tokens included."""
     service = request.app[SERVICE]
-    asked, _ = await read(request, DETOKENIZE)
+    body, _ = await read(request, DETOKENIZE)
     served = service.model()
-    served.name(asked.model)
-    check_ids(asked.tokens, served, "tokens")
-    text = await decode(asked.tokens, served, service.offload, skip_special_tokens=False)
+    served.name(body.model)
+    check_ids(body.tokens, served, "tokens")
+    text = await decode(body.tokens, served, service.offload, skip_special_tokens=False)
     return send.json(msgspec.json.encode(DetokenizeResponse(prompt=text)))
