@@ -75,7 +75,7 @@ class Copied(Pinned):
         return super().up(array).clone()  # on one device, `to` is nothing
 
 
-class Lasting:
+class FixedPlan:
     slots = None
 
     def refill(self, _: list[int]) -> None: ...
@@ -84,17 +84,17 @@ class Lasting:
 
 
 class Attention:
-    def prepare(self, _: Any) -> Lasting:
-        return Lasting()
+    def prepare(self, _: Any) -> FixedPlan:
+        return FixedPlan()
 
-    def lasting(self, _: Any) -> Lasting:
-        return Lasting()
+    def captured(self, _: Any) -> FixedPlan:
+        return FixedPlan()
 
 
 class Model:
     vocab_size = VOCABULARY
     least_rows = 1
-    narrows = False
+    skips_unsampled = False
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace

@@ -1,4 +1,4 @@
-"""The implementations of kernel families that this process uses. Importing this does not import torch."""
+"""The implementations of kernel families that a process uses. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Selected(Struct, frozen=True):
-    """One row of the selection table: which implementation a family uses, and why not the others."""
+    """One row of the selection table: the implementation that a family uses, and the reasons against the others."""
 
     family: str
     chosen: str
@@ -34,20 +34,20 @@ class Selected(Struct, frozen=True):
 
 @runtime_checkable
 class Workspace(Protocol):
-    """A family whose kernels compute in memory that stays where it is, beside what each step allocates.
+    """A family whose kernels compute in memory at a fixed address, beside the allocations of each step.
 
-    It holds nothing that outlasts a step, but zeros before the first one, and again when it was given back in a sleep.
+    The memory is zero before the first step, and again after a sleep released it; no data outlasts a step.
     """
 
     @property
     def workspace_bytes(self) -> int: ...
 
     def work_in(self, memory: Tensor) -> None:
-        """Take that memory, [workspace_bytes] uint8, on the device. Called once, before anything is computed."""
+        """Use `memory`, [workspace_bytes] uint8, on the device. Called once, before any computation."""
 
 
 class Choice(NamedTuple):
-    """A family's implementation, and how it came to be chosen."""
+    """A family's implementation, and its row of the selection table."""
 
     implementation: Any
     selected: Selected
@@ -56,14 +56,14 @@ class Choice(NamedTuple):
 class Ops:
     """The implementation of each kernel family, chosen when a model or a runner first asks for it.
 
-    The implementations of a family that nobody asks for are not imported.
+    The modules of other families are never imported.
     """
 
     def __init__(self, choose: Callable[[str], Choice], given: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Choose nothing yet.
+        """Set up, without choosing.
 
         choose  called once with each family that is asked for; raises DeviceMissing
-        given   implementations by family, for which nothing is chosen
+        given   implementations by family, which need no choice
         """
         self._choose = choose
         self._given = given
@@ -110,27 +110,28 @@ class Ops:
         return self._ask("lora")
 
     def ask(self, *families: str) -> None:
-        """Choose the implementations of these families now. Raises DeviceMissing."""
+        """Choose the implementations of `families` now. Raises DeviceMissing."""
         for family in families:
             getattr(self, family)
 
     def replace(self, **given: Any) -> Ops:
-        """Return ops that use these implementations, by family, and otherwise what these ops use."""
+        """Return ops with these implementations, by family, and otherwise this object's choices."""
         other = Ops(self._choose, {**self._given, **given})
         other._choices = {family: choice for family, choice in self._choices.items() if family not in given}
         return other
 
     @property
     def selection(self) -> list[Selected]:
-        """What was chosen for each family asked for, by name."""
+        """The choices so far, sorted by family."""
         return [self._choices[family].selected for family in sorted(self._choices)]
 
     def describe(self) -> list[dict[str, Any]]:
+        """Return the selection table as plain values, for `infdctl ops`."""
         return [{"family": s.family, "chosen": s.chosen, "refused": s.refused} for s in self.selection]
 
     @property
     def workspaces(self) -> list[Workspace]:
-        """The implementations in use that compute in memory of their own."""
+        """The implementations in use that need a workspace."""
         used = [*self._given.values(), *(choice.implementation for choice in self._choices.values())]
         return [implementation for implementation in used if isinstance(implementation, Workspace)]
 

@@ -1,8 +1,8 @@
-"""What a decoder layer computes, told as data: for kernels that compute whole layers in one call.
+"""Decoder layers as data, for kernels that compute whole layers in one call.
 
-A layer's own code is the readable form, and what these kernels must equal. Whatever has no recipe is computed by its
-own code. Tensors are the weights themselves: a recipe is made once they are loaded, and holds as long as they stay
-where they are.
+A layer's own code is its definition; these kernels must equal it. Layers that a recipe cannot express run their own
+code. Tensors are the weights themselves: a recipe is made once the weights are loaded, and is valid as long as their
+addresses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NormRecipe(NamedTuple):
-    """RMSNorm. A norm of heads whose weight is as long as all of them together is over all of them together."""
+    """RMSNorm. A norm of heads whose weight has H * D numbers is over all of a token's heads together."""
 
     weight: Tensor
     eps: float
@@ -26,19 +26,19 @@ class NormRecipe(NamedTuple):
 
 
 class ProductRecipe(NamedTuple):
-    """x times a matrix in some form, transposed, plus a bias."""
+    """x times a matrix transposed, plus a bias; `kept` is the form's tensor."""
 
     form: Form
     kept: Tensor
     bias: Tensor | None
 
 
-# What a branch passes through before it is added to the residual stream: a norm, a factor, or nothing.
-Last = NormRecipe | float | None
+# The transform of a sublayer's output before the residual addition: a norm, a factor, or none.
+OutputTransform = NormRecipe | float | None
 
 
 class AttentionRecipe(Struct, frozen=True, kw_only=True):
-    """See models/layers/attention.py, whose words these are. `rope` [max_len, 2, R / 2] as in families.rope.Rope."""
+    """Attention; fields as in models/layers/attention.py. rope: [rows, 2, R / 2] as in families.rope.Rope."""
 
     layer: int
     group: int
@@ -53,20 +53,20 @@ class AttentionRecipe(Struct, frozen=True, kw_only=True):
     scale: float
     softcap: float | None
     output: ProductRecipe
-    last: Last = None
+    output_transform: OutputTransform = None
 
 
 class GatedRecipe(Struct, frozen=True, kw_only=True):
-    """down(activation(gate) * up), gate and up stacked."""
+    """The feed-forward network down(activation(gate) * up), gate and up stacked."""
 
     gate_up: ProductRecipe
-    activation: str  # as configs name it
+    activation: str  # config.json's name: silu or gelu_pytorch_tanh
     down: ProductRecipe
-    last: Last = None
+    output_transform: OutputTransform = None
 
 
 class LayerRecipe(Struct, frozen=True, kw_only=True):
-    """Attention, then the feed-forward part, each behind a norm, if there is one, and added to the residual stream."""
+    """Attention, then the feed-forward network, each preceded by an optional norm and added to the residual stream."""
 
     input_norm: NormRecipe | None
     attention: AttentionRecipe

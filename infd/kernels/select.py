@@ -1,9 +1,8 @@
-"""Decide once, at start, which implementation of a kernel family this process uses.
+"""Choose the implementation of each kernel family, when it is first asked for.
 
-Families are asked for by the model, while it is built, and by the runner. Candidates are ordered best first; the first
-that does not refuse is chosen, and the reasons of those before it are kept for operators. An implementation's module is
-imported only if it is chosen, so that a library for one device costs nothing on another. On which devices and in which
-types a candidate computes is data, known without torch; what it lacks here is found out by looking.
+Candidates are ordered by preference: the first that does not refuse is chosen; the refusals before it are kept, with
+reasons, for operators. Only the chosen implementation's module is imported. The devices and dtypes that a candidate
+supports are data, known without torch; missing libraries and hardware are detected on this machine.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What a candidate may base its refusal on.
+    """The facts on which a candidate may base its refusal.
 
-    head  how many numbers a head of keys has; None where that is not known
+    head  size of a key head; None: unknown
     """
 
     device: torch.device
@@ -36,21 +35,21 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 def lacks_nothing(_: Facts) -> None:
-    """Lack nothing, wherever that is."""
+    """Return None: nothing is missing."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
     """One implementation of one family.
 
-    name    as operators see it: whose it is, and in what it differs from their others
+    name    shown to operators: the library, and a variant
     place   "module:Class", imported and called without arguments if chosen
-    kinds   of devices that it runs on; empty: any
-    dtypes  by name, that the model may compute in; empty: any
-    keeps   of attention: the type that its cache is asked for in, of which it keeps only the one that the model
-            computes in; empty: whichever that is, or one that is of its own making
-    lacks   returns what is missing for it here, or None
+    kinds   supported device types; empty: any
+    dtypes  names of supported dtypes of activations; empty: any
+    keeps   for attention: the cache dtype requested, supported only if it is the activations' dtype; empty: the cache
+            dtype follows the activations, or is the implementation's own
+    lacks   returns what is missing on this machine, or None
 
-    What leaves some of its work to another one has `refused`, a dict, and says there what it left, and why.
+    An implementation that delegates some cases records them in its `refused` dict, with reasons.
     """
 
     name: str
@@ -61,11 +60,11 @@ class Candidate(Struct, frozen=True, kw_only=True):
     lacks: Callable[[Facts], str | None] = lacks_nothing
 
     def called(self, name: str) -> bool:
-        """Say whether that is its name, whole or the first word."""
+        """Return whether `name` is the candidate's whole name, or its first word."""
         return name in (self.name, self.name.split()[0])
 
     def unfit(self, kind: str, dtype: str) -> str | None:
-        """Return why it never computes in that type on that kind of device, or None."""
+        """Return the reason why the candidate never supports this device type and dtype, or None."""
         if self.kinds and kind not in self.kinds:
             return f"runs on {_DEVICES[self.kinds]}, not on {kind}"
         if self.dtypes and dtype not in self.dtypes:
@@ -75,7 +74,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
         return None
 
     def refuses(self, facts: Facts) -> str | None:
-        """Return why it cannot be used here, or None."""
+        """Return the reason why the candidate cannot be used, or None."""
         return self.unfit(facts.device.type, _name(facts.dtype)) or self.lacks(facts)
 
 
@@ -94,7 +93,7 @@ def _native(place: str, *dtypes: str, name: str = "native") -> Candidate:
 
 
 def _triton(place: str, name: str = "triton", *, float8: bool = False, heads: bool = False) -> Candidate:
-    """heads: whether heads must fit into what a program may hold"""
+    """heads: check whether the head size fits the GPU's shared memory."""
 
     def lacks(facts: Facts) -> str | None:
         from infd.kernels.triton.blocks import too_large
@@ -127,7 +126,7 @@ def _reference(place: str, name: str = "reference", kinds: tuple[str, ...] = ())
     return Candidate(name=name, place=f"infd.kernels.reference.{place}", kinds=kinds)
 
 
-# FlashInfer's stand behind Triton's until both were measured on a GPU; who wants them turns that round (`preferring`).
+# FlashInfer stays behind Triton until both are measured on a GPU; `preferring` reverses the order.
 CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
     {
         "attention": (
@@ -157,7 +156,7 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _reference("dense:Activation"),
         ),
         "stack": (_native("stack:Stack", "bfloat16"), _reference("dense:Stack")),
-        "rows": (_triton("rows:Rows"), _reference("rows:Rows")),
+        "rows": (_triton("rows:RowKernels"), _reference("rows:RowKernels")),
         "draw": (_native("draw:Draw", *_FLOATS, "float16"), _triton("draw:Draw"), _reference("drawing.draw:Draw")),
         "lora": (_native("lora:Lora", *_FLOATS), _triton("lora:Lora"), _reference("lora:Lora")),
     }
@@ -173,23 +172,24 @@ _INT4 = (
     _reference("int4:Matrices", "reference int4", _CPU),
 )
 
-# The forms of weights that are quantized while they are loaded.
+# Forms of weights that are quantized as they are loaded.
 QUANTIZED: Mapping[str, Sequence[Candidate]] = MappingProxyType({"int8": _INT8, "int4": _INT4})
 
 
 def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Candidate]]:
-    """Return the candidates for weights that are quantized while they are loaded.
+    """Return the candidates for weights that are quantized as they are loaded.
 
-    linear      what layers' matrices become: "none" or a key of QUANTIZED
-    vocabulary  likewise the embedding and the head; "auto": as layers, but int8 where those are int4. Four bits here
-                cost a third of what they cost in all layers, eight nothing that can be told (bench/LOG.md).
+    linear      the layers' matrices: "none" or a key of QUANTIZED vocabulary  the embedding and the head: "none", a key
+    of QUANTIZED, or "auto": as `linear`, but int8 instead of int4.
+                int4 loses a third as much accuracy there as in all layers; int8 loses nothing measurable
+                (bench/LOG.md).
     """
     families = {"linear": linear, "vocabulary": vocabulary_of(linear, vocabulary)}
     return {**CANDIDATES, **{family: QUANTIZED[how] for family, how in families.items() if how != "none"}}
 
 
 def vocabulary_of(linear: str, vocabulary: str) -> str:
-    """Return what the embedding and the head become, "none" or a key of QUANTIZED; arguments as of `quantized`."""
+    """Return the quantization of the embedding and the head, "none" or a key of QUANTIZED; arguments as `quantized`."""
     if vocabulary != "auto":
         return vocabulary
     return "int8" if linear == "int4" else linear
@@ -202,14 +202,14 @@ _FLOAT8: Mapping[str, Sequence[Candidate]] = MappingProxyType(
             _flashinfer("attention:Float8PagedAttention", "flashinfer fp8", float8=True),
             _reference("attention:Float8PagedAttention", "reference fp8", _CPU),
         ),
-        "stack": (_reference("dense:Stack"),),  # the native one would want native attention
+        "stack": (_reference("dense:Stack"),),  # the native stack requires native attention
     }
 )
 
-# What attention keeps in the cache, as cache.dtype calls it.
+# Candidates for the values of cache.dtype.
 CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
     {
-        # The model's own type by its name: nothing is quantized, and no kernel keeps another one.
+        # A float dtype must be the activations' own: no kernel converts a cache.
         **{
             dtype: {"attention": tuple(replace(each, keeps=dtype) for each in CANDIDATES["attention"])}
             for dtype in ("float32", "bfloat16", "float16")
@@ -226,12 +226,12 @@ CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
 
 
 def preferring(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """Put the candidate of that name, or first word, before all others of its family. It may still refuse."""
+    """Order candidates with this name, or first word, before all others of their family. They may still refuse."""
     return {family: sorted(some, key=lambda each: not each.called(name)) for family, some in candidates.items()}
 
 
 def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """Leave the families that have a candidate of that name, or first word, no other, whatever it would refuse here."""
+    """Reduce each family that has candidates with this name, or first word, to these, and drop their restrictions."""
     return {
         family: [replace(each, kinds=(), dtypes=(), lacks=lacks_nothing) for each in some if each.called(name)] or some
         for family, some in candidates.items()
@@ -239,7 +239,7 @@ def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mappi
 
 
 def why_none(candidates: Sequence[Candidate], kind: str, dtype: str) -> str:
-    """Return why none of a family's candidates computes in that type on that kind of device; empty where one does."""
+    """Return why no candidate supports this device type and dtype; "" if one does."""
     reasons = {each.name: each.unfit(kind, dtype) for each in candidates}
     return "" if None in reasons.values() else "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
@@ -251,12 +251,12 @@ def select(
     *,
     head: int | None = None,
 ) -> Ops:
-    """Return ops that choose each family's implementation when it is asked for.
+    """Return ops that choose each family's implementation when it is first asked for.
 
     dtype  of weights, activations and cache
-    head   see Facts
+    head   size of a key head; None: unknown
 
-    Asking raises DeviceMissing, with every reason, where all candidates of a family refuse.
+    Asking for a family raises DeviceMissing, with every reason, if all its candidates refuse.
     """
     facts = Facts(device=device, dtype=dtype, head=head)
     return Ops(lambda family: _choose(family, candidates[family], facts))
@@ -269,9 +269,9 @@ def _choose(family: str, candidates: Sequence[Candidate], facts: Facts) -> Choic
         if reason is None:
             module, _, attribute = candidate.place.partition(":")
             implementation = getattr(import_module(module), attribute)()
-            told: dict[str, str] = getattr(implementation, "refused", {})  # it goes on saying there what it leaves
-            told |= refused
-            return Choice(implementation, Selected(family, candidate.name, told))
+            delegated: dict[str, str] = getattr(implementation, "refused", {})  # grows as the implementation delegates
+            delegated |= refused
+            return Choice(implementation, Selected(family, candidate.name, delegated))
         refused[candidate.name] = reason
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     raise DeviceMissing(f"no {family} kernel runs on {facts.device} in {facts.dtype}: {reasons}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import CacheLayout
 
 
-class Adapted(Protocol):
+class PassAdapters(Protocol):
     """The LoRA adapters of a pass, by token. A pass without adapters has None instead."""
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
@@ -41,14 +41,14 @@ class Batch(Struct, kw_only=True):
     attention: Sequence[AttentionPlan]  # by page group
     cache: Sequence[KeyValuePages]  # by layer
     beat: Callable[[], None] = _unwatched  # called between layers: counts progress; raises to abort the pass
-    adapters: Adapted | None = None
-    wanted: Wanted | None = None  # None: the model returns hidden states of all tokens
+    adapters: PassAdapters | None = None
+    sampled: SampledBatch | None = None  # None: the model returns hidden states of all tokens
     # [T] int64: the length of each token's prompt if its rotary angles depend on that length, else 0.
     prompts: Tensor | None = None
     angles: Sequence[Tensor] | None = None  # by rope: tables that replace the model's in this pass (layers/rope.py)
 
 
-class Wanted(Struct):
+class SampledBatch(Struct):
     """The W sampled tokens of a pass.
 
     The last layer caches the keys and values of all T tokens, and computes everything after that for these W alone:
@@ -57,7 +57,7 @@ class Wanted(Struct):
 
     tokens: Tensor  # [W] int64: indices into the pass, ascending; the last is repeated as padding to least_rows
     attention: AttentionPlan  # of the last layer's page group, one span a token
-    adapters: Adapted | None = None
+    adapters: PassAdapters | None = None
 
 
 class PageTensor(Struct, frozen=True):
@@ -69,6 +69,7 @@ class PageTensor(Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
+        """Return the tensor's size in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
@@ -76,12 +77,12 @@ class Model(Protocol):
     """One architecture. Its parameters have no storage until weights are loaded.
 
     least_rows  smallest T, and smallest N of `logits`, at which results do not depend on T or N to the last bit
-    narrows     whether the last layer can compute the sampled tokens alone; if False, Batch.wanted is always None
+    skips_unsampled whether the last layer can compute the sampled tokens alone; if False, Batch.sampled is always None
     """
 
     vocab_size: int
     least_rows: int
-    narrows: bool
+    skips_unsampled: bool
 
     @property
     def parameters(self) -> Sequence[Parameter]:
@@ -110,7 +111,7 @@ class Model(Protocol):
         """
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the hidden states after the last norm: [T, hidden], or [W, hidden] if `batch.wanted` is set."""
+        """Return the hidden states after the last norm: [T, hidden], or [W, hidden] if `batch.sampled` is set."""
 
-    def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
-        """Return float32 logits [N, vocab] of hidden [N, hidden]; `adapters` are those of the N rows."""
+    def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
+        """Return float32 logits [N, vocab] of hidden [N, hidden]; `adapters` applies to the N rows."""

@@ -1,6 +1,7 @@
-"""What layers are built from, and where they declare what they need: parameters, adapter targets, rotary positions.
+"""The declarations of a model under construction: parameters, adapter targets, ropes.
 
-Kernel families are asked for through `Blueprint.ops`: a family that no layer asks for is not loaded.
+Layers declare them on a Blueprint while the model is built, so the lists are complete once the last layer exists.
+Layers also ask for kernel families, through `Blueprint.ops`; other families are never loaded.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Blueprint(Struct, frozen=True, kw_only=True):
         return target
 
     def rope(self, settings: Settings, head_size: int, *, partial: bool = False) -> Rope:
-        """Build the rotary positions of some layers; arguments as of `Rope`. Raises CheckpointError."""
+        """Build the rotary positions of some layers; arguments and errors as Rope's."""
         number, length = len(self.ropes), self.max_len
         rope = Rope(settings, head_size, max_len=length, device=self.device, number=number, partial=partial)
         self.ropes.append(rope)

@@ -64,6 +64,7 @@ class Settings:
         return self._table.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
+        """Return an integer between `least` and `most`."""
         value = self._get(key, default)
         if type(value) is not int or not least <= value <= most:
             raise self.error(key, f"an integer between {least} and {most}", value)
@@ -77,6 +78,7 @@ class Settings:
         return float(value)
 
     def number_or_none(self, key: str) -> float | None:
+        """Return a positive, finite number, or None for an absent key."""
         return self.number(key) if key in self else None
 
     def numbers(self, key: str, count: int) -> list[float]:
@@ -87,30 +89,35 @@ class Settings:
         return value
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
+        """Return true or false."""
         value = self._get(key, default)
         if type(value) is not bool:
             raise self.error(key, "true or false", value)
         return value
 
     def string(self, key: str, default: str | None = None) -> str:
+        """Return a string."""
         value = self._get(key, default)
         if type(value) is not str:
             raise self.error(key, "a string", value)
         return value
 
     def strings(self, key: str) -> list[str]:
+        """Return a list of strings."""
         value = self._get(key, None)
         if not isinstance(value, list) or not all(type(item) is str for item in value):
             raise self.error(key, "a list of strings", value)
         return value
 
     def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
+        """Return one of `choices`."""
         value = self.string(key, default)
         if value not in choices:
             raise self.error(key, " or ".join(map(repr, choices)), value)
         return value
 
     def table(self, key: str) -> Settings:
+        """Return a nested table."""
         value = self._get(key, None)
         if not isinstance(value, dict):
             raise self.error(key, "an object", value)
@@ -126,6 +133,7 @@ class Settings:
         return Settings({**absent, **stated, **replaced}, self._path)
 
     def error(self, key: str, expected: str, found: object) -> CheckpointError:
+        """Return the error for a wrong value of `key`."""
         return CheckpointError(f"config.json: {self._path}{key}: expected {expected}, found {found!r}")
 
     def _get(self, key: str, default: object) -> Any:

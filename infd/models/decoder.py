@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.stack import Stacked
     from infd.kernels.recipe import AttentionRecipe, GatedRecipe
-    from infd.models.base import Adapted, Batch
+    from infd.models.base import Batch, PassAdapters
     from infd.models.blueprint import Blueprint
-    from infd.models.layers.branch import Branch
+    from infd.models.dimensions import Dimensions
     from infd.models.layers.norm import NoNorm
+    from infd.models.layers.sublayer import Sublayer
     from infd.models.parameter import Parameter
-    from infd.models.sizes import Sizes
 
 # Prefixes of decoder weights: text-only; multimodal before transformers 5; multimodal since; decoder saved alone.
 ROOTS = ("model.", "language_model.model.", "model.language_model.", "")
@@ -44,9 +44,9 @@ class Block(Struct, frozen=True, kw_only=True):
     """One layer: attention, then the feed-forward network, each preceded by a norm and added to the residual stream."""
 
     input_norm: RMSNorm | NoNorm
-    attention: Branch[AttentionRecipe, Batch]
+    attention: Sublayer[AttentionRecipe, Batch]
     post_norm: RMSNorm | NoNorm
-    mlp: Branch[GatedRecipe, Adapted | None]
+    mlp: Sublayer[GatedRecipe, PassAdapters | None]
 
     def recipe(self) -> LayerRecipe | None:
         """Return the layer as a LayerRecipe, or None if a recipe cannot express it."""
@@ -60,12 +60,12 @@ class Block(Struct, frozen=True, kw_only=True):
     def __call__(self, x: Tensor, residual: Tensor | None, batch: Batch) -> tuple[Tensor, Tensor]:
         """Run the layer. `x` is the pending addition, `residual` the stream, both [T, hidden]; returns both.
 
-        If `batch.wanted` is set (last layer only), returns the W sampled rows of both.
+        If `batch.sampled` is set (last layer only), returns the W sampled rows of both.
         """
         x, residual = self.input_norm.add(x, residual)
         x, adapters = self.attention(x, batch), batch.adapters
-        if (wanted := batch.wanted) is not None:
-            residual, adapters = residual[wanted.tokens], wanted.adapters
+        if (sampled := batch.sampled) is not None:
+            residual, adapters = residual[sampled.tokens], sampled.adapters
         x, residual = self.post_norm.add(x, residual)
         return self.mlp(x, adapters), residual
 
@@ -73,12 +73,12 @@ class Block(Struct, frozen=True, kw_only=True):
 class Decoder:
     """Embedding, blocks, last norm, head. Implements `base.Model`."""
 
-    narrows = True
+    skips_unsampled = True
 
     def __init__(
         self,
         blueprint: Blueprint,
-        sizes: Sizes,
+        dims: Dimensions,
         windows: Sequence[int | None],
         block: Callable[[str, int, int], Block],
         *,
@@ -100,21 +100,21 @@ class Decoder:
         """
         root = next((root for root in ROOTS if f"{root}embed_tokens.weight" in blueprint.stored), ROOTS[0])
         head = next((head for head in HEADS if f"{head}.weight" in blueprint.stored), HEADS[0])
-        self.vocab_size = sizes.vocab
+        self.vocab_size = dims.vocab
         self.parameters = blueprint.parameters
         self.targets = blueprint.targets
-        self.unread = frozenset({f"{head}.weight"}) if sizes.tied else frozenset()
+        self.unread = frozenset({f"{head}.weight"}) if dims.tied else frozenset()
         self._stack = blueprint.ops.stack
         self._ropes = blueprint.ropes
         self._regimes = lay_out(blueprint.ropes)
-        self._kv_heads, self._row = sizes.kv_heads, blueprint.ops.attention.row(sizes.head, blueprint.dtype)
+        self._kv_heads, self._row = dims.kv_heads, blueprint.ops.attention.row(dims.head, blueprint.dtype)
         self.cache_scales: dict[int, Parameter] = {}
         unused: set[str] = set()
-        for layer in range(sizes.layers):
+        for layer in range(dims.layers):
             attention = f"{root}layers.{layer}.self_attn"
             names = cache_scales.stored_names(blueprint, attention)
             if names and self._row[1] is FLOAT8:
-                self.cache_scales[layer] = cache_scales.declare(blueprint, names, sizes.kv_heads)
+                self.cache_scales[layer] = cache_scales.declare(blueprint, names, dims.kv_heads)
             else:
                 unused.update(names)
             unused |= cache_scales.unused_names(blueprint, attention)
@@ -122,15 +122,15 @@ class Decoder:
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
 
         group_of = {layer: index for index, group in enumerate(page_groups(self._windows, 1)) for layer in group.layers}
-        self._embedding = Embedding(blueprint, f"{root}embed_tokens", sizes.vocab, sizes.hidden, scale=embedding_scale)
-        self._blocks = [block(f"{root}layers.{layer}", layer, group_of[layer]) for layer in range(sizes.layers)]
-        self._norm = RMSNorm(blueprint, f"{root}norm", sizes.hidden, sizes.norm_eps, offset=norm_offset)
+        self._embedding = Embedding(blueprint, f"{root}embed_tokens", dims.vocab, dims.hidden, scale=embedding_scale)
+        self._blocks = [block(f"{root}layers.{layer}", layer, group_of[layer]) for layer in range(dims.layers)]
+        self._norm = RMSNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps, offset=norm_offset)
         self._head = Head(
             blueprint,
             head,
-            sizes.vocab,
-            sizes.hidden,
-            tied=self._embedding.weight if sizes.tied else None,
+            dims.vocab,
+            dims.hidden,
+            tied=self._embedding.weight if dims.tied else None,
             scale=logit_scale,
             softcap=logit_softcap,
         )
@@ -152,7 +152,7 @@ class Decoder:
             return self._norm.add(*self._stacked(x, batch))[0]
         residual: Tensor | None = None
         *before, last = self._blocks
-        whole = batch if batch.wanted is None else replace(batch, wanted=None)
+        whole = batch if batch.sampled is None else replace(batch, sampled=None)
         for block in before:
             batch.beat()
             x, residual = block(x, residual, whole)
@@ -167,8 +167,8 @@ class Decoder:
         It supports neither adapters, which add between products, nor `batch.angles`.
         """
         recipes = [block.recipe() for block in self._blocks]
-        told = [recipe for recipe in recipes if recipe is not None]
-        return self._stack.build(told) if len(told) == len(recipes) else None
+        complete = [recipe for recipe in recipes if recipe is not None]
+        return self._stack.build(complete) if len(complete) == len(recipes) else None
 
-    def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         return self._head(hidden, adapters)

@@ -8,11 +8,11 @@ import torch
 
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
+from infd.models.dimensions import Dimensions
 from infd.models.layers.attention import Attention
-from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.sizes import Sizes
+from infd.models.layers.sublayer import Transformed
 from infd.models.windows import FULL, SLIDING, layer_types, windows
 
 if TYPE_CHECKING:
@@ -34,23 +34,25 @@ def refuse_encoders(settings: Settings) -> None:
 
 
 class Gemma2(Decoder):
+    """Gemma2ForCausalLM."""
+
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         refuse_encoders(settings)
-        sizes = Sizes.read(settings)
-        types = layer_types(settings, [FULL if layer % 2 else SLIDING for layer in range(sizes.layers)])
-        rope = blueprint.rope(rope_parameters(settings), sizes.head)
+        dims = Dimensions.read(settings)
+        types = layer_types(settings, [FULL if layer % 2 else SLIDING for layer in range(dims.layers)])
+        rope = blueprint.rope(rope_parameters(settings), dims.head)
         scale = settings.number("query_pre_attn_scalar") ** -0.5
         softcap = settings.number_or_none("attn_logit_softcapping")
         bias = settings.boolean("attention_bias", False)
 
         def block(name: str, layer: int, group: int) -> Block:
             def norm(part: str) -> RMSNorm:
-                return RMSNorm(blueprint, f"{name}.{part}", sizes.hidden, sizes.norm_eps, offset=OFFSET)
+                return RMSNorm(blueprint, f"{name}.{part}", dims.hidden, dims.norm_eps, offset=OFFSET)
 
             attention = Attention(
                 blueprint,
                 f"{name}.self_attn",
-                sizes,
+                dims,
                 layer=layer,
                 group=group,
                 rope=rope,
@@ -61,17 +63,17 @@ class Gemma2(Decoder):
             )
             return Block(
                 input_norm=norm("input_layernorm"),
-                attention=Then(attention, norm("post_attention_layernorm")),
+                attention=Transformed(attention, norm("post_attention_layernorm")),
                 post_norm=norm("pre_feedforward_layernorm"),
-                mlp=Then(GatedMLP(blueprint, f"{name}.mlp", sizes), norm("post_feedforward_layernorm")),
+                mlp=Transformed(GatedMLP(blueprint, f"{name}.mlp", dims), norm("post_feedforward_layernorm")),
             )
 
         super().__init__(
             blueprint,
-            sizes,
+            dims,
             windows(settings, types),
             block,
-            embedding_scale=embedding_scale(sizes.hidden, blueprint.dtype),
+            embedding_scale=embedding_scale(dims.hidden, blueprint.dtype),
             norm_offset=OFFSET,
             logit_softcap=settings.number_or_none("final_logit_softcapping"),
         )

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
+from infd.models.dimensions import Dimensions
 from infd.models.gemma2 import OFFSET, embedding_scale, refuse_encoders
 from infd.models.layers.attention import Attention
-from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.sizes import Sizes
+from infd.models.layers.sublayer import Transformed
 from infd.models.windows import FULL, SLIDING, layer_types, windows
 
 if TYPE_CHECKING:
@@ -25,48 +25,50 @@ SIGHT = tuple(f"{root}{part}." for root in ("", "model.") for part in ("vision_t
 
 
 class Gemma3(Decoder):
+    """Gemma3ForCausalLM, and the decoder of Gemma3ForConditionalGeneration."""
+
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         refuse_encoders(settings)
         if "attn_logit_softcapping" in settings:
             softcap = settings.number("attn_logit_softcapping")
             raise settings.error("attn_logit_softcapping", "null, as in every Gemma 3", softcap)
-        sizes = Sizes.read(settings)
+        dims = Dimensions.read(settings)
         every = settings.integer("sliding_window_pattern", 6)
-        types = layer_types(settings, [SLIDING if (i + 1) % every else FULL for i in range(sizes.layers)])
-        ropes = {kind: blueprint.rope(rope_parameters(settings, kind), sizes.head) for kind in (FULL, SLIDING)}
+        types = layer_types(settings, [SLIDING if (i + 1) % every else FULL for i in range(dims.layers)])
+        ropes = {kind: blueprint.rope(rope_parameters(settings, kind), dims.head) for kind in (FULL, SLIDING)}
         scale = settings.number("query_pre_attn_scalar") ** -0.5
         bias = settings.boolean("attention_bias", False)
 
         def block(name: str, layer: int, group: int) -> Block:
-            def norm(part: str, size: int = sizes.hidden) -> RMSNorm:
-                return RMSNorm(blueprint, f"{name}.{part}", size, sizes.norm_eps, offset=OFFSET)
+            def norm(part: str, size: int = dims.hidden) -> RMSNorm:
+                return RMSNorm(blueprint, f"{name}.{part}", size, dims.norm_eps, offset=OFFSET)
 
             attention = Attention(
                 blueprint,
                 f"{name}.self_attn",
-                sizes,
+                dims,
                 layer=layer,
                 group=group,
                 rope=ropes[types[layer]],
                 scale=scale,
                 qkv_bias=bias,
                 output_bias=bias,
-                q_norm=norm("self_attn.q_norm", sizes.head),
-                k_norm=norm("self_attn.k_norm", sizes.head),
+                q_norm=norm("self_attn.q_norm", dims.head),
+                k_norm=norm("self_attn.k_norm", dims.head),
             )
             return Block(
                 input_norm=norm("input_layernorm"),
-                attention=Then(attention, norm("post_attention_layernorm")),
+                attention=Transformed(attention, norm("post_attention_layernorm")),
                 post_norm=norm("pre_feedforward_layernorm"),
-                mlp=Then(GatedMLP(blueprint, f"{name}.mlp", sizes), norm("post_feedforward_layernorm")),
+                mlp=Transformed(GatedMLP(blueprint, f"{name}.mlp", dims), norm("post_feedforward_layernorm")),
             )
 
         super().__init__(
             blueprint,
-            sizes,
+            dims,
             windows(settings, types),
             block,
-            embedding_scale=embedding_scale(sizes.hidden, blueprint.dtype),
+            embedding_scale=embedding_scale(dims.hidden, blueprint.dtype),
             norm_offset=OFFSET,
             logit_softcap=settings.number_or_none("final_logit_softcapping"),
         )

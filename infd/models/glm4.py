@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
+from infd.models.dimensions import Dimensions
 from infd.models.layers.attention import Attention
-from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.sizes import Sizes
+from infd.models.layers.sublayer import Transformed
 
 if TYPE_CHECKING:
     from infd.models.blueprint import Blueprint
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 
 
 class Glm4(Decoder):
+    """Glm4ForCausalLM."""
+
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
-        sizes = Sizes.read(settings)
-        rope = blueprint.rope(rope_parameters(settings), sizes.head, partial=True)
+        dims = Dimensions.read(settings)
+        rope = blueprint.rope(rope_parameters(settings), dims.head, partial=True)
         bias = settings.boolean("attention_bias")
 
         def block(name: str, layer: int, group: int) -> Block:
             def norm(part: str) -> RMSNorm:
-                return RMSNorm(blueprint, f"{name}.{part}", sizes.hidden, sizes.norm_eps)
+                return RMSNorm(blueprint, f"{name}.{part}", dims.hidden, dims.norm_eps)
 
             return Block(
                 input_norm=norm("input_layernorm"),
-                attention=Then(
+                attention=Transformed(
                     Attention(
                         blueprint,
                         f"{name}.self_attn",
-                        sizes,
+                        dims,
                         layer=layer,
                         group=group,
                         rope=rope,
@@ -43,7 +45,7 @@ class Glm4(Decoder):
                     norm("post_self_attn_layernorm"),
                 ),
                 post_norm=norm("post_attention_layernorm"),
-                mlp=Then(GatedMLP(blueprint, f"{name}.mlp", sizes, fused=True), norm("post_mlp_layernorm")),
+                mlp=Transformed(GatedMLP(blueprint, f"{name}.mlp", dims, fused=True), norm("post_mlp_layernorm")),
             )
 
-        super().__init__(blueprint, sizes, [None] * sizes.layers, block)
+        super().__init__(blueprint, dims, [None] * dims.layers, block)

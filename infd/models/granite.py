@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
+from infd.models.dimensions import Dimensions
 from infd.models.layers.attention import Attention
-from infd.models.layers.branch import Then, Times
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.sizes import Sizes
+from infd.models.layers.sublayer import Multiplier, Transformed
 
 if TYPE_CHECKING:
     from infd.models.blueprint import Blueprint
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 
 class Granite(Decoder):
+    """GraniteForCausalLM."""
+
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
-        sizes = Sizes.read(settings)
-        rope = blueprint.rope(rope_parameters(settings), sizes.head)
+        dims = Dimensions.read(settings)
+        rope = blueprint.rope(rope_parameters(settings), dims.head)
         scale = settings.number("attention_multiplier", 1.0)
-        added = Times(settings.number("residual_multiplier", 1.0))
+        added = Multiplier(settings.number("residual_multiplier", 1.0))
         attention_bias = settings.boolean("attention_bias", False)
         mlp_bias = settings.boolean("mlp_bias", False)
 
@@ -30,7 +32,7 @@ class Granite(Decoder):
             attention = Attention(
                 blueprint,
                 f"{name}.self_attn",
-                sizes,
+                dims,
                 layer=layer,
                 group=group,
                 rope=rope,
@@ -39,16 +41,16 @@ class Granite(Decoder):
                 output_bias=attention_bias,
             )
             return Block(
-                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", sizes.hidden, sizes.norm_eps),
-                attention=Then(attention, added),
-                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", sizes.hidden, sizes.norm_eps),
-                mlp=Then(GatedMLP(blueprint, f"{name}.mlp", sizes, bias=mlp_bias), added),
+                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", dims.hidden, dims.norm_eps),
+                attention=Transformed(attention, added),
+                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", dims.hidden, dims.norm_eps),
+                mlp=Transformed(GatedMLP(blueprint, f"{name}.mlp", dims, bias=mlp_bias), added),
             )
 
         super().__init__(
             blueprint,
-            sizes,
-            [None] * sizes.layers,
+            dims,
+            [None] * dims.layers,
             block,
             embedding_scale=settings.number("embedding_multiplier", 1.0),
             logit_scale=1 / settings.number("logits_scaling", 1.0),

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
+from infd.models.dimensions import Dimensions
 from infd.models.layers.attention import Attention
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.sizes import Sizes
 
 if TYPE_CHECKING:
     from infd.models.blueprint import Blueprint
@@ -17,28 +17,30 @@ if TYPE_CHECKING:
 
 
 class Llama(Decoder):
+    """LlamaForCausalLM."""
+
     def __init__(self, settings: Settings, blueprint: Blueprint, *, window: int | None = None) -> None:
         """Declare the model. `window` bounds every layer's attention, in tokens. Raises CheckpointError."""
-        sizes = Sizes.read(settings)
-        rope = blueprint.rope(rope_parameters(settings), sizes.head)
+        dims = Dimensions.read(settings)
+        rope = blueprint.rope(rope_parameters(settings), dims.head)
         attention_bias = settings.boolean("attention_bias", False)
         mlp_bias = settings.boolean("mlp_bias", False)
 
         def block(name: str, layer: int, group: int) -> Block:
             return Block(
-                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", sizes.hidden, sizes.norm_eps),
+                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", dims.hidden, dims.norm_eps),
                 attention=Attention(
                     blueprint,
                     f"{name}.self_attn",
-                    sizes,
+                    dims,
                     layer=layer,
                     group=group,
                     rope=rope,
                     qkv_bias=attention_bias,
                     output_bias=attention_bias,
                 ),
-                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", sizes.hidden, sizes.norm_eps),
-                mlp=GatedMLP(blueprint, f"{name}.mlp", sizes, bias=mlp_bias),
+                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", dims.hidden, dims.norm_eps),
+                mlp=GatedMLP(blueprint, f"{name}.mlp", dims, bias=mlp_bias),
             )
 
-        super().__init__(blueprint, sizes, [window] * sizes.layers, block)
+        super().__init__(blueprint, dims, [window] * dims.layers, block)

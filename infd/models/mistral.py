@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 class Mistral(Llama):
+    """MistralForCausalLM."""
+
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
         window = settings.integer("sliding_window") if "sliding_window" in settings else None
         super().__init__(settings, blueprint, window=window)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
+from infd.models.dimensions import Dimensions
 from infd.models.layers.attention import Attention
-from infd.models.layers.branch import Then
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import NoNorm, OverAllHeads, RMSNorm
-from infd.models.sizes import Sizes
+from infd.models.layers.sublayer import Transformed
 
 if TYPE_CHECKING:
     from infd.models.blueprint import Blueprint
@@ -18,32 +18,34 @@ if TYPE_CHECKING:
 
 
 class Olmo2(Decoder):
+    """Olmo2ForCausalLM."""
+
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
-        sizes = Sizes.read(settings)
-        rope = blueprint.rope(rope_parameters(settings), sizes.head)
+        dims = Dimensions.read(settings)
+        rope = blueprint.rope(rope_parameters(settings), dims.head)
         bias = settings.boolean("attention_bias", False)
 
         def block(name: str, layer: int, group: int) -> Block:
-            def norm(part: str, size: int = sizes.hidden) -> RMSNorm:
-                return RMSNorm(blueprint, f"{name}.{part}", size, sizes.norm_eps)
+            def norm(part: str, size: int = dims.hidden) -> RMSNorm:
+                return RMSNorm(blueprint, f"{name}.{part}", size, dims.norm_eps)
 
             attention = Attention(
                 blueprint,
                 f"{name}.self_attn",
-                sizes,
+                dims,
                 layer=layer,
                 group=group,
                 rope=rope,
                 qkv_bias=bias,
                 output_bias=bias,
-                q_norm=OverAllHeads(norm("self_attn.q_norm", sizes.heads * sizes.head)),
-                k_norm=OverAllHeads(norm("self_attn.k_norm", sizes.kv_heads * sizes.head)),
+                q_norm=OverAllHeads(norm("self_attn.q_norm", dims.heads * dims.head)),
+                k_norm=OverAllHeads(norm("self_attn.k_norm", dims.kv_heads * dims.head)),
             )
             return Block(
                 input_norm=NoNorm(),
-                attention=Then(attention, norm("post_attention_layernorm")),
+                attention=Transformed(attention, norm("post_attention_layernorm")),
                 post_norm=NoNorm(),
-                mlp=Then(GatedMLP(blueprint, f"{name}.mlp", sizes), norm("post_feedforward_layernorm")),
+                mlp=Transformed(GatedMLP(blueprint, f"{name}.mlp", dims), norm("post_feedforward_layernorm")),
             )
 
-        super().__init__(blueprint, sizes, [None] * sizes.layers, block)
+        super().__init__(blueprint, dims, [None] * dims.layers, block)

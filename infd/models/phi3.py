@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
+from infd.models.dimensions import Dimensions
 from infd.models.layers.attention import Attention
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.sizes import Sizes
 
 if TYPE_CHECKING:
     from infd.models.blueprint import Blueprint
@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 
 
 class Phi3(Decoder):
+    """Phi3ForCausalLM."""
+
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
-        sizes = Sizes.read(settings)
-        rope = blueprint.rope(rope_parameters(settings), sizes.head, partial=True)
+        dims = Dimensions.read(settings)
+        rope = blueprint.rope(rope_parameters(settings), dims.head, partial=True)
         window = settings.integer("sliding_window") if "sliding_window" in settings else None
 
         def block(name: str, layer: int, group: int) -> Block:
             return Block(
-                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", sizes.hidden, sizes.norm_eps),
+                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", dims.hidden, dims.norm_eps),
                 attention=Attention(
-                    blueprint, f"{name}.self_attn", sizes, layer=layer, group=group, rope=rope, fused=True
+                    blueprint, f"{name}.self_attn", dims, layer=layer, group=group, rope=rope, fused=True
                 ),
-                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", sizes.hidden, sizes.norm_eps),
-                mlp=GatedMLP(blueprint, f"{name}.mlp", sizes, fused=True),
+                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", dims.hidden, dims.norm_eps),
+                mlp=GatedMLP(blueprint, f"{name}.mlp", dims, fused=True),
             )
 
-        super().__init__(blueprint, sizes, [window] * sizes.layers, block)
+        super().__init__(blueprint, dims, [window] * dims.layers, block)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
+from infd.models.dimensions import Dimensions
 from infd.models.layers.attention import Attention
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.sizes import Sizes
 from infd.models.windows import from_some_layer_on
 
 if TYPE_CHECKING:
@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 
 
 class Qwen2(Decoder):
+    """Qwen2ForCausalLM."""
+
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
-        sizes = Sizes.read(settings)
-        rope = blueprint.rope(rope_parameters(settings), sizes.head)
+        dims = Dimensions.read(settings)
+        rope = blueprint.rope(rope_parameters(settings), dims.head)
 
         def block(name: str, layer: int, group: int) -> Block:
             return Block(
-                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", sizes.hidden, sizes.norm_eps),
+                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", dims.hidden, dims.norm_eps),
                 attention=Attention(
-                    blueprint, f"{name}.self_attn", sizes, layer=layer, group=group, rope=rope, qkv_bias=True
+                    blueprint, f"{name}.self_attn", dims, layer=layer, group=group, rope=rope, qkv_bias=True
                 ),
-                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", sizes.hidden, sizes.norm_eps),
-                mlp=GatedMLP(blueprint, f"{name}.mlp", sizes),
+                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", dims.hidden, dims.norm_eps),
+                mlp=GatedMLP(blueprint, f"{name}.mlp", dims),
             )
 
-        super().__init__(blueprint, sizes, from_some_layer_on(settings, sizes.layers), block)
+        super().__init__(blueprint, dims, from_some_layer_on(settings, dims.layers), block)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
+from infd.models.dimensions import Dimensions
 from infd.models.layers.attention import Attention
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
-from infd.models.sizes import Sizes
 from infd.models.windows import from_some_layer_on
 
 if TYPE_CHECKING:
@@ -18,28 +18,30 @@ if TYPE_CHECKING:
 
 
 class Qwen3(Decoder):
+    """Qwen3ForCausalLM."""
+
     def __init__(self, settings: Settings, blueprint: Blueprint) -> None:
-        sizes = Sizes.read(settings)
-        rope = blueprint.rope(rope_parameters(settings), sizes.head)
+        dims = Dimensions.read(settings)
+        rope = blueprint.rope(rope_parameters(settings), dims.head)
         bias = settings.boolean("attention_bias", False)
 
         def block(name: str, layer: int, group: int) -> Block:
             return Block(
-                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", sizes.hidden, sizes.norm_eps),
+                input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", dims.hidden, dims.norm_eps),
                 attention=Attention(
                     blueprint,
                     f"{name}.self_attn",
-                    sizes,
+                    dims,
                     layer=layer,
                     group=group,
                     rope=rope,
                     qkv_bias=bias,
                     output_bias=bias,
-                    q_norm=RMSNorm(blueprint, f"{name}.self_attn.q_norm", sizes.head, sizes.norm_eps),
-                    k_norm=RMSNorm(blueprint, f"{name}.self_attn.k_norm", sizes.head, sizes.norm_eps),
+                    q_norm=RMSNorm(blueprint, f"{name}.self_attn.q_norm", dims.head, dims.norm_eps),
+                    k_norm=RMSNorm(blueprint, f"{name}.self_attn.k_norm", dims.head, dims.norm_eps),
                 ),
-                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", sizes.hidden, sizes.norm_eps),
-                mlp=GatedMLP(blueprint, f"{name}.mlp", sizes),
+                post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", dims.hidden, dims.norm_eps),
+                mlp=GatedMLP(blueprint, f"{name}.mlp", dims),
             )
 
-        super().__init__(blueprint, sizes, from_some_layer_on(settings, sizes.layers), block)
+        super().__init__(blueprint, dims, from_some_layer_on(settings, dims.layers), block)

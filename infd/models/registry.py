@@ -39,7 +39,7 @@ ARCHITECTURES = MappingProxyType(
     }
 )
 _ATTENTION = re.compile(r"Attention$|\.\*self_attn\$?$")  # matches attention classes, and attention module patterns
-OTHERS = "infd.models.transformers.model:TransformersModel"  # any other decoder that transformers implements
+TRANSFORMERS = "infd.models.transformers.model:TransformersModel"  # any other decoder that transformers implements
 
 
 def is_own(config: Mapping[str, Any]) -> bool:
@@ -113,14 +113,14 @@ def build(
 
     Raises CheckpointError for unknown architectures and unsupported settings.
     """
-    from infd.models.blueprint import Blueprint  # torch comes with it
+    from infd.models.blueprint import Blueprint  # imports torch
 
     name, own = architecture(config), is_own(config)
     blueprint = Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored)
     if own:
         return _make(ARCHITECTURES[name], decoder(config), blueprint)
     try:
-        return _make(OTHERS, config, blueprint)
+        return _make(TRANSFORMERS, config, blueprint)
     except CheckpointError as error:
         raise _unsupported(name, error) from error
 

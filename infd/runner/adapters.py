@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.families.adapters import LastingLora, Lora, SlotWeights
+    from infd.kernels.families.adapters import CapturedLora, Lora, SlotWeights
     from infd.kernels.families.host import Upload
     from infd.models.parameter import Target
     from infd.request import Adapter
@@ -57,7 +57,7 @@ class DeviceSlots:
         self._held: dict[int, Changes] = {}
         self._changed = False
         self._generation = 0
-        self._lasting = None if lora is None else lora.lasting(1, device)
+        self._captured = None if lora is None else lora.captured(1, device)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -93,14 +93,14 @@ class DeviceSlots:
         assert self.lora is not None, "a model without targets takes no adapters"
         return AdaptedRows(self, self.lora, slots)
 
-    def lasting(self, size: int) -> LastingRows | None:
+    def captured(self, size: int) -> CapturedRows | None:
         """Return what the rows of captured steps want; None where such steps have no adapters."""
-        lora = None if self.lora is None else self.lora.lasting(size, self._device)
-        return None if lora is None else LastingRows(self, lora)
+        lora = None if self.lora is None else self.lora.captured(size, self._device)
+        return None if lora is None else CapturedRows(self, lora)
 
     def weigh(self) -> int:
         """Bring `weights` up to date; return their generation, another one where what was captured no longer holds."""
-        if self._changed and self._lasting is not None:
+        if self._changed and self._captured is not None:
             targets = {target: None for changes in self._held.values() for target in changes}
             fresh = {}
             for target in self.weights | targets:
@@ -108,7 +108,7 @@ class DeviceSlots:
                 known = self.weights.get(target)
                 if known is None or not known.hold(held, self.staging.fill):
                     outputs = list(target.modules.values())
-                    fresh[target] = self._lasting.weigh(held, outputs, table=target.table, upload=self.staging.up)
+                    fresh[target] = self._captured.weigh(held, outputs, table=target.table, upload=self.staging.up)
             if fresh:
                 self.weights |= fresh
                 self._generation += 1
@@ -128,7 +128,7 @@ class DeviceSlots:
 
 
 class AdaptedRows:
-    """Implements `models.base.Adapted` for rows whose slots are known."""
+    """Implements `models.base.PassAdapters` for rows whose slots are known."""
 
     def __init__(self, held: DeviceSlots, lora: Lora, slots: Array) -> None:
         self._held = held
@@ -152,10 +152,10 @@ class AdaptedRows:
         return [(rows, changes[target]) for rows, changes in self._groups if target in changes]
 
 
-class LastingRows:
-    """Implements `models.base.Adapted` for captured steps of one size."""
+class CapturedRows:
+    """Implements `models.base.PassAdapters` for captured steps of one size."""
 
-    def __init__(self, held: DeviceSlots, lora: LastingLora) -> None:
+    def __init__(self, held: DeviceSlots, lora: CapturedLora) -> None:
         self._held = held
         self._lora = lora
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from infd.kernels.families.attention import AttentionBatch
 from infd.kernels.families.matrices import LEAST_ROWS
-from infd.models.base import Batch, Wanted
+from infd.models.base import Batch, SampledBatch
 from infd.rounding import ceil_div
 from infd.runner.readouts.readout import Selection
 
@@ -105,7 +105,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         indices.append([tokens - 1] * max(1, needed))  # the last layer computes at least one token
     alone = reading[0] if reading else -1
     narrowed = (
-        model.narrows
+        model.skips_unsampled
         and bool(layout.groups)
         and (not reading or (len(reading) == 1 and readouts[alone].narrows))
         and len(indices[alone]) < tokens + padding
@@ -154,5 +154,5 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         ones, upto = [1] * len(chosen), list(range(len(chosen) + 1))
         each_alone = Placed(bounds, ones, upto, kept.rows, kept.positions, kept.rows, kept.positions)
         last = max(range(len(layout.groups)), key=lambda number: max(layout.groups[number].layers))
-        batch.wanted = Wanted(kept.index, each_alone.plan(last, instance), kept.adapters)
+        batch.sampled = SampledBatch(kept.index, each_alone.plan(last, instance), kept.adapters)
     return Gathered(batch, selections[: len(readouts)])

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from infd.kernels.families.attention import AttentionBatch
-from infd.kernels.families.rows import Seats
+from infd.kernels.families.rows import DecodeInputs
 from infd.models.base import Batch
 from infd.runner.faults import lacks_memory, let_go
 from infd.runner.sampler import SampledPositions
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.families.attention import LastingPlan
-    from infd.runner.adapters import DeviceSlots, LastingRows
+    from infd.kernels.families.attention import CapturedPlan
+    from infd.runner.adapters import CapturedRows, DeviceSlots
     from infd.runner.instance import Instance
     from infd.runner.rows import Rows
     from infd.runner.sampler import Likeliest
@@ -175,10 +175,10 @@ class Buffers:
         small = [size for size in sizes(most) if 4 * size * rows.vocab_size <= LOGITS_BYTES]
         self.logits = zeros(max(small, default=0), rows.vocab_size, dtype=torch.float32)
 
-    def seats(self, size: int) -> Seats:
+    def inputs(self, size: int) -> DecodeInputs:
         """Return what of it steps of one size use."""
         groups = self._instance.layout.groups
-        return Seats(
+        return DecodeInputs(
             row=self.sent[:size],
             bound=self.sent[size : 2 * size],
             position=self.position[:size],
@@ -189,7 +189,7 @@ class Buffers:
             slots=[slots[:size] for slots in self.slots],
         )
 
-    def plans(self, size: int) -> list[LastingPlan] | None:
+    def plans(self, size: int) -> list[CapturedPlan] | None:
         """Return what attention prepares for steps of one size, by page group, or None where it cannot."""
         rows, groups = self._instance.rows, self._instance.layout.groups
         batches = (
@@ -206,7 +206,7 @@ class Buffers:
             )
             for group, table, slots in zip(groups, self.tables, self.slots, strict=True)
         )
-        plans = [plan for plan in map(self._instance.ops.attention.lasting, batches) if plan is not None]
+        plans = [plan for plan in map(self._instance.ops.attention.captured, batches) if plan is not None]
         return plans if len(plans) == len(groups) else None
 
 
@@ -231,9 +231,9 @@ class Frame:
         size: int,
         instance: Instance,
         buffers: Buffers,
-        plans: list[LastingPlan],
+        plans: list[CapturedPlan],
         likeliest: Callable[[Tensor], Likeliest],
-        adapters: LastingRows | None = None,
+        adapters: CapturedRows | None = None,
     ) -> None:
         rows = instance.rows
         self.size = size
@@ -246,7 +246,7 @@ class Frame:
         self._beat = instance.pulse.beat
         self._shift = instance.layout.regimes.outgrown
         self._sent = buffers.sent[: (2 if self._shift is None else 3) * size]
-        self._seats = buffers.seats(size)
+        self._inputs = buffers.inputs(size)
         self._padding = np.array([rows.scratch] * size + [0] * (len(self._sent) - size))
         self._logits = buffers.logits[:size] if size <= len(buffers.logits) else None
         self._hidden: Tensor | None = None
@@ -282,7 +282,7 @@ class Frame:
         assert self._hidden is not None
         assert self._ends is not None
         count = len(starts)
-        positions = SampledPositions(self._seats.row[:count], self._ends[:count], row_ids, bounds + 1)
+        positions = SampledPositions(self._inputs.row[:count], self._ends[:count], row_ids, bounds + 1)
         if self._logits is None:
             return Computed(self._model.logits(self._hidden, self._adapters)[:count], positions)
         assert self._likeliest is not None
@@ -322,14 +322,14 @@ class Frame:
 
     def _work(self) -> None:
         """All that the device does of a step that is captured. Nothing in here may depend on what the host knows."""
-        self._rows.seat(self._seats)
+        self._rows.gather_inputs(self._inputs)
         for plan in self._plans:
             plan.begin()
-        positions = self._seats.position
+        positions = self._inputs.position
         if self._shift is not None:
             positions = positions + self._sent[2 * self.size :]
         batch = Batch(
-            tokens=self._seats.token,
+            tokens=self._inputs.token,
             positions=positions,
             attention=self._plans,
             cache=self._cache,
@@ -337,11 +337,11 @@ class Frame:
             adapters=self._adapters,
         )
         self._hidden = self._model.forward(batch)
-        self._ends = self._seats.position + 1
+        self._ends = self._inputs.position + 1
         if self._logits is not None:
             self._logits.copy_(self._model.logits(self._hidden, self._adapters))
             self._likeliest = self._find_likeliest(self._logits)
-            self._rows.append(self._seats.row, self._ends, self._likeliest.tokens)
+            self._rows.append(self._inputs.row, self._ends, self._likeliest.tokens)
 
 
 def decoding(graphs: Graphs, instance: Instance, likeliest: Callable[[Tensor], Likeliest]) -> Decoding | None:
@@ -355,7 +355,7 @@ def decoding(graphs: Graphs, instance: Instance, likeliest: Callable[[Tensor], L
             log.warning("decoding steps are not captured: this attention kernel takes each step by itself")
             return None
         plain.append(Frame(size, instance, buffers, plans, likeliest))
-        if (wanting := instance.adapters.lasting(size)) is not None:
+        if (wanting := instance.adapters.captured(size)) is not None:
             adapted.append(Frame(size, instance, buffers, plans, likeliest, wanting))
     return Decoding(graphs, plain, adapted, instance.rows, instance.adapters)
 

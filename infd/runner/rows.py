@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from infd.kernels.families.rows import Kept
-from infd.kernels.reference.rows import Rows as Reference
+from infd.kernels.families.rows import BatchState
+from infd.kernels.reference.rows import RowKernels as Reference
 from infd.request import Generate, SamplingParams, pick
 from infd.rounding import ceil_div, round_up
 from infd.runner.arenas.arena import zeros
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from infd.kernels.families.rows import RowKernels, Seats
+    from infd.kernels.families.rows import DecodeInputs, RowKernels
     from infd.runner.staging import Staging
     from infd.scheduler.plan import Grant, Join
 
@@ -144,7 +144,7 @@ class Rows:
         self.tokens = zeros((rows + 1, max_len), torch.int32, device)
         self.length = torch.ones(rows + 1, dtype=torch.int64, device=device)
         self.tables = torch.zeros((rows + 1, len(page_tokens), pages), dtype=torch.int32, device=device)
-        self.kept = Kept(self.tokens, self.length, self.tables)
+        self.kept = BatchState(self.tokens, self.length, self.tables)
         self.floats = torch.zeros((rows + 1, len(Float)), dtype=torch.float32, device=device)
         self.integers = torch.zeros((rows + 1, len(Integer)), dtype=torch.int32, device=device)
         self.stages = np.zeros(rows + 1, dtype=np.uint16)
@@ -160,7 +160,7 @@ class Rows:
             self.slots[join.row] = join.slot
             self.regimes[join.row] = join.regime
         if joins:
-            self._seat([(join, self._check(join)) for join in joins])
+            self._join([(join, self._check(join)) for join in joins])
         if grants:
             row, group, index, page = self.upload(
                 np.array([(g.row, g.group, g.index, g.page) for g in grants], dtype=np.int64).T
@@ -171,9 +171,9 @@ class Rows:
         """Write the tokens sampled for some rows, each at position `end`; all three [N] int64."""
         self._kernels.append(self.kept, row, end, token)
 
-    def seat(self, seats: Seats) -> None:
+    def gather_inputs(self, inputs: DecodeInputs) -> None:
         """Put in place what a step reads that computes the last token of some rows."""
-        self._kernels.seat(self.kept, seats)
+        self._kernels.gather_inputs(self.kept, inputs)
 
     def upload(self, array: Array) -> Tensor:
         """Copy what the host gathered to the device."""
@@ -188,7 +188,7 @@ class Rows:
             raise ValueError(f"a token id outside 0..{self.vocab_size - 1}")
         return tokens
 
-    def _seat(self, seated: Sequence[tuple[Join, Array]]) -> None:
+    def _join(self, seated: Sequence[tuple[Join, Array]]) -> None:
         count, longest = len(seated), max(len(tokens) for _, tokens in seated)
         history = np.zeros((count, longest), dtype=np.int32)
         tables = np.zeros((count, *self.tables.shape[1:]), dtype=np.int32)

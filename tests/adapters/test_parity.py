@@ -199,7 +199,7 @@ def test_a_step_without_adapters_asks_nothing_of_them(tiny: Callable[[str], Path
 
         add_rows = add
 
-        def lasting(self, size: int, device: torch.device) -> None:
+        def captured(self, size: int, device: torch.device) -> None:
             """None: on a CPU nothing is captured."""
 
     checkpoint = tiny("llama")

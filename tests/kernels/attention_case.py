@@ -1,4 +1,4 @@
-"""A step of attention, put together by hand, and what a loop that anyone can check by eye says of it."""
+"""An attention step assembled by hand, and its result by a naive loop in float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KV_HEADS = 2
 
 
 def implementation(request: pytest.FixtureRequest, reference: type[Attention]) -> Attention:
-    """Return the reference, or the native class of its name for the instruction set the fixture names."""
+    """Return the reference, or the native class of its name for the instruction set in request.param."""
     if request.param == "reference":
         return reference()
     request.getfixturevalue("built")
@@ -45,7 +45,7 @@ def naive(
     softcap: float | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend q [Q, H, D], at positions from `start`, to one sequence's k and v [L, K, D], head by head, in float64."""
+    """Attend q [Q, H, D], at positions from `start` on, to a sequence's k and v [L, K, D], head by head in float64."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     shared = q.shape[1] // k.shape[1]
     for i in range(q.shape[0]):
@@ -64,7 +64,7 @@ def naive(
 
 
 def narrow(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """Return x [..., K, D] as a cache of `dtype` holds it."""
+    """Return x [..., K, D] as stored in a cache of `dtype`."""
     if scale is None:
         return x.to(dtype)
     limit = torch.finfo(dtype).max
@@ -72,12 +72,12 @@ def narrow(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
 
 
 def bits(x: Tensor) -> Tensor:
-    """Return x as something that torch can index and compare: 8-bit floats it cannot."""
+    """Return x as a dtype that torch can index and compare; it can do neither with 8-bit floats."""
     return x.view(torch.uint8) if x.itemsize == 1 else x
 
 
 class Case:
-    """Sequences in scattered pages of a cache full of NaN, the tokens of this step not yet written."""
+    """Sequences in scattered pages of a cache filled with NaN; the step's own keys and values are not yet written."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class Case:
         quantized: bool = False,
         seed: int = 0,
     ) -> None:
-        """Put a case together.
+        """Assemble the case.
 
-        held       the type of a cache whose heads are scaled, each by a number of its own; None: as the queries'
-        quantized  whether the cache is of int8, with keys and values that it holds as they are
+        held       dtype of a cache with one scale for each head; None: the queries' dtype, unscaled
+        quantized  use an int8 cache, with keys and values that int8 represents exactly
         """
         generator = torch.Generator().manual_seed(seed)
         shuffle = random.Random(seed)
@@ -110,7 +110,7 @@ class Case:
         shuffle.shuffle(ids)
         row, kept = (int8.row_bytes(head), torch.int8) if quantized else (head, held or dtype)
         blank = torch.empty((len(ids) + 1, KV_HEADS, page_tokens, row), dtype=kept)
-        blank.view(torch.uint8).fill_(255)  # NaN, or a scale that is
+        blank.view(torch.uint8).fill_(255)  # NaN, as a number or as a scale
         self.scales = None if held is None else torch.tensor([[0.02, 0.5], [0.03, 0.01]])
         self.pages = KeyValuePages(blank, blank.clone(), self.scales)
         self.sinks = 2 * torch.randn(KV_HEADS * shared, generator=generator) if sinks else None
@@ -137,7 +137,7 @@ class Case:
         return (None, None) if self.scales is None else (self.scales[0], self.scales[1])
 
     def move(self, device: torch.device) -> None:
-        """Put what is computed with on a device; what is expected is computed on the CPU before."""
+        """Move the inputs to a device. Call `expected` before: it computes on the CPU."""
         self.pages = KeyValuePages(*(tensor if tensor is None else tensor.to(device) for tensor in self.pages))
         self.q, self.padding = self.q.to(device), self.padding.to(device)
         self.sinks = None if self.sinks is None else self.sinks.to(device)

@@ -1,4 +1,4 @@
-"""Put together by hand what attention reads: spans, tables, slots."""
+"""Attention batches assembled by hand: spans, tables, slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 class PagedSpan(NamedTuple):
-    """`count` tokens from `start` of a sequence whose pages stand in `table`."""
+    """`count` tokens from position `start` on, of a sequence with page ids `table`."""
 
     start: int
     count: int
@@ -28,10 +28,10 @@ def attention_batch(
     slack: int = 0,
     device: torch.device = CPU,
 ) -> AttentionBatch:
-    """Describe a step.
+    """Return a step's batch.
 
-    padding  tokens behind the last span; they go to page 0
-    slack    how far the host's bounds lie above the truth
+    padding  tokens behind the last span; written to page 0
+    slack    by how much the host's upper bounds exceed the exact starts
     """
     offsets = [0]
     slots = []

@@ -1,4 +1,4 @@
-"""A weight that was placed in a form, as loading does it."""
+"""A weight placed in a form, as loading does."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Ten
 
 
 class Placed:
-    """A weight's form, and what it keeps.
+    """A form, and the tensor that stores the weight.
 
-    cuts  where the parts begin and end in which the rows are placed, the last part first
+    cuts  row boundaries of the parts that are placed one by one, the last part first
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Placed:
     ) -> None:
         self.form = matrices.form(*weight.shape, activations)
         self.kept = torch.empty(self.form.shape, dtype=self.form.dtype)
-        self.kept.view(torch.uint8).fill_(255)  # as memory may hold anything
+        self.kept.view(torch.uint8).fill_(255)  # memory is arbitrary before it is placed
         ends = cuts or (0, len(weight))
         for first, last in reversed(list(itertools.pairwise(ends))):
             self.form.place(self.kept, first, weight[first:last])

@@ -1,4 +1,4 @@
-"""Every implementation of attention against a loop that anyone can check by eye."""
+"""Every implementation of attention, against a naive loop."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_span_longer_than_a_block_of_queries_is_exact_in_every_block(attention
 @pytest.mark.parametrize("head", [8, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_half_precision_accumulates_in_float32(attention, head, softcap):
-    # 600 keys summed in bfloat16 would be off by far more than one rounding of the result.
+    # Summing 600 keys in bfloat16 would give errors far above one rounding of the result.
     case = Case([(600, 1), (590, 2), (3, 40)], dtype=torch.bfloat16, head=head, softcap=softcap)
     out, expected = case.compute(attention), case.expected()
     assert bool(((out - expected).abs() < 0.004 + expected.abs() / 256).all())

@@ -1,4 +1,4 @@
-"""What native attention promises beyond the contract that `test_attention.py` holds it to."""
+"""Guarantees of native attention beyond the family's contract, which `test_attention.py` tests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def attention(library):
 
 @pytest.fixture
 def threads():
-    """Return torch.set_num_threads; the number is put back."""
+    """torch.set_num_threads; the number of threads is restored afterwards."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
 def alone(case: Case, attention: PagedAttention, span: int) -> torch.Tensor:
-    """Compute one span of a case, whose cache is filled, in a step of its own."""
+    """Compute one span of a case in a step of its own, over the case's filled cache."""
     offset = case.batch.offsets[span]
     batch = type(case.batch)(
         page_tokens=case.batch.page_tokens,

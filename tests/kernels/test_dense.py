@@ -1,4 +1,4 @@
-"""The families that look at one token at a time, against their definitions."""
+"""Norm, rope, activation, linear and embedding, against their definitions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_interleaved_rope_pairs_neighbours():
     table = torch.rand(3, 2, 2)
     positions = torch.tensor([2, 0, 1])
     q, k = draw(3, 4, 5), draw(3, 2, 5, seed=1)
-    apart = torch.tensor([0, 2, 1, 3, 4])  # neighbours, put where the other style looks for them
+    apart = torch.tensor([0, 2, 1, 3, 4])  # reorders neighbouring pairs into the pairs of the other style
     halves = dense.Rope()(q[..., apart], k[..., apart], positions, table)
     for turned, expected in zip(dense.Rope()(q, k, positions, table, interleaved=True), halves, strict=True):
         assert turned[..., apart].equal(expected)

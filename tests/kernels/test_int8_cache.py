@@ -1,4 +1,4 @@
-"""Attention over a cache of int8, against the loop that anyone can check by eye, on what the cache stands for."""
+"""Attention over an int8 cache, against a naive loop over the dequantized cache."""
 
 from __future__ import annotations
 

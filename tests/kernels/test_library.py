@@ -1,4 +1,4 @@
-"""The native library: found, refused with a reason, and no second runtime beside torch's."""
+"""Loading the native library: found, or refused with a reason; one OpenMP runtime shared with torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_no_library_is_refused(tmp_path):
 
 
 def test_instruction_sets_share_no_inline_function(built):
-    # The linker keeps one of several equal inline functions: perhaps that with instructions which the CPU lacks.
+    # The linker merges equal inline functions, and might keep one with instructions that the CPU lacks.
     objects = sorted((HERE.parents[2] / "build").rglob("*.o"))
     if not objects or not shutil.which("nm"):
         pytest.skip("built elsewhere")

@@ -14,7 +14,7 @@ ROWS = [1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 31, 64, 241, 500]
 
 
 def bound(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return how far float32 sums along the inputs, and of a bias of about 1, may be off."""
+    """Return the largest rounding error of float32 sums along the inputs, including a bias of about 1."""
     sums = x.double().abs() @ weight.double().abs().T + 4
     return sums * (weight.shape[1] + 2) * 2.0**-24
 

@@ -1,4 +1,4 @@
-"""Products with weights of int4, against their meaning in float64, the plain form, and the product that was meant."""
+"""Products with int4 weights, against a definition in float64, the reference, and the unquantized product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = [torch.bfloat16, torch.float32]
 
 
 def meaning(weight: torch.Tensor) -> torch.Tensor:
-    """Return what a weight becomes, in float64, by groups put together one by one."""
+    """Return a weight after int4 quantization, in float64, computed group by group."""
     rows = []
     for row in weight.double().tolist():
         became = []
@@ -31,7 +31,7 @@ def meaning(weight: torch.Tensor) -> torch.Tensor:
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Return what activations become, in float64."""
+    """Return activations after int8 quantization, in float64."""
     groups = functional.pad(x, (0, -x.shape[1] % 32)).unflatten(1, (-1, 32))
     numbers, scales = int8.quantize(groups.flatten(0, 1))
     return (numbers.double() * scales.double()).view(len(x), -1)[:, : x.shape[1]]
@@ -63,13 +63,13 @@ def test_weights_become_what_is_said_of_them(outputs, inputs):
     weight = draw(outputs, inputs, seed=1)
     found = Placed(reference.Matrices(), weight, torch.float32).look_up(torch.arange(outputs)).double()
     expected = meaning(weight)
-    # What stands halfway between two numbers may go either way.
+    # A number halfway between two integers may round either way.
     assert (found != expected).double().mean() < 0.002
     assert (found - expected).abs().max() <= expected.abs().max() / 7
 
 
 def test_the_farthest_number_of_a_group_is_kept(library):
-    # To the bit where it is a power of two; whichever its sign is.
+    # The number of largest magnitude is exact if it is a power of two, for either sign.
     weight = 0.01 * draw(4, 96)
     for at, farthest in zip((3, 40, 95), (2.0, -4.0, 0.5), strict=True):
         weight[:, at] = farthest
@@ -80,7 +80,7 @@ def test_the_farthest_number_of_a_group_is_kept(library):
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(130, 2050), (66, 4399)])
 def test_a_product_is_near_the_one_without_quantization(library, outputs, inputs):
-    # A step is an eighth of the farthest of 32 numbers; what is rounded is off by 1 / sqrt(12) of a step.
+    # A quantization step is 1/8 of the largest of 32 magnitudes; the rounding error is 1 / sqrt(12) of a step.
     weight, x = draw(outputs, inputs, seed=1), draw(64, inputs)
     off = Placed(Int4(library), weight).multiply(x, wide=True).double() - x.double() @ weight.double().T
     step = functional.pad(weight, (0, -inputs % 32)).unflatten(1, (-1, 32)).abs().amax(2).double().mean() / 8
@@ -88,7 +88,7 @@ def test_a_product_is_near_the_one_without_quantization(library, outputs, inputs
 
 
 def test_the_largest_sums_fit(library):
-    # A step's sum has all its weights at an end, and all its inputs at theirs.
+    # All weights and all inputs have their extreme values.
     weight = -torch.ones(64, 100_000).bfloat16()
     x = torch.ones(3, 100_000).bfloat16()
     x[1] = -1

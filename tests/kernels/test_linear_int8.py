@@ -1,4 +1,4 @@
-"""Products with weights of int8, against whole numbers in float64, the plain form, and the product that was meant."""
+"""Products with int8 weights, against integers in float64, the reference, and the unquantized product."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_product_is_one_of_whole_numbers_with_their_scales(outputs, inputs):
         numbers, scales = reference.quantize(rows)
         assert numbers.abs().amax(1).eq(127).all()
         steps = rows.double() / (rows.double().abs().amax(1, keepdim=True) / 127)
-        assert (numbers - steps).abs().max() < 0.5001  # what stands halfway may go either way
+        assert (numbers - steps).abs().max() < 0.5001  # a number halfway between two integers may round either way
         torch.testing.assert_close(numbers * scales, rows.float(), rtol=0, atol=0.501 * scales.max().item())
     (w, weight_scales), (numbers, scales) = reference.quantize(weight), reference.quantize(x)
     exact = (numbers.double() @ w.double().T) * scales.double() * weight_scales.double().T + bias.double()
@@ -48,7 +48,7 @@ def test_a_product_is_one_of_whole_numbers_with_their_scales(outputs, inputs):
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(130, 2050), (66, 4399)])
 def test_a_product_is_near_the_one_without_quantization(library, outputs, inputs):
-    # Each of the two numbers of a product is off by half a scale at most, evenly spread: 1 / sqrt(12) of it.
+    # Both factors have uniform rounding errors of at most half a scale: 1 / sqrt(12) of a scale.
     weight, x = draw(outputs, inputs, seed=1), draw(64, inputs)
     off = Placed(Int8(library), weight).multiply(x, wide=True).double() - x.double() @ weight.double().T
     spread = (x.abs().amax(1).double().mean() + weight.abs().amax(1).double().mean()) / 127 / 12**0.5
@@ -64,7 +64,7 @@ def test_the_largest_sums_fit(library):
 
 
 def test_numbers_at_both_ends_are_kept(library):
-    # 127 * 127 twice would not fit into a product of 16 bits; -1 and 1 tell signs apart.
+    # The sum of two products 127 * 127 exceeds 16 bits; -1 and 1 reveal wrong signs.
     weight = torch.tensor([[1.0, -1.0] * 33, [-1.0, 1.0] * 33])
     product = Placed(Int8(library), weight, torch.float32).multiply(weight)
     torch.testing.assert_close(product, torch.tensor([[66.0, -66.0], [-66.0, 66.0]]), rtol=1e-6, atol=0)

@@ -1,4 +1,4 @@
-"""Native adapters by row against the reference: float32 within rounding, bfloat16 better than torch's two roundings."""
+"""Native LoRA against the reference: float32 within rounding; bfloat16 rounded once, where torch rounds twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torc
 
 
 def adapter(ranks: list[int], inputs: int, *, table: bool = False, dtype: torch.dtype = torch.float32) -> LowRank:
-    """Return an adapter of parts of 50 outputs each, of these ranks; 0 where the adapter leaves a part alone."""
+    """Return an adapter of a product of 50 outputs a module, with these ranks; rank 0: the module is unchanged."""
     total = sum(ranks)
     parts, rank = [], 0
     for i, each in enumerate(ranks):
@@ -35,7 +35,7 @@ def single(low: LowRank) -> LowRank:
 
 
 def close(ours: torch.Tensor, exact: torch.Tensor, size: int) -> None:
-    """Compare with what float32 makes of the same numbers; bfloat16 is rounded once, at the end."""
+    """Compare with the float32 result; bfloat16 rounds once, at the end."""
     half = ours.dtype is torch.bfloat16
     torch.testing.assert_close(ours.float(), exact, rtol=2**-8 if half else 2e-6, atol=2e-6 * size)
 

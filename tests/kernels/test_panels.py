@@ -1,4 +1,4 @@
-"""What holds for weights in panels, whatever their numbers are."""
+"""Properties of weights in panels of every kind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_rows_are_placed_in_parts_that_begin_anywhere(matrices, cuts):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 def test_weights_may_come_in_any_type(matrices, dtype):
-    # What these hold is held by bfloat16 too, so nothing is rounded on the way.
+    # The weights are exact in every dtype used, so no conversion rounds.
     weight, x = draw(70, 66), draw(9, 66)
     expected = Placed(matrices, weight.half().bfloat16())
     assert Placed(matrices, weight.half().bfloat16().to(dtype)).multiply(x).equal(expected.multiply(x))

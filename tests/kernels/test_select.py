@@ -1,4 +1,4 @@
-"""How implementations are chosen, and what operators are told about it."""
+"""The choice of implementations, and its reasons as reported to operators."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ CPU = torch.device("cpu")
 
 
 class FakeMatrices(Matrices):
-    """Stands for a faster kernel."""
+    """Replaces a faster kernel."""
 
 
 def fake(lacks, place=f"{__name__}:FakeMatrices"):
-    """Put a candidate in front of the reference for `linear`."""
+    """Return candidates with one more for `linear`, before the reference."""
     return {**CANDIDATES, "linear": (Candidate(name="fake", place=place, lacks=lacks), *CANDIDATES["linear"][-1:])}
 
 
 def attention_of(candidates) -> Selected:
-    """Return what is chosen for attention on a CPU in bfloat16."""
+    """Return the implementation of attention on a CPU in bfloat16, as a row of the selection table."""
     ops = select(CPU, torch.bfloat16, candidates)
     ops.ask("attention")
     return ops.selection[0]
@@ -40,7 +40,7 @@ def only_cuda(facts: Facts) -> str | None:
 
 
 def test_every_family_has_a_reference_that_runs_anywhere():
-    ops = select(torch.device("meta"), torch.float32)  # where nothing else computes
+    ops = select(torch.device("meta"), torch.float32)  # a device that only the reference supports
     ops.ask(*CANDIDATES)
     assert isinstance(ops.attention, PagedAttention)
     assert {row["family"]: row["chosen"] for row in ops.describe()} == dict.fromkeys(CANDIDATES, "reference")
@@ -103,7 +103,7 @@ def test_a_vocabulary_has_eight_bits_where_nobody_says_how_many(how, vocabulary)
 
 
 def forms(how, vocabulary):
-    """Return what the families that hold weights make of them."""
+    """Return the quantization of the families that hold weights."""
     ops = select(CPU, torch.bfloat16, quantized(how, vocabulary))
     ops.ask("linear", "vocabulary")
     chosen = {row.family: row.chosen for row in ops.selection}
@@ -144,7 +144,7 @@ def test_insisting_on_a_kernel_takes_those_of_its_name_for_other_caches_too():
 
 
 class Leaving(Matrices):
-    """Stands for a kernel that does not take whatever it is asked."""
+    """Replaces an implementation that delegates some cases."""
 
     def __init__(self):
         self.refused = {}

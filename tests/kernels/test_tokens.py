@@ -1,4 +1,4 @@
-"""Native norms, rotations and activations against the reference: float32 within rounding, bfloat16 within one place."""
+"""Native norm, rope and activations against the reference: float32 within rounding, bfloat16 within one ulp."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torc
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Compare; a number of bfloat16 may be rounded to either neighbour."""
+    """Compare; bfloat16 may round to either neighbour."""
     assert ours.shape == theirs.shape
     assert ours.dtype == theirs.dtype
     half = ours.dtype is torch.bfloat16
@@ -77,7 +77,7 @@ def test_rope(library, dtype, interleaved, size, turned):
 def test_gates(library, dtype, size, name):
     x = torch.cat((draw(5, size) * 6, draw(5, size, seed=1)), dim=1).to(dtype)
     ours, theirs = (getattr(family, name)(x.clone()) for family in (tokens.Activation(library), dense.Activation()))
-    # The reference rounds the activation before it multiplies.
+    # The reference rounds the activation before the multiplication.
     torch.testing.assert_close(ours, theirs, rtol=2**-6 if dtype is torch.bfloat16 else 4e-6, atol=2e-6)
 
 

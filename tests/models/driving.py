@@ -1,4 +1,4 @@
-"""Drive a model by hand: its cache in scattered pages full of NaN, its batches put together span by span."""
+"""Run a model without scheduler and runner: scattered cache pages initialized to NaN, batches assembled by span."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.select import select
 from infd.models import registry
-from infd.models.base import Batch, Wanted
+from infd.models.base import Batch, SampledBatch
 from infd.runner.arenas.cache import scaled
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load
@@ -33,7 +33,7 @@ PAGES = 400
 
 
 class Heap:
-    """An arena without bounds."""
+    """An arena without a size limit."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,7 +50,7 @@ def load_model(
     device: torch.device = CPU,
     changed: Mapping[str, Any] = MappingProxyType({}),
 ) -> Model:
-    """Load a checkpoint, with settings `changed` from what its config.json says."""
+    """Load a checkpoint; `changed` replaces settings of its config.json."""
     with Checkpoint(directory) as checkpoint:
         ops = ops or select(device, dtype)
         config, stored = {**checkpoint.config, **changed}, checkpoint.tensors
@@ -59,8 +59,8 @@ def load_model(
     return model
 
 
-class Told:
-    """A sequence: its tokens, how many are computed, its table in each group, its adapter's slot, its regime."""
+class DrivenSequence:
+    """A sequence: tokens, number of computed tokens, page table by group, adapter slot, regime."""
 
     def __init__(self, tokens: Sequence[int], groups: int, slot: int = 0, regime: int = 0) -> None:
         self.slot = slot
@@ -71,7 +71,7 @@ class Told:
 
 
 class Driver:
-    """What scheduler and runner do, in the plainest way."""
+    """The simplest equivalent of scheduler and runner."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Driver:
                 *(
                     torch.empty((PAGES, *tensor.shape), dtype=tensor.dtype, device=device)
                     .view(torch.uint8)
-                    .fill_(255)  # NaN, or a scale that is
+                    .fill_(255)  # NaN, as a number or as a scale
                     .view(tensor.dtype)
                     for tensor in model.page_tensors(page_tokens)
                 )
@@ -114,54 +114,58 @@ class Driver:
         self._slots = slots
         self._cache = [by_layer[layer] for layer in sorted(by_layer)]
 
-    def start(self, tokens: Sequence[int], slot: int = 0, *, prompt: int | None = None) -> Told:
-        """prompt: how many of the tokens are one; without it, all."""
+    def start(self, tokens: Sequence[int], slot: int = 0, *, prompt: int | None = None) -> DrivenSequence:
+        """Start a sequence. prompt: number of prompt tokens; None: all tokens."""
         regime = self.layout.regimes.of(len(tokens) if prompt is None else prompt, len(tokens))
-        return Told(tokens, len(self.layout.groups), slot, regime)
+        return DrivenSequence(tokens, len(self.layout.groups), slot, regime)
 
-    def held(self, told: Told, group: int) -> int:
-        """Return how many pages a sequence holds in a group."""
-        return sum(page != 0 for page in told.tables[group])
+    def held(self, sequence: DrivenSequence, group: int) -> int:
+        """Return the number of pages that a sequence holds in a group."""
+        return sum(page != 0 for page in sequence.tables[group])
 
-    def step(self, *spans: tuple[Told, int], last: bool = False) -> list[Tensor]:
+    def step(self, *spans: tuple[DrivenSequence, int], last: bool = False) -> list[Tensor]:
         """Compute the next `count` tokens of each sequence; return the logits of each span's tokens.
 
-        last  of each span's last token, wanting no other
+        last  return the logits of each span's last token only, through Batch.sampled
         """
-        for told, count in spans:
-            self._provide(told, count)
+        for sequence, count in spans:
+            self._provide(sequence, count)
         counts = [count for _, count in spans]
-        batch = self._batch([(told, told.computed, count) for told, count in spans])
+        batch = self._batch([(sequence, sequence.computed, count) for sequence, count in spans])
         adapters = batch.adapters
-        if last and self.model.narrows:
-            batch.wanted = self._last([(told, told.computed + count - 1, 1) for told, count in spans], counts)
-            adapters, counts = batch.wanted.adapters, [1] * len(spans)
+        if last and self.model.skips_unsampled:
+            batch.sampled = self._last(
+                [(sequence, sequence.computed + count - 1, 1) for sequence, count in spans], counts
+            )
+            adapters, counts = batch.sampled.adapters, [1] * len(spans)
         with torch.inference_mode():
             logits = self.model.logits(self.model.forward(batch), adapters)
-        for told, count in spans:
-            told.computed += count
+        for sequence, count in spans:
+            sequence.computed += count
         return list(logits[: sum(counts)].cpu().split(counts))
 
-    def _last(self, spans: Sequence[tuple[Told, int, int]], counts: list[int]) -> Wanted:
-        """Want the last token of each span, which is given as one of its own; `counts` are the spans' tokens."""
+    def _last(self, spans: Sequence[tuple[DrivenSequence, int, int]], counts: list[int]) -> SampledBatch:
+        """Return the last tokens of all spans as sampled positions; `counts` are the spans' lengths."""
         alone = self._batch(spans)
         tokens = (np.cumsum(counts) - 1).tolist()
         tokens += tokens[-1:] * (len(alone.tokens) - len(tokens))
         group = max(range(len(self.layout.groups)), key=lambda i: max(self.layout.groups[i].layers))
-        return Wanted(torch.tensor(tokens, device=self.device), alone.attention[group], alone.adapters)
+        return SampledBatch(torch.tensor(tokens, device=self.device), alone.attention[group], alone.adapters)
 
-    def _batch(self, spans: Sequence[tuple[Told, int, int]]) -> Batch:
+    def _batch(self, spans: Sequence[tuple[DrivenSequence, int, int]]) -> Batch:
         """Return the pass over `count` tokens of each sequence from `start`."""
-        tokens = [at for told, start, count in spans for at in told.tokens[start : start + count]]
+        tokens = [at for sequence, start, count in spans for at in sequence.tokens[start : start + count]]
         shift, prompts = self.layout.regimes.outgrown, None
         positions = [
-            at + (shift or 0) * told.regime for told, start, count in spans for at in range(start, start + count)
+            at + (shift or 0) * sequence.regime
+            for sequence, start, count in spans
+            for at in range(start, start + count)
         ]
         padding = max(0, self._least_rows - len(tokens))
         plans = [
             self.ops.attention.prepare(
                 attention_batch(
-                    [PagedSpan(start, count, told.tables[index]) for told, start, count in spans],
+                    [PagedSpan(start, count, sequence.tables[index]) for sequence, start, count in spans],
                     page_tokens=self.page_tokens,
                     window=group.window,
                     padding=padding,
@@ -170,10 +174,10 @@ class Driver:
             )
             for index, group in enumerate(self.layout.groups)
         ]
-        if shift is None and any(told.regime for told, _, _ in spans):
-            lengths = [told.regime for told, _, count in spans for _ in range(count)]
+        if shift is None and any(sequence.regime for sequence, _, _ in spans):
+            lengths = [sequence.regime for sequence, _, count in spans for _ in range(count)]
             prompts = torch.tensor(lengths + [0] * padding, device=self.device)
-        slots = np.array([told.slot for told, _, count in spans for _ in range(count)] + [0] * padding)
+        slots = np.array([sequence.slot for sequence, _, count in spans for _ in range(count)] + [0] * padding)
         return Batch(
             tokens=torch.tensor(tokens + [0] * padding, device=self.device),
             positions=torch.tensor(positions + [0] * padding, device=self.device),
@@ -184,10 +188,10 @@ class Driver:
             prompts=prompts,
         )
 
-    def _provide(self, told: Told, count: int) -> None:
-        """Grant the pages that the next tokens need, and take back, spoilt, those that nothing can see any more."""
-        for table, group in zip(told.tables, self.layout.groups, strict=True):
-            needed = group.pages_needed(told.computed, told.computed + count)
+    def _provide(self, sequence: DrivenSequence, count: int) -> None:
+        """Grant pages for the next tokens; free pages behind the window, after overwriting them with NaN."""
+        for table, group in zip(sequence.tables, self.layout.groups, strict=True):
+            needed = group.pages_needed(sequence.computed, sequence.computed + count)
             for index in range(min(needed.start, len(table))):
                 if table[index]:
                     for pages in self._slots:

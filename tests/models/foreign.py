@@ -1,4 +1,4 @@
-"""Tiny checkpoints of architectures that infd has no file for, made by transformers with random weights."""
+"""Tiny checkpoints of architectures without a file in infd, with random weights, saved by transformers."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ _ROUTED = {
     "first_k_dense_replace": 1,
 }
 
-# Name of the variant: (model_type, what differs from _SIZES).
+# By variant: (model_type, settings that differ from _SIZES).
 FOREIGN = MappingProxyType(
     {
-        "gpt-neox": ("gpt_neox", {}),  # rotates a quarter of each head, computes both halves of a block side by side
+        "gpt-neox": ("gpt_neox", {}),  # partial rope; attention and feed-forward network in parallel
         "olmo": ("olmo", {**_GROUPED, "clip_qkv": 1.5}),  # norms without weights
         "cohere": ("cohere", {**_GROUPED, "use_qk_norm": True, "logit_scale": 0.5}),  # scales its logits
         "cohere2-windows": ("cohere2", {**_GROUPED, **_WINDOWS, "tie_word_embeddings": True, "logit_scale": 1.5}),
         "phi": ("phi", {**_GROUPED, "partial_rotary_factor": 0.5}),  # a bias on the head
-        "smollm3": ("smollm3", {**_GROUPED, "no_rope_layers": [1, 0, 1]}),  # one layer without positions
+        "smollm3": ("smollm3", {**_GROUPED, "no_rope_layers": [1, 0, 1]}),  # one layer without rope
         "starcoder2-window": ("starcoder2", {**_GROUPED, "sliding_window": 9}),
-        "apertus": ("apertus", _GROUPED),  # single numbers among its weights
-        "gpt2": ("gpt2", {"tie_word_embeddings": True}),  # weights lie transposed
-        "gpt-bigcode": ("gpt_bigcode", {"multi_query": True}),  # positions are learned
-        "opt": ("opt", {"word_embed_proj_dim": 24, "ffn_dim": 80}),  # the decoder sits deeper than the base model
+        "apertus": ("apertus", _GROUPED),  # scalar weights
+        "gpt2": ("gpt2", {"tie_word_embeddings": True}),  # transposed weights
+        "gpt-bigcode": ("gpt_bigcode", {"multi_query": True}),  # learned positions
+        "opt": ("opt", {"word_embed_proj_dim": 24, "ffn_dim": 80}),  # the decoder is a submodule of the base model
         "vaultgemma": ("vaultgemma", {**_GROUPED, **_WINDOWS, "head_dim": 16, "attn_logit_softcapping": 5.0}),
         "minicpm3": ("minicpm3", {**_LATENT, "num_key_value_heads": 4}),  # values narrower than keys
-        "glm": ("glm", {**_GROUPED, "head_dim": 12, "partial_rotary_factor": 0.5}),  # rotates neighbours, not halves
-        "deepseek-v2": ("deepseek_v2", {**_LATENT, **_ROUTED}),  # latent attention, and experts behind a dense layer
+        "glm": ("glm", {**_GROUPED, "head_dim": 12, "partial_rotary_factor": 0.5}),  # interleaved rope
+        "deepseek-v2": ("deepseek_v2", {**_LATENT, **_ROUTED}),  # latent attention; experts after a dense layer
         "deepseek-v3": ("deepseek_v3", {**_LATENT, **_ROUTED, "n_group": 2, "topk_group": 1}),
         "olmoe": ("olmoe", {**_GROUPED, **_EXPERTS}),
     }
 )
-# DeepSeek-V3 adds its experts' answers 2.5 times over, and the last bits of float32 with them: weaker layers keep these
-# as small beside the tests' bound as they are in the other variants.
+# DeepSeek-V3 multiplies the experts' sum by 2.5, and its float32 rounding errors too: a smaller gain keeps these errors
+# as far below the tests' bound as in the other variants.
 _GAINS = MappingProxyType({"deepseek-v3": 1.0})
 
 
 def make(variant: str, directory: Path, **overrides: Any) -> Path:
-    """Save a variant's checkpoint into `directory` and return it. The same name gives the same weights."""
+    """Save a variant's checkpoint in `directory` and return `directory`. Weights depend on the variant's name alone."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     kind, settings = FOREIGN[variant]
@@ -80,9 +80,9 @@ def make(variant: str, directory: Path, **overrides: Any) -> Path:
 
 
 def _draw(name: str, tensor: torch.Tensor, generator: torch.Generator, *, gain: float) -> None:
-    """Draw weights under which every part matters: norms and biases far from neutral, attention far from uniform.
+    """Draw weights that make every module matter: norms and biases far from neutral, attention far from uniform.
 
-    gain  how much wider a layer's matrix makes what it reads
+    gain  standard deviation of a matrix's outputs, relative to its inputs
     """
     if "norm" in name or ".ln_" in name:
         tensor.normal_(0.0 if name.endswith("bias") else 1.0, 0.3, generator=generator)

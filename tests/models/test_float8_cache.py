@@ -1,4 +1,4 @@
-"""Models over a cache of 8-bit floats, against transformers over a cache that rounds what it is given likewise."""
+"""Models over an fp8 cache, against transformers with a cache that rounds to fp8."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.tiny import oracle
 
 CUT = (13, 1, 1, 16, 10)
 SCALES = {0: (torch.tensor(0.25), torch.tensor(0.5)), 1: (torch.tensor([0.02, 2.0]), torch.tensor([0.5, 0.03]))}
-CLOSE = 0.02  # on average; a number that lies between two others may be rounded to either
+CLOSE = 0.02  # mean difference of logits; numbers halfway between two fp8 values may round either way
 
 
 class Rounding(DynamicCache):
-    """Keeps keys and values as 8-bit floats would."""
+    """A cache that rounds keys and values to fp8."""
 
     def update(self, key, value, layer, *rest, **named):
         scales = SCALES.get(layer, (torch.tensor(1.0),) * 2)
@@ -34,7 +34,7 @@ class Rounding(DynamicCache):
 
 @pytest.fixture
 def calibrated(tiny, tmp_path):
-    """A checkpoint with one number for all heads of its first layer, one for each of the second, none for the third."""
+    """A checkpoint with cache scales: one for the first layer, one a head for the second, none for the third."""
 
     def make(variant, spelling):
         copy = shutil.copytree(tiny(variant), tmp_path / variant)
@@ -51,9 +51,9 @@ def calibrated(tiny, tmp_path):
 def ours(directory, candidates, tokens):
     ops = select(CPU, torch.float32, candidates)
     driver = Driver(load_model(directory, ops=ops), ops=ops)
-    told, logits = driver.start(tokens), []
+    sequence, logits = driver.start(tokens), []
     for count in CUT:
-        logits += driver.step((told, count))
+        logits += driver.step((sequence, count))
     return torch.cat(logits)
 
 
@@ -67,6 +67,6 @@ def test_a_calibrated_model_is_what_transformers_says_over_such_a_cache(tiny, ca
         expected = oracle(tiny(variant))(torch.tensor([tokens]), past_key_values=Rounding()).logits[0]
     directory = calibrated(variant, spelling)
     found = ours(directory, {**CANDIDATES, **CACHED["fp8"]}, tokens)
-    plain = ours(directory, CANDIDATES, tokens)  # what the cache is divided by is of no use here, and read by nobody
+    plain = ours(directory, CANDIDATES, tokens)  # ignores the scales
     assert (found - expected).abs().mean() < CLOSE
     assert (plain - expected).abs().mean() > 5 * CLOSE

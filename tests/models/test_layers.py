@@ -1,4 +1,4 @@
-"""The parts of a model, each against the part of transformers that it stands for."""
+"""Layers of a model, each against its counterpart in transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kernels.paging import CPU
 from tests.models.driving import Driver, load_model
 from tests.tiny import FAMILIES, VOCAB, oracle
 
-LENGTH = 9000  # what the models below were made for
+LENGTH = 9000  # context length of the models below
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 LONGROPE = {
@@ -44,11 +44,11 @@ def theirs(scaling, theta, head, length, trained=LENGTH):
 
 
 def fresh(scaling, head, trained, theta=10_000.0):
-    """Return transformers' module, new: dynamic ones remember the longest sequence that they have turned."""
+    """Return a new rotary module of transformers; dynamic modules keep the longest sequence seen as state."""
     from transformers import Phi3Config
     from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-    # Of the families that can rotate a part of a head the plainest; its own checks know longrope alone.
+    # The simplest family with partial rope; its config validates longrope only.
     config = Phi3Config(hidden_size=head, num_attention_heads=1, pad_token_id=0)
     config.max_position_embeddings = trained
     config.rope_parameters = {"rope_type": "default", "partial_rotary_factor": 1.0, **scaling, "rope_theta": theta}
@@ -62,7 +62,7 @@ def angles(module, positions):
 
 
 def ours(settings, head, length, *, layers="full_attention", partial=False):
-    """Return our table for sequences of up to `length`."""
+    """Return infd's table for sequences of up to `length`."""
     rope = declared(settings, head, length, layers=layers, partial=partial)
     lay_out([rope])
     return rope.table
@@ -142,9 +142,9 @@ def test_dynamic_angles_are_those_of_a_prompt_and_then_single_tokens(prompt, fac
     stepwise = fresh({**DYNAMIC, "factor": factor}, 16, TRAINED)
     want = [angles(stepwise, positions[:prompt]), *(angles(stepwise, positions[at, None]) for at in range(prompt, 64))]
     got = rope.angles(positions, torch.full((64,), regime))
-    torch.testing.assert_close(got, torch.cat(want), rtol=0, atol=2e-5)  # some bits of float32, at these positions
+    torch.testing.assert_close(got, torch.cat(want), rtol=0, atol=2e-5)  # a few float32 ulps at these positions
     assert got[:prompt].equal(want[0]) or prompt > TRAINED
-    assert got[max(0, prompt - 1) :].equal(rope.table[max(0, prompt - 1) :])  # a captured step needs no more
+    assert got[max(0, prompt - 1) :].equal(rope.table[max(0, prompt - 1) :])  # captured steps read the table only
     parts = [rope.angles(at, torch.full((len(at),), regime)) for at in positions.split(7)]
     assert got.equal(torch.cat(parts))
 
@@ -215,7 +215,7 @@ def test_the_residual_stream_agrees_after_every_layer(tiny, variant):
             streams.append(x + residual)
             return x, residual
 
-        compute.recipe = lambda: None  # it is to be called, layer by layer
+        compute.recipe = lambda: None  # forces layer-by-layer computation
         return compute
 
     model._blocks = [watched(block) for block in model._blocks]
@@ -228,10 +228,10 @@ def test_the_residual_stream_agrees_after_every_layer(tiny, variant):
 
 def test_a_window_frees_the_pages_behind_it_and_a_full_group_keeps_them(tiny):
     driver = Driver(load_model(tiny("qwen3-windows")), page_tokens=4)
-    told = driver.start(list(range(1, 60)))
-    driver.step((told, 40))
+    sequence = driver.start(list(range(1, 60)))
+    driver.step((sequence, 40))
     for _ in range(18):
-        driver.step((told, 1))
-    full, window = (driver.held(told, group) for group in range(2))
+        driver.step((sequence, 1))
+    full, window = (driver.held(sequence, group) for group in range(2))
     assert full == 15
-    assert window <= 4  # 10 tokens, anywhere on 4-token pages
+    assert window <= 4  # pages of 4 tokens that overlap a window of 10

@@ -1,4 +1,4 @@
-"""Every model on the native kernels in bfloat16, against the reference in float32 with the same weights."""
+"""Every model with native kernels in bfloat16, against the reference in float32 with equal weights."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.models.test_parity import EACH, LENGTH, text
 from tests.tiny import VARIANTS
 
 CUTS = {"at once": (LENGTH,), "in chunks": (20, 1, 20), "one by one": (1,) * LENGTH}
-# Logits spread over 11. bfloat16 keeps 8 bits of each of the dozens of numbers that a logit passes through, and here
-# every weight matters: plain torch in bfloat16 is off by 0.04 to 0.12 in the mean, and nothing can do better.
+# Logits have a range of 11. A logit depends on dozens of numbers of 8 significant bits, and every weight here matters:
+# plain torch in bfloat16 has a mean error of 0.04 to 0.12, the best achievable accuracy.
 MEAN_OFF = 0.15
 INT8_CACHE_OFF = 0.25
-QUANTIZED_OFF = 0.6  # eight bits of each number, in as many places; in models this narrow few errors cancel out
-BESIDE_REFERENCE = 1.15  # at most so much further off than plain torch in bfloat16
+QUANTIZED_OFF = 0.6  # int8 has 8 bits too; in models this narrow few rounding errors cancel out
+BESIDE_REFERENCE = 1.15  # largest error, relative to plain torch in bfloat16
 
 
 def references(dtype):
-    """Return ops of plain torch."""
+    """Return ops of the reference implementations."""
     return select(CPU, dtype, {family: candidates[-1:] for family, candidates in CANDIDATES.items()})
 
 
@@ -37,12 +37,12 @@ def native(**replaced):
 
 def compute(directory, ops, dtype, counts):
     driver = Driver(load_model(directory, ops=ops, dtype=dtype), ops=ops, seed=3)
-    told = driver.start(text(1))
-    return torch.cat([driver.step((told, count))[0] for count in counts])
+    sequence = driver.start(text(1))
+    return torch.cat([driver.step((sequence, count))[0] for count in counts])
 
 
 def exact(directory):
-    """Return the logits of the reference in float32, with weights rounded to bfloat16."""
+    """Return the reference's float32 logits, with weights rounded to bfloat16."""
     ops = references(torch.float32)
     model = load_model(directory, ops=ops)
     for parameter in model.parameters:
@@ -52,7 +52,7 @@ def exact(directory):
 
 
 def off(logits, expected):
-    """Return how far logits are off in the mean."""
+    """Return the mean error of logits."""
     assert logits.isfinite().all()
     return (logits - expected).abs().mean().item()
 
@@ -83,7 +83,7 @@ def test_a_model_in_int8_stays_near_float32(built, tiny, variant):
 
 
 def exact_quantized(directory, how, vocabulary="auto"):
-    """Return the logits of the same weights in float32: four bits change what such models say."""
+    """Return the reference's float32 logits with quantized weights: int4 changes the logits of models this small."""
     candidates = quantized(how, vocabulary)
     ops = select(CPU, torch.float32, {family: those[-1:] for family, those in candidates.items()})
     return compute(directory, ops, torch.float32, (LENGTH,))
@@ -116,6 +116,8 @@ def test_a_model_over_a_cache_of_int8_stays_near_float32(built, tiny, variant):
 
 
 class ForgetsScales(Int8PagedAttention):
+    """Overwrites every key's scale with that of the first."""
+
     def prepare(self, batch):
         plan = super().prepare(batch)
         write = plan.write
@@ -199,7 +201,7 @@ def swaps_halves_of_int4(kept):
 
 
 class Broken:
-    """A family whose forms are spoilt."""
+    """A family with faulty forms."""
 
     def __init__(self, matrices, spoil):
         self._matrices, self._spoil = matrices, spoil
@@ -213,7 +215,7 @@ class Broken:
 @pytest.mark.parametrize("spoil", [loses_the_last_input, places_one_row_late, repeats_a_panel])
 @pytest.mark.parametrize("variant", EACH)
 def test_a_broken_kernel_is_noticed(built, tiny, variant, spoil):
-    ops = native(linear=Broken(Matrices(), spoil), stack=Stack())  # C code would not call what is broken here
+    ops = native(linear=Broken(Matrices(), spoil), stack=Stack())  # the native stack would bypass the faulty form
     logits = compute(tiny(variant), ops, torch.bfloat16, (LENGTH,))
     assert off(logits, exact(tiny(variant))) > MEAN_OFF
 

@@ -1,4 +1,4 @@
-"""Every model against transformers, in float32, however its tokens are cut into steps."""
+"""Every model against transformers, in float32, for several ways of cutting the tokens into steps."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def text(seed: int, length: int = LENGTH) -> list[int]:
 
 
 def off(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference between logits, having checked that there are any."""
+    """Return the largest difference between logits of equal shapes."""
     assert ours.shape == theirs.shape
     assert ours.dtype == torch.float32
     difference = (ours - theirs).abs().max().item()
-    return difference if difference == difference else float("inf")  # noqa: PLR0124 -- NaN is as far off as can be
+    return difference if difference == difference else float("inf")  # noqa: PLR0124 -- NaN counts as infinite
 
 
 class Pair:
-    """One checkpoint, loaded by us and by transformers."""
+    """One checkpoint, loaded by infd and by transformers."""
 
     def __init__(self, directory, *, ops=None, device=CPU):
         self.theirs = oracle(directory)
@@ -68,21 +68,21 @@ def pair(request, tiny, device):
 
 def test_a_prompt_computed_at_once(pair):
     driver = pair.driver()
-    told = driver.start(text(1))
-    assert off(driver.step((told, LENGTH))[0], pair.expect(text(1))) < CLOSE
+    sequence = driver.start(text(1))
+    assert off(driver.step((sequence, LENGTH))[0], pair.expect(text(1))) < CLOSE
 
 
 def test_a_prompt_computed_in_chunks(pair):
     driver = pair.driver()
-    told = driver.start(text(1))
-    logits = torch.cat([driver.step((told, count))[0] for count in (7, 1, 16, 2, 15)])
+    sequence = driver.start(text(1))
+    logits = torch.cat([driver.step((sequence, count))[0] for count in (7, 1, 16, 2, 15)])
     assert off(logits, pair.expect(text(1))) < CLOSE
 
 
 def test_one_token_at_a_time(pair):
     driver = pair.driver(page_tokens=16)
-    told = driver.start(text(1))
-    logits = torch.cat([driver.step((told, 1))[0] for _ in range(LENGTH)])
+    sequence = driver.start(text(1))
+    logits = torch.cat([driver.step((sequence, 1))[0] for _ in range(LENGTH)])
     assert off(logits, pair.expect(text(1))) < CLOSE
 
 
@@ -129,16 +129,16 @@ def test_greedy_generation_equals_generate(pair):
     prompt = text(5, 11)
     theirs, _ = continuation(pair.theirs, prompt, 16)
     driver = pair.driver()
-    told = driver.start(prompt)
-    (logits,) = driver.step((told, len(prompt)))
+    sequence = driver.start(prompt)
+    (logits,) = driver.step((sequence, len(prompt)))
     skipped = 0
-    for expected in theirs:  # fed whatever we choose, so that one unclear choice does not hide the rest
+    for expected in theirs:  # fed with the expected tokens, so that one unclear choice does not affect later ones
         if margins(logits[-1:]) > CLEAR:
             assert int(logits[-1].argmax()) == expected
         else:
             skipped += 1
-        told.tokens.append(expected)
-        (logits,) = driver.step((told, 1))
+        sequence.tokens.append(expected)
+        (logits,) = driver.step((sequence, 1))
     assert skipped <= 1
 
 
@@ -148,15 +148,15 @@ def test_bfloat16_stays_near_float32(tiny, variant):
     driver = Driver(model)
     (ours,) = driver.step((driver.start(text(1)), LENGTH))
     theirs = Pair(tiny(variant)).expect(text(1))
-    # bfloat16 keeps 8 bits: a few percent of logits that spread over 6.
+    # bfloat16 has 8 significant bits: errors are a few percent of logits with a range of 6.
     assert (ours - theirs).abs().mean() < 0.3
     assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.8
 
 
 def compute(model: Model, ops: Ops | None = None) -> Tensor:
     driver = Driver(model, ops=ops, seed=3)
-    told = driver.start(text(1))
-    return torch.cat([driver.step((told, count))[0] for count in (20, 1, 20)])
+    sequence = driver.start(text(1))
+    return torch.cat([driver.step((sequence, count))[0] for count in (20, 1, 20)])
 
 
 class ForgetsTheOldestKey(PagedAttention):
@@ -217,7 +217,7 @@ class TakesGeluAtItsWord(Activation):
         return functional.gelu(gate) * up
 
 
-# One of each architecture.
+# One variant of each architecture.
 EACH = (*FAMILIES, "qwen2", "phi3-short", "gemma2", "gemma3-seeing", "olmo2", "glm4", "granite")
 
 
@@ -280,7 +280,7 @@ def test_a_setting_that_changes_the_model_is_read(tiny, variant, changed):
     assert off(compute(model), Pair(tiny(variant)).expect(text(1))) > CLOSE
 
 
-# By variant, what its config.json says in a file from before transformers 5.
+# By variant, its settings as a config.json from before transformers 5 spells them.
 OLDER = {
     "llama-rope-linear": {"rope_theta": 10_000.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
     "mistral-window": {"rope_theta": 10_000.0, "rope_scaling": None},

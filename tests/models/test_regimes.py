@@ -1,4 +1,4 @@
-"""Logits where rotary angles depend on lengths, against transformers, however a sequence is cut into steps."""
+"""Logits with rotary angles that depend on lengths, against transformers, for several ways of cutting into steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGROPE = {
     "long_factor": [1 + i for i in range(8)],
     "original_max_position_embeddings": AT,
 }
-# Name: a variant of tiny.py, and what is changed of it.
+# By name: a variant of tiny.py, and its changed settings.
 MODELS = MappingProxyType(
     {
         "llama longrope": ("llama", {"rope_parameters": LONGROPE}),
@@ -58,10 +58,10 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def expected(directory: Path, tokens: list[int], prompt: int) -> Tensor:
-    """Return transformers' logits of a sequence of whose tokens the first so many are a prompt.
+    """Return transformers' logits of `tokens`, whose first `prompt` tokens are the prompt.
 
-    Longrope depends on the length that is reached alone, dynamic on how it was reached: a prompt at once, single tokens
-    after it, by a model that has seen nothing before.
+    Longrope depends on the final length alone. Dynamic rope also depends on how tokens were computed: the prompt at
+    once, then single tokens, by a new module.
     """
     theirs = oracle(directory)
     with torch.inference_mode():
@@ -81,20 +81,20 @@ def test_a_sequence_over_the_boundary_cut_into_steps_in_several_ways(directory, 
     model = load_model(directory)
     for counts in ((LENGTH,), (7, 1, 16, 2, 15), (prompt, *[1] * (LENGTH - prompt)), (LENGTH - 2, 1, 1)):
         driver = Driver(model)
-        told = driver.start(text(1), prompt=prompt)
-        got = torch.cat([driver.step((told, count))[0] for count in counts])
+        sequence = driver.start(text(1), prompt=prompt)
+        got = torch.cat([driver.step((sequence, count))[0] for count in counts])
         assert off(got, want) < CLOSE
 
 
 def test_sequences_of_several_regimes_in_one_step(directory):
     driver = Driver(load_model(directory))
     texts = [(text(1), 30), (text(2, 20), 20), (text(3, 28), 28), (text(4), LENGTH)]
-    told = [driver.start(tokens, prompt=prompt) for tokens, prompt in texts]
-    assert len({each.regime for each in told}) > 1
-    parts: list[list[Tensor]] = [[] for _ in told]
+    sequences = [driver.start(tokens, prompt=prompt) for tokens, prompt in texts]
+    assert len({each.regime for each in sequences}) > 1
+    parts: list[list[Tensor]] = [[] for _ in sequences]
     for counts in ((11, 1, 9, 20), (20, 19, 1, 20), (10, 0, 18, 1)):
-        step = [(each, count) for each, count in zip(told, counts, strict=True) if count]
+        step = [(each, count) for each, count in zip(sequences, counts, strict=True) if count]
         for (each, _), logits in zip(step, driver.step(*step), strict=True):
-            parts[told.index(each)].append(logits)
+            parts[sequences.index(each)].append(logits)
     for (tokens, prompt), got in zip(texts, parts, strict=True):
         assert off(torch.cat(got), expected(directory, tokens, prompt)) < CLOSE

@@ -1,4 +1,4 @@
-"""What config.json may say, in either spelling, and how each wrong value is refused."""
+"""Both spellings of config.json, and the refusal of each wrong value."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_page_slot_holds_keys_and_values_of_one_layer():
     ("settings", "groups"),
     [
         ({"sliding_window": 8}, [((0, 1, 2, 3), None)]),
-        ({"use_sliding_window": True, "sliding_window": 8}, [((0, 1, 2, 3), None)]),  # from layer 28 on: none
+        ({"use_sliding_window": True, "sliding_window": 8}, [((0, 1, 2, 3), None)]),  # default: from layer 28 on
         ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, [((0, 1, 2), None), ((3,), 8)]),
         ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, [((0, 1, 2, 3), 8)]),
         (

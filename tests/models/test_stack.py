@@ -1,4 +1,4 @@
-"""All layers in one call give what the layers give one by one, bit for bit."""
+"""All layers in one call give the results of the layers' own code, to the bit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.tiny import VARIANTS
 
 def compute(directory, ops):
     driver = Driver(load_model(directory, ops=ops, dtype=torch.bfloat16), ops=ops, seed=3)
-    told, other, third, fourth = (driver.start(text(seed)) for seed in (1, 2, 3, 4))
-    logits = driver.step((told, 20))
-    logits += driver.step((told, 1), (other, 30))
-    logits += driver.step((other, 1), (told, 1))
-    logits += driver.step((told, 9))
-    logits += driver.step((told, 10), (third, 9), (fourth, 1), last=True)
+    sequence, other, third, fourth = (driver.start(text(seed)) for seed in (1, 2, 3, 4))
+    logits = driver.step((sequence, 20))
+    logits += driver.step((sequence, 1), (other, 30))
+    logits += driver.step((other, 1), (sequence, 1))
+    logits += driver.step((sequence, 9))
+    logits += driver.step((sequence, 10), (third, 9), (fourth, 1), last=True)
     return torch.cat(logits)
 
 
@@ -93,15 +93,19 @@ def test_weights_in_a_form_of_torch_are_left_to_the_layers(built, tiny):
 
 
 class Careless(Stacked):
+    """Rotates by the wrong positions."""
+
     def __call__(self, x, batch):
         batch.positions.add_(1)
         return super().__call__(x, batch)
 
 
 class Mistaken(Stacked):
+    """Returns the wrong sampled positions."""
+
     def __call__(self, x, batch):
-        if batch.wanted is not None:
-            batch.wanted.tokens.sub_(1)
+        if batch.sampled is not None:
+            batch.sampled.tokens.sub_(1)
         return super().__call__(x, batch)
 
 

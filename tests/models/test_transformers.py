@@ -1,4 +1,4 @@
-"""The way around infd's own models: transformers' code over infd's attention, cache and weights."""
+"""Models without a file in infd: transformers' code over infd's attention, cache and weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0, "short_mscale": 1.0, "long_mscale": 1.1}
 
-# The suite of infd's own models, run here over the `pair` below.
+# The parity tests of infd's own models, run over the `pair` below.
 __all__ = [
     "device",
     "test_a_prompt_computed_at_once",
@@ -60,7 +60,7 @@ __all__ = [
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory) -> Callable[[str], Path]:
-    """Return a function from a variant's name to its checkpoint's directory, made once."""
+    """Return a function from a variant's name to the directory of its checkpoint, which is made once."""
     made: dict[str, Path] = {}
 
     def directory(variant: str) -> Path:
@@ -80,8 +80,8 @@ def test_a_borrowed_model_may_keep_its_cache_in_int8(built, foreign):
     def compute(candidates):
         ops = select(CPU, torch.float32, candidates)
         driver = Driver(load_model(foreign("gpt-neox"), ops=ops), ops=ops, seed=3)
-        told = driver.start(text(1))
-        return torch.cat([driver.step((told, count))[0] for count in (20, 1, 20)])
+        sequence = driver.start(text(1))
+        return torch.cat([driver.step((sequence, count))[0] for count in (20, 1, 20)])
 
     plain, small = compute(CANDIDATES), compute({**CANDIDATES, **CACHED["int8"]})
     assert 0 < (small - plain).abs().mean() < 0.05 * plain.std()
@@ -92,7 +92,7 @@ def blueprint(dtype=torch.float32, max_len=MAX_LEN):
 
 
 def tiny_config(kind, **settings):
-    """Return a config.json that transformers writes for a small model of some type."""
+    """Return the config.json of a small model of type `kind`, as transformers writes it."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -162,12 +162,12 @@ def test_of_infds_kernels_its_steps_use_attention_and_what_the_runner_asks_for(f
 def test_attention_is_infds(foreign, broken):
     pair = Pair(foreign("gpt-neox"), ops=select(CPU, torch.float32).replace(attention=broken))
     driver = pair.driver()
-    told = driver.start(text(1))
-    logits = torch.cat([driver.step((told, count))[0] for count in (20, 1, 20)])
+    sequence = driver.start(text(1))
+    logits = torch.cat([driver.step((sequence, count))[0] for count in (20, 1, 20)])
     assert off(logits, pair.expect(text(1))) > CLOSE
 
 
-# What is found out by running the code
+# The survey: properties observed by running the code
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_window_that_no_sequence_outgrows_is_none():
 def test_pages_have_the_shape_of_the_keys(foreign):
     k, v = load_model(foreign("minicpm3")).page_tensors(16)
     assert (k.name, k.shape) == ("k", (4, 16, 12))
-    assert (v.name, v.shape) == ("v", (4, 16, 12))  # values of 6, padded
+    assert (v.name, v.shape) == ("v", (4, 16, 12))  # values of 6 numbers, padded
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_config_that_asks_for_more_outputs_gets_the_same_model(foreign):
 
 
 def test_padding_is_not_looked_for(foreign, caplog):
-    """GPT-2 reads the tokens of each step to warn of padding: on a GPU that would wait for the device."""
+    """GPT-2 checks each step's tokens for padding, to warn; on a GPU that check would wait for the device."""
     from transformers.utils import logging
 
     driver = Driver(load_model(foreign("gpt2")))
@@ -332,7 +332,7 @@ def test_tied_weights_are_loaded_once_and_may_be_stored_twice(foreign):
 
 
 def test_names_without_the_heads_prefix_are_found_too(foreign):
-    """As GPT-2 was saved."""
+    """GPT-2's published checkpoint has such names."""
     with Checkpoint(foreign("gpt2")) as checkpoint:
         names = [name.removeprefix("transformer.") for name in checkpoint.tensors]
         model = build(checkpoint.config, stored=names)
@@ -381,7 +381,7 @@ def test_bfloat16_stays_near_float32(foreign):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_what_a_model_computes_in_float32_keeps_it(dtype):
-    """AFMoE's norms overflow in float16; transformers names them."""
+    """AFMoE's norms overflow in float16; transformers lists them as float32."""
     model = build(tiny_config("afmoe", head_dim=8, num_key_value_heads=1, num_experts=8), dtype=dtype)
     types = {source.name: parameter.dtype for parameter in model.parameters for source in parameter.sources}
     assert types["model.norm.weight"] is (torch.bfloat16 if dtype is torch.bfloat16 else torch.float32)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.attention import AttentionBatch, KeyValuePages
-    from infd.models.base import Adapted
+    from infd.models.base import PassAdapters
     from infd.models.parameter import Target
 
 VOCAB = 101
@@ -34,7 +34,7 @@ class HistoryAttention:
     def prepare(self, batch: AttentionBatch) -> HistoryPlan:
         return HistoryPlan(batch)
 
-    def lasting(self, _: AttentionBatch) -> None:
+    def captured(self, _: AttentionBatch) -> None:
         """None: it looks at lengths."""
 
 
@@ -77,7 +77,7 @@ class FakeModel:
 
     vocab_size = VOCAB
     least_rows = LEAST_ROWS
-    narrows = True
+    skips_unsampled = True
     parameters: Sequence[object] = ()
     unread: frozenset[str] = frozenset()
     targets: Sequence[Target] = ()
@@ -107,12 +107,12 @@ class FakeModel:
             kv = (batch.tokens.float() + layer)[:, None, None]
             plan = batch.attention[by_layer[layer]]
             plan.write(kv, kv, batch.cache[layer])
-            if layer == 1 and batch.wanted is not None:
-                hidden, plan = hidden[batch.wanted.tokens], batch.wanted.attention
+            if layer == 1 and batch.sampled is not None:
+                hidden, plan = hidden[batch.sampled.tokens], batch.sampled.attention
             hidden = hidden + plan.run(torch.zeros(len(hidden), 1, 1), batch.cache[layer], scale=1.0)[:, 0, 0]
         return hidden[:, None]
 
-    def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         return peak(hidden[:, 0])
 
 

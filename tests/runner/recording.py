@@ -92,7 +92,7 @@ class TableAttention:
     def prepare(self, batch: AttentionBatch) -> TablePlan:
         return TablePlan(batch)
 
-    def lasting(self, batch: AttentionBatch) -> TablePlan:
+    def captured(self, batch: AttentionBatch) -> TablePlan:
         return TablePlan(batch)
 
 
@@ -147,7 +147,7 @@ class TablePlan:
 class SlotTables(Lora):
     """Adapters by row, whose captured steps multiply each row with a whole matrix of its own."""
 
-    def lasting(self, size: int, device: torch.device) -> SlotTable:  # type: ignore[override]
+    def captured(self, size: int, device: torch.device) -> SlotTable:  # type: ignore[override]
         return SlotTable(size)
 
 

@@ -12,8 +12,8 @@ from infd.runner.sampler import Sampler
 from infd.scheduler.layout import CacheLayout, PageGroup
 from tests.runner.driving import instance, join, make_rows, span
 
-MODEL = SimpleNamespace(least_rows=4, narrows=True)
-NATIVE = SimpleNamespace(least_rows=1, narrows=True)
+MODEL = SimpleNamespace(least_rows=4, skips_unsampled=True)
+NATIVE = SimpleNamespace(least_rows=1, skips_unsampled=True)
 
 SIZES = (4, 2)
 LAYOUT = CacheLayout(
@@ -100,7 +100,7 @@ def test_the_last_layer_goes_on_with_one_token_of_each_span_that_samples(told):
     every = [(tables, start + count - 1, samples) for _, _, tables, start, count, samples, _ in told]
     ends = [(tables, end) for tables, end, samples in every if samples] or [every[-1][:2]]
     ends += ends[-1:] * (4 - len(ends))
-    wanted, sampled = gathered.batch.wanted, gathered.selections[1]
+    wanted, sampled = gathered.batch.sampled, gathered.selections[1]
     if sampled is not None:
         assert gathered.batch.positions[sampled.index].tolist() == [end for _, end in ends]
         assert sampled.narrowed == (wanted is not None)
@@ -124,7 +124,7 @@ def test_what_is_wanted_too_begins_where_the_device_says():
     rows.stage([join(0, [7, 8, 9], [[1, 2], [3, 4, 5]]), join(1, [5, 6], [[6], [7]])], [])
     spans = [span(0, 5, 1), span(1, 0, 2)]
     gathered = gathered_of(spans, rows, model=NATIVE)
-    attention = gathered.batch.wanted.attention.batch
+    attention = gathered.batch.sampled.attention.batch
     assert attention.starts == [5, 1]
     assert attention.start.tolist() == [2, 1]
 
@@ -132,9 +132,9 @@ def test_what_is_wanted_too_begins_where_the_device_says():
 def test_a_model_that_cannot_go_on_with_some_tokens_is_not_told_of_any():
     rows = make_rows(page_tokens=SIZES)
     rows.stage([join(0, [7, 8, 9], [[1, 2], [3, 4]])], [])
-    model = SimpleNamespace(least_rows=1, narrows=False)
+    model = SimpleNamespace(least_rows=1, skips_unsampled=False)
     gathered = gathered_of([span(0, 0, 3)], rows, model=model)
-    assert gathered.batch.wanted is None
+    assert gathered.batch.sampled is None
     assert gathered.selections[1].index.tolist() == [2]
 
 

@@ -105,7 +105,7 @@ class Served:
 @pytest.fixture
 def serve(tiny, monkeypatch) -> Callable[..., Served]:
     def make(graphs: Graphs | None, variant: str = "qwen3", *, start_s: float = 0.0) -> Served:
-        monkeypatch.setattr(PagedAttention, "lasting", TableAttention.lasting)
+        monkeypatch.setattr(PagedAttention, "captured", TableAttention.captured)
         # What is not torch's own leaves no trace for a recording.
         monkeypatch.setattr(loading, "candidates", lambda model: insisting("reference", CANDIDATES))
         monkeypatch.setattr(loading, "graphs_of", lambda device, settings: graphs)
@@ -540,7 +540,7 @@ def test_steps_with_prompts_or_scores_are_not_captured_nor_adapters_that_cannot_
 
 
 def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):
-    monkeypatch.setattr(Lora, "lasting", SlotTables.lasting)
+    monkeypatch.setattr(Lora, "captured", SlotTables.captured)
     graphs = Recordings()
     served, eager = serve(graphs), serve(None)
     while served.idle():
@@ -567,7 +567,7 @@ def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):
 
 def test_a_runner_that_nobody_holds_is_gone_at_once_with_all_that_it_captured(serve, monkeypatch):
     """The one that is tried first would take memory from the one that serves."""
-    monkeypatch.setattr(Lora, "lasting", SlotTables.lasting)
+    monkeypatch.setattr(Lora, "captured", SlotTables.captured)
     served = serve(Recordings())
     served.start(4, slots=(1,), loads=[served.adapter(1, 1)])
     served.go_on(4, 2)

@@ -75,7 +75,7 @@ class PagedAttention:
     def prepare(self, batch: AttentionBatch) -> Plan:
         return Plan(batch, self._attend, self._write)
 
-    def lasting(self, _: AttentionBatch) -> None:
+    def captured(self, _: AttentionBatch) -> None:
         """Return None: steps on a CPU are never captured."""
 
 

@@ -46,7 +46,7 @@ class Draw:
         if not truncated:
             limits = (drawing.top_k.new_zeros(count), drawing.top_p.new_ones(count), drawing.min_p.new_zeros(count))
         keys = noise.row_keys(drawing.seed[:, 0], drawing.seed[:, 1], drawing.position)
-        asked = [each.contiguous() for each in (drawing.largest, drawing.temperature, *limits, keys)]
+        params = [each.contiguous() for each in (drawing.largest, drawing.temperature, *limits, keys)]
         rows, tokens = drawing.rows.contiguous(), torch.empty(count, dtype=torch.int64)
         self._draw(
             logits.data_ptr(),
@@ -54,7 +54,7 @@ class Draw:
             vocabulary,
             rows.data_ptr(),
             count,
-            *(each.data_ptr() for each in asked),
+            *(each.data_ptr() for each in params),
             self._hashed.data_ptr(),
             tokens.data_ptr(),
         )

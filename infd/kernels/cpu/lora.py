@@ -44,23 +44,23 @@ class Lora:
         )
 
     def add(self, y: Tensor, x: Tensor, groups: Groups, upload: Upload | None = None) -> None:
-        told = (_Group * len(groups))(*(_told(rows, low, low.a.shape[0]) for rows, low in groups))
+        structures = (_Group * len(groups))(*(_structure(rows, low, low.a.shape[0]) for rows, low in groups))
         x = x if x.stride(1) == 1 else x.contiguous()
         half = x.dtype is torch.bfloat16
-        at = (y.data_ptr(), y.stride(0), x.data_ptr(), x.stride(0), x.shape[1])
-        self._add(half, y.dtype is torch.float32, *at, None, told, len(groups))
+        addresses = (y.data_ptr(), y.stride(0), x.data_ptr(), x.stride(0), x.shape[1])
+        self._add(half, y.dtype is torch.float32, *addresses, None, structures, len(groups))
 
     def add_rows(self, y: Tensor, tokens: Tensor, groups: Groups, upload: Upload | None = None) -> None:
-        told = (_Group * len(groups))(*(_told(rows, low, low.a.shape[1]) for rows, low in groups))
+        structures = (_Group * len(groups))(*(_structure(rows, low, low.a.shape[1]) for rows, low in groups))
         half = groups[0][1].a.dtype is torch.bfloat16
-        at = (y.data_ptr(), y.stride(0), None, 0, 0)
-        self._add(half, y.dtype is torch.float32, *at, tokens.data_ptr(), told, len(groups))
+        addresses = (y.data_ptr(), y.stride(0), None, 0, 0)
+        self._add(half, y.dtype is torch.float32, *addresses, tokens.data_ptr(), structures, len(groups))
 
-    def lasting(self, size: int, device: torch.device) -> None:
+    def captured(self, size: int, device: torch.device) -> None:
         """Return None: steps on a CPU are never captured."""
 
 
-def _told(rows: Tensor, low: LowRank, ranks: int) -> _Group:
+def _structure(rows: Tensor, low: LowRank, ranks: int) -> _Group:
     """Return the C structure for one adapter and its rows; both tensors must outlive it."""
     parts = (_Part * len(low.parts))(
         *(_Part(part.b.data_ptr(), part.b.shape[1], part.rank, part.b.shape[0], part.output) for part in low.parts)

@@ -23,21 +23,27 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionPlan, KeyValuePages
     from infd.kernels.families.stack import LayersBatch
-    from infd.kernels.recipe import Last, LayerRecipe, ProductRecipe
+    from infd.kernels.recipe import LayerRecipe, OutputTransform, ProductRecipe
 
 SLICE = 4  # layers a call; the device thread can be stopped, and counts progress, only between calls
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 class Norm(ctypes.Structure):
+    """StackNorm of `native/stack.h`."""
+
     _fields_ = (("weight", POINTER), ("size", INT), ("eps", FLOAT), ("offset", FLOAT))
 
 
-class LastStep(ctypes.Structure):
+class Transform(ctypes.Structure):
+    """StackTransform of `native/stack.h`."""
+
     _fields_ = (("norm", Norm), ("factor", FLOAT))
 
 
 class Layer(ctypes.Structure):
+    """StackLayer of `native/stack.h`."""
+
     _fields_ = (
         ("input_norm", Norm),
         ("q_norm", Norm),
@@ -47,8 +53,8 @@ class Layer(ctypes.Structure):
         ("output", Product),
         ("gate_up", Product),
         ("down", Product),
-        ("attention_last", LastStep),
-        ("mlp_last", LastStep),
+        ("attention_transform", Transform),
+        ("mlp_transform", Transform),
         ("rope", POINTER),
         ("turned", INT),
         ("interleaved", INT),
@@ -66,15 +72,17 @@ class Layer(ctypes.Structure):
 
 
 class StackStep(ctypes.Structure):
+    """StackStep of `native/stack.h`."""
+
     _fields_ = (
         ("tokens", INT),
         ("hidden", INT),
         ("positions", POINTER),
         ("groups", ctypes.POINTER(ctypes.POINTER(Step))),
         ("slots", ctypes.POINTER(POINTER)),
-        ("wanted", INT),
-        ("wanted_tokens", POINTER),
-        ("wanted_attention", ctypes.POINTER(Step)),
+        ("sampled", INT),
+        ("sampled_tokens", POINTER),
+        ("sampled_attention", ctypes.POINTER(Step)),
     )
 
 
@@ -116,10 +124,10 @@ class Stacked:
             slots=(POINTER * len(plans))(*(plan.slots.data_ptr() for plan in plans)),
         )
         rest = slice(None)
-        if (wanted := batch.wanted) is not None:
-            step.wanted, step.wanted_tokens = len(wanted.tokens), wanted.tokens.data_ptr()
-            step.wanted_attention = ctypes.pointer(_native(wanted.attention).step)
-            rest = slice(step.wanted)
+        if (sampled := batch.sampled) is not None:
+            step.sampled, step.sampled_tokens = len(sampled.tokens), sampled.tokens.data_ptr()
+            step.sampled_attention = ctypes.pointer(_native(sampled.attention).step)
+            rest = slice(step.sampled)
         x = x.contiguous()
         stream = torch.empty_like(x)
         for first in range(0, len(self._layers), SLICE):
@@ -155,8 +163,8 @@ def _layer(recipe: LayerRecipe) -> Layer:
         output=_product(attention.output),
         gate_up=_product(mlp.gate_up),
         down=_product(mlp.down),
-        attention_last=_last(attention.last),
-        mlp_last=_last(mlp.last),
+        attention_transform=_transform(attention.output_transform),
+        mlp_transform=_transform(mlp.output_transform),
         rope=attention.rope.data_ptr(),
         turned=2 * attention.rope.shape[2],
         interleaved=attention.interleaved,
@@ -182,7 +190,7 @@ def _norm(recipe: NormRecipe | None) -> Norm:
     return Norm(weight=recipe.weight.data_ptr(), size=recipe.weight.numel(), eps=recipe.eps, offset=recipe.offset)
 
 
-def _last(last: Last) -> LastStep:
-    if isinstance(last, NormRecipe):
-        return LastStep(norm=_norm(last), factor=1)
-    return LastStep(factor=1 if last is None else last)
+def _transform(transform: OutputTransform) -> Transform:
+    if isinstance(transform, NormRecipe):
+        return Transform(norm=_norm(transform), factor=1)
+    return Transform(factor=1 if transform is None else transform)

@@ -1,4 +1,4 @@
-"""Gated activations of feed-forward layers."""
+"""Gated activations of feed-forward networks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 
 class Activation(Protocol):
+    """activation(gate) * up, computed in float32 and returned in x's dtype."""
+
     def silu_mul(self, x: Tensor) -> Tensor:
         """Return silu(x[..., :n]) * x[..., n:] for x [T, 2n]."""
 

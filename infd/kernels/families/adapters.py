@@ -1,4 +1,4 @@
-"""Low-rank adapters, by row."""
+"""LoRA: low-rank adapters, by row."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from infd.kernels.families.host import Fill, Upload
 
 
-ALIGNED = 8  # numbers: on a GPU, rows of an adapter's matrices begin at multiples of so many
+ALIGNED = 8  # on a GPU, rows of A and B begin at multiples of this many numbers
 
 
 class LowRank(NamedTuple):
-    """What one adapter adds to a product, or to a table's rows: x A B, of low rank. Its scale is in B already.
+    """One adapter's low-rank matrices for one product (x A^T B^T) or table (A[token] B^T). B includes the scale.
 
-    On a GPU their rows begin at multiples of ALIGNED numbers, with zeros between, so that several are read at once.
+    On a GPU rows are padded with zeros to multiples of ALIGNED numbers, so that loads are vectorized.
 
-    a      [R, in]: the ranks of all parts, stacked; a table's is [in, R], looked up by token
-    parts  one for each of the product's modules that the adapter changes
+    a      [R, in]: the ranks of all parts, stacked; for a table [in, R]
+    parts  one for each module of the product that the adapter changes
     """
 
     a: Tensor
@@ -30,7 +30,12 @@ class LowRank(NamedTuple):
 
 
 class LowRankPart(NamedTuple):
-    """One module of a product: b [out, r], where its r ranks begin in `a`, and where its outputs begin in y."""
+    """One module of a product.
+
+    b       [out, r]
+    rank    index of the module's first rank in `a`
+    output  index of the module's first output in y
+    """
 
     b: Tensor
     rank: int
@@ -38,51 +43,51 @@ class LowRankPart(NamedTuple):
 
 
 class Lora(Protocol):
-    """Adapters by row. Rows that no group names are left exactly as they are.
+    """LoRA by row. Rows that are in no group stay exactly as they are.
 
-    groups  the rows [n] int64 of each adapter, ascending, and what it adds; no row stands in two
-    upload  copies to the device what is worked out for a step; without one, it is copied as it lies
+    groups  each adapter's rows [n] int64, ascending, and its matrices; no row is in two groups
+    upload  copies the host's tables of a step to the device; None: torch's own copy
     """
 
     def add(self, y: Tensor, x: Tensor, groups: Sequence[tuple[Tensor, LowRank]], upload: Upload | None = None) -> None:
-        """Add x A^T B^T to y [T, out], in place, x [T, in]; accumulated in x's dtype or a better one.
+        """Add x A^T B^T to y [T, out], in place; x [T, in]; accumulated in x's dtype or a wider one.
 
-        y is of x's dtype, which is that of A and B, or float32.
+        x, A and B have one dtype; y has that dtype, or float32.
         """
 
     def add_rows(
         self, y: Tensor, tokens: Tensor, groups: Sequence[tuple[Tensor, LowRank]], upload: Upload | None = None
     ) -> None:
-        """Add A[token] B^T to y [T, out], in place, tokens [T] int64."""
+        """Add A[token] B^T to y [T, out], in place; tokens [T] int64."""
 
-    def lasting(self, size: int, device: torch.device) -> LastingLora | None:
-        """Return what adds to steps of `size` rows that are captured; None where that cannot be."""
+    def captured(self, size: int, device: torch.device) -> CapturedLora | None:
+        """Return LoRA for captured steps of `size` rows; None if the implementation cannot be captured."""
 
 
 class SlotWeights(Protocol):
-    """What the slots of a device add to one product, or to a table's rows, where captured steps find it."""
+    """The low-rank matrices of all device slots for one product or table, at addresses that captured steps read."""
 
     def hold(self, held: Sequence[LowRank | None], fill: Fill) -> bool:
-        """Take in what the slots hold now, in the same memory; False, and nothing, where ranks have outgrown it."""
+        """Replace the matrices, at the same addresses. Returns False, unchanged, if their ranks exceed the capacity."""
 
 
-class LastingLora(Protocol):
-    """Adapters by row, of steps of one size whose tensors are filled anew before each."""
+class CapturedLora(Protocol):
+    """LoRA for captured steps of one size, whose tensors are refilled before each replay."""
 
     def weigh(
         self, held: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload
     ) -> SlotWeights:
-        """Return what these slots, the first one being 1, add to one product or table.
+        """Return the matrices of slots 1, 2, ... for one product or table.
 
-        held     one of them, at least, adds something
-        outputs  of the product's modules
+        held     by slot; at least one is not None
+        outputs  of each module of the product
         """
 
     def refill(self, slots: Sequence[int], fill: Fill) -> None:
-        """Be told which slot each row of the next step wants, 0 for none, before what is captured is replayed."""
+        """Set each row's slot for the next replay, 0 for no adapter."""
 
     def add(self, y: Tensor, x: Tensor, weights: Any) -> None:
-        """As Lora's, with what `weigh` returned."""
+        """As Lora.add, with the result of `weigh`."""
 
     def add_rows(self, y: Tensor, tokens: Tensor, weights: Any) -> None:
-        """As Lora's, likewise."""
+        """As Lora.add_rows, with the result of `weigh`."""

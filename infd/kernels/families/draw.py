@@ -1,4 +1,4 @@
-"""From logits to tokens."""
+"""Token sampling: penalties, masks, limits, the choice."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
 
 
 class Drawing(NamedTuple):
-    """Which rows of a step's logits choose at random, and how.
+    """The rows of a step's logits that sample, and their parameters.
 
-    rows         [n] int64: which rows
-    largest      [n] float32: the largest logit of each
-    seed         [n, 2] int32: its lower half, then its upper one
-    position     [n] int32: of the token to choose, in its sequence
+    rows         [n] int64: indices into the logits
+    largest      [n] float32: each row's largest logit
+    seed         [n, 2] int32: lower half, upper half
+    position     [n] int32: the sampled token's position in its sequence
     temperature  [n] float32
-    top_k        [n] int32, 0: no limit
-    top_p        [n] float32, 1: no limit
-    min_p        [n] float32: how likely a token must be, as a share of the likeliest; 0: no limit
+    top_k        [n] int32; 0: no limit
+    top_p        [n] float32; 1: no limit
+    min_p        [n] float32: smallest probability relative to the likeliest token's; 0: no limit
     """
 
     rows: Tensor
@@ -32,13 +32,13 @@ class Drawing(NamedTuple):
 
 
 class History(NamedTuple):
-    """The known tokens of some rows' sequences.
+    """The known tokens of the sequences of some rows.
 
     tokens    [S, L] int32, by sequence
-    sequence  [n] int64: whose are each row's
-    prompt    [n] int32: how many of them are the prompt's; the answer's stand behind
-    end       [n] int64: how many there are
-    longest   what bounds `end`, as the host knows it
+    sequence  [n] int64: each row's index into tokens
+    prompt    [n] int32: length of the prompt; generated tokens follow
+    end       [n] int64: length of prompt and generated tokens
+    longest   upper bound of `end`, known to the host
     """
 
     tokens: Tensor
@@ -49,29 +49,29 @@ class History(NamedTuple):
 
 
 class Draw(Protocol):
-    """From logits [N, vocab] float32 to tokens. `rows` [n] int64, ascending, are those that are changed, in place."""
+    """From logits [N, vocab] float32 to tokens. Penalties and masks change `rows` [n] int64, ascending, in place."""
 
     def forbid(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        """Make every token impossible whose bit is 0. bits [n, ceil(vocab / 32)] int32, lowest bit first."""
+        """Set the logits of tokens whose bit is 0 to -inf. bits [n, ceil(vocab / 32)] int32, lowest bit first."""
 
     def penalize_repetition(self, logits: Tensor, rows: Tensor, history: History, penalty: Tensor) -> None:
-        """Divide positive logits of tokens of prompt and answer by penalty [n], and multiply negative ones by it."""
+        """Divide positive logits of the sequence's tokens by penalty [n], and multiply negative ones by it."""
 
     def penalize_answer(
         self, logits: Tensor, rows: Tensor, history: History, presence: Tensor, frequency: Tensor
     ) -> None:
-        """Subtract, for each token of the answer, presence [n] once, and frequency [n] as often as it occurs."""
+        """Subtract from each generated token's logit: presence [n], plus frequency [n] for each occurrence."""
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the largest of each row [N, vocab] float32, and the first token [N] int64 that has it.
+        """Return each row's largest logit [N] float32, and the first token [N] int64 that has it.
 
-        A row with a NaN gives NaN, and the first token that is one.
+        A row with a NaN gives NaN, and the first token with a NaN.
         """
 
     def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
-        """Return a token [n] int64 for each of some rows of logits [N, vocab] float32.
+        """Return a sampled token [n] int64 for each of drawing.rows, from logits [N, vocab] float32.
 
-        A token is chosen in proportion to exp(logit / temperature), by noise that depends on nothing but seed, position
-        and token. Where `truncated`, only among those that the limits leave: min-p first, then top-k of the rest, then
-        top-p of that; equally likely tokens stay or go together. Otherwise no limit is looked at.
+        Probabilities are proportional to exp(logit / temperature); the noise depends on seed, position and token alone.
+        If `truncated`, only tokens within the limits are sampled: min-p first, then top-k of the rest, then top-p of
+        the rest; equally likely tokens are kept or dropped together. Otherwise the limits are not read.
         """

@@ -1,4 +1,4 @@
-"""Carry arrays from the host to the device."""
+"""Copies of arrays from the host to the device."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import numpy.typing as npt
 from torch import Tensor
 
 Array = npt.NDArray[Any]
-Upload = Callable[[Array], Tensor]  # copies to the device what the host gathered
-Fill = Callable[[Tensor, Array], None]  # the same, to where it lies on the device, [n]
+Upload = Callable[[Array], Tensor]  # copies an array to a new tensor on the device
+Fill = Callable[[Tensor, Array], None]  # copies an array [n] into a tensor [n] on the device

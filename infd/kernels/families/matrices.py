@@ -1,4 +1,4 @@
-"""Weight matrices: how they are kept, and products with them."""
+"""Weight matrices: their stored forms, and products with them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-LEAST_ROWS: Final = 4  # below as many, torch's matrix products take another path
+LEAST_ROWS: Final = 4  # with fewer rows, torch's matrix products round differently
 
 
 class Form(Protocol):
-    """How one weight matrix [out, in] is kept, and what is computed of it.
+    """The stored form of a weight matrix [out, in], and products with it.
 
-    shape, dtype  of `kept`, the one tensor that holds it. Only the form knows what its numbers mean;
-                  what is never placed may hold anything.
-    least_rows    a row of a product may differ in its last bits where there are fewer; see LEAST_ROWS
+    shape, dtype  of `kept`, the tensor that stores the matrix; its contents are arbitrary until placed
+    least_rows    smallest number of rows at which a product's row does not depend on that number; see LEAST_ROWS
     """
 
     @property
@@ -28,20 +27,20 @@ class Form(Protocol):
     def least_rows(self) -> int: ...
 
     def rows(self, kept: Tensor, first: int, count: int) -> Tensor | None:
-        """Return the part of `kept` that holds these rows as a checkpoint does, [count, in], or None."""
+        """Return the view of `kept` that takes checkpoint rows [count, in] unchanged, or None: use `place`."""
 
     def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
-        """Make [n, in], floating-point and contiguous, the matrix's rows from `first` on."""
+        """Store checkpoint rows [n, in], floating-point and contiguous, as the matrix's rows from `first` on."""
 
     def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
-        """Return x [T, in] times the matrix, transposed, plus bias: [T, out] in x's dtype, or float32 if `wide`."""
+        """Return x [T, in] times the matrix transposed, plus bias: [T, out] in x's dtype, or float32 if `wide`."""
 
     def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
-        """Return the rows for tokens [T] int64: [T, in] in the dtype of activations."""
+        """Return the rows of tokens [T] int64: [T, in] in the activations' dtype."""
 
 
 class Matrices(Protocol):
-    """The forms of one family: `linear`, the weights of layers; `vocabulary`, the embedding and the head."""
+    """The forms of one family: `linear`, the layers' weights; `vocabulary`, the embedding and the head."""
 
     def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Form:
         """Return the form of a matrix [outputs, inputs] for activations of `dtype`."""

@@ -1,4 +1,4 @@
-"""RMSNorm, of rows and of heads."""
+"""RMSNorm of rows, and of heads."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ if TYPE_CHECKING:
 
 
 class Norm(Protocol):
-    """RMSNorm over the last axis: x / sqrt(mean(x²) + eps) * (weight + offset), in float32, given back in x's dtype."""
+    """RMSNorm over the last axis: x / sqrt(mean(x²) + eps) * (weight + offset), in float32, returned in x's dtype."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        """Return x [..., n] normed with weight [n]."""
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Return (rms_norm(x + residual), x + residual). Both x and residual may be used up."""
+        """Return (rms_norm(x + residual), x + residual), each [T, n]. Both inputs may be overwritten."""
 
 
 class HeadNorm(Protocol):
-    """What heads [T, H, D] pass through: each by itself if the weight has D numbers, else all of a token's as one."""
+    """RMSNorm of heads [T, H, D]: of each head if the weight has D numbers, else of all of a token's heads together."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
     def recipe(self) -> NormRecipe: ...

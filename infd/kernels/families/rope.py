@@ -12,13 +12,15 @@ if TYPE_CHECKING:
 
 
 class Rope(Protocol):
+    """Rotary positions, and the cache write that follows them."""
+
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Rotate the first R numbers of every head of q [T, H, D] and k [T, K, D]; leave the others as they are.
+        """Return q [T, H, D] and k [T, K, D] with the first R numbers of every head rotated, the others unchanged.
 
-        positions    [T] int64
-        table        [max_len, 2, R / 2] float32: cosines, then sines
+        positions    [T] int64: rows of the table
+        table        [rows, 2, R / 2] float32: cosines, then sines
         interleaved  pairs are neighbours (GPT-J style), not i and i + R / 2 (GPT-NeoX style)
         """
 
@@ -36,7 +38,7 @@ class Rope(Protocol):
         q_norm: HeadNorm | None = None,
         k_norm: HeadNorm | None = None,
     ) -> Tensor:
-        """Norm and rotate q and k, put k and v into the cache, and return q: what a layer does before it attends."""
+        """Norm and rotate q and k, write k and v to the cache, and return q: everything before attention itself."""
         q = q if q_norm is None else q_norm(q)
         k = k if k_norm is None else k_norm(k)
         q, k = self(q, k, positions, table, interleaved=interleaved)

@@ -1,4 +1,4 @@
-"""The persistent batch: what is kept of each sequence on the device."""
+"""The persistent batch: the state of each running sequence on the device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Kept(NamedTuple):
-    """What is kept of sequences on the device, a row each.
+class BatchState(NamedTuple):
+    """The persistent batch, a row a sequence.
 
     tokens  [R, L] int32: every known token
-    length  [R] int64: how many are known, at least 1
+    length  [R] int64: number of known tokens, at least 1
     tables  [R, groups, pages] int32: page ids by group and page index
     """
 
@@ -23,14 +23,14 @@ class Kept(NamedTuple):
     tables: Tensor
 
 
-class Seats(NamedTuple):
-    """What a step reads in which each of N rows computes its last token. Its tensors stay where they are.
+class DecodeInputs(NamedTuple):
+    """The inputs of a step in which each of N rows computes its last known token. The tensors have fixed addresses.
 
-    row, bound       [N] int64: given; the position of a row's token is at most its bound
-    position, token  [N] int64
-    start            [N] int32: the position again
+    row, bound       [N] int64: set by the host; bound is an upper bound of the token's position
+    position, token  [N] int64: gathered
+    start            [N] int32: the position
     page_tokens      by page group
-    tables           by page group, [N, pages] int32: as far as the row has tokens
+    tables           by page group, [N, pages] int32: page ids up to the token's page
     slots            by page group, [N] int64: page * page_tokens + offset of the token
     """
 
@@ -45,13 +45,13 @@ class Seats(NamedTuple):
 
 
 class RowKernels(Protocol):
-    """Reads and writes what is kept, where only the device knows how far a sequence has come."""
+    """Reads and writes of the persistent batch that need lengths known to the device alone."""
 
-    def seat(self, kept: Kept, seats: Seats) -> None:
-        """Put in place what a step reads."""
+    def gather_inputs(self, state: BatchState, inputs: DecodeInputs) -> None:
+        """Fill `inputs` for the next step."""
 
-    def append(self, kept: Kept, row: Tensor, end: Tensor, token: Tensor) -> None:
-        """Write the tokens sampled for some rows, each at position `end`; all three [N] int64.
+    def append(self, state: BatchState, row: Tensor, end: Tensor, token: Tensor) -> None:
+        """Append sampled tokens to rows, each at position `end`; row, end, token [N] int64.
 
-        What a row keeps that is named twice is undefined: only padding's is.
+        For a row that occurs twice the result is undefined; only the padding row does.
         """

@@ -1,4 +1,4 @@
-"""Decoder layers computed in one call."""
+"""Several decoder layers in one call."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class Stacked(Protocol):
-    """Decoder layers, computed in one go."""
+    """Decoder layers computed in one call."""
 
     def __call__(self, x: Tensor, batch: LayersBatch) -> tuple[Tensor, Tensor]:
-        """Take the embeddings x [T, hidden], which are used up; return what models/decoder.py Block does.
+        """Run all layers on the embeddings x [T, hidden], which are overwritten.
 
-        That is, after the last layer: what is still to be added to the residual stream, and the stream.
-        Both [W, hidden] of the tokens that are wanted, where the batch says so.
+        Returns (the pending addition, the residual stream) after the last layer, as models/decoder.py Block does: each
+        [T, hidden], or [W, hidden] if `batch.sampled` is set.
         """
 
 
 class LayersBatch(Protocol):
-    """What layers read of a step: models/base.py Batch."""
+    """The fields of models/base.py Batch that layers read."""
 
     @property
     def positions(self) -> Tensor: ...
@@ -36,11 +36,11 @@ class LayersBatch(Protocol):
     @property
     def beat(self) -> Callable[[], None]: ...
     @property
-    def wanted(self) -> WantedLayers | None: ...
+    def sampled(self) -> SampledLayers | None: ...
 
 
-class WantedLayers(Protocol):
-    """models/base.py Wanted."""
+class SampledLayers(Protocol):
+    """models/base.py SampledBatch."""
 
     @property
     def tokens(self) -> Tensor: ...
@@ -49,5 +49,7 @@ class WantedLayers(Protocol):
 
 
 class Stack(Protocol):
+    """The stack family."""
+
     def build(self, layers: Sequence[LayerRecipe]) -> Stacked | None:
-        """Return these layers as one, or None where each is to be computed by its own code."""
+        """Return the layers as one call, or None if the implementation cannot compute them all."""

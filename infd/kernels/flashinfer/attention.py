@@ -1,7 +1,7 @@
 """Paged attention by FlashInfer.
 
 Steps with prompts use its prefill kernel, which takes any mix of query lengths. Steps that only decode use XQA, which
-needs no plan (`space.py`), or else the planned decode kernel (`wrappers.py`), whether captured (`lasting.py`) or not.
+needs no plan (`device_state.py`), or else the planned decode kernel (`wrappers.py`); `captured.py` has captured steps.
 Delegated to Triton: unsupported head sizes, sinks in prompts or planned decoding, and writes to an fp8 cache. Cases
 that occur are reported in `infdctl ops`.
 """
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infd.kernels.families.attention import FLOAT8
-from infd.kernels.flashinfer.lasting import LastingPlan
-from infd.kernels.flashinfer.left import Left
-from infd.kernels.flashinfer.space import BYTES, Space
+from infd.kernels.flashinfer.captured import CapturedPlan
+from infd.kernels.flashinfer.delegation import Delegation
+from infd.kernels.flashinfer.device_state import BYTES, DeviceState
 from infd.kernels.flashinfer.steps import Steps
-from infd.kernels.flashinfer.wrappers import Asked, Keys, Wrapper, plan
+from infd.kernels.flashinfer.wrappers import Keys, LayerParams, Wrapper, plan
 from infd.kernels.triton.attention import Float8PagedAttention as Float8Other
 from infd.kernels.triton.attention import PagedAttention as Other
 
@@ -44,20 +44,20 @@ class PagedAttention:
         self._package = package or import_module("flashinfer")
         self._other = other or Other()
         self._backend, self._planned = backend, planned
-        self._left = Left()
+        self._delegation = Delegation()
         self._memory: Tensor | None = None
-        self._space: Space | None = None
+        self._state: DeviceState | None = None
 
     @property
     def refused(self) -> dict[str, str]:
-        return self._left.refused
+        return self._delegation.refused
 
     @property
     def workspace_bytes(self) -> int:
         return BYTES
 
     def work_in(self, memory: Tensor) -> None:
-        self._memory, self._space = memory, None
+        self._memory, self._state = memory, None
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return size, dtype
@@ -65,15 +65,15 @@ class PagedAttention:
     def prepare(self, batch: AttentionBatch) -> Plan:
         return Plan(batch, self._on(batch.table.device), self._other.prepare(batch))
 
-    def lasting(self, batch: AttentionBatch) -> LastingPlan:
-        return LastingPlan(batch, self._on(batch.table.device), self._other.lasting(batch))
+    def captured(self, batch: AttentionBatch) -> CapturedPlan:
+        return CapturedPlan(batch, self._on(batch.table.device), self._other.captured(batch))
 
-    def _on(self, device: torch.device) -> Space:
-        if self._space is None:
-            self._space = Space(
-                self._package, device, self._left, self._memory, backend=self._backend, planned=self._planned
+    def _on(self, device: torch.device) -> DeviceState:
+        if self._state is None:
+            self._state = DeviceState(
+                self._package, device, self._delegation, self._memory, backend=self._backend, planned=self._planned
             )
-        return self._space
+        return self._state
 
 
 class Float8PagedAttention(PagedAttention):
@@ -89,9 +89,9 @@ class Float8PagedAttention(PagedAttention):
 class Plan(Steps):
     """One step of one page group. Wrappers are planned at the first layer, when the head dimensions are known."""
 
-    def __init__(self, batch: AttentionBatch, space: Space, other: AttentionPlan) -> None:
-        super().__init__(batch, space, other)
-        self._planned: dict[Asked, Wrapper] = {}
+    def __init__(self, batch: AttentionBatch, state: DeviceState, other: AttentionPlan) -> None:
+        super().__init__(batch, state, other)
+        self._planned: dict[LayerParams, Wrapper] = {}
         self._counted: Tensor | None = None
         self._where: tuple[Tensor, Tensor] | None = None
 
@@ -106,21 +106,21 @@ class Plan(Steps):
             self._counted = (self._batch.start + 1).view(torch.uint32)
         return self._counted
 
-    def _wrapper(self, asked: Asked) -> Wrapper:
-        planned = self._planned.get(asked)
+    def _wrapper(self, params: LayerParams) -> Wrapper:
+        planned = self._planned.get(params)
         if planned is None:
-            planned = self._planned[asked] = self._plan(asked)
+            planned = self._planned[params] = self._plan(params)
         return planned
 
-    def _plan(self, asked: Asked) -> Wrapper:
+    def _plan(self, params: LayerParams) -> Wrapper:
         batch = self._batch
-        free = self._space.decoding[asked.tensor_cores] if self._decodes else self._space.prompts
+        free = self._state.decoding[params.tensor_cores] if self._decodes else self._state.prompts
         keys = Keys.of(batch.starts, batch.counts, batch.page_tokens, batch.window)
         wrapper = free.take()
         if self._decodes:
-            plan(wrapper, asked, keys, keys.pages(batch), batch)
+            plan(wrapper, params, keys, keys.pages(batch), batch)
         else:
             queries = torch.tensor(batch.offsets, dtype=torch.int32)
-            plan(wrapper, asked, keys, keys.pages(batch), batch, queries, causal=True)
+            plan(wrapper, params, keys, keys.pages(batch), batch, queries, causal=True)
         free.lend(wrapper, self, batch.table.device)
         return wrapper

@@ -152,14 +152,14 @@ class Planner:
 
     def plan(
         self,
-        *told: Any,
+        *arguments: Any,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
         window_left: int,
         logits_soft_cap: float | None,
         **_: Any,
     ) -> None:
-        head = told[-2]  # the last argument is the page size
+        head = arguments[-2]  # the last argument is the page size
         kinds = (q_data_type, kv_data_type, q_data_type)
         limits = (window_left != -1, (logits_soft_cap or 0.0) > 0)
         rest = (False,) if self._backend else ()  # use_fp16_qk_reduction

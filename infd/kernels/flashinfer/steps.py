@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels.flashinfer.fits import asks, cannot_write
+from infd.kernels.flashinfer.support import cannot_write, layer_params
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.attention import AttentionBatch, AttentionPlan, KeyValuePages
-    from infd.kernels.flashinfer.space import Space
-    from infd.kernels.flashinfer.wrappers import Asked, Wrapper
+    from infd.kernels.flashinfer.device_state import DeviceState
+    from infd.kernels.flashinfer.wrappers import LayerParams, Wrapper
 
 
 class Steps(ABC):
     """Implements families.attention.AttentionPlan."""
 
-    def __init__(self, batch: AttentionBatch, space: Space, other: AttentionPlan) -> None:
+    def __init__(self, batch: AttentionBatch, state: DeviceState, other: AttentionPlan) -> None:
         self._batch = batch
-        self._space = space
+        self._state = state
         self._other = other
         self._decodes = all(count == 1 for count in batch.counts)
 
@@ -37,10 +37,10 @@ class Steps(ABC):
     def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
         reason = cannot_write(k, v, pages)
         if reason is not None:
-            self._space.left.note(reason)
+            self._state.delegation.note(reason)
             self._other.write(k, v, pages)
             return
-        self._space.append(k, v, pages, *self._places())
+        self._state.append(k, v, pages, *self._places())
 
     def run(
         self,
@@ -51,13 +51,13 @@ class Steps(ABC):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        batch, space = self._batch, self._space
-        asked = asks(q, pages, scale, softcap)
-        unplanned = not isinstance(asked, str) and self._decodes and space.needs_no_plan(asked, batch.page_tokens)
-        if sinks is not None and not unplanned and not isinstance(asked, str):
-            asked = "sinks where decoding is planned" if self._decodes else "sinks of prompts"
-        if isinstance(asked, str):
-            space.left.note(asked)
+        batch, state = self._batch, self._state
+        params = layer_params(q, pages, scale, softcap)
+        unplanned = not isinstance(params, str) and self._decodes and state.needs_no_plan(params, batch.page_tokens)
+        if sinks is not None and not unplanned and not isinstance(params, str):
+            params = "sinks where decoding is planned" if self._decodes else "sinks of prompts"
+        if isinstance(params, str):
+            state.delegation.note(params)
             return self._other.run(q, pages, scale=scale, softcap=softcap, sinks=sinks)
         q = q.contiguous() if pages.scales is None else _by_head(q, pages.scales[0])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -65,9 +65,9 @@ class Steps(ABC):
         out[known:].zero_()  # padding
         if unplanned:
             table = batch.table.contiguous()
-            space.decode(q[:known], pages, table, self._lengths(), asked, batch.window, sinks, out[:known])
+            state.decode(q[:known], pages, table, self._lengths(), params, batch.window, sinks, out[:known])
         else:
-            self._wrapper(asked).run(q[:known], (pages.k, pages.v), out=out[:known])
+            self._wrapper(params).run(q[:known], (pages.k, pages.v), out=out[:known])
         return out if pages.scales is None else _by_head(out, pages.scales[1])
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Steps(ABC):
         """Return each sequence's number of keys, [S] uint32. Called only if every span has one token."""
 
     @abstractmethod
-    def _wrapper(self, asked: Asked) -> Wrapper:
+    def _wrapper(self, params: LayerParams) -> Wrapper:
         """Return a wrapper planned for this step and for layers with these parameters."""
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infd.kernels.families.rope import Rope as RopeFamily
-from infd.kernels.flashinfer.fits import HEADS, LOADED, loadable, name
-from infd.kernels.flashinfer.left import Left
+from infd.kernels.flashinfer.delegation import Delegation
+from infd.kernels.flashinfer.support import HEADS, LOADED, loadable, name
 from infd.kernels.triton import activation, norm, rope
 
 if TYPE_CHECKING:
@@ -31,15 +31,15 @@ class Norm:
         self._norm = {0.0: package.rmsnorm, 1.0: package.gemma_rmsnorm}
         self._add = {0.0: package.fused_add_rmsnorm, 1.0: package.gemma_fused_add_rmsnorm}
         self._other = other or norm.Norm()
-        self._left = Left()
-        self.refused = self._left.refused
+        self._delegation = Delegation()
+        self.refused = self._delegation.refused
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
         reason = self._cannot(weight, offset, x)
         if reason is None and offset != 0.0 and x.dim() != 2:
             reason = f"norms of heads with {offset:g} added to their weights"
         if reason is not None:
-            self._left.note(reason)
+            self._delegation.note(reason)
             return self._other.rms_norm(x, weight, eps, offset)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         self._norm[offset](x, weight, eps, out=out)
@@ -52,7 +52,7 @@ class Norm:
         if reason is None and x.dim() != 2:
             reason = "sums of heads"
         if reason is not None:
-            self._left.note(reason)
+            self._delegation.note(reason)
             return self._other.add_rms_norm(x, residual, weight, eps, offset)
         self._add[offset](x, residual, weight, eps)  # in place
         return x, residual
@@ -74,14 +74,14 @@ class Rope(RopeFamily):
     def __init__(self, package: Any = None, other: RopeFamily | None = None) -> None:
         self._turn = (package or import_module("flashinfer")).apply_rope_with_cos_sin_cache
         self._other = other or rope.Rope()
-        self._left = Left()
-        self.refused = self._left.refused
+        self._delegation = Delegation()
+        self.refused = self._delegation.refused
 
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
         if reason := self._cannot(q, k, table):
-            self._left.note(reason)
+            self._delegation.note(reason)
             return self._other(q, k, positions, table, interleaved=interleaved)
         size = q.shape[2]
         turned = self._turn(positions, q.flatten(1), k.flatten(1), size, table.flatten(1), not interleaved)
@@ -105,8 +105,8 @@ class Activation:
         package = package or import_module("flashinfer")
         self._silu, self._gelu_tanh = package.silu_and_mul, package.gelu_tanh_and_mul
         self._other = other or activation.Activation()
-        self._left = Left()
-        self.refused = self._left.refused
+        self._delegation = Delegation()
+        self.refused = self._delegation.refused
 
     def silu_mul(self, x: Tensor) -> Tensor:
         return self._gate(self._silu, x) if self._takes(x) else self._other.silu_mul(x)
@@ -123,5 +123,5 @@ class Activation:
         """Return whether the activation kernels support x [T, 2n]; they take no strides."""
         taken = x.is_contiguous() and loadable(x)
         if not taken:
-            self._left.note("gates that lie askew")
+            self._delegation.note("gates that lie askew")
         return taken

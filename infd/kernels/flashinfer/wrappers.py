@@ -31,7 +31,7 @@ class Wrapper(Protocol):
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor: ...
 
 
-class Asked(NamedTuple):
+class LayerParams(NamedTuple):
     """A layer's parameters to plan with; layers with equal parameters share a plan.
 
     head   head size
@@ -67,6 +67,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, starts: Sequence[int], counts: Sequence[int], page_tokens: int, window: int | None) -> Keys:
+        """Return the keys that spans of `counts` tokens at `starts` see."""
         start = np.array(starts, dtype=np.int64)
         end = start + np.array(counts, dtype=np.int64)
         hidden = np.zeros_like(start) if window is None else np.maximum(start - window + 1, 0)
@@ -87,7 +88,7 @@ class Keys(NamedTuple):
 
 def plan(
     wrapper: Wrapper,
-    asked: Asked,
+    params: LayerParams,
     keys: Keys,
     pages: Tensor,
     batch: AttentionBatch,
@@ -100,15 +101,15 @@ def plan(
         torch.from_numpy(keys.first),
         pages,
         torch.from_numpy(keys.last),
-        asked.heads,
-        asked.kv_heads,
-        asked.head,
+        params.heads,
+        params.kv_heads,
+        params.head,
         batch.page_tokens,
-        sm_scale=asked.scale,
+        sm_scale=params.scale,
         window_left=-1 if batch.window is None else batch.window - 1,
-        logits_soft_cap=asked.softcap,
-        q_data_type=asked.dtype,
-        kv_data_type=asked.kept,
+        logits_soft_cap=params.softcap,
+        q_data_type=params.dtype,
+        kv_data_type=params.kept,
         non_blocking=True,
         **more,
     )

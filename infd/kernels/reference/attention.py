@@ -48,7 +48,7 @@ class PagedAttention:
             batch,
         )
 
-    def lasting(self, _: AttentionBatch) -> None:
+    def captured(self, _: AttentionBatch) -> None:
         """Return None: `prepare` finds the visible keys on the host."""
 
 

@@ -40,7 +40,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     return numbers.to(torch.int8), scales
 
 
-class Rows(Struct, frozen=True):
+class QuantizedMatrix(Struct, frozen=True):
     """A matrix by rows and groups: the scale, then two numbers a byte, the earlier in the lower half."""
 
     outputs: int
@@ -83,8 +83,8 @@ class Rows(Struct, frozen=True):
 class Matrices:
     """The linear and vocabulary families over int4 weights."""
 
-    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Rows:
-        return Rows(outputs, inputs, dtype)
+    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> QuantizedMatrix:
+        return QuantizedMatrix(outputs, inputs, dtype)
 
 
 def _grouped(rows: Tensor) -> Tensor:

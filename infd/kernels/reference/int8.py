@@ -51,7 +51,7 @@ def unpack(rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     return (rows[..., SCALE : SCALE + size] * scales).to(dtype)
 
 
-class Rows(Struct, frozen=True):
+class QuantizedMatrix(Struct, frozen=True):
     """A matrix by rows: the scale, then the numbers."""
 
     outputs: int
@@ -90,5 +90,5 @@ class Rows(Struct, frozen=True):
 class Matrices:
     """The linear and vocabulary families over int8 weights."""
 
-    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> Rows:
-        return Rows(outputs, inputs, dtype)
+    def form(self, outputs: int, inputs: int, dtype: torch.dtype) -> QuantizedMatrix:
+        return QuantizedMatrix(outputs, inputs, dtype)

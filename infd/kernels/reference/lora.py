@@ -29,7 +29,7 @@ class Lora:
         for rows, low in groups:
             _spread(y, rows, F.embedding(tokens.index_select(0, rows), low.a), low)
 
-    def lasting(self, size: int, device: torch.device) -> None:
+    def captured(self, size: int, device: torch.device) -> None:
         """Return None: the host groups the rows of each step."""
 
 

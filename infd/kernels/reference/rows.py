@@ -9,23 +9,23 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.families.rows import Kept, Seats
+    from infd.kernels.families.rows import BatchState, DecodeInputs
 
 
-class Rows:
+class RowKernels:
     """The rows family."""
 
-    def seat(self, kept: Kept, seats: Seats) -> None:
-        row, position = seats.row, seats.position
-        torch.minimum(seats.bound, kept.length.index_select(0, row) - 1, out=position)
-        seats.start.copy_(position)
-        seats.token.copy_(kept.tokens[row, position])
-        groups = zip(seats.page_tokens, seats.tables, seats.slots, strict=True)
+    def gather_inputs(self, state: BatchState, inputs: DecodeInputs) -> None:
+        row, position = inputs.row, inputs.position
+        torch.minimum(inputs.bound, state.length.index_select(0, row) - 1, out=position)
+        inputs.start.copy_(position)
+        inputs.token.copy_(state.tokens[row, position])
+        groups = zip(inputs.page_tokens, inputs.tables, inputs.slots, strict=True)
         for number, (size, table, slots) in enumerate(groups):
-            torch.index_select(kept.tables[:, number], 0, row, out=table)
+            torch.index_select(state.tables[:, number], 0, row, out=table)
             page = table.gather(1, (position // size)[:, None])[:, 0].to(torch.int64)
             torch.add(page * size, position % size, out=slots)
 
-    def append(self, kept: Kept, row: Tensor, end: Tensor, token: Tensor) -> None:
-        kept.tokens.index_put_((row, end), token.to(torch.int32))
-        kept.length.index_copy_(0, row, end + 1)
+    def append(self, state: BatchState, row: Tensor, end: Tensor, token: Tensor) -> None:
+        state.tokens.index_put_((row, end), token.to(torch.int32))
+        state.length.index_copy_(0, row, end + 1)

@@ -48,7 +48,7 @@ def apportion(
     BLOCK_SPANS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
 ):
-    """Write a block of rows of `tiles` [most, 6] int32, one `Part` each, and `firsts` [size] int32.
+    """Write a block of rows of `tiles` [most, 6] int32, one `KeyPart` each, and `firsts` [size] int32.
 
     starts  [size] int32: position of each span's first query
     LEAST   fewest keys in a part
@@ -91,7 +91,7 @@ def apportion(
 class Apportioned:
     """The tiles of steps whose spans have equally many queries, few enough for one tile each.
 
-    cut  what `attend` and `merge` read, at fixed addresses
+    cut  the tiles that `attend` and `merge` read, at fixed addresses
     """
 
     def __init__(self, batch: AttentionBatch, shape: Shape, tiling: Tiling, room: int) -> None:

@@ -139,7 +139,7 @@ def attend(
     sinks           [H], read if SINKS and not SPLIT
     partial, mass   [parts, K, BLOCK_ROWS, D] and [parts, K, BLOCK_ROWS] float32, written if SPLIT: each part's result,
                     and the logarithm of its softmax denominator
-    tiles           [parts, 6] int32: one `Part` each
+    tiles           [parts, 6] int32: one `KeyPart` each
     scale           multiplies scores; with a softcap it is 2 * scale / softcap
     scale, softcap  in units of log 2
     """
@@ -274,7 +274,7 @@ class PagedAttention:
     @property
     def shapes(self) -> list[Shape]:
         """Return the head shapes of all steps so far."""
-        return [] if self._tilings is None else self._tilings.asked
+        return [] if self._tilings is None else self._tilings.requested
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return size, dtype
@@ -282,8 +282,8 @@ class PagedAttention:
     def prepare(self, batch: AttentionBatch) -> Plan:
         return Plan(batch, self._ask(batch.table.device), self._room)
 
-    def lasting(self, batch: AttentionBatch) -> LastingPlan:
-        return LastingPlan(batch, self._ask(batch.table.device), self._room)
+    def captured(self, batch: AttentionBatch) -> CapturedPlan:
+        return CapturedPlan(batch, self._ask(batch.table.device), self._room)
 
     def _ask(self, device: torch.device) -> Tilings:
         if self._tilings is None:
@@ -411,7 +411,7 @@ class Plan:
             )
 
 
-class LastingPlan(Plan):
+class CapturedPlan(Plan):
     """Captured steps of one batch size and page group. The device distributes their keys once a step."""
 
     def __init__(self, batch: AttentionBatch, tilings: Tilings, room: int | None) -> None:

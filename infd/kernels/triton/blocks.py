@@ -66,14 +66,16 @@ class Tiling(Struct, frozen=True):
 
 
 def gpu(device: torch.device) -> Gpu:
-    """Return a device's properties; for any other than an installed GPU, those of a large GPU."""
+    """Return a device's properties; a large GPU's for a device that is not an installed GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return Gpu()
-    told = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     if torch.version.hip is not None:
-        return Gpu(told.name, told.multi_processor_count, told.shared_memory_per_block, amd=True)
-    shared = getattr(told, "shared_memory_per_block_optin", absent(f"sm_{told.major}{told.minor}").shared)
-    return Gpu(told.name, told.multi_processor_count, shared)
+        return Gpu(properties.name, properties.multi_processor_count, properties.shared_memory_per_block, amd=True)
+    shared = getattr(
+        properties, "shared_memory_per_block_optin", absent(f"sm_{properties.major}{properties.minor}").shared
+    )
+    return Gpu(properties.name, properties.multi_processor_count, shared)
 
 
 def absent(name: str) -> Gpu:

@@ -44,6 +44,7 @@ class Ledger:
         self._notify = notify
 
     def note(self, *, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        """Record a kernel; Triton calls this as its compilation listener."""
         self.add(Entry(src.name, cache_hit, times.total / 1e6))
 
     def add(self, entry: Entry) -> None:
@@ -51,6 +52,7 @@ class Ledger:
         self._notify(entry)
 
     def facts(self) -> dict[str, Any]:
+        """Return the numbers of compiled and found kernels, and the seconds spent compiling."""
         made = [entry for entry in self.entries if not entry.found]
         return {
             "compiled": len(made),

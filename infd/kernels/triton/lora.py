@@ -205,10 +205,12 @@ class Weights(NamedTuple):
 
     @property
     def parts(self) -> int:
+        """Return the number of parts of a group."""
         return (self.table.shape[1] - HEADING) // PART
 
     @property
     def kind(self) -> tl.dtype:
+        """Return the dtype of A and B, as Triton's."""
         return KINDS[self.dtype]
 
     @property
@@ -230,8 +232,8 @@ class Lora:
     def add_rows(self, y: Tensor, tokens: Tensor, groups: Groups, upload: Upload | None = None) -> None:
         _add_rows(y, tokens, self._step(groups, upload), self._product(groups, upload, table=True))
 
-    def lasting(self, size: int, device: torch.device) -> Lasting:
-        return Lasting(size, device)
+    def captured(self, size: int, device: torch.device) -> CapturedLora:
+        return CapturedLora(size, device)
 
     def _step(self, groups: Groups, upload: Upload | None = None) -> Tiles:
         """Return the tiles of these rows, cached by address and size: all that a table contains."""
@@ -260,8 +262,8 @@ class Lora:
         return found
 
 
-class Lasting:
-    """LoRA for captured steps of one batch size. Rows and tiles have fixed addresses. Implements LastingLora."""
+class CapturedLora:
+    """LoRA for captured steps of one batch size. Rows and tiles have fixed addresses. Implements CapturedLora."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._size = size

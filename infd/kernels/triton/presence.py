@@ -19,6 +19,7 @@ ABSENT: Final = "triton is not installed (the extra `cuda` brings it)"
 
 
 def installed() -> bool:
+    """Return whether triton is installed."""
     return find_spec("triton") is not None
 
 

@@ -10,14 +10,14 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.kernels.families.rows import Kept, Seats
+    from infd.kernels.families.rows import BatchState, DecodeInputs
 
 PAGES = 1024  # page ids that a program copies
 ROWS = 128  # rows that a program appends to
 
 
 @triton.jit(do_not_specialize=["rows", "bounds"])
-def seat(
+def gather_inputs(
     tokens,
     length,
     held,
@@ -65,36 +65,38 @@ def append(tokens, length, rows, ends, new, count, tokens_row, BLOCK: tl.constex
     tl.store(length + row, end + 1, mask=inside)
 
 
-class Rows:
+class RowKernels:
     """The rows family."""
 
-    def seat(self, kept: Kept, seats: Seats) -> None:
-        groups = [*enumerate(zip(seats.page_tokens, seats.tables, seats.slots, strict=True))]
+    def gather_inputs(self, state: BatchState, inputs: DecodeInputs) -> None:
+        groups = [*enumerate(zip(inputs.page_tokens, inputs.tables, inputs.slots, strict=True))]
         for number, (page_tokens, table, slots) in groups:
-            _seat(kept, seats, page_tokens, kept.tables[:, number], table, slots)
+            _gather_inputs(state, inputs, page_tokens, state.tables[:, number], table, slots)
         if not groups:
-            _seat(kept, seats, 0, kept.tokens, seats.start, seats.start)
+            _gather_inputs(state, inputs, 0, state.tokens, inputs.start, inputs.start)
 
-    def append(self, kept: Kept, row: Tensor, end: Tensor, token: Tensor) -> None:
+    def append(self, state: BatchState, row: Tensor, end: Tensor, token: Tensor) -> None:
         append[(triton.cdiv(len(row), ROWS),)](
-            kept.tokens, kept.length, row, end, token, len(row), kept.tokens.stride(0), BLOCK=ROWS
+            state.tokens, state.length, row, end, token, len(row), state.tokens.stride(0), BLOCK=ROWS
         )
 
 
-def _seat(kept: Kept, seats: Seats, page_tokens: int, held: Tensor, table: Tensor, slots: Tensor) -> None:
+def _gather_inputs(
+    state: BatchState, inputs: DecodeInputs, page_tokens: int, held: Tensor, table: Tensor, slots: Tensor
+) -> None:
     pages = table.shape[-1]
-    seat[len(seats.row), triton.cdiv(pages, PAGES) if page_tokens else 1](
-        kept.tokens,
-        kept.length,
+    gather_inputs[len(inputs.row), triton.cdiv(pages, PAGES) if page_tokens else 1](
+        state.tokens,
+        state.length,
         held,
-        seats.row,
-        seats.bound,
-        seats.position,
-        seats.start,
-        seats.token,
+        inputs.row,
+        inputs.bound,
+        inputs.position,
+        inputs.start,
+        inputs.token,
         table,
         slots,
-        kept.tokens.stride(0),
+        state.tokens.stride(0),
         held.stride(0),
         pages,
         PAGE=page_tokens,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from infd.kernels.triton.blocks import Gpu
 
 
-class Part(NamedTuple):
+class KeyPart(NamedTuple):
     """One part of a tile's keys: a row of `tiles`.
 
     span     index of the span; any for padding, whose `parts` is 0
@@ -63,6 +63,7 @@ class Shape(NamedTuple):
 
     @property
     def block_head(self) -> int:
+        """Return the head size, padded to a power of two."""
         return max(LEAST, triton.next_power_of_2(self.head))
 
     @property
@@ -137,7 +138,9 @@ def _cut(
     parts += [0] * (len(whole) - len(parts))
     if not whole:
         return
-    rows = [Part(*tile, part, count) for tile, count in zip(whole, parts, strict=True) for part in range(max(1, count))]
+    rows = [
+        KeyPart(*tile, part, count) for tile, count in zip(whole, parts, strict=True) for part in range(max(1, count))
+    ]
     firsts: list[int] = []
     if max(parts) > 1:
         firsts = np.cumsum([0, *(max(1, count) for count in parts[:-1])]).tolist()

@@ -40,17 +40,17 @@ class Tilings:
         """measured: by the names that `called` returns."""
         self.gpu = gpu
         self._measured = measured or {}
-        self._asked: dict[Shape, Tiling] = {}
+        self._requested: dict[Shape, Tiling] = {}
 
     @property
-    def asked(self) -> list[Shape]:
+    def requested(self) -> list[Shape]:
         """Return the shapes looked up so far."""
-        return list(self._asked)
+        return list(self._requested)
 
     def __getitem__(self, shape: Shape) -> Tiling:
-        if shape not in self._asked:
-            self._asked[shape] = self._measured.get(called(shape)) or shape.usual(self.gpu)
-        return self._asked[shape]
+        if shape not in self._requested:
+            self._requested[shape] = self._measured.get(called(shape)) or shape.usual(self.gpu)
+        return self._requested[shape]
 
 
 def tilings(device: torch.device) -> Tilings:

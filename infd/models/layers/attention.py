@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from infd.models.base import Batch
     from infd.models.blueprint import Blueprint
+    from infd.models.dimensions import Dimensions
     from infd.models.layers.norm import OverAllHeads, RMSNorm
     from infd.models.layers.rope import Rope
-    from infd.models.sizes import Sizes
 
 MOST_GROUPS = 8  # each group costs one page table and one attention plan a step
 
@@ -30,7 +30,7 @@ class Attention:
         self,
         blueprint: Blueprint,
         name: str,
-        sizes: Sizes,
+        dims: Dimensions,
         *,
         layer: int,
         group: int,
@@ -55,19 +55,19 @@ class Attention:
         fused           the checkpoint stores q, k and v as one tensor `qkv_proj`
         q_norm, k_norm  norms of q [T, H, D] and k [T, K, D] before rope
         """
-        self._heads, self._kv_heads, self._head_size = sizes.heads, sizes.kv_heads, sizes.head
+        self._heads, self._kv_heads, self._head_size = dims.heads, dims.kv_heads, dims.head
         self._layer, self._group = layer, group
         self._rotate, self._rope, self._interleaved = blueprint.ops.rope, rope, interleaved
         self._q_norm, self._k_norm = q_norm, k_norm
-        self._scale, self._softcap = sizes.head**-0.5 if scale is None else scale, softcap
-        q_size, kv_size = sizes.heads * sizes.head, sizes.kv_heads * sizes.head
+        self._scale, self._softcap = dims.head**-0.5 if scale is None else scale, softcap
+        q_size, kv_size = dims.heads * dims.head, dims.kv_heads * dims.head
         outputs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         if fused:
             outputs = {"qkv_proj": q_size + 2 * kv_size}
         self._qkv = Linear(
-            blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, sizes.hidden, bias=qkv_bias
+            blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, dims.hidden, bias=qkv_bias
         )
-        self._output = Linear(blueprint, {f"{name}.o_proj": sizes.hidden}, q_size, bias=output_bias)
+        self._output = Linear(blueprint, {f"{name}.o_proj": dims.hidden}, q_size, bias=output_bias)
 
     def recipe(self) -> AttentionRecipe:
         return AttentionRecipe(
@@ -89,7 +89,7 @@ class Attention:
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """Return the sublayer's output [T, hidden] for x [T, hidden], after writing x's keys and values to the cache.
 
-        If `batch.wanted` is set, returns the W sampled rows alone: [W, hidden].
+        If `batch.sampled` is set, returns the W sampled rows alone: [W, hidden].
         """
         heads = self._qkv(x, batch.adapters).view(x.shape[0], -1, self._head_size)
         q, k, v = heads.split_with_sizes((self._heads, self._kv_heads, self._kv_heads), dim=1)
@@ -106,8 +106,8 @@ class Attention:
             q_norm=self._q_norm,
             k_norm=self._k_norm,
         )
-        if (wanted := batch.wanted) is not None:
-            q, plan, adapters = q[wanted.tokens], wanted.attention, wanted.adapters
+        if (sampled := batch.sampled) is not None:
+            q, plan, adapters = q[sampled.tokens], sampled.attention, sampled.adapters
         return self._output(plan.run(q, pages, scale=self._scale, softcap=self._softcap).flatten(1), adapters)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.models.base import Adapted
+    from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
     from infd.models.parameter import Matrix
 
@@ -22,7 +22,7 @@ class Embedding:
         self._target = blueprint.adaptable({name: hidden_size}, vocab_size, table=True)
         self._scale = scale
 
-    def __call__(self, tokens: Tensor, adapters: Adapted | None) -> Tensor:
+    def __call__(self, tokens: Tensor, adapters: PassAdapters | None) -> Tensor:
         """Return embeddings [T, hidden] of tokens [T] int64."""
         x = self.weight.look_up(tokens)
         if adapters is not None:
@@ -54,7 +54,7 @@ class Head:
         self._target = blueprint.adaptable({name: vocab_size}, hidden_size)
         self._scale, self._softcap = scale, softcap
 
-    def __call__(self, hidden: Tensor, adapters: Adapted | None) -> Tensor:
+    def __call__(self, hidden: Tensor, adapters: PassAdapters | None) -> Tensor:
         """Return float32 logits [N, vocab] of hidden [N, hidden]."""
         logits = self._weight.multiply(hidden, wide=True)
         if adapters is not None:

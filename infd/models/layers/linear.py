@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.models.base import Adapted
+    from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
 
 
@@ -32,7 +32,7 @@ class Linear:
         bias = None if self._bias is None else self._bias.tensor
         return ProductRecipe(self._weight.form, self._weight.tensor, bias)
 
-    def __call__(self, x: Tensor, adapters: Adapted | None) -> Tensor:
+    def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
         """Return [T, sum of outputs] of x [T, inputs]."""
         y = self._weight.multiply(x, None if self._bias is None else self._bias.tensor)
         if adapters is not None:

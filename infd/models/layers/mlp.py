@@ -10,30 +10,30 @@ from infd.models.layers.linear import Linear
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infd.models.base import Adapted
+    from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
-    from infd.models.sizes import Sizes
+    from infd.models.dimensions import Dimensions
 
 
 class GatedMLP:
     """The gated feed-forward network of one layer."""
 
     def __init__(
-        self, blueprint: Blueprint, name: str, sizes: Sizes, *, bias: bool = False, fused: bool = False
+        self, blueprint: Blueprint, name: str, dims: Dimensions, *, bias: bool = False, fused: bool = False
     ) -> None:
         """Declare the projections. `fused`: the checkpoint stores gate and up as one tensor `gate_up_proj`."""
         family = blueprint.ops.activation
-        self._activated = sizes.activation
-        self._activation = {"silu": family.silu_mul, "gelu_pytorch_tanh": family.gelu_tanh_mul}[sizes.activation]
-        outputs = {"gate_up_proj": 2 * sizes.inner} if fused else {"gate_proj": sizes.inner, "up_proj": sizes.inner}
+        self._activated = dims.activation
+        self._activation = {"silu": family.silu_mul, "gelu_pytorch_tanh": family.gelu_tanh_mul}[dims.activation]
+        outputs = {"gate_up_proj": 2 * dims.inner} if fused else {"gate_proj": dims.inner, "up_proj": dims.inner}
         self._gate_up = Linear(
-            blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, sizes.hidden, bias=bias
+            blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, dims.hidden, bias=bias
         )
-        self._down = Linear(blueprint, {f"{name}.down_proj": sizes.hidden}, sizes.inner, bias=bias)
+        self._down = Linear(blueprint, {f"{name}.down_proj": dims.hidden}, dims.inner, bias=bias)
 
     def recipe(self) -> GatedRecipe:
         return GatedRecipe(gate_up=self._gate_up.recipe(), activation=self._activated, down=self._down.recipe())
 
-    def __call__(self, x: Tensor, adapters: Adapted | None) -> Tensor:
+    def __call__(self, x: Tensor, adapters: PassAdapters | None) -> Tensor:
         """Return [T, hidden] of x [T, hidden]."""
         return self._down(self._activation(self._gate_up(x, adapters)), adapters)

@@ -70,7 +70,8 @@ class Rope:
     ) -> None:
         """Read the settings returned by `config.rope_parameters`.
 
-        max_len  of a sequence, in tokens
+        max_len  rows of the table: the longest sequence, in tokens
+        number   index among the model's ropes
         partial  whether the architecture supports rotating only the first R numbers of a head; otherwise R = head_size
 
         Raises CheckpointError.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAME = "infd"  # without a mask function of this name, so transformers builds no mask
 
 
-class Step(Struct, frozen=True):
+class ForwardPass(Struct, frozen=True):
     """The keyword argument of one forward pass. group_of: each layer's page group index."""
 
     batch: Batch
@@ -34,18 +34,18 @@ def attend(
     value: Tensor,
     attention_mask: None,
     *,
-    infd_step: Step,
+    infd_pass: ForwardPass,
     scaling: float | None = None,
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Return [1, T, H, V] of a layer's query [1, H, T, D], key [1, K, T, D] and value [1, K, T, V], V <= D.
 
-    The plan applies windows and causality; `survey.py` has checked that the layer uses the same ones.
+    The plan applies windows and causality; `survey.py` has compared them with the layer's own.
     """
     layer: Any = module.layer_idx
-    infd_step.batch.beat()
-    plan, pages = infd_step.batch.attention[infd_step.group_of[layer]], infd_step.batch.cache[layer]
+    infd_pass.batch.beat()
+    plan, pages = infd_pass.batch.attention[infd_pass.group_of[layer]], infd_pass.batch.cache[layer]
     width, narrower = query.shape[-1], value.shape[-1]
     if narrower < width:  # pages hold keys and values of one size; padding zeros come out as zeros
         value = F.pad(value, (0, width - narrower))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.models.base import Adapted, Batch
+    from infd.models.base import Batch, PassAdapters
     from infd.models.blueprint import Blueprint
     from infd.models.parameter import Parameter
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class TransformersModel:
     """A decoder of transformers. Implements `base.Model`."""
 
-    narrows = False  # transformers' layers cannot drop tokens half-way
+    skips_unsampled = False  # transformers' layers cannot drop tokens half-way
 
     def __init__(self, config: Mapping[str, Any], blueprint: Blueprint) -> None:
         """Build the model that config.json describes, and survey it. Raises CheckpointError if infd cannot serve it."""
@@ -54,7 +54,7 @@ class TransformersModel:
 
         with refusing("its head does not run on hidden states alone"):
             self.vocab_size: int = self.logits(surveyed.hidden[0]).shape[-1]
-        windows = [asked.window for asked in surveyed.layers]
+        windows = [each.window for each in surveyed.layers]
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
         self._kv_heads = surveyed.layers[0].kv_heads
         self._row = blueprint.ops.attention.row(surveyed.layers[0].key_size, blueprint.dtype)
@@ -72,19 +72,19 @@ class TransformersModel:
         return PageTensor("k", shape, dtype), PageTensor("v", shape, dtype)
 
     def forward(self, batch: Batch) -> Tensor:
-        step = attention.Step(batch, self._group_of)
+        step = attention.ForwardPass(batch, self._group_of)
         out = self._decoder(
-            input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False, infd_step=step
+            input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False, infd_pass=step
         )
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def logits(self, hidden: Tensor, adapters: Adapted | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits.float()
 
 
-class _Given(nn.Module):
+class _DecoderStub(nn.Module):
     """Replaces the decoder in the module tree, so that the head's own code (scales, caps) runs on hidden states."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Hidden:
@@ -147,4 +147,4 @@ def _compute_tables(head: Any, device: torch.device) -> None:
 def _stand_in(head: Any, decoder: nn.Module) -> None:
     """Replace the decoder in the head's module tree."""
     name = next(name for name, module in head.named_modules() if module is decoder)
-    head.set_submodule(name, _Given())
+    head.set_submodule(name, _DecoderStub())

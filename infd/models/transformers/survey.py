@@ -29,7 +29,7 @@ EXPERTS_WITHOUT_VALUES = "batched_mm"  # the experts implementation without cont
 UNDERSTOOD = frozenset({"sliding_window", "softcap", "position_ids", "use_cache", "dropout"})
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class LayerAttention(Struct, frozen=True, kw_only=True):
     """One layer's use of attention. window: tokens that a query sees, itself included; None: all."""
 
     layer: int
@@ -41,15 +41,15 @@ class Asked(Struct, frozen=True, kw_only=True):
 class Surveyed(NamedTuple):
     """Every layer's use of attention, by layer, and the meta-device hidden states of TOKENS tokens."""
 
-    layers: list[Asked]
+    layers: list[LayerAttention]
     hidden: Tensor
 
 
-class Notes:
+class Observations:
     """The recorded uses of attention, in order of calls, and the obstacles found."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.layers: list[LayerAttention] = []
         self.reasons: list[str] = []
 
 
@@ -67,7 +67,7 @@ def survey(model: Any, decoder: Any) -> Surveyed:
 
     Raises CheckpointError.
     """
-    notes = Notes()
+    observed = Observations()
     experts, model.config._experts_implementation = model.config._experts_implementation, EXPERTS_WITHOUT_VALUES
     ids = torch.zeros(1, TOKENS, dtype=torch.int64, device="meta")
     with refusing("its code does not run over transformers' attention interface"):
@@ -76,12 +76,12 @@ def survey(model: Any, decoder: Any) -> Surveyed:
             position_ids=ids,
             attention_mask=torch.ones_like(ids),  # without a mask, transformers looks for packed sequences by value
             use_cache=False,
-            infd_step=notes,
+            infd_pass=observed,
         ).last_hidden_state
     model.config._experts_implementation = experts
-    for reason in (*notes.reasons, *_mismatches(notes.asked, model.config.num_hidden_layers)):
+    for reason in (*observed.reasons, *_mismatches(observed.layers, model.config.num_hidden_layers)):
         raise CheckpointError(reason)
-    return Surveyed(sorted(notes.asked, key=lambda asked: asked.layer), hidden)
+    return Surveyed(sorted(observed.layers, key=lambda each: each.layer), hidden)
 
 
 @contextmanager
@@ -102,19 +102,19 @@ def _note(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    infd_step: Notes | None = None,
+    infd_pass: Observations | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Record the arguments in place of computing attention."""
-    if infd_step is None:
+    if infd_pass is None:
         raise CheckpointError("it does not hand the keywords of its forward pass down to attention")
     layer: Any = getattr(module, "layer_idx", None)
     window = sliding_window or None
     faults = [*_faults(query, key, value, others), *_mask_faults(attention_mask, window)]
-    infd_step.reasons += [f"layer {layer} {fault}" for fault in faults]
-    infd_step.asked.append(Asked(layer=layer, kv_heads=key.shape[1], key_size=key.shape[3], window=window))
+    infd_pass.reasons += [f"layer {layer} {fault}" for fault in faults]
+    infd_pass.layers.append(LayerAttention(layer=layer, kv_heads=key.shape[1], key_size=key.shape[3], window=window))
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
@@ -151,13 +151,13 @@ def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], *
     return mask
 
 
-def _mismatches(asked: list[Asked], layers: int) -> Iterable[str]:
-    without = set(range(layers)) - {each.layer for each in asked}
+def _mismatches(calls: list[LayerAttention], layers: int) -> Iterable[str]:
+    without = set(range(layers)) - {each.layer for each in calls}
     if without:
         yield f"{len(without)} of its {layers} layers do not attend through transformers' attention interface"
-    elif len(asked) != layers:
-        yield f"it attends {len(asked)} times in {layers} layers; infd's cache has one place a layer"
-    elif len({(each.kv_heads, each.key_size) for each in asked}) > 1:
+    elif len(calls) != layers:
+        yield f"it attends {len(calls)} times in {layers} layers; infd's cache has one place a layer"
+    elif len({(each.kv_heads, each.key_size) for each in calls}) > 1:
         yield "its layers have keys of different shapes; infd's pages have one shape for all"
 
 

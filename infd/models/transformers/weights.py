@@ -24,18 +24,19 @@ if TYPE_CHECKING:
     from infd.models.blueprint import Blueprint
 
 
-class Place(NamedTuple):
+class ModuleAttribute(NamedTuple):
     """The module and the attribute that hold a tensor."""
 
     module: nn.Module
     attribute: str
 
     def put(self, tensor: torch.Tensor) -> None:
+        """Set the attribute to `tensor`, as an nn.Parameter if the attribute is one."""
         kept = nn.Parameter(tensor, requires_grad=False) if self.attribute in self.module._parameters else tensor
         setattr(self.module, self.attribute, kept)
 
 
-class Borrowed(Parameter):
+class ModuleParameter(Parameter):
     """A parameter that is also set on transformers' modules when it gets storage.
 
     Its rows may be a flat view of the module's tensor, as for experts.
@@ -43,7 +44,7 @@ class Borrowed(Parameter):
 
     __slots__ = ("_form", "_places", "_tensor")
 
-    def __init__(self, places: list[Place], form: tuple[int, ...], loaded: Parameter) -> None:
+    def __init__(self, places: list[ModuleAttribute], form: tuple[int, ...], loaded: Parameter) -> None:
         """Wrap `loaded`; its tensor, viewed with shape `form`, is set at all `places`."""
         super().__init__(loaded.shape, loaded.dtype, loaded.sources)
         self._places = places
@@ -60,7 +61,7 @@ class Borrowed(Parameter):
             place.put(tensor.view(self._form))
 
 
-class Unread:
+class IgnoredNames:
     """Checkpoint names to ignore: duplicates of tied tensors, and transformers' own ignore patterns."""
 
     def __init__(self, tied: Iterable[str], patterns: Iterable[str]) -> None:
@@ -84,18 +85,18 @@ def declare(model: Any, blueprint: Blueprint) -> Container[str]:
         form = getattr(*places[0])
         dtype = torch.float32 if _stays_float32(kept, model, blueprint.dtype) else form.dtype
         shape, sources = checkpoint.sources(kept, tuple(form.shape))
-        blueprint.parameters.append(Borrowed(places, tuple(form.shape), Parameter(shape, dtype, sources)))
-    return Unread(tied, model._keys_to_ignore_on_load_unexpected or ())
+        blueprint.parameters.append(ModuleParameter(places, tuple(form.shape), Parameter(shape, dtype, sources)))
+    return IgnoredNames(tied, model._keys_to_ignore_on_load_unexpected or ())
 
 
-def _places(model: nn.Module) -> Iterator[tuple[list[str], list[Place]]]:
+def _places(model: nn.Module) -> Iterator[tuple[list[str], list[ModuleAttribute]]]:
     """Yield each tensor's names and places; a tied tensor has several, the one that checkpoints keep first."""
     names: dict[int, list[str]] = {}
-    places: dict[int, list[Place]] = {}
+    places: dict[int, list[ModuleAttribute]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         owner, _, attribute = name.rpartition(".")
         names.setdefault(id(tensor), []).append(name)
-        places.setdefault(id(tensor), []).append(Place(model.get_submodule(owner), attribute))
+        places.setdefault(id(tensor), []).append(ModuleAttribute(model.get_submodule(owner), attribute))
     yield from zip(names.values(), places.values(), strict=True)
 
 
@@ -130,6 +131,7 @@ class _Names:
         return usual, name, usual.removeprefix(self._prefix), name.removeprefix(self._prefix)
 
     def holds(self, name: str) -> bool:
+        """Return whether the checkpoint stores the tensor under any of its possible names."""
         return any(each in self._stored for each in self.possible(name))
 
     def sources(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Source, ...]]:

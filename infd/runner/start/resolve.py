@@ -22,7 +22,7 @@ from infd.models.config import (
     states_context_length,
     stored_dtype,
 )
-from infd.models.sizes import Sizes
+from infd.models.dimensions import Dimensions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ def resolve(
     """
     own = registry.is_own(described)
     if own:
-        Sizes.read(decoder(described))
+        Dimensions.read(decoder(described))
     else:
         _require_plain_weights(config, described)
     dtype = choose_dtype(config.model.dtype, described, kind)

@@ -1,4 +1,4 @@
-"""The noise is what Gumbel-max needs, and the choice has the right distribution."""
+"""The noise is Gumbel noise, and sampled tokens have the right distribution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def hashed(vocab: int = VOCAB) -> torch.Tensor:
 
 
 def chi_square(observed: torch.Tensor, probability: torch.Tensor) -> float:
-    """Return Pearson's statistic in standard deviations from its mean; far above 0 means a wrong distribution."""
+    """Return Pearson's statistic in standard deviations from its mean; a wrong distribution gives far more than 0."""
     expected = probability.double() * observed.sum()
     statistic = float(((observed - expected) ** 2 / expected).sum())
     degrees = len(probability) - 1
@@ -65,7 +65,7 @@ def test_a_choice_says_nothing_about_the_next_one():
 
 def test_a_large_vocabulary_has_its_unlikely_tokens_chosen_as_often_as_they_should_be():
     vocab = 50_000
-    logits = torch.full((vocab,), -math.log(vocab))  # together as likely as token 0
+    logits = torch.full((vocab,), -math.log(vocab))  # all others together are as likely as token 0
     logits[0] = 0.0
     count = 500
     tokens = choice.among_all(
@@ -90,7 +90,7 @@ def test_noise_depends_on_the_row_alone():
 
 
 def test_the_noise_of_a_token_is_pinned():
-    # Another device must meet the same noise, and a seed must go on meaning the same text.
+    # Other devices must compute equal noise, and a seed must give the same text in later versions.
     keys = keys_of(torch.tensor([42]), torch.tensor([7]))
     assert keys.tolist() == [[1041043582, 1385428533]]
     torch.testing.assert_close(noise.gumbel(keys, hashed(3)), torch.tensor([[0.1143473, -0.0220347, 0.9355881]]))

@@ -1,4 +1,4 @@
-"""Tokens that are chosen natively are those of the reference, token for token."""
+"""Natively sampled tokens equal the reference's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ limits = st.fixed_dictionaries(
 
 
 def sample(kernels, logits, asked, seed=0):
-    """Return tokens and verdicts of rows of logits, each asking for something else."""
+    """Return the sampled tokens and verdicts of rows of logits, each row with its own sampling parameters."""
     rows = make_rows(rows=len(asked), vocab_size=logits.shape[1])
     rows.stage(
         [join(i, [1], [[1]], SamplingParams(max_tokens=9, **each), seed=seed + i) for i, each in enumerate(asked)], []
@@ -49,7 +49,7 @@ def test_native_choices_are_those_of_the_reference(library, asked, vocabulary, s
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(ROWS, vocabulary, generator=generator) * spread
     if coarse:
-        logits = logits.round()  # many are equally likely
+        logits = logits.round()  # produces equal logits
     logits[torch.rand(logits.shape, generator=generator) < hidden] = -torch.inf
     ours, verdict = sample(Draw(library), logits, asked, seed)
     theirs, expected = sample(reference.Draw(), logits, asked, seed)

@@ -1,4 +1,4 @@
-"""Penalties, masks, temperature: each against transformers or a loop in float64."""
+"""Penalties, masks and temperature, against transformers or a loop in float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ histories = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20
 
 
 def padded(rows: list[list[int]], prompts: list[int], fill: int) -> History:
-    """Return histories, of prompts of such lengths, whose unused places hold `fill`."""
+    """Return histories with prompts of the given lengths; positions behind the end hold `fill`."""
     width = max(map(len, rows)) + 3
     tokens = torch.tensor([row + [fill] * (width - len(row)) for row in rows], dtype=torch.int32)
     end = torch.tensor([len(row) for row in rows])

@@ -1,4 +1,4 @@
-"""Which tokens stay, against transformers and against a loop in float64."""
+"""Top-k, top-p and min-p, against transformers and a loop in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCAB = 60
 
 
 def kept(logits, width=VOCAB, *, top_k=0, top_p=1.0, min_p=0.0) -> list[int]:
-    """Return the tokens that stay of one row."""
+    """Return the kept tokens of one row."""
     row = (logits - logits.max())[None]
     found = truncate(
         row,
@@ -34,7 +34,7 @@ def likely(logits) -> list[int]:
 
 
 def naive(logits, top_k, top_p, min_p) -> list[int]:
-    """Min-p, then top-k, then top-p of what is left, without ties."""
+    """Apply min-p, then top-k, then top-p of the remaining tokens; for logits without ties."""
     weights = sorted(((math.exp(x), i) for i, x in enumerate(logits.double().tolist())), reverse=True)
     weights = [(w, i) for w, i in weights if w >= min_p * weights[0][0]]
     weights = weights[: top_k or None]
@@ -64,7 +64,7 @@ def test_top_k_is_that_of_transformers(logits, k):
 def test_top_p_is_that_of_transformers(logits, p):
     theirs = likely(TopPLogitsWarper(p)(None, logits[None])[0])
     ours = kept(logits, top_p=p)
-    # Where the mass comes to p within rounding, either answer is right.
+    # If the kept mass equals p within rounding, either result is right.
     mass = logits.double().softmax(-1)
     if ours != theirs:
         assert abs(float(mass[ours].sum()) - p) < 1e-6 or abs(float(mass[theirs].sum()) - p) < 1e-6
@@ -85,7 +85,7 @@ def test_together_they_apply_in_order(logits, k, p, m):
     expected = naive(logits, k, p, m)
     ours = kept(logits, top_k=k, top_p=p, min_p=m)
     if ours != expected:
-        assert len(set(ours) ^ set(expected)) == 1  # a token that stands on the boundary within rounding
+        assert len(set(ours) ^ set(expected)) == 1  # a token on the boundary, within rounding
 
 
 @pytest.mark.parametrize("limits", [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.3}])

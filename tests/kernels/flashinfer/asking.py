@@ -1,8 +1,8 @@
-"""Say which of FlashInfer's modules a model's first steps ask for, and which ones, and Triton's kernels, any others do.
+"""Print the modules of FlashInfer that a model's first steps request, and the kernels that only other steps request.
 
-A program of its own, since what FlashInfer has built it keeps: `python -m tests.kernels.flashinfer.asking CHECKPOINT
-DIRECTORY CACHED` prints two lines of JSON, where the first steps' modules would lie and those that only other steps ask
-for. Nothing is compiled.
+A separate program, because FlashInfer keeps built modules in the process: `python -m tests.kernels.flashinfer.asking
+CHECKPOINT DIRECTORY CACHED` prints two lines of JSON: the first steps' modules with their paths, and the modules and
+Triton kernels that only other steps request. Nothing is compiled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where there is a GPU, FlashInfer computes; what it is told of a step is checked anywhere."""
+"""Tests of FlashInfer's results need a GPU; tests of its arguments run anywhere."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def gpu(gpu: torch.device) -> torch.device:
-    """Skip where FlashInfer is missing, too."""
+    """The GPU; skips without FlashInfer."""
     pytest.importorskip("flashinfer")
     return gpu

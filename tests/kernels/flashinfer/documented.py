@@ -1,7 +1,7 @@
-"""Stands for FlashInfer: each name computes what its documentation says, from nothing but what it is given.
+"""A substitute for FlashInfer: each function computes in torch what FlashInfer's documentation specifies.
 
-Where FlashInfer is installed, every call is first bound to its real signature. What a captured step calls is computed
-without a look at the tensors, as on a GPU.
+If FlashInfer is installed, the arguments of every call are bound to the real signature. Functions that captured steps
+call never read tensor values on the host, as on a GPU.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 
 INSTALLED = find_spec("flashinfer") is not None
-LOADED = 16  # bytes that its kernels read at once
+LOADED = 16  # bytes of one load
 
 
 class Package:
-    """FlashInfer on a GPU of some compute capability.
+    """FlashInfer on a GPU of the given compute capability.
 
-    calls  what was called; of a wrapper, its class and the method
+    calls  names of the functions called; for wrappers Class.method
     """
 
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
@@ -49,7 +49,7 @@ class Package:
         return self.calls.count(name)
 
     def note(self, name: str, *given: Any, **named: Any) -> None:
-        """Remember a call, having bound it to the signature of what it stands for."""
+        """Record a call, after binding its arguments to the real signature."""
         self.calls.append(name)
         real: Any = self._real
         if real is not None:
@@ -100,7 +100,7 @@ class Package:
         self._gate(lambda x: functional.gelu(x, approximate="tanh"), input, out)
 
     def _gate(self, activation: Callable[[Tensor], Tensor], input: Tensor, out: Tensor) -> None:
-        assert input.is_contiguous()  # its kernel does not ask for strides
+        assert input.is_contiguous()  # the kernel takes no strides
         assert out.is_contiguous()
         gate, up = input.float().chunk(2, -1)
         out.copy_(activation(gate) * up)
@@ -168,10 +168,10 @@ class Prompts:
         assert q.shape == out.shape == (self.starts[-1], heads, head)
         _typed(self.named, q, paged_kv_cache)
         if paged_kv_cache[0].dtype != q.dtype:
-            assert self.backend == "fa2"  # the other one wants 8-bit queries too
+            assert self.backend == "fa2"  # fa3 requires fp8 queries too
         for i, (pages, length) in enumerate(zip(self.pages, self.lengths, strict=True)):
             mine = slice(self.starts[i], self.starts[i + 1])
-            # HND: [pages, K, page, D]
+            # HND layout: [pages, K, page, D]
             k, v = (_taken(cache, pages).transpose(1, 2).flatten(0, 1)[:length] for cache in paged_kv_cache)
             assert k.shape[1] == kv_heads
             window = self.named["window_left"]
@@ -221,7 +221,7 @@ class Decoding:
 
     def plan(self, *given: Any, **named: Any) -> None:
         self._package.note("BatchDecodeWithPagedKVCacheWrapper.plan", self, *given, **named)
-        if self._package._real is not None:  # the public one takes any name
+        if self._package._real is not None:  # the public method accepts any keyword
             inspect.signature(self._package._real.BatchDecodeWithPagedKVCacheWrapper._plan_impl).bind(
                 self, *given, **named
             )
@@ -277,7 +277,7 @@ class Decoding:
 
 
 class Plain:
-    """Stands for Triton's family over 8-bit floats, which writes, whether what it does is captured or not."""
+    """Replaces Triton's fp8 family for cache writes, captured or not."""
 
     def __init__(self, batch: AttentionBatch | None = None) -> None:
         self._batch = batch
@@ -285,13 +285,13 @@ class Plain:
     def prepare(self, batch: AttentionBatch) -> Plain:
         return Plain(batch)
 
-    lasting = prepare
+    captured = prepare
 
     def refill(self, starts: list[int]) -> None:
-        """Need nothing."""
+        """Do nothing."""
 
     def begin(self) -> None:
-        """Share nothing."""
+        """Do nothing."""
 
     def write(self, k: Tensor, v: Tensor, pages: KeyValuePages) -> None:
         assert self._batch is not None
@@ -299,7 +299,7 @@ class Plain:
 
 
 def gather(table: Tensor, first: Tensor, skipped: Tensor, pages: Tensor) -> None:
-    """Stands for `infd.kernels.triton.gather`, in operations that can be recorded."""
+    """As `infd.kernels.triton.gather.gather`, in torch operations that can be recorded."""
     first = first.long()
     within = torch.arange(table.shape[1], device=table.device) - skipped[:, None]
     seen = (within >= 0) & (within < first.diff()[:, None])
@@ -309,21 +309,21 @@ def gather(table: Tensor, first: Tensor, skipped: Tensor, pages: Tensor) -> None
 
 
 def _typed(named: dict[str, Any], q: Tensor, caches: tuple[Tensor, Tensor]) -> None:
-    """Check what was planned against the types of what is computed with."""
+    """Check the planned dtypes against the tensors'."""
     assert named["q_data_type"] == q.dtype
     assert all(named["kv_data_type"] == cache.dtype for cache in caches)
     assert caches[0].dtype in (q.dtype, torch.float8_e4m3fn)
 
 
 def _taken(cache: Tensor, pages: Tensor) -> Tensor:
-    """Return pages of a cache; torch does not look up 8-bit floats."""
+    """Return pages of a cache; torch cannot index 8-bit floats."""
     return cache.view(torch.uint8)[pages].view(cache.dtype) if cache.itemsize == 1 else cache[pages]
 
 
 def _told(indptr: Tensor, indices: Tensor, last: Tensor, page_size: int) -> None:
-    """Check what is told of pages."""
+    """Check the page arguments of a plan."""
     assert indptr.dtype == indices.dtype == last.dtype == torch.int32
-    assert indptr.device.type == last.device.type == "cpu"  # planning reads them on the host
+    assert indptr.device.type == last.device.type == "cpu"  # FlashInfer's planning reads them on the host
     assert all(a < b for a, b in pairwise(indptr.tolist()))
     assert all(0 < count <= page_size for count in last.tolist())
 
@@ -338,7 +338,7 @@ def _attended(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend one query of each sequence to its keys, without a look at any number. window 0: to all"""
+    """Attend one query a sequence to its keys, without reading values on the host. window 0: unlimited."""
     k, v = (_taken(cache, table.long()).transpose(2, 3).flatten(1, 2) for cache in caches)  # [S, L, K, D]
     at = torch.arange(k.shape[1])
     seen = at < lengths.long()[:, None]
@@ -375,10 +375,10 @@ def _xqa(
 ) -> None:
     sequences, beams, heads, head = q.shape
     assert beams == 1
-    assert q.is_contiguous()  # the kernel asks for no strides but the cache's
+    assert q.is_contiguous()  # the kernel takes strides of the cache only
     assert output.is_contiguous()
     assert output.shape == q.shape
-    assert q.dtype == k_cache.dtype == v_cache.dtype  # over 8-bit floats it makes queries such, too
+    assert q.dtype == k_cache.dtype == v_cache.dtype  # with an fp8 cache XQA would quantize the queries too
     assert page_table.is_contiguous()
     assert page_table.dtype == torch.int32
     assert len(page_table) == sequences
@@ -429,7 +429,7 @@ def _append(
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    assert weight.dtype == x.dtype  # the kernel reads it as if it were
+    assert weight.dtype == x.dtype  # the kernel assumes x's dtype
     assert x.stride(-1) == 1
     assert all(stride * x.itemsize % LOADED == 0 for stride in x.stride()[:-1])
     wide = x.float()

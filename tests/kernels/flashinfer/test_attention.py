@@ -1,4 +1,4 @@
-"""What FlashInfer is told of a step, read as its documentation says; and its own signatures, where it is installed."""
+"""The arguments of FlashInfer's attention, checked by a substitute, and by the real signatures where installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTS, DECODER = "BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedK
 
 @pytest.fixture
 def make() -> Callable[..., tuple[PagedAttention, Package]]:
-    """Return what makes attention, and the package that stands for FlashInfer."""
+    """Return a function that makes attention over a substitute of FlashInfer, and that substitute."""
     pytest.importorskip("triton")
     from infd.kernels.flashinfer.attention import PagedAttention
     from infd.kernels.triton.attention import PagedAttention as Triton
@@ -59,10 +59,10 @@ def test_decoding_needs_no_plan_where_pages_and_scores_are_such(make, page_token
 @pytest.mark.parametrize(
     ("capability", "page_tokens", "window", "softcap", "planned"),
     [
-        ((8, 0), 16, None, None, False),  # a GPU that the other kernel is not compiled for
-        ((9, 0), 8, 20, None, False),  # a page that it does not know
-        ((9, 0), 16, 20, 0.7, False),  # scores that are capped
-        ((9, 0), 16, None, None, True),  # as asked
+        ((8, 0), 16, None, None, False),  # XQA is not compiled for this GPU
+        ((9, 0), 8, 20, None, False),  # XQA does not support this page size
+        ((9, 0), 16, 20, 0.7, False),  # XQA does not support a softcap
+        ((9, 0), 16, None, None, True),  # requested
     ],
 )
 @pytest.mark.parametrize("shared", [1, 4, 5])
@@ -87,7 +87,7 @@ def test_a_backend_may_be_chosen_for_prompts(make):
     attention, _ = make(backend="fa2")
     case = Case(MIX, head=64)
     assert case.error(attention) < 1e-5
-    (lent,) = attention._space.prompts._lent
+    (lent,) = attention._state.prompts._lent
     assert lent.wrapper.backend == "fa2"
 
 
@@ -101,7 +101,7 @@ def test_layers_that_ask_for_the_same_share_a_wrapper_and_a_later_step_takes_it(
         first = plan.run(case.q, case.pages, scale=0.1)
     assert package.called(PROMPTS) == package.called(f"{PROMPTS}.plan") == 1
     plan.run(case.q, case.pages, scale=0.2)
-    assert package.called(PROMPTS) == 2  # the first one is still the step's
+    assert package.called(PROMPTS) == 2  # the step still uses the first wrapper
     assert plan.run(case.q, case.pages, scale=0.1).equal(first)
     del plan
     attention.prepare(case.batch).run(case.q, case.pages, scale=0.3)
@@ -142,19 +142,19 @@ def test_it_computes_in_the_memory_that_it_is_given():
 
     attention = PagedAttention(Package(), Triton())
     assert isinstance(attention, Workspace)
-    for _ in range(2):  # of one runner, then of another
+    for _ in range(2):  # two runners, one after the other
         memory = torch.zeros(attention.workspace_bytes, dtype=torch.uint8)
         attention.work_in(memory)
         case = Case(DECODING, head=64, page_tokens=16)
         assert case.error(attention) < 1e-5
-        space = attention._space
-        parts = [space._semaphores, space._partial, space._scratch]
+        state = attention._state
+        parts = [state._semaphores, state._partial, state._scratch]
         assert {part.untyped_storage().data_ptr() for part in parts} == {memory.data_ptr()}
         assert sum(part.nbytes for part in parts) == len(memory)
 
 
 class Triton:
-    """Stands for Triton's family, and says what came to it."""
+    """Replaces Triton's family, and records its calls."""
 
     def __init__(self) -> None:
         self.came: list[str] = []
@@ -178,7 +178,7 @@ class Triton:
         (MIX, {"head": 64, "held": FLOAT8}, ["write", "run"]),
         (MIX, {"head": 128, "held": FLOAT8}, ["write"]),
         (MIX, {"head": 64, "sinks": True}, ["run"]),
-        (DECODING, {"head": 64, "sinks": True}, ["run"]),  # its pages of 4 tokens want a plan
+        (DECODING, {"head": 64, "sinks": True}, ["run"]),  # pages of 4 tokens require a plan
         (DECODING, {"head": 64, "sinks": True, "page_tokens": 16}, []),
     ],
 )
@@ -192,7 +192,7 @@ def test_what_flashinfer_does_not_take_goes_to_triton(make, lengths, case, came)
     assert bool(attention.refused) == bool(came)
 
 
-@pytest.mark.filterwarnings("default")  # what FlashInfer warns of is not ours to mend
+@pytest.mark.filterwarnings("default")  # FlashInfer's own warnings
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("decoding", [False, True])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (100, None), (None, 30.0)])
@@ -209,7 +209,7 @@ def test_on_a_gpu_flashinfer_gives_what_the_naive_loop_gives(gpu, window, softca
     assert bool(((out[: len(expected)] - expected).abs() < 0.006 + expected.abs() / 128).all())
 
 
-@pytest.mark.filterwarnings("default")  # what FlashInfer warns of is not ours to mend
+@pytest.mark.filterwarnings("default")  # FlashInfer's own warnings
 @pytest.mark.parametrize("decoding", [False, True])
 @pytest.mark.parametrize("shared", [2, 4])
 @pytest.mark.parametrize("window", [None, 100])
@@ -221,4 +221,4 @@ def test_on_a_gpu_flashinfer_reads_8_bit_floats_as_the_naive_loop_does(gpu, wind
     expected = case.expected()
     case.move(gpu)
     out = case.compute(Float8PagedAttention()).cpu().double()
-    assert bool(((out - expected).abs() < 0.02 + expected.abs() / 64).all())  # queries are rounded once more
+    assert bool(((out - expected).abs() < 0.02 + expected.abs() / 64).all())  # queries are rounded twice

@@ -1,4 +1,4 @@
-"""Whole models whose every kernel that FlashInfer has is FlashInfer's, against transformers."""
+"""Whole models with FlashInfer's kernel in every family that has one, against transformers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_a_prompt_in_chunks_beside_a_stranger_is_what_transformers_says(tmp_path
             (got if sequence is ours else theirs).append(logits)
     assert off(torch.cat(got), pair.expect(prompt)) < CLOSE
     assert off(torch.cat(theirs), pair.expect(other)) < CLOSE
-    # Prompts, of which the last layer goes on with one token each: two plans in a step.
+    # Prompts whose last layer computes the sampled tokens alone: two plans in a step.
     both = (text(3, 19), text(4, 7))
     spans = [(driver.start(tokens), len(tokens)) for tokens in both]
     for tokens, logits in zip(both, driver.step(*spans, last=True), strict=True):
         assert off(logits, pair.expect(tokens)[-1:]) < CLOSE
     used = {"BatchPrefillWithPagedKVCacheWrapper.run", "append_paged_kv_cache", "apply_rope_with_cos_sin_cache"}
-    used |= {"xqa" if variant == "qwen3" else "BatchDecodeWithPagedKVCacheWrapper.run"}  # scores capped, small pages
+    used |= {"xqa" if variant == "qwen3" else "BatchDecodeWithPagedKVCacheWrapper.run"}  # softcap; small pages
     if variant == "gemma2":
         used |= {"gemma_rmsnorm", "gemma_fused_add_rmsnorm", "gelu_tanh_and_mul"}
     else:

@@ -1,4 +1,4 @@
-"""Which of FlashInfer's modules are compiled ahead, and where they are kept."""
+"""FlashInfer's modules: which are compiled ahead of time, and in which directory."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[3]
     ("variant", "cached", "overrides", "expected"),
     [
         ("qwen3", "auto", {}, {"xqa", "silu", "page"}),
-        # Scores are capped: decoding is planned. Two heads share one of keys, so without tensor cores.
+        # With a softcap decoding is planned; two query heads a key head decode without tensor cores.
         ("gemma2", "auto", {"query_pre_attn_scalar": 64}, {"batch_decode", "gelu", "page"}),
-        # 8-bit floats are written by Triton.
+        # Triton writes an fp8 cache.
         ("qwen3", "fp8", {"head_dim": 128}, {"batch_decode", "silu"}),
     ],
 )
@@ -34,7 +34,7 @@ def test_the_first_steps_ask_for_every_module_that_others_do(tiny, tmp_path, var
     expected = {*expected, "batch_prefill", "norm", "rope"}
     directory = shutil.copytree(tiny(variant), tmp_path / variant)
     settings = json.loads((directory / "config.json").read_text())
-    # Nothing is computed: heads may be of a size that FlashInfer takes, and sequences as long as they like.
+    # Nothing is computed, so head size and context length may be changed to ones that FlashInfer supports.
     settings |= {"head_dim": 64, "max_position_embeddings": 4096, **overrides}
     (directory / "config.json").write_text(json.dumps(settings))
     done = subprocess.run(
@@ -53,7 +53,7 @@ def test_the_first_steps_ask_for_every_module_that_others_do(tiny, tmp_path, var
 
 
 class Spec:
-    """Stands for a module that cannot be compiled."""
+    """Replaces a module that fails to compile."""
 
     name, is_compiled, is_aot = "norm", False, False
 

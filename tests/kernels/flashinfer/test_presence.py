@@ -1,4 +1,4 @@
-"""Why FlashInfer's kernels are refused, and who is asked then."""
+"""The reasons for refusing FlashInfer's kernels, and the order of candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms, angles and gates by FlashInfer: what it is given makes it give what the reference does."""
+"""FlashInfer's norms, rope and activations: with the arguments passed, they give the reference's results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tokens() -> Any:
 
 
 class Other:
-    """Stands for Triton's families."""
+    """Replaces Triton's families."""
 
     def rms_norm(self, *_: Any) -> str:
         return "triton"
@@ -38,7 +38,7 @@ def close(given: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def heads(dtype: torch.dtype, size: int = 64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return q, k and v of five tokens, which lie in one."""
+    """Return q, k and v of five tokens, as views of one tensor."""
     q, k, v = torch.randn(5, 4 + 2 + 2, size).to(dtype).split((4, 2, 2), 1)
     return q, k, v
 
@@ -65,7 +65,7 @@ def test_heads_are_normed_where_they_lie(tokens):
     for x in (q, k):
         assert close(norm.rms_norm(x, weight, 1e-6), dense.Norm().rms_norm(x, weight, 1e-6))
     assert package.calls == ["rmsnorm"] * 2
-    assert norm.rms_norm(q, weight, 1e-6, 1.0) == "triton"  # its kernel for heads knows no such weights
+    assert norm.rms_norm(q, weight, 1e-6, 1.0) == "triton"  # FlashInfer norms heads without an offset only
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -112,7 +112,7 @@ def test_what_flashinfer_does_not_take_goes_to_triton(tokens):
     assert gate.refused == {"flashinfer": "leaves to triton: gates that lie askew"}
 
 
-@pytest.mark.filterwarnings("default")  # what FlashInfer warns of is not ours to mend
+@pytest.mark.filterwarnings("default")  # FlashInfer's own warnings
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_a_gpu_flashinfer_gives_what_the_reference_gives(gpu, tokens, dtype):
     x, residual, weight = (torch.randn(*shape).to("cuda", dtype) for shape in ((9, 512), (9, 512), (512,)))

@@ -1,7 +1,8 @@
-"""Say which kernels a model's first steps ask for, and which ones any others do that the scheduler may plan.
+"""Print the kernels that a model's first steps request, and the kernels that only other possible steps request.
 
-A program of its own, since its parent interprets: `python -m tests.kernels.triton.asking CHECKPOINT` prints two lines
-of JSON, the kernels that only other steps ask for and how many the first ones do. Nothing is compiled.
+A separate program, because the test process runs Triton's interpreter: `python -m tests.kernels.triton.asking
+CHECKPOINT` prints two lines of JSON: the kernels that only other steps request, and the number of kernels that the
+first steps request. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ASKED = [
 
 @contextmanager
 def noted() -> Iterator[set[str]]:
-    """Return what is asked for in here, instead of compiling it."""
+    """Yield the set of kernels requested within the block, which are not compiled."""
     found: set[str] = set()
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
@@ -58,7 +59,7 @@ def noted() -> Iterator[set[str]]:
 
 
 def others(plans: TrialPlans, _: str) -> Iterator[StepPlan]:
-    """Plan steps of few rows and of many, of long spans and of short ones, far into a sequence and at its start."""
+    """Plan steps of few and many rows, long and short spans, early and late positions."""
     chance = random.Random(1)
     groups = len(plans._groups)
     for number in range(120):
@@ -74,7 +75,7 @@ def others(plans: TrialPlans, _: str) -> Iterator[StepPlan]:
         yield StepPlan(number, joins, [], spans)
 
 
-CHANGED = [  # by adapters: which targets, from every so many; how many modules of each; ranks of a module
+CHANGED = [  # one adapter each: targets changed, modules changed in a target, ranks of a module
     (slice(None), 1, 8),
     (slice(1, None, 3), 3, 64),
     (slice(0, None, 2), 2, 5),
@@ -85,7 +86,7 @@ CHANGED = [  # by adapters: which targets, from every so many; how many modules 
 def mixtures(
     plans: TrialPlans, slots: DeviceSlots, targets: Sequence[Target], dtype: torch.dtype
 ) -> Iterator[StepPlan]:
-    """Plan steps with one adapter after the other, and with several: prompts, and steps that only decode."""
+    """Plan steps with each adapter alone and with several: with prompts, and decoding only."""
     adapters = [Adapter(f"a{i}", i) for i in range(len(CHANGED))]
     for adapter, each in zip(adapters, CHANGED, strict=True):
         slots.hold(adapter, changes(targets, dtype, *each))

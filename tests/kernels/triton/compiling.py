@@ -1,7 +1,7 @@
-"""Compile what the kernels' classes launch, for GPUs that are not here; say what each kernel takes of them.
+"""Compile the kernels that the families launch, for GPUs that need not be installed; print each kernel's resources.
 
-A program of its own, since its parent interprets: `python -m tests.kernels.triton.compiling FAMILY` prints one JSON
-object a line. The launches are the classes' own, on tensors without storage, compiled instead of made.
+A separate program, because the test process runs Triton's interpreter: `python -m tests.kernels.triton.compiling
+FAMILY` prints one JSON object a line. The families launch their kernels on tensors without storage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.families.attention import KeyValuePages
 from infd.kernels.families.draw import Drawing, History
-from infd.kernels.families.rows import Kept, Seats
+from infd.kernels.families.rows import BatchState, DecodeInputs
 from infd.kernels.recipe import NormRecipe
 from infd.kernels.triton.activation import Activation
 from infd.kernels.triton.attention import PagedAttention
@@ -32,15 +32,15 @@ from infd.kernels.triton.gather import gather
 from infd.kernels.triton.lora import Lora
 from infd.kernels.triton.norm import Norm
 from infd.kernels.triton.rope import Rope
-from infd.kernels.triton.rows import Rows
+from infd.kernels.triton.rows import RowKernels
 from tests.kernels.paging import PagedSpan, attention_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TARGETS = ("sm_80", "sm_89", "sm_90a", "gfx942")
-REFUSED = {("float32, 8 heads of 512", "gfx942")}  # by name, when kernels are selected
-NARROW = TARGETS[1:]  # which have 8-bit floats
+REFUSED = {("float32, 8 heads of 512", "gfx942")}  # select.py refuses such heads there
+NARROW = TARGETS[1:]  # GPUs with fp8 conversions
 META = torch.device("meta")
 
 
@@ -59,7 +59,7 @@ def attention(
     held: torch.dtype | None = None,
     sinks: bool = False,
 ) -> None:
-    """Decode one sequence beside a prompt."""
+    """Decode one sequence in a step with a prompt."""
     tables = list(range(1, 251))
     spans = [PagedSpan(3000, 1, tables), PagedSpan(100, 600, tables)]
     batch = attention_batch(spans, page_tokens=16, window=window, padding=1, device=META)
@@ -78,18 +78,18 @@ def attention(
 def decoding(
     kv_heads: int, shared: int, head: int, window: int | None = None, *, held: torch.dtype | None = None
 ) -> None:
-    """Decode sequences in a step that is captured."""
+    """Decode sequences in a captured step."""
     batch = attention_batch([PagedSpan(3000, 1, list(range(1, 251)))] * 40, page_tokens=16, window=window, device=META)
     dtype = torch.bfloat16
     cache = (empty(300, kv_heads, 16, head, dtype=held or dtype) for _ in range(2))
     pages = KeyValuePages(*cache, None if held is None else empty(2, kv_heads, dtype=torch.float32))
-    plan = PagedAttention(264).lasting(batch)
+    plan = PagedAttention(264).captured(batch)
     plan.run(empty(40, kv_heads * shared, head), pages, scale=head**-0.5)
     plan.begin()
 
 
 def norms(dtype: torch.dtype) -> None:
-    """Norm the stream of a model of 4,096, and the heads of its queries."""
+    """Norm the stream of a model of hidden size 4096, and the heads of its queries."""
     stream, weight = empty(7, 4096, dtype=dtype), empty(4096, dtype=dtype)
     Norm().add_rms_norm(stream, stream, weight, 1e-6)
     Norm().rms_norm(empty(7, 48, 128, dtype=dtype)[:, :32], empty(128, dtype=dtype), 1e-6, 1.0)
@@ -102,7 +102,7 @@ def rotations(pairs: int, *, interleaved: bool) -> None:
 
 
 def entering(head: int, pairs: int) -> None:
-    """Norm and turn heads on their way into the cache."""
+    """Norm and rotate heads, and write them to the cache."""
     batch = attention_batch([PagedSpan(0, 7, [1])], page_tokens=16, device=META)
     pages = KeyValuePages(*(empty(300, 8, 16, head) for _ in range(2)))
     q, k, v = empty(7, 48, head).split((32, 8, 8), 1)
@@ -132,7 +132,7 @@ def draws(*, truncated: bool) -> None:
 
 
 def penalties() -> None:
-    """Make tokens less likely, and impossible."""
+    """Apply penalties and a mask."""
     logits, rows = empty(9, 151936, dtype=torch.float32), empty(7, dtype=torch.int64)
     prompt, numbers = empty(7, dtype=torch.int32), empty(7, dtype=torch.float32)
     history = History(empty(9, 40960, dtype=torch.int32), rows, prompt, rows, 3000)
@@ -142,16 +142,18 @@ def penalties() -> None:
 
 
 def rows() -> None:
-    """Seat a step of seven sequences, and append what they sampled."""
-    kept = Kept(empty(9, 40960, dtype=torch.int32), empty(9, dtype=torch.int64), empty(9, 1, 2560, dtype=torch.int32))
+    """Gather the inputs of a step of seven sequences, and append their sampled tokens."""
+    kept = BatchState(
+        empty(9, 40960, dtype=torch.int32), empty(9, dtype=torch.int64), empty(9, 1, 2560, dtype=torch.int32)
+    )
     seven = empty(7, dtype=torch.int64)
     start, table = empty(7, dtype=torch.int32), empty(7, 2560, dtype=torch.int32)
-    Rows().seat(kept, Seats(seven, seven, seven, start, seven, [16], [table], [seven]))
-    Rows().append(kept, seven, seven, seven)
+    RowKernels().gather_inputs(kept, DecodeInputs(seven, seven, seven, start, seven, [16], [table], [seven]))
+    RowKernels().append(kept, seven, seven, seven)
 
 
 def adapters(ranks: int, dtype: torch.dtype) -> None:
-    """Change queries and values of a fused product, the embedding, and the head, whose logits are wide."""
+    """Add to q and v of a fused product, to the embedding, and to the head with its float32 logits."""
     b = [empty(outputs, ranks, dtype=dtype) for outputs in (4096, 1024)]
     parts = [LowRankPart(b[0], 0, 0), LowRankPart(b[1], ranks, 5120)]
     rows, y = empty(40, dtype=torch.int64), empty(99, 6144, dtype=dtype)
@@ -208,7 +210,7 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
 
 
 def asked(work: Callable[[], object], target: str) -> Iterator[dict[str, Any]]:
-    """Compile what `work` launches; yield the name and needs of each kernel."""
+    """Compile the kernels that `work` launches; yield each kernel's name and resources."""
     found: list[tuple[str, int, dict[str, str]]] = []
 
     def note(*, src: Any, metadata: dict[str, Any], metadata_group: dict[str, str], **_: Any) -> None:
@@ -222,13 +224,13 @@ def asked(work: Callable[[], object], target: str) -> Iterator[dict[str, Any]]:
 
 
 def single(files: dict[str, str]) -> int:
-    """Return how often numbers of 16 bits are read one by one, where code says so."""
+    """Return the number of 16-bit load instructions, which unvectorized code has; 0 without PTX."""
     ptx = next((path for path in files.values() if path.endswith(".ptx")), None)
     return 0 if ptx is None else len(re.findall(r"ld\.global(?:\.\w+)*\.[bu]16\b", Path(ptx).read_text()))
 
 
 def used(files: dict[str, str]) -> dict[str, int]:
-    """Return registers of a thread, and what did not fit into them, from the files that compiling gives."""
+    """Return registers and spilled bytes a thread, read from the compiler's output files."""
     by_kind = {Path(path).suffix: path for path in files.values()}
     if amd := by_kind.get(".amdgcn"):
         found = re.findall(r"\.(\w+): +(\d+)", Path(amd).read_text())

@@ -1,4 +1,4 @@
-"""Where there is a GPU the kernels run on it; elsewhere, in Triton's interpreter."""
+"""With a GPU, Triton's kernels run on it; otherwise in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 NATIVE = torch.cuda.is_available()
-# There the interpreter stands for a device apart; tests/runner/test_overlap.py asks a GPU itself.
+# test_apart.py needs the interpreter; tests/runner/test_overlap.py tests overlap on a GPU.
 collect_ignore = ["test_apart.py"] if NATIVE else []
 
 
 @pytest.fixture(scope="session")
 def triton() -> None:
-    """Skip where there is no Triton. Its kernels may be imported once this has been asked for, and not before."""
+    """Skips without a suitable Triton. Its kernels must not be imported before this fixture is requested."""
     if NATIVE:
         pytest.importorskip("triton", minversion="3.6")
     else:
@@ -32,7 +32,7 @@ def triton() -> None:
 
 @pytest.fixture(params=[pytest.param("cuda" if NATIVE else "interpreted", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, triton: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """Where the kernels run."""
+    """The device that the kernels run on."""
     if request.param == "cuda":
         yield torch.device("cuda")
         return
@@ -41,12 +41,12 @@ def device(request: pytest.FixtureRequest, triton: None, monkeypatch: pytest.Mon
     monkeypatch.setattr(InterpreterBuilder, "create_dot", _dot)
     for name in ("cast_impl", "create_fp_to_fp"):
         monkeypatch.setattr(InterpreterBuilder, name, partialmethod(_cast, getattr(InterpreterBuilder, name)))
-    with np.errstate(over="ignore", invalid="ignore"):  # hardware gives infinity and NaN without a word, too
+    with np.errstate(over="ignore", invalid="ignore"):  # numpy warns of infinity and NaN; hardware does not
         yield torch.device("cpu")
 
 
 def _cast(builder: Any, original: Any, source: Any, target: Any, *rounding: Any) -> Any:
-    """Convert bfloat16 and 8-bit floats as the hardware does, to the nearest; the interpreter cuts off, or slips."""
+    """Convert bfloat16 and fp8 as the hardware does, to nearest; the interpreter truncates, or converts wrongly."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
@@ -65,7 +65,7 @@ def _cast(builder: Any, original: Any, source: Any, target: Any, *rounding: Any)
 
 
 def _dot(builder: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
-    """Multiply as the hardware does: the interpreter takes the bits of bfloat16 for integers."""
+    """Multiply as the hardware does; the interpreter multiplies the bits of bfloat16 as integers."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
@@ -79,6 +79,6 @@ def _dot(builder: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
 
 @pytest.fixture
 def unsynchronised(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context in which waiting for the device is an error. On a CPU there is nothing to wait for."""
+    """Return a context in which waiting for the device raises; on a CPU it does nothing."""
 
     return waiting.unsynchronised if device.type == "cuda" else nullcontext

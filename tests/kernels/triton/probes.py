@@ -1,4 +1,4 @@
-"""Kernels that show what others keep to themselves."""
+"""Kernels that expose device functions of other kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from infd.kernels.triton.draw import gumbel, hashed, keys_of, reach
 
 @triton.jit
 def show_noise(seeds, positions, keys, bits, noise, SIZE: tl.constexpr):
+    """Store the keys, the random bits and the noise of tokens 0 to SIZE."""
     row = tl.program_id(0)
     low = tl.load(seeds + row * 2).to(tl.uint32, bitcast=True)
     high = tl.load(seeds + row * 2 + 1).to(tl.uint32, bitcast=True)
@@ -24,7 +25,7 @@ def show_noise(seeds, positions, keys, bits, noise, SIZE: tl.constexpr):
 
 @triton.jit
 def show_reach(logits, floats, top_k, bits, size, BLOCK: tl.constexpr):
-    """floats [n, 3]: temperature, top-p, the distance that min-p allows; the largest logit is 0."""
+    """Store the limit found for each row. floats [n, 3]: temperature, top-p, distance of min-p; largest logit 0."""
     row = tl.program_id(0)
     temperature = tl.load(floats + row * 3)
     top_p = tl.load(floats + row * 3 + 1)
@@ -35,5 +36,6 @@ def show_reach(logits, floats, top_k, bits, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def show_gumbel(bits, noise, SIZE: tl.constexpr):
+    """Store the noise for given random bits."""
     at = tl.arange(0, SIZE)
     tl.store(noise + at, gumbel(tl.load(bits + at).to(tl.uint32, bitcast=True)))

@@ -1,4 +1,4 @@
-"""What the host does around Triton's kernels waits for nothing: whole steps, where waiting for the device raises."""
+"""The host code around Triton's kernels never waits: whole steps run on a device where waiting raises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRITON = {"attention", "norm", "rope", "activation", "rows", "draw"}
 
 @pytest.fixture
 def apart(device, monkeypatch):
-    """A device that is computed by the interpreter."""
+    """A device whose kernels run in the interpreter."""
     from triton.runtime.interpreter import GridExecutor
 
     launch = GridExecutor.__call__
@@ -37,6 +37,6 @@ def test_steps_by_tritons_kernels_are_issued_without_waiting(tiny, apart):
     ops = select(APART, torch.float32, insisting("triton", CANDIDATES))
     ops.ask(*CANDIDATES)
     assert {row.family for row in ops.selection if row.chosen == "triton"} >= TRITON
-    ops = ops.replace(attention=PagedAttention(room=4), lora=Lora())  # which adds by addresses: there are none here
+    ops = ops.replace(attention=PagedAttention(room=4), lora=Lora())  # Triton's LoRA needs addresses
     runner = assembled(tiny("llama"), APART, Pinned(APART, apart.pin, apart.event), None, ops)
     assert len(results(runner, apart.unsynchronised)) == 9

@@ -1,4 +1,4 @@
-"""Captured steps share out the keys that there are, as the host does for steps that it sees."""
+"""The device splits the keys of captured steps as the host does for uncaptured steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.kernels.attention_case import KV_HEADS, Case
 from tests.kernels.paging import PagedSpan, attention_batch
 
-ROOM = 40  # parts of keys that are computed side by side: 20 for each of two heads
+ROOM = 40  # parts computed side by side: 20 for each of two key heads
 
 
 def batch_of(starts, device, *, window=None, count=1):
@@ -22,7 +22,7 @@ def batch_of(starts, device, *, window=None, count=1):
 
 @pytest.fixture
 def apportioned(device):
-    """Return the tiles that the device cuts for some spans, as lists, and those that the host does."""
+    """Return a function from starts to the device's cut and the host's."""
     from infd.kernels.triton.apportion import Apportioned
     from infd.kernels.triton.blocks import Gpu
     from infd.kernels.triton.tiles import Shape, cut
@@ -61,7 +61,7 @@ def test_the_device_cuts_as_the_host_does(apportioned, starts, window, count):
     found, expected = apportioned(starts, window=window, count=count)
     used = len(expected.tiles)
     assert found.tiles[:used].tolist() == expected.tiles.tolist()
-    assert not found.tiles[used:].any()  # what is left over has no queries
+    assert not found.tiles[used:].any()  # unused parts have no queries
     assert len(found.tiles) == len(starts) + ROOM // KV_HEADS
     alone = list(range(len(starts)))
     assert found.firsts.tolist() == (alone if expected.firsts is None else expected.firsts.tolist())
@@ -93,7 +93,7 @@ def test_one_plan_attends_to_what_each_step_has(device, unsynchronised, asked, w
     table, start, slots = (torch.zeros(4, width).int(), first.batch.start.clone(), first.batch.slots.clone())
     table, start, slots = (each.to(device) for each in (table, start, slots))
     bounds = [width * 16 - 1] * 4
-    plan = PagedAttention(8).lasting(replace(first.batch, starts=bounds, table=table, start=start, slots=slots))
+    plan = PagedAttention(8).captured(replace(first.batch, starts=bounds, table=table, start=start, slots=slots))
     for case, result in expected.items():
         case.move(device)
         table.zero_()[:, : case.batch.table.shape[1]] = case.batch.table

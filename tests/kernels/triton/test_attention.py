@@ -1,4 +1,4 @@
-"""Paged attention on a GPU against a loop that anyone can check by eye."""
+"""Paged attention on a GPU, against a naive loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIX = [(0, 5), (37, 1), (20, 3), (0, 1), (3, 21), (11, 1)]
 
 @pytest.fixture
 def compute(device, unsynchronised):
-    """Return what the kernels give for a case, computed without waiting for the device; padding included."""
+    """Return a function that computes a case without waiting for the device; its result includes padding."""
     from infd.kernels.triton.attention import PagedAttention
 
     def run(case: Case, room: int = 1):
@@ -26,7 +26,7 @@ def compute(device, unsynchronised):
 
 @pytest.fixture
 def error(compute):
-    """Return how far a case's result is from what the naive loop says, relative to its size from 1 up."""
+    """Return a function that measures a case's largest error, relative for results above 1."""
 
     def measure(case: Case, room: int = 1) -> float:
         expected = case.expected()
@@ -78,7 +78,7 @@ def test_the_tiles_of_a_batch_that_fills_the_device_are_not_split(triton):
 
 @pytest.mark.parametrize(("dtype", "head", "softcap"), [(torch.bfloat16, 256, 2.0), (torch.float16, 64, None)])
 def test_half_precision_accumulates_in_float32(compute, dtype, head, softcap):
-    # 600 keys summed in bfloat16 would be off by far more than one rounding of the result.
+    # Summing 600 keys in bfloat16 would give errors far above one rounding of the result.
     case = Case([(600, 1), (3, 20)], dtype=dtype, head=head, softcap=softcap, page_tokens=16)
     expected = case.expected()
     out = compute(case, 4)

@@ -1,4 +1,4 @@
-"""Every kernel compiles for GPUs that are not here, and fits into what they have."""
+"""Every kernel compiles for GPUs that need not be installed, within their resources."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SHARED = {
     "sm_89": 99 * 1024,
     "sm_90a": 227 * 1024,
     "gfx942": 64 * 1024,
-}  # bytes that a block may have
-# A loop that spills waits for memory. AMD's GPUs are only held to working: one of their loops spills 19 registers.
-# On the oldest of NVIDIA's the norm of float32 keeps two numbers on the stack.
+}  # bytes of shared memory available to a block
+# Spills in a loop cost memory accesses. AMD's GPUs may spill a little: one loop spills 19 registers. On sm_80 the
+# float32 norm keeps two numbers on the stack.
 SPILLED = {"sm_80": 8, "sm_89": 0, "sm_90a": 0, "gfx942": 32}
-NARROW = SHARED.keys() - {"sm_80"}  # GPUs that have 8-bit floats
+NARROW = SHARED.keys() - {"sm_80"}  # GPUs with fp8 conversions
 ROOT = Path(__file__).parents[3]
 
 
 def compiled(family: str) -> list[dict]:
-    """Return what is said of each kernel of a family."""
-    # Compiled code is kept in the tree's build folder: only what has changed is compiled again.
+    """Return the resources of each kernel of a family."""
+    # The cache is in the tree's build folder, so that only changed kernels are compiled again.
     environment = {**os.environ, "TRITON_CACHE_DIR": str(ROOT / "build" / "triton")}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
@@ -62,7 +62,7 @@ def test_blocks_of_large_heads_are_cut_down_to_what_a_gpu_has():
 
 @pytest.mark.usefixtures("triton")
 def test_an_adapters_matrices_are_read_several_numbers_at_once():
-    """Of `expand` the one for the head shows it: elsewhere a product's results, where they begin anywhere, are read."""
+    """For `expand` only the head's kernel shows it: the others also load unaligned results of the product."""
     kernels = [kernel for kernel in compiled("lora") if kernel["target"] == "sm_90a"]
     assert not [kernel for kernel in kernels if kernel["kernel"] == "shrink" and kernel["single"]]
     assert any(

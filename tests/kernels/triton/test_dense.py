@@ -1,4 +1,4 @@
-"""The families that look at one token at a time, on a GPU, against the reference."""
+"""Norm, rope and activations on a GPU, against the reference."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def activation(device):
 
 
 def same(given, expected, dtype):
-    """Compare within two roundings to `dtype`: the reference rounds where a fused kernel does not."""
+    """Compare within two roundings to `dtype`: the reference rounds intermediate results, a fused kernel does not."""
     tolerance = 2 * torch.finfo(dtype).eps if dtype is not torch.float32 else 2e-6
     for one, other in zip(given, expected, strict=True):
         assert one.dtype is dtype
@@ -63,7 +63,7 @@ def test_norms_are_those_of_the_reference(norm, device, unsynchronised, dtype, s
     with unsynchronised():
         given = [norm.rms_norm(x, weight, 1e-5, offset), *norm.add_rms_norm(x, residual, weight, 1e-5, offset)]
     same(given, expected, dtype)
-    assert given[2].cpu().equal(expected[2])  # the stream is rounded as the reference rounds it
+    assert given[2].cpu().equal(expected[2])  # the stream is equal to the bit
 
 
 def test_heads_may_be_normed_where_they_stand_in_a_fused_product(norm, device):
@@ -123,13 +123,13 @@ def test_keys_enter_the_cache_as_they_are_turned_and_values_as_they_are(
         same(given[:2], expected[:2], dtype)
         return
     for one, other in zip(given[:2], expected[:2], strict=True):
-        # A number between two may be rounded to either, where the sums before differ in their last bits.
+        # A number near the middle of two fp8 values may round either way, since sums differ in their last bits.
         assert (one.cpu().float() - other.float()).abs().le(other.float().abs() / 8).all()
         assert bits(one).cpu().eq(bits(other)).float().mean() > 0.98
 
 
 class HeadNorm:
-    """Implements `ops.HeadNorm`; over all heads of a token as one, where its weight is that long."""
+    """Implements families.norm.HeadNorm: over all of a token's heads if the weight has H * D numbers."""
 
     def __init__(self, norm, weight, eps, offset):
         self._norm, self._recipe = norm, NormRecipe(weight, eps, offset)

@@ -1,4 +1,4 @@
-"""Choosing tokens on a GPU: the noise, the limits and the choice of the reference."""
+"""Token sampling on a GPU, against the reference: noise, limits, tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from infd.kernels.reference.drawing import noise, temperature
 from infd.kernels.reference.drawing.draw import Draw as Reference
 from infd.kernels.reference.drawing.truncation import truncate
 
-ROWS, VOCAB = 8, 5000  # more than a block
+ROWS, VOCAB = 8, 5000  # more than one block of tokens
 
 LIMITS = {
     "none": {},
@@ -26,7 +26,7 @@ LIMITS = {
 
 @pytest.fixture
 def draw(device, unsynchronised):
-    """Return what the kernel chooses, on the CPU."""
+    """Return a function that samples tokens with the kernel, and moves them to the CPU."""
     from infd.kernels.triton.draw import Draw
 
     def run(logits, drawing, *, truncated):
@@ -101,12 +101,12 @@ def test_where_no_row_is_limited_limits_are_not_looked_at(draw):
 
 @pytest.mark.parametrize("limits", list(LIMITS.values())[1:], ids=list(LIMITS)[1:])
 @pytest.mark.parametrize("scale", [0.01, 8.0])
-@pytest.mark.parametrize("block", [4096, 256])  # of a lane, all that there is is at hand, or a fifth
+@pytest.mark.parametrize("block", [4096, 256])  # lanes hold all of their tokens, or a fifth
 def test_what_is_kept_is_what_the_reference_keeps(device, limits, scale, block):
     from tests.kernels.triton.probes import show_reach
 
     logits = logits_of(4, scale=scale)
-    logits[0, 100:120] = logits[0].max()  # equally likely
+    logits[0, 100:120] = logits[0].max()  # ties
     logits[1, 50:] = -torch.inf
     logits -= logits.amax(-1, keepdim=True)
     drawing = drawing_of(logits, **limits)
@@ -120,7 +120,7 @@ def test_what_is_kept_is_what_the_reference_keeps(device, limits, scale, block):
     within = -cooled <= bits.cpu().view(torch.float32)[:, None]
     expected = (cooled >= least[:, None]) & (cooled > -torch.inf)
     different = ((within & (cooled > -torch.inf)) != expected).sum(-1)
-    # Where the mass comes to top_p within rounding, either answer is right.
+    # If the kept mass equals top_p within rounding, either result is right.
     assert int(different.max()) <= (1 if limits.get("top_p", 0) > 0 else 0)
 
 

@@ -1,4 +1,4 @@
-"""Pages of sequences put side by side, on a GPU, against operations that anyone can check."""
+"""Gathered page ids on a GPU, against plain torch operations."""
 
 from __future__ import annotations
 

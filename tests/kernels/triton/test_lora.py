@@ -1,4 +1,4 @@
-"""Adapters by row on a GPU, against the reference."""
+"""LoRA on a GPU, against the reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def adapter(ranks: list[int], *, table: bool = False, dtype: torch.dtype = torch.float32) -> LowRank:
-    """Return an adapter of parts of 50 outputs each, of these ranks; 0 where the adapter leaves a part alone."""
+    """Return an adapter of a product of 50 outputs a module, with these ranks; rank 0: the module is unchanged."""
     total = sum(ranks)
     parts, rank = [], 0
     for i, each in enumerate(ranks):
@@ -40,7 +40,7 @@ RANKS = [[4, 4, 4], [16, 0, 80], [0, 1, 0]]
 
 
 def aligned(matrix, device):
-    """Put a matrix on the device as the kernels want it."""
+    """Return a matrix on the device, with rows padded to multiples of ALIGNED numbers."""
     columns = matrix.shape[1]
     return functional.pad(matrix, (0, -columns % ALIGNED)).to(device)[:, :columns]
 
@@ -54,7 +54,7 @@ def there(low, device):
     return LowRank(aligned(low.a, device), parts)
 
 
-# A product's result is of its inputs' type, or wide, as logits are.
+# (dtype of inputs and adapters, dtype of the product's result); logits are float32.
 TYPES = [
     (torch.float32, torch.float32),
     (torch.bfloat16, torch.bfloat16),
@@ -72,7 +72,7 @@ def test_each_row_gets_what_its_own_adapter_adds(lora, device, unsynchronised, d
     x, given, groups = x.to(device), y.to(device), moved(groups, device)
     with unsynchronised():
         lora.add(given, x, groups)
-    tolerance = 1e-4 if dtype is torch.float32 else 0.03  # of products of some 10 to 100
+    tolerance = 1e-4 if dtype is torch.float32 else 0.03  # products have magnitudes of 10 to 100
     torch.testing.assert_close(given.cpu(), expected, rtol=tolerance, atol=10 * tolerance)
     others = [row for row in range(TOKENS) if not any(row in rows for rows in ROWS)]
     assert others
@@ -143,10 +143,10 @@ def test_no_more_tables_are_kept_than_are_worth_it(lora, device, monkeypatch):
 @pytest.mark.parametrize(("dtype", "result"), TYPES)
 def test_in_captured_steps_each_row_gets_what_its_slot_holds(lora, device, unsynchronised, dtype, result):
     held = [adapter(RANKS[0], dtype=dtype), None, adapter(RANKS[1], dtype=dtype)]
-    lasting = lora.lasting(TOKENS + 3, device)
+    captured = lora.captured(TOKENS + 3, device)
     carried = staging(device)
     held_there = [low and there(low, device) for low in held]
-    weights = lasting.weigh(held_there, [50, 50, 50], table=False, upload=carried.up)
+    weights = captured.weigh(held_there, [50, 50, 50], table=False, upload=carried.up)
     tolerance = 1e-4 if dtype is torch.float32 else 0.03
     for wanted in ([1, 3, 0] * 15, [3] * TOKENS, [0] * TOKENS):
         x, y = draw(TOKENS + 3, INPUTS, seed=1, dtype=dtype), draw(TOKENS + 3, OUTPUTS, seed=2, dtype=result)
@@ -156,28 +156,28 @@ def test_in_captured_steps_each_row_gets_what_its_slot_holds(lora, device, unsyn
         given = y.to(device)
         x = x.to(device)
         with unsynchronised():
-            lasting.refill([*wanted, 0, 0, 0], carried.fill)
-            lasting.add(given, x, weights)
+            captured.refill([*wanted, 0, 0, 0], carried.fill)
+            captured.add(given, x, weights)
         torch.testing.assert_close(given.cpu(), expected, rtol=tolerance, atol=10 * tolerance)
         others = [row for row in range(TOKENS + 3) if row >= TOKENS or not wanted[row]]
         assert given.cpu()[others].equal(y[others])
 
 
 def test_a_table_of_slots_holds_others_in_its_place_until_ranks_outgrow_it(lora, device):
-    """One has rank 12, for which there is a block of 16 in the tables."""
-    carried, lasting, wanted = staging(device), lora.lasting(4, device), [1, 2, 3, 0]
+    """The tables reserve ranks in blocks of 16: rank 12 fits, rank 96 does not."""
+    carried, captured, wanted = staging(device), lora.captured(4, device), [1, 2, 3, 0]
     x, y = draw(4, INPUTS, seed=1, dtype=torch.float32).to(device), torch.zeros(4, OUTPUTS, device=device)
     low = [adapter(ranks) for ranks in RANKS]
-    weights = lasting.weigh([None, there(low[0], device), None], [50] * 3, table=False, upload=carried.up)
+    weights = captured.weigh([None, there(low[0], device), None], [50] * 3, table=False, upload=carried.up)
     place = weights.weights.table.data_ptr()
-    lasting.refill(wanted, carried.fill)
+    captured.refill(wanted, carried.fill)
     for held in ([low[2], low[0], None], [None, None, low[2]], [None, None, None]):
         held_there = [each and there(each, device) for each in held]
         assert weights.hold(held_there, carried.fill)
         assert weights.weights.table.data_ptr() == place
         given, expected = y.clone(), y.cpu()
         Reference().add(expected, x.cpu(), [(torch.tensor([slot]), each) for slot, each in enumerate(held) if each])
-        lasting.add(given, x, weights)
+        captured.add(given, x, weights)
         torch.testing.assert_close(given.cpu(), expected, rtol=1e-4, atol=1e-3)
     before = weights.weights.table.clone()
     assert not weights.hold([there(low[1], device), None, None], carried.fill)

@@ -1,4 +1,4 @@
-"""Whole models whose every kernel is Triton's, against transformers."""
+"""Whole models with Triton's kernel in every family that has one, against transformers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TRITON = ("attention", "norm", "rope", "activation")
 
 @pytest.fixture
 def ops(device):
-    """Choose Triton's kernels, on a CPU too."""
+    """Ops with Triton's kernels, on a CPU too."""
     ops = select(device, torch.float32, insisting("triton", CANDIDATES))
     ops.ask(*TRITON)
     assert {each.family for each in ops.selection if each.chosen == "triton"} >= set(TRITON)
     from infd.kernels.triton.attention import PagedAttention
 
-    return ops.replace(attention=PagedAttention(room=4))  # where there is no GPU, there is none to ask
+    return ops.replace(attention=PagedAttention(room=4))  # a CPU has no number of multiprocessors
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma2", "glm4"])

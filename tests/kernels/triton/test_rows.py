@@ -1,41 +1,41 @@
-"""What is kept of sequences, read and written on a GPU as the reference does."""
+"""The persistent batch on a GPU, against the reference."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from infd.kernels.families.rows import Kept, Seats
-from infd.kernels.reference.rows import Rows as Reference
+from infd.kernels.families.rows import BatchState, DecodeInputs
+from infd.kernels.reference.rows import RowKernels as Reference
 
 ROWS, LONGEST, VOCAB = 9, 12000, 500
-PAGE_TOKENS = [4, 16]  # of the first group, more pages than a program copies
+PAGE_TOKENS = [4, 16]  # with 4, a table has more pages than one program copies
 
 
 @pytest.fixture
 def rows(device):
-    from infd.kernels.triton.rows import Rows
+    from infd.kernels.triton.rows import RowKernels
 
-    return Rows()
+    return RowKernels()
 
 
-def kept(groups: int) -> Kept:
+def kept(groups: int) -> BatchState:
     chance = torch.Generator().manual_seed(1)
-    return Kept(
+    return BatchState(
         torch.randint(VOCAB, (ROWS, LONGEST), generator=chance).to(torch.int32),
         torch.tensor([1, 2, 16, 17, 5000, LONGEST, 300, 4, 1]),
         torch.randint(1, 9999, (ROWS, groups, LONGEST // 4), generator=chance).to(torch.int32),
     )
 
 
-def seats_of(rows: list[int], bounds: list[int], groups: int, device: torch.device) -> Seats:
+def inputs_of(rows: list[int], bounds: list[int], groups: int, device: torch.device) -> DecodeInputs:
     count = len(rows)
     sent = torch.tensor([*rows, *bounds], device=device)
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    return Seats(
+    return DecodeInputs(
         row=sent[:count],
         bound=sent[count:],
         position=zeros(count),
@@ -53,17 +53,17 @@ def seats_of(rows: list[int], bounds: list[int], groups: int, device: torch.devi
     [
         ([5], [LONGEST - 1]),
         ([4, 0, 7], [4999, 0, 3]),
-        ([5, 6, 3, 2, 8, 8], [9000, 300, 20, 15, 0, 0]),  # some of whose bounds are higher than the truth, or lower
+        ([5, 6, 3, 2, 8, 8], [9000, 300, 20, 15, 0, 0]),  # bounds above, and below, the exact positions
     ],
 )
 def test_what_a_step_reads_is_put_in_place(rows, device, unsynchronised, groups, rows_, bounds):
     cpu = torch.device("cpu")
-    expected, found = seats_of(rows_, bounds, groups, cpu), seats_of(rows_, bounds, groups, device)
+    expected, found = inputs_of(rows_, bounds, groups, cpu), inputs_of(rows_, bounds, groups, device)
     known = kept(groups)
-    Reference().seat(known, expected)
-    there = Kept(*(each.to(device) for each in known))
+    Reference().gather_inputs(known, expected)
+    there = BatchState(*(each.to(device) for each in known))
     with unsynchronised():
-        rows.seat(there, found)
+        rows.gather_inputs(there, found)
     assert found.position.cpu().equal(expected.position)
     assert found.start.cpu().equal(expected.position.to(torch.int32))
     assert found.token.cpu().equal(expected.token)
@@ -77,11 +77,13 @@ def test_what_a_step_reads_is_put_in_place(rows, device, unsynchronised, groups,
 @pytest.mark.parametrize("count", [1, 3, 200])
 def test_what_was_sampled_is_appended(rows, device, unsynchronised, count):
     chance = torch.Generator().manual_seed(2)
-    known = Kept(torch.zeros(count + 2, 40).int(), torch.ones(count + 2).long(), torch.zeros(count + 2, 1, 1).int())
+    known = BatchState(
+        torch.zeros(count + 2, 40).int(), torch.ones(count + 2).long(), torch.zeros(count + 2, 1, 1).int()
+    )
     row = torch.randperm(count + 2, generator=chance)[:count]
     end = torch.randint(40, (count,), generator=chance)
     token = torch.randint(VOCAB, (count,), generator=chance)
-    found = Kept(*(each.to(device, copy=True) for each in known))
+    found = BatchState(*(each.to(device, copy=True) for each in known))
     Reference().append(known, row, end, token)
     given = [each.to(device) for each in (row, end, token)]
     with unsynchronised():

@@ -1,4 +1,4 @@
-"""Tokens made less likely, or impossible, on a GPU, as the reference does."""
+"""Penalties and masks on a GPU, against the reference."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from infd.kernels.families.draw import History
 from infd.kernels.reference.drawing import shaping
 
-ROWS, VOCAB, LONGEST = 6, 5003, 1500  # more than a block of either; no multiple of 32
-SOME = [0, 2, 5]  # the rows that are changed
+ROWS, VOCAB, LONGEST = 6, 5003, 1500  # more than one block of tokens and of positions; no multiple of 32
+SOME = [0, 2, 5]  # rows to change
 
 
 @pytest.fixture
 def shaped(device, unsynchronised):
-    """Return logits as the kernel leaves them, on the CPU, beside what the reference makes of them."""
+    """Return a function that gives the kernel's logits, on the CPU, and the reference's."""
     from infd.kernels.triton.draw import Draw
 
     def both(what, rows, *given):
@@ -39,7 +39,7 @@ def moved(given, device):
 
 
 def history(count: int) -> History:
-    """Return what some of seven sequences hold: one has no answer, one little else, one each token often."""
+    """Return histories of some of seven sequences: no generated tokens, few tokens, and many repetitions."""
     chance = torch.Generator().manual_seed(2)
     tokens = torch.randint(VOCAB, (7, LONGEST + 100), generator=chance).to(torch.int32)
     tokens[4] %= 40

@@ -1,4 +1,4 @@
-"""How attention is cut is measured, kept, and found again, by GPU, kernels and shape."""
+"""Tilings of attention are measured, kept, and found again, by GPU, kernels and shape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shape(triton):
 
 
 class Priced:
-    """A cost that is made up. fails: blocks that cannot be used"""
+    """An artificial cost. fails: blocks that cannot be used."""
 
     def __init__(self, few, many, fails=()):
         self._few, self._many, self._fails = few, many, fails
@@ -94,7 +94,7 @@ def test_steps_are_timed_whose_results_are_as_usual(device, shape):
     assert cost.few(usual) == 1.0
     assert cost.few(replace(usual, few=OTHERS.few, programs=4)) == 1.0
     assert cost.many(replace(usual, many=OTHERS.many)) == 0.5
-    assert cost.few(replace(usual, few=Blocks(16, 48, 4, 2))) is None  # Triton wants powers of two
+    assert cost.few(replace(usual, few=Blocks(16, 48, 4, 2))) is None  # Triton requires powers of two
     cost._steps[1][0].expected.add_(1.0)
     assert cost.many(usual) is None
     assert len(done) == 5
@@ -110,7 +110,7 @@ def test_what_was_measured_is_found_by_gpu_and_kernels_and_shape(shape, tmp_path
     known = tilings.Tilings(GPU, kept)
     other = shape._replace(head=16)
     assert (known[shape], known[other]) == (OTHERS, other.usual(GPU))
-    assert known.asked == [shape, other]
+    assert known.requested == [shape, other]
     assert tilings.kept(tmp_path, GPU._replace(name="NVIDIA H200")) == {}
     monkeypatch.setattr(tilings.triton, "__version__", "0")
     assert tilings.kept(tmp_path, GPU) == {}
@@ -149,7 +149,7 @@ def test_attention_is_the_same_however_it_is_cut(device, shape, room):
     case.move(device)
     measured = Tilings(GPU, {called(shape): replace(OTHERS, least_keys=128)})
     out = case.compute(PagedAttention(room, measured)).cpu().double()
-    assert [measured[shape].few.keys, *map(str, measured.asked)] == [128, str(shape)]
+    assert [measured[shape].few.keys, *map(str, measured.requested)] == [128, str(shape)]
     torch.testing.assert_close(out[: len(expected)], expected, atol=2e-6, rtol=2e-6)
 
 

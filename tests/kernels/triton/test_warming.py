@@ -1,4 +1,4 @@
-"""What `infd warm` compiles is all that serving asks for, and is found again."""
+"""`infd warm` compiles every kernel that serving requests, and finds compiled kernels again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_no_step_asks_for_a_kernel_that_the_first_steps_did_not(tiny, tmp_path, 
     directory = shutil.copytree(tiny(variant), tmp_path / variant)
     settings = json.loads((directory / "config.json").read_text())
     decoder = settings.get("text_config", settings)
-    decoder["max_position_embeddings"] = 4096  # nothing is computed: the sequences may be as long as they like
+    decoder["max_position_embeddings"] = 4096  # nothing is computed, so the context may be long
     (directory / "config.json").write_text(json.dumps(settings))
     unforeseen, first = map(
         json.loads, program("-m", "tests.kernels.triton.asking", str(directory), cached).splitlines()

@@ -1,14 +1,14 @@
-// Paged attention, straight from the cache, for spans of any length.
+// Paged attention, directly from the cache, for spans of any length.
 //
-// A piece of work is some queries of one span, with all heads that share a key-value head as its rows, and a run of
-// keys. It walks the keys in blocks: a product with the keys, a softmax that goes on from block to block, a product with
-// the values. Where the rows are many, a block's keys are transposed, and its values paired, in scratch memory, so that
-// both products read whole vectors. Where they are few, as in decoding, both products read the cache itself.
+// A task is a piece (some queries of one span, and a range of keys) for one key head; its rows are the piece's queries
+// times the query heads of that key head. Keys are processed in blocks: scores, online softmax, weighted values. With many
+// rows, a block's keys are transposed, and its values interleaved, in scratch memory, so that both products load whole
+// vectors. With few rows, as in decoding, both products read the cache itself.
 //
-// A cache of int8 is multiplied as it lies; the scales of keys come to the scores, those of values to the weights.
+// An int8 cache is multiplied without dequantizing it: the keys' scales multiply the scores, the values' the weights.
 //
-// How a span is cut depends on nothing but the span: neither its neighbours nor the number of threads change a bit of
-// its result.
+// How a span is cut into pieces depends on the span alone, so results do not depend, to the bit, on other spans or on the
+// number of threads.
 
 #include "attention.h"
 
@@ -19,26 +19,26 @@
 
 namespace {
 
-constexpr int64_t BLOCK = 64;   // keys: with their values, and what is computed of them, they stay in the L1 and L2 cache
-constexpr int64_t ROWS = 64;    // rows of a piece; more only if one token has more
-constexpr int64_t SPLIT = 512;  // keys of a piece, where a span is cut along its keys
-constexpr int64_t SHORT = 16;   // tokens: a longer span gives pieces enough without being cut along its keys
-constexpr int64_t FEW = 8;      // rows that are not worth transposing a block for
+constexpr int64_t BLOCK = 64;   // keys of a block: its keys, values and scores fit the L1 and L2 caches
+constexpr int64_t ROWS = 64;    // rows of a piece, unless one token has more
+constexpr int64_t SPLIT = 512;  // keys of a piece, in spans that are also cut along their keys
+constexpr int64_t SHORT = 16;   // tokens; longer spans have enough pieces without being cut along their keys
+constexpr int64_t FEW = 8;      // rows up to which transposing a block does not pay
 
-// How numbers enter a product: one float, or two of bfloat16 where the CPU multiplies those. Either is a unit of 32 bits.
+// The operands of a product, in units of 32 bits: one float, or two bfloat16 where the CPU multiplies these.
 
 struct Singles {
   static constexpr int64_t PER_UNIT = 1;
   using Number = float;
   static Vec multiply_add(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 
-  // WIDTH units of consecutive numbers, or of the first `count` and zeros.
+  // WIDTH units of consecutive numbers, or the first `count` of them followed by zeros.
   template <class Cached>
   static Vec along(const Cached* p) { return load(p); }
   template <class Cached>
   static Vec along_first(const Cached* p, int64_t count) { return load_first(p, count); }
 
-  // WIDTH units, each of as many rows as a unit holds.
+  // WIDTH units; each combines the numbers at one position of PER_UNIT rows.
   template <class Cached>
   static Vec across(const Cached* const* rows, int64_t at) { return load(rows[0] + at); }
   template <class Cached>
@@ -69,7 +69,7 @@ struct Pairs {
     const uint16_t mask = (1 << count) - 1;
     return interleaved(_mm256_maskz_loadu_epi16(mask, rows[0] + at), _mm256_maskz_loadu_epi16(mask, rows[1] + at));
   }
-  // Whole numbers as small as those of int8 are the upper halves of floats.
+  // Integers of int8's range are exact in bfloat16, so the upper halves of their floats suffice.
   static Vec across(const int8_t* const* rows, int64_t at) { return paired(load(rows[0] + at), load(rows[1] + at)); }
   static Vec across_first(const int8_t* const* rows, int64_t at, int64_t count) {
     return paired(load_first(rows[0] + at, count), load_first(rows[1] + at, count));
@@ -128,7 +128,7 @@ void multiply_panel(Units a, Units b, Matrix<float> c, int64_t steps) {
     for (int v = 0; v < V; v++) store(c.row(r) + v * WIDTH, sums[r][v]);
 }
 
-// The same for any number of rows.
+// As multiply_panel, for any number of rows.
 template <class Form, int V>
 void multiply_columns(Units a, Units b, Matrix<float> c, int64_t rows, int64_t steps) {
   constexpr int MOST = 6;
@@ -148,7 +148,7 @@ void multiply_columns(Units a, Units b, Matrix<float> c, int64_t rows, int64_t s
 // c [rows, columns] += a [rows, steps units] times b [steps units, columns], a multiple of WIDTH.
 template <class Form>
 void multiply(Units a, Units b, Matrix<float> c, int64_t rows, int64_t columns, int64_t steps) {
-  constexpr int MOST = WIDTH == 16 ? 4 : 2;  // with six rows, as many sums as registers can hold
+  constexpr int MOST = WIDTH == 16 ? 4 : 2;  // with six rows, all vector registers hold sums
   int64_t column = 0;
   for (; column + MOST * WIDTH <= columns; column += MOST * WIDTH)
     multiply_columns<Form, MOST>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
@@ -156,16 +156,16 @@ void multiply(Units a, Units b, Matrix<float> c, int64_t rows, int64_t columns, 
     multiply_columns<Form, 1>(a, {b.at + column, b.pitch}, {c.at + column, c.pitch}, rows, steps);
 }
 
-// Rows that will be read next, fetched into the L2 cache little by little while `meanwhile` others are computed with.
+// Prefetches rows into the L2 cache, evenly spread over the `meanwhile` rows that are processed first.
 template <class Number>
-struct Ahead {
+struct Prefetch {
   const Number* const* rows;
-  int64_t count, share;  // of them to each of the others, in 65536ths
+  int64_t count, share;  // rows to prefetch; how many of them for each processed row, times 65536
 
-  Ahead(const Number* const* rows, int64_t count, int64_t meanwhile)
+  Prefetch(const Number* const* rows, int64_t count, int64_t meanwhile)
       : rows(rows), count(count), share(((count << 16) + meanwhile - 1) / meanwhile) {}
 
-  // Inlined in any case: a call in the midst of sums would send all of them to memory and back.
+  // Always inlined: a call inside the product loops would spill all sums to memory.
   [[gnu::always_inline]] void fetch(int64_t first, int64_t rows_now, int64_t size) const {
     const int64_t end = (first + rows_now) * share >> 16;
     for (int64_t i = first * share >> 16; i < end && i < count; i++) {
@@ -175,9 +175,9 @@ struct Ahead {
   }
 };
 
-// Where the keys and values of one block lie. Behind the last one it stands again: what is padded is finite.
+// The addresses of one block's keys and values, padded to BLOCK with the last one, so that padding is finite.
 template <class Cached>
-struct Rows {
+struct KeyBlock {
   const Cached* k[BLOCK];
   const Cached* v[BLOCK];
   int64_t count;
@@ -199,7 +199,7 @@ struct Rows {
   int64_t padded() const { return whole_vectors(count); }
 };
 
-// What the numbers of a block's rows are multiplied by; nothing, where they are what they are.
+// The dequantization scales of a block's rows; identity for unquantized caches.
 struct Scales {
   float of[BLOCK];
   bool any = false;
@@ -213,12 +213,12 @@ struct Scales {
   Vec operator()(Vec x, int64_t first) const { return any ? x * load(of + first) : x; }
 };
 
-// Put a block's keys, transposed, into out [size in units, BLOCK]; fetch the next block meanwhile.
+// Transpose a block's keys into out [size in units, BLOCK]; prefetch the next block.
 template <class Number, class Form>
-void place_keys(const Rows<Number>& rows, const Rows<Number>& next, int64_t size, Units out, Matrix<float> spare) {
+void place_keys(const KeyBlock<Number>& rows, const KeyBlock<Number>& next, int64_t size, Units out, Matrix<float> spare) {
   const int64_t steps = size / Form::PER_UNIT;
   for (int64_t first = 0; first < rows.padded(); first += WIDTH) {
-    Ahead<Number>{next.k, next.count, rows.padded()}.fetch(first, WIDTH, size);
+    Prefetch<Number>{next.k, next.count, rows.padded()}.fetch(first, WIDTH, size);
     const uint32_t* lines[WIDTH];
     for (int i = 0; i < WIDTH; i++) {
       if constexpr (sizeof(Number) * Form::PER_UNIT == 4) {
@@ -235,19 +235,19 @@ void place_keys(const Rows<Number>& rows, const Rows<Number>& next, int64_t size
   }
 }
 
-// Put a block's values into out [BLOCK in units, size]; fetch the next block meanwhile.
+// Interleave a block's values into out [BLOCK in units, size]; prefetch the next block.
 template <class Number, class Form>
-void place_values(const Rows<Number>& rows, const Rows<Number>& next, int64_t size, Units out) {
+void place_values(const KeyBlock<Number>& rows, const KeyBlock<Number>& next, int64_t size, Units out) {
   for (int64_t i = 0; i < rows.count; i += Form::PER_UNIT) {
     float* line = reinterpret_cast<float*>(out.row(i / Form::PER_UNIT));
     int64_t d = 0;
     for (; d + WIDTH <= size; d += WIDTH) store(line + d, Form::across(rows.v + i, d));
     if (d < size) store(line + d, Form::across_first(rows.v + i, d, size - d));
-    Ahead<Number>{next.v, next.count, rows.count}.fetch(i, Form::PER_UNIT, size);
+    Prefetch<Number>{next.v, next.count, rows.count}.fetch(i, Form::PER_UNIT, size);
   }
 }
 
-// The products for few rows, straight from the cache.
+// The products for few rows, directly from the cache.
 
 // scores [R, WIDTH / R] of the keys from `first` on = a [R, size in units] times the keys.
 template <class Number, class Form, int R>
@@ -273,7 +273,7 @@ void score_group(Units a, const Number* const* keys, int64_t size, float* scores
 }
 
 template <class Number, class Form, int R>
-void score_rows(Units a, const Rows<Number>& block, const Ahead<Number>& ahead, int64_t size, Matrix<float> scores) {
+void score_rows(Units a, const KeyBlock<Number>& block, const Prefetch<Number>& ahead, int64_t size, Matrix<float> scores) {
   for (int64_t first = 0; first < block.padded(); first += WIDTH / R) {
     ahead.fetch(first, WIDTH / R, size);
     score_group<Number, Form, R>(a, block.k + first, size, scores.at + first, scores.pitch);
@@ -282,7 +282,7 @@ void score_rows(Units a, const Rows<Number>& block, const Ahead<Number>& ahead, 
 
 // sums [R, V vectors] from number d on += weights [R, block in units] times the values.
 template <class Number, class Form, int R, int V>
-void weigh_columns(Units weights, const Rows<Number>& block, const Ahead<Number>& ahead, int64_t d, int64_t size,
+void weigh_columns(Units weights, const KeyBlock<Number>& block, const Prefetch<Number>& ahead, int64_t d, int64_t size,
                    Matrix<float> sums) {
   Vec kept[R][V];
   for (int r = 0; r < R; r++)
@@ -305,8 +305,8 @@ void weigh_columns(Units weights, const Rows<Number>& block, const Ahead<Number>
 }
 
 template <class Number, class Form, int R>
-void weigh_rows(Units weights, const Rows<Number>& block, const Ahead<Number>& ahead, int64_t size, Matrix<float> sums) {
-  // The fewer passes, the more evenly fetching is spread over the first one.
+void weigh_rows(Units weights, const KeyBlock<Number>& block, const Prefetch<Number>& ahead, int64_t size, Matrix<float> sums) {
+  // Few passes over the values spread the prefetches of the first pass more evenly.
   constexpr int MOST = WIDTH == 16 ? (R <= 2 ? 8 : 4) : 2;
   int64_t d = 0;
   for (; d + MOST * WIDTH <= size; d += MOST * WIDTH)
@@ -314,7 +314,7 @@ void weigh_rows(Units weights, const Rows<Number>& block, const Ahead<Number>& a
   for (; d < size; d += WIDTH) weigh_columns<Number, Form, R, 1>(weights, block, ahead, d, size, sums);
 }
 
-// Call `act` for groups of 4, 2 and 1 rows, with their number as a constant and the first of them.
+// Call `act` for groups of 4, 2 and 1 rows, with the group's size as a constant, and its first row.
 template <class Act>
 void by_groups(int64_t rows, Act act) {
   int64_t row = 0;
@@ -323,12 +323,12 @@ void by_groups(int64_t rows, Act act) {
   if (row < rows) act(Constant<1>(), row);
 }
 
-// What a row has seen so far: the largest score, in powers of two, and the sum of all weights relative to that.
-struct Seen {
+// The online softmax of one row: the largest score so far, in units of log 2, and the sum of weights relative to it.
+struct SoftmaxState {
   float largest, total;
 };
 
-// What becomes of q·k before softmax. Scores are powers of two from here on.
+// The transform of q·k before softmax. Scores are in units of log 2 from here on.
 struct Scores {
   float factor, softcap;
 
@@ -342,11 +342,11 @@ struct Scores {
   }
 };
 
-// Turn a row of products, of which those in [first, last) are seen, into weights; scale what was summed before.
-// `k` and `v` are the scales of keys and values.
+// Turn one row's products into weights; those outside [first, last) are masked. Rescale the row's sums to the new largest
+// score. `k` and `v` are the scales of keys and values.
 template <class Form>
 void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scores& scores, const Scales& k,
-             const Scales& v, Seen& seen, typename Form::Number* weights, float* sums, int64_t width) {
+             const Scales& v, SoftmaxState& seen, typename Form::Number* weights, float* sums, int64_t width) {
   for (int64_t i = 0; i < padded; i += WIDTH) store(row + i, scores(k(load(row + i), i)));
   for (int64_t i = 0; i < first; i++) row[i] = -INFINITY;
   for (int64_t i = last; i < padded; i++) row[i] = -INFINITY;
@@ -359,7 +359,7 @@ void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scor
     seen.total *= first_of(shrink);
     seen.largest = block;
   }
-  const Vec base = set(seen.largest > -INFINITY ? seen.largest : 0);  // nothing seen yet, or nothing but NaN
+  const Vec base = set(seen.largest > -INFINITY ? seen.largest : 0);  // every key so far was masked, or NaN
   Vec total = set(0);
   for (int64_t i = 0; i < padded; i += WIDTH) {
     const Vec weight = power_of_two(load(row + i) - base);
@@ -369,17 +369,17 @@ void softmax(float* row, int64_t padded, int64_t first, int64_t last, const Scor
   seen.total += sum(total);
 }
 
-// Some queries of a span, and the keys that this piece of work attends them to.
+// Some queries of a span, and the range of their keys that one task covers.
 struct Piece {
   int32_t span, first_query, queries;
-  int32_t parts;     // of how many pieces, one behind the other, these queries' result is made
+  int32_t parts;     // number of consecutive pieces with these queries, whose results are merged
   int64_t begin, end;
-  int64_t partial;   // where this part's sums are kept, in tokens
+  int64_t partial;   // first row of this piece in Partials, in tokens
 };
 
 int64_t tokens_of_a_piece(int64_t shared) { return shared < ROWS ? ROWS / shared : 1; }
 
-// Tell `visit` every piece of a step, in order of spans, queries, keys.
+// Call `visit` with every piece of a step, in order of spans, queries, keys.
 template <class Visit>
 void cut(const AttentionStep& step, int64_t shared, Visit visit) {
   const int64_t most = tokens_of_a_piece(shared);
@@ -401,15 +401,15 @@ void cut(const AttentionStep& step, int64_t shared, Visit visit) {
   }
 }
 
-// Where one thread works.
+// The scratch memory of one thread.
 template <class Form>
-struct Bench {
+struct Workspace {
   Units queries, keys, values, weights;
   Matrix<float> scores, sums, spare;
-  Seen* seen;
+  SoftmaxState* seen;
 
-  // `width` is the size of a head in whole vectors of units. Behind the head's end queries are zeros, sums anything.
-  Bench(Carver& carver, int64_t rows, int64_t width)
+  // `width` is the head size, padded to whole vectors of units. Padding of queries is zero; padding of sums is arbitrary.
+  Workspace(Carver& carver, int64_t rows, int64_t width)
       : queries{carver.take<uint32_t>(rows * width / Form::PER_UNIT), width / Form::PER_UNIT},
         keys{carver.take<uint32_t>(width / Form::PER_UNIT * BLOCK), BLOCK},
         values{carver.take<uint32_t>(BLOCK / Form::PER_UNIT * width), width},
@@ -417,46 +417,46 @@ struct Bench {
         scores{carver.take<float>(rows * BLOCK), BLOCK},
         sums{carver.take<float>(rows * width), width},
         spare{carver.take<float>(WIDTH * width), width},
-        seen(carver.take<Seen>(rows)) {}
+        seen(carver.take<SoftmaxState>(rows)) {}
 };
 
-// What one thread does in one go: a piece for one key-value head.
+// One thread's unit of work: a piece, for one key head.
 struct Task {
   const Piece* piece;
   int64_t head;
 };
 
-// Attend a piece's queries to its keys for one key-value head; leave sums and what was seen on the bench, row by row.
-// `after` is what this thread does next, if it knows: its first keys and values are fetched meanwhile.
+// Attend a piece's queries to its keys, for one key head; leave sums and softmax states in the scratch memory, by row.
+// `after` is this thread's next task, or none: its first keys and values are prefetched.
 template <class Number, class Cached, class Form>
-void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, Task after, Bench<Form>& bench) {
+void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, Task after, Workspace<Form>& workspace) {
   const Piece& piece = *task.piece;
   const int64_t head = task.head;
   const int64_t shared = layer.heads / layer.kv_heads, size = layer.size, rows = piece.queries * shared;
-  const int64_t width = bench.sums.pitch;
+  const int64_t width = workspace.sums.pitch;
   const Number* q = static_cast<const Number*>(layer.q) +
                     (step.offsets[piece.span] + piece.first_query) * layer.q_stride + head * shared * size;
   for (int64_t row = 0; row < rows; row++) {
-    auto* query = reinterpret_cast<typename Form::Number*>(bench.queries.row(row));
+    auto* query = reinterpret_cast<typename Form::Number*>(workspace.queries.row(row));
     convert(q + row / shared * layer.q_stride + row % shared * size, query, size);
     memset(query + size, 0, (width - size) * sizeof *query);
-    bench.seen[row] = {-INFINITY, 0};
+    workspace.seen[row] = {-INFINITY, 0};
   }
-  memset(bench.sums.at, 0, rows * width * sizeof(float));
+  memset(workspace.sums.at, 0, rows * width * sizeof(float));
 
   const Scores scores(layer);
-  const int64_t position = step.start[piece.span] + piece.first_query;  // of the first query
-  Rows<Cached> blocks[2];
+  const int64_t position = step.start[piece.span] + piece.first_query;  // of the piece's first query
+  KeyBlock<Cached> blocks[2];
   Scales k_scales, v_scales;
-  const auto find = [&](Rows<Cached>& block, const Task& of, int64_t begin) {
+  const auto find = [&](KeyBlock<Cached>& block, const Task& of, int64_t begin) {
     const int64_t next = (begin / BLOCK + 1) * BLOCK, end = next < of.piece->end ? next : of.piece->end;
     block.find(step, layer, of.piece->span, of.head, begin, end);
   };
   find(blocks[0], task, piece.begin);
   int turn = 0;
   for (int64_t begin = piece.begin; begin < piece.end; turn ^= 1) {
-    const Rows<Cached>& block = blocks[turn];
-    Rows<Cached>& next = blocks[turn ^ 1];
+    const KeyBlock<Cached>& block = blocks[turn];
+    KeyBlock<Cached>& next = blocks[turn ^ 1];
     if (begin + block.count < piece.end)
       find(next, task, begin + block.count);
     else if (after.piece)
@@ -466,39 +466,39 @@ void attend(const AttentionStep& step, const AttentionLayer& layer, Task task, T
     const int64_t padded = block.padded();
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
-        const Ahead<Cached> ahead{next.k, row == 0 ? next.count : 0, padded};
-        score_rows<Cached, Form, group.value>(bench.queries.from(row), block, ahead, size, bench.scores.from(row));
+        const Prefetch<Cached> ahead{next.k, row == 0 ? next.count : 0, padded};
+        score_rows<Cached, Form, group.value>(workspace.queries.from(row), block, ahead, size, workspace.scores.from(row));
       });
     } else {
-      place_keys<Cached, Form>(block, next, size, bench.keys, bench.spare);
-      for (int64_t row = 0; row < rows; row++) memset(bench.scores.row(row), 0, padded * sizeof(float));
-      multiply<Form>(bench.queries, bench.keys, bench.scores, rows, padded, size / Form::PER_UNIT);
+      place_keys<Cached, Form>(block, next, size, workspace.keys, workspace.spare);
+      for (int64_t row = 0; row < rows; row++) memset(workspace.scores.row(row), 0, padded * sizeof(float));
+      multiply<Form>(workspace.queries, workspace.keys, workspace.scores, rows, padded, size / Form::PER_UNIT);
     }
     k_scales.read(block.k, padded);
     v_scales.read(block.v, padded);
     for (int64_t row = 0; row < rows; row++) {
-      const int64_t self = position + row / shared - begin;  // in the block
+      const int64_t self = position + row / shared - begin;  // the query's own position, in the block
       const int64_t behind = step.window > 0 ? self - step.window + 1 : 0;
       const int64_t first = behind < 0 ? 0 : behind < padded ? behind : padded;
       const int64_t last = self < 0 ? 0 : self + 1 < block.count ? self + 1 : block.count;
-      softmax<Form>(bench.scores.row(row), padded, first, last, scores, k_scales, v_scales, bench.seen[row],
-                    reinterpret_cast<typename Form::Number*>(bench.weights.row(row)), bench.sums.row(row), width);
+      softmax<Form>(workspace.scores.row(row), padded, first, last, scores, k_scales, v_scales, workspace.seen[row],
+                    reinterpret_cast<typename Form::Number*>(workspace.weights.row(row)), workspace.sums.row(row), width);
     }
     if (rows <= FEW) {
       by_groups(rows, [&](auto group, int64_t row) {
-        const Ahead<Cached> ahead{next.v, row == 0 ? next.count : 0, block.count};
-        weigh_rows<Cached, Form, group.value>(bench.weights.from(row), block, ahead, size, bench.sums.from(row));
+        const Prefetch<Cached> ahead{next.v, row == 0 ? next.count : 0, block.count};
+        weigh_rows<Cached, Form, group.value>(workspace.weights.from(row), block, ahead, size, workspace.sums.from(row));
       });
     } else {
-      place_values<Cached, Form>(block, next, size, bench.values);
+      place_values<Cached, Form>(block, next, size, workspace.values);
       const int64_t steps = (block.count + Form::PER_UNIT - 1) / Form::PER_UNIT;
-      multiply<Form>(bench.weights, bench.values, bench.sums, rows, width, steps);
+      multiply<Form>(workspace.weights, workspace.values, workspace.sums, rows, width, steps);
     }
     begin += block.count;
   }
 }
 
-// Numbers that parts of a result leave for `merge`: of every row the sums, then what was seen.
+// Results of pieces to be merged: for each row its sums, then its softmax state.
 struct Partials {
   float* memory;
   int64_t kv_heads, shared, width;
@@ -523,7 +523,7 @@ void divide(const float* sums, float total, Number* out, int64_t size) {
   for (; d < size; d++) set(out + d, sums[d] / total);
 }
 
-// Put together the parts of which a result is made; `piece` is the first of them. Its own sums are used up.
+// Merge the results of all pieces with equal queries into the output; `piece` is the first. Overwrites its sums.
 template <class Number>
 void merge(const AttentionStep& step, const AttentionLayer& layer, const Piece* piece, int64_t head, const Partials& partials) {
   const int64_t width = partials.width;
@@ -575,27 +575,27 @@ void run(const AttentionStep& step, const AttentionLayer& layer) {
   const int64_t tasks = count * heads;
 #pragma omp parallel if (tasks > 1 && worth_sharing(products, layer.awake))
   {
-    // Tasks that follow each other are done by one thread, so that it knows what to fetch; not so many that others wait.
+    // Consecutive tasks go to one thread, so that it can prefetch the next one; few enough to balance the threads.
     const int64_t fair = tasks / (8 * omp_get_num_threads()), together = fair < 1 ? 1 : fair < heads ? fair : heads;
     Carver sizes(nullptr);
-    Bench<Form> measured(sizes, rows, width);
+    Workspace<Form> measured(sizes, rows, width);
     Carver carver(own_scratch.at_least(sizes.used));
-    Bench<Form> bench(carver, rows, width);
-    // From the end: prompts stand behind, and a prompt's later queries see more.
+    Workspace<Form> workspace(carver, rows, width);
+    // Backwards, longest tasks first: prompts are packed last, and later queries see more keys.
     const auto task = [&](int64_t i) { return Task{pieces + (tasks - 1 - i) / heads, (tasks - 1 - i) % heads}; };
 #pragma omp for schedule(dynamic, together)
     for (int64_t i = 0; i < tasks; i++) {
       const bool last = i + 1 == tasks || (i + 1) % together == 0;
-      attend<Number, Cached, Form>(step, layer, task(i), last ? Task{nullptr, 0} : task(i + 1), bench);
+      attend<Number, Cached, Form>(step, layer, task(i), last ? Task{nullptr, 0} : task(i + 1), workspace);
       const Piece& piece = *task(i).piece;
       const int64_t head = task(i).head;
       for (int64_t row = 0; row < piece.queries * shared; row++) {
-        const Seen seen = bench.seen[row];
+        const SoftmaxState seen = workspace.seen[row];
         if (piece.parts == 1) {
-          divide(bench.sums.row(row), seen.total, result<Number>(step, layer, piece, head, row), size);
+          divide(workspace.sums.row(row), seen.total, result<Number>(step, layer, piece, head, row), size);
         } else {
           float* kept = partials.row(piece, head, row);
-          memcpy(kept, bench.sums.row(row), width * sizeof(float));
+          memcpy(kept, workspace.sums.row(row), width * sizeof(float));
           kept[width] = seen.largest;
           kept[width + 1] = seen.total;
         }

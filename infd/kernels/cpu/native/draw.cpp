@@ -1,8 +1,8 @@
-// Choosing a token of each row of logits, without sorting a vocabulary.
+// Token sampling, without sorting the vocabulary.
 //
-// reference/drawing says what is computed: temperature, min-p, top-k, top-p, then the largest of logit plus noise. Where
-// it sorts, this counts: logits fall into narrow buckets, and only the bucket in which a limit lies is looked at closely.
-// Where it makes noise for every token, this bounds the noise first, by the exponent of what it is the logarithm of.
+// The reference is reference/drawing: temperature, min-p, top-k, top-p, then the largest sum of logit and Gumbel noise.
+// Instead of sorting, logits are counted in narrow buckets, and only the bucket that contains a limit is sorted. Instead
+// of computing every token's noise, an upper bound of the noise is computed first, from a float's exponent.
 
 #include <stdlib.h>
 
@@ -15,7 +15,7 @@ using Ints = uint32_t __attribute__((vector_size(WIDTH * 4)));
 using SignedInts = int32_t __attribute__((vector_size(WIDTH * 4)));
 
 constexpr int BUCKETS = 2048;
-constexpr float PER_UNIT = 64;  // buckets; the last one holds all that is e^-32 times as likely as the likeliest, or less
+constexpr float PER_UNIT = 64;  // buckets a unit of logit; the last one holds tokens with at most e^-32 of the largest probability
 constexpr float LN_2 = 0.69314718055994530942f;
 
 inline Ints load_ints(const uint32_t* p) {
@@ -24,14 +24,14 @@ inline Ints load_ints(const uint32_t* p) {
   return numbers;
 }
 
-// What a row asks for. Keys and token hashes are those of reference/drawing/noise.py.
-struct Asked {
+// The sampling parameters of one row. Keys and token hashes as in reference/drawing/noise.py.
+struct SamplingParams {
   float largest, temperature, top_p, min_p;
   int64_t top_k;
   uint32_t keys[2];
 };
 
-// The noise of reference/drawing/noise.py, before it becomes a number in (0, 1).
+// The hash of reference/drawing/noise.py: 31 random bits.
 template <class T>
 T scramble(T hashed, const uint32_t* keys) {
   T x = hashed ^ keys[0];
@@ -47,7 +47,7 @@ constexpr float STEP = 0x1p-31f * (1 - 0x1p-24f), LEAST = 0x1p-32f;
 
 float gumbel(uint32_t hashed, const uint32_t* keys) {
   float u = static_cast<float>(static_cast<int32_t>(scramble(hashed, keys))) * STEP;
-  __asm__("" : "+x"(u));  // rounded here, as torch does: no fused multiplication and addition
+  __asm__("" : "+x"(u));  // round here, as torch does: prevents a fused multiply-add
   return -logf(-log1pf(-(u + LEAST)));
 }
 
@@ -63,12 +63,12 @@ int descending(const void* a, const void* b) {
 
 class Row {
  public:
-  Row(const float* logits, int64_t vocabulary, const Asked& asked, Scratch& cooled, Scratch& members)
+  Row(const float* logits, int64_t vocabulary, const SamplingParams& params, Scratch& cooled, Scratch& members)
       : cooled_(reinterpret_cast<float*>(cooled.at_least(vocabulary * sizeof(float)))),
         vocabulary_(vocabulary),
-        asked_(asked),
+        params_(params),
         scratch_(members) {
-    for (int64_t i = 0; i < vocabulary; i++) cooled_[i] = (logits[i] - asked.largest) / asked.temperature;
+    for (int64_t i = 0; i < vocabulary; i++) cooled_[i] = (logits[i] - params.largest) / params.temperature;
   }
 
   int64_t draw(const uint32_t* hashed) {
@@ -78,21 +78,21 @@ class Row {
  private:
   float* cooled_;
   int64_t vocabulary_;
-  Asked asked_;
+  SamplingParams params_;
   Scratch& scratch_;
-  int counted_ = 0;  // buckets of which is known:
+  int counted_ = 0;  // buckets with valid counts and masses
   int64_t counts_[BUCKETS];
   double masses_[BUCKETS];
   double mass_ = 0;  // of all tokens
 
-  // Count the first buckets. Few tokens are so likely as to fall into the first quarter, and they mostly settle it.
+  // Count the tokens in the first `buckets`. The likeliest tokens are in the first quarter, which usually suffices.
   void count(int buckets) {
-    const bool weighs = asked_.top_p < 1;
+    const bool weighs = params_.top_p < 1;
     counted_ = buckets;
     mass_ = 0;
     memset(counts_, 0, sizeof counts_);
     memset(masses_, 0, sizeof masses_);
-    constexpr int64_t STRETCH = 64 * WIDTH;  // whose sum in float is as good as one in double
+    constexpr int64_t STRETCH = 64 * WIDTH;  // numbers that float sums as accurately as double
     for (int64_t first = 0; first < vocabulary_; first += STRETCH) {
       const int64_t end = first + STRETCH < vocabulary_ ? first + STRETCH : vocabulary_;
       Vec total = set(0);
@@ -121,14 +121,14 @@ class Row {
     return load(numbers);
   }
 
-  // Return the members of a bucket that are at least `least`, largest first.
+  // Return the logits of a bucket that are at least `least`, in descending order.
   const float* members(int bucket, float least, int64_t* count) {
     float* found = reinterpret_cast<float*>(scratch_.at_least((counts_[bucket] + 1) * sizeof(float)));
     const Vec middle = set(static_cast<float>(bucket) + 0.5f);
     *count = 0;
     for (int64_t i = 0; i < vocabulary_; i += WIDTH) {
       const int64_t lanes = vocabulary_ - i < WIDTH ? vocabulary_ - i : WIDTH;
-      if (lanes == WIDTH && bucket < BUCKETS - 1) {  // is any of them near?
+      if (lanes == WIDTH && bucket < BUCKETS - 1) {  // skip vectors without a logit near the bucket
         const Vec distance = absolute(fma(load(cooled_ + i), set(PER_UNIT), middle));
         if (largest(set(0) - distance) < -0.6f) continue;
       }
@@ -141,18 +141,18 @@ class Row {
 
   // Return the smallest logit to keep.
   float smallest() {
-    float least = logf(asked_.min_p);  // -inf where there is no limit
-    if (asked_.top_k > 0 || asked_.top_p < 1) count(BUCKETS / 4);
-    if (asked_.top_k > 0) least = larger(kth(), least);
-    if (asked_.top_p < 1) least = larger(least_of_nucleus(least), least);
+    float least = logf(params_.min_p);  // -inf without min-p
+    if (params_.top_k > 0 || params_.top_p < 1) count(BUCKETS / 4);
+    if (params_.top_k > 0) least = larger(kth(), least);
+    if (params_.top_p < 1) least = larger(least_of_nucleus(least), least);
     return least;
   }
 
   static float larger(float a, float b) { return a > b ? a : b; }
 
-  // Return the logit that top-k keeps as its last.
+  // Return the smallest logit that top-k keeps.
   float kth() {
-    int64_t left = asked_.top_k;
+    int64_t left = params_.top_k;
     int bucket = 0;
     while (bucket < counted_ && counts_[bucket] < left) left -= counts_[bucket++];
     if (bucket == counted_) {
@@ -162,16 +162,16 @@ class Row {
     }
     int64_t count;
     const float* in_order = members(bucket, -INFINITY, &count);
-    return left <= count ? in_order[left - 1] : -INFINITY;  // a row of nothing but NaN has no members
+    return left <= count ? in_order[left - 1] : -INFINITY;  // a row of NaN has no members
   }
 
-  // Return the least likely of the tokens, at least `least`, before which less than top-p of their mass stands.
+  // Return the smallest logit that top-p keeps, of the tokens with logits of at least `least`.
   float least_of_nucleus(float least) {
     const int last = bucket_of(least);
     if (least > -INFINITY && last >= counted_) count(BUCKETS);
     int64_t count;
     double total = mass_;
-    if (least > -INFINITY) {  // of its bucket only a part counts
+    if (least > -INFINITY) {  // the bucket of `least` counts only partly
       const float* part = members(last, least, &count);
       total = 0;
       for (int64_t i = 0; i < count; i++) total += expf(part[i]);
@@ -180,7 +180,7 @@ class Row {
 
     double before = 0;
     int bucket = 0;
-    while (bucket < last && bucket < counted_ && before + masses_[bucket] < asked_.top_p * total)
+    while (bucket < last && bucket < counted_ && before + masses_[bucket] < params_.top_p * total)
       before += masses_[bucket++];
     if (bucket == counted_) {
       this->count(BUCKETS);
@@ -188,28 +188,28 @@ class Row {
     }
     const float* in_order = members(bucket, least, &count);
     float nucleus = -INFINITY;
-    for (int64_t i = 0; i < count && (i == 0 || before < asked_.top_p * total); i++) {
+    for (int64_t i = 0; i < count && (i == 0 || before < params_.top_p * total); i++) {
       nucleus = in_order[i];
       before += expf(nucleus);
     }
     return nucleus;
   }
 
-  // Return the token whose logit, at least `least`, has the largest sum with its noise.
+  // Return the token with the largest sum of logit and noise, of those with logits of at least `least`.
   int64_t choose(float least, const uint32_t* hashed) {
     float best = -INFINITY;
     int64_t chosen = 0;
     const auto look = [&](int64_t token) {
-      const float sum = gumbel(hashed[token], asked_.keys) + cooled_[token];
+      const float sum = gumbel(hashed[token], params_.keys) + cooled_[token];
       if (sum > best) best = sum, chosen = token;
     };
     int64_t i = 0;
     for (; i + WIDTH <= vocabulary_; i += WIDTH) {
       const Vec cooled = load(cooled_ + i);
       if (!(largest(cooled) >= least)) continue;
-      const SignedInts uniform = reinterpret_cast<SignedInts>(scramble(load_ints(hashed + i), asked_.keys));
+      const SignedInts uniform = reinterpret_cast<SignedInts>(scramble(load_ints(hashed + i), params_.keys));
       const Vec u = fma(__builtin_convertvector(uniform, FloatVector), set(STEP), set(LEAST));
-      // -log(-log(1 - u)) is at most -log(u), and that at most the exponent's part of it.
+      // -log(-log(1 - u)) <= -log(u) <= -log(2) * (u's exponent).
       const SignedInts exponents = reinterpret_cast<SignedInts>(reinterpret_cast<Ints>(u) >> 23) - 127;
       const Vec bounds = cooled - __builtin_convertvector(exponents, FloatVector) * set(LN_2) + set(1e-3f);
       if (!(largest(bounds) > best)) continue;
@@ -226,10 +226,10 @@ class Row {
   using FloatVector = float __attribute__((vector_size(WIDTH * 4)));
 };
 
-constexpr int64_t BLOCK = 1024;         // logits, in one of which the largest is looked for
-constexpr int64_t ENOUGH = 1 << 18;     // logits that are worth waking other threads for
+constexpr int64_t BLOCK = 1024;         // logits searched at a time
+constexpr int64_t ENOUGH = 1 << 18;     // logits from which waking other threads pays
 
-// The largest of some logits, and the first that is it. If any is no number, the first such one.
+// The largest logit and its first index; NaN and its first index if any logit is NaN.
 struct Largest {
   float value = -INFINITY;
   int64_t at = 0;
@@ -265,7 +265,7 @@ struct Largest {
 
 }  // namespace
 
-// values and tokens [rows] = each row's largest logit, and which it is.
+// values, tokens [rows] = each row's largest logit, and its index.
 INFD_KERNEL(largest)
 (const float* logits, int64_t stride, int64_t vocabulary, int64_t rows, float* values, int64_t* tokens) {
 #pragma omp parallel for if (rows > 1 && rows * vocabulary > ENOUGH)
@@ -276,8 +276,8 @@ INFD_KERNEL(largest)
   }
 }
 
-// tokens [rows] = one token for each of some rows `which` of logits [.., vocabulary], rows `stride` numbers apart. The other
-// arrays are in the order of `which`: what is asked for, and keys [rows, 2].
+// tokens [rows] = a sampled token for each row in `which` of logits [.., vocabulary], `stride` numbers between rows. The
+// other arrays are in the order of `which`: sampling parameters [rows], and keys [rows, 2].
 INFD_KERNEL(draw)
 (const float* logits, int64_t stride, int64_t vocabulary, const int64_t* which, int64_t rows, const float* largest,
  const float* temperature, const int32_t* top_k, const float* top_p, const float* min_p, const uint32_t* keys,
@@ -285,7 +285,7 @@ INFD_KERNEL(draw)
   static thread_local Scratch cooled, members;
 #pragma omp parallel for schedule(dynamic, 1) if (rows > 1)
   for (int64_t i = 0; i < rows; i++) {
-    const Asked asked{largest[i], temperature[i], top_p[i], min_p[i], top_k[i], {keys[2 * i], keys[2 * i + 1]}};
-    tokens[i] = Row(logits + which[i] * stride, vocabulary, asked, cooled, members).draw(hashed);
+    const SamplingParams params{largest[i], temperature[i], top_p[i], min_p[i], top_k[i], {keys[2 * i], keys[2 * i + 1]}};
+    tokens[i] = Row(logits + which[i] * stride, vocabulary, params, cooled, members).draw(hashed);
   }
 }

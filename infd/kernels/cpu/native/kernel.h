@@ -1,9 +1,9 @@
-// What every kernel's source begins with.
+// The common header of all kernels.
 //
-// A source is compiled once per instruction set. Whatever is not a kernel stands in an unnamed namespace: an inline
-// function that two instruction sets shared would be merged by the linker, and could hold instructions that the CPU
-// lacks. For the same reason nothing of the C++ library is used. Kernels that read a whole tensor take pointers,
-// counts and strides as int64_t, and strides count elements.
+// A source is compiled once per instruction set. Everything but kernels is in an unnamed namespace: the linker would merge
+// an inline function of two instruction sets, and the merged one could contain instructions that the CPU lacks. For that
+// reason the C++ library is not used either. Kernels take pointers, and counts and strides as int64_t; strides count
+// elements.
 
 #pragma once
 

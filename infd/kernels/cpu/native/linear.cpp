@@ -1,12 +1,12 @@
-// Products with a matrix of bfloat16 weights in panels: products.h says how they are computed.
+// Products with a matrix of bfloat16 weights in panels; algorithm in products.h.
 //
-// A number is a chain of float32 sums.
+// Each result is accumulated in float32, in the order of inputs.
 
 #include "products.h"
 
 namespace {
 
-// A word is a pair of neighbouring inputs.
+// A word is two consecutive inputs.
 struct Pairs {
   static constexpr int64_t HEADER = 0, STEP = PANEL;
   static constexpr bool HALVES = true;
@@ -58,7 +58,7 @@ struct Pairs {
 
 }  // namespace
 
-// out = x [rows, inputs] times weights, packed, transposed, plus bias.
+// out [rows, outputs] = x [rows, inputs] times the packed weights, transposed, plus bias.
 INFD_KERNEL(multiply_bf16_bf16)
 (const uint16_t* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
  const bf16* bias, void* out, int64_t out_stride, int64_t wide) {

@@ -1,9 +1,8 @@
-// Products with a matrix of int4 weights in panels: products.h says how they are computed, nibbles.h how weights lie.
+// Products with a matrix of int4 weights in panels; algorithm in products.h, layout in nibbles.h.
 //
-// The rows of x are made int8 first, each 32 numbers with a scale of their own, which costs them about as much as
-// bfloat16 does. The sums over 32 inputs are whole numbers, so they are exact; those of a row are then a chain of float32
-// sums. Weights are multiplied as they lie, with 8 added to each: as many times the sum of their inputs is taken from a
-// sum before it begins.
+// The rows of x are quantized to int8 first, with one scale for each 32 numbers, which loses about as much precision as
+// bfloat16. Sums over 32 inputs are exact integers; a row's groups are then accumulated in float32. Weights are stored and
+// multiplied with 8 added; to compensate, each sum starts at -8 times the sum of its inputs.
 
 #include "nibbles.h"
 #include "products.h"
@@ -12,7 +11,7 @@
 
 namespace {
 
-// Bytes with weights, unsigned; bytes with inputs, signed; add their products, four by four.
+// Add the products of unsigned bytes (weights) and signed bytes (inputs), four to each lane.
 #if defined(__AVX512BW__)
 inline Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
 inline Ints words_at(const uint32_t* p) { return _mm512_loadu_si512(p); }
@@ -23,7 +22,7 @@ inline Ints add_products(Ints sums, Ints weights, Ints inputs) {
 #if defined(__AVX512VNNI__)
   return _mm512_dpbusd_epi32(sums, weights, inputs);
 #else
-  // Two products of 4 and 8 bits fit into 16.
+  // The sum of two products of 4 and 8 bits fits 16 bits.
   const Ints pairs = _mm512_maddubs_epi16(weights, inputs);
   return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 #endif
@@ -40,11 +39,11 @@ inline Ints add_products(Ints sums, Ints weights, Ints inputs) {
 }
 #endif
 
-// The inputs of a row that belong to a step of weights.
+// The 32 inputs of a row that one step of weights multiplies.
 struct Inputs {
   uint8_t numbers[GROUP];
   float scale;
-  int32_t start;  // of a sum of products
+  int32_t start;  // initial value of the sum of products
 
   int32_t quad(int64_t i) const {
     int32_t quad;
@@ -64,7 +63,7 @@ struct Nibbles {
   static constexpr int64_t HEADER = 0, STEP = ::STEP;
 
   const Inputs* inputs;
-  int64_t stride;  // of a row
+  int64_t stride;  // between rows
 
   Nibbles from(int64_t row, int64_t at) const { return {inputs + row * stride + at, stride}; }
   Vec value(Vec sums, int64_t, const uint32_t*) const { return sums; }
@@ -72,8 +71,8 @@ struct Nibbles {
 
 template <int ROWS>
 struct Group<Nibbles, ROWS> {
-  static void multiply(const Nibbles& x, const Stretch& stretch, float* sums, Ahead ahead) {
-    constexpr int VECTORS = ROWS > 4 ? 2 : 4;  // both halves of the weights stand in registers beside the sums
+  static void multiply(const Nibbles& x, const Stretch& stretch, float* sums, Prefetch ahead) {
+    constexpr int VECTORS = ROWS > 4 ? 2 : 4;  // weights and sums together fill the vector registers
     for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
       for (int64_t at = 0; at < stretch.steps; at++) {
         if (first == 0) ahead.fetch();
@@ -142,7 +141,7 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
 
 }  // namespace
 
-// out = x [rows, inputs] times weights of int4, transposed, plus bias.
+// out [rows, outputs] = x [rows, inputs] times int4 weights, transposed, plus bias.
 INFD_KERNEL(multiply_int4_bf16)
 (const bf16* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
  const bf16* bias, void* out, int64_t out_stride, int64_t wide) {

@@ -1,7 +1,7 @@
-// Products with a matrix of int8 weights in panels: products.h says how they are computed.
+// Products with a matrix of int8 weights in panels; algorithm in products.h.
 //
-// The rows of x are made int8 first, each with a scale of its own. Sums are whole numbers, so they are exact: rounding
-// begins where they are multiplied with the two scales.
+// The rows of x are quantized to int8 first, with one scale each. Sums are exact integers; only the multiplication with
+// the two scales rounds.
 
 #include "products.h"
 #include "quantized.h"
@@ -9,7 +9,7 @@
 
 namespace {
 
-// A word is a quad of neighbouring inputs.
+// A word is four consecutive inputs.
 struct Quads {
   static constexpr int64_t HEADER = ::HEADER, STEP = PANEL;
   static constexpr bool HALVES = false;
@@ -40,7 +40,7 @@ struct Quads {
     return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sums), x, w));
   }
 #else
-  // Two products of 16 bits fit into 32 without saturation, which those of 8 bits into 16 would not.
+  // The sum of two 16-bit products fits 32 bits; the sum of two 8-bit products would saturate 16 bits.
   static constexpr uint8_t FLIP = 0;
   static Vec start(const uint32_t*) { return set(0.0f); }
 #if defined(__AVX512BW__)
@@ -79,7 +79,7 @@ thread_local Scratch scratch;
 template <class Number>
 void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
               const Number* bias, void* out, int64_t out_stride, int64_t wide) {
-  // Rows a whole number of pages apart would fight for the same places of the first cache.
+  // A stride of whole pages would map all rows to the same sets of the L1 cache.
   const int64_t stride = 4 * quads_of(inputs) + 64;
   const auto carve = [&](char* memory, uint8_t*& bytes, float*& scales) {
     Carver carver(memory);
@@ -107,7 +107,7 @@ void multiply(const Number* x, int64_t x_stride, int64_t rows, const uint32_t* w
 
 }  // namespace
 
-// out = x [rows, inputs] times weights of int8, transposed, plus bias.
+// out [rows, outputs] = x [rows, inputs] times int8 weights, transposed, plus bias.
 INFD_KERNEL(multiply_int8_bf16)
 (const bf16* x, int64_t x_stride, int64_t rows, const uint32_t* weights, int64_t outputs, int64_t inputs,
  const bf16* bias, void* out, int64_t out_stride, int64_t wide) {

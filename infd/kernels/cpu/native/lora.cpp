@@ -1,23 +1,23 @@
-// Adapters by row: y += x A^T B^T for the rows that want them, as kernels/ops.py Lora says.
+// LoRA: y += x A^T B^T, each row with its own adapter; see kernels/families/adapters.py Lora.
 //
-// A number is one chain of sums along the inputs, then one along the ranks, all in float, and rounded once: it does not
-// depend on what other rows there are, nor on the number of threads.
+// Each result is accumulated in float, along the inputs, then along the ranks, and rounded once: it depends neither on
+// other rows nor on the number of threads.
 
 #include "scratch.h"
 #include "vector.h"
 
 namespace {
 
-constexpr int64_t ENOUGH = 1 << 16;  // products that are worth waking other threads for
+constexpr int64_t ENOUGH = 1 << 16;  // multiplications from which waking other threads pays
 constexpr int TILE = 4;              // rows, and ranks, of x A^T at a time
 
-// One module of a product: b [outputs, ranks], where its ranks begin in a, and where its outputs begin in y.
+// One module of a product: b [outputs, ranks], the index of its first rank in a, and of its first output in y.
 struct Part {
   const void* b;
   int64_t ranks, rank, outputs, output;
 };
 
-// The rows of one adapter, and what it adds to them.
+// The rows of one adapter, and its low-rank matrices.
 struct Group {
   const int64_t* rows;
   int64_t count;
@@ -62,7 +62,7 @@ void shrink_rows(const Number* const* x, const Number* a, int64_t ranks, int64_t
   }
 }
 
-// The dot product of one row of b with what a row of x was shrunk to, still spread over a vector.
+// The elementwise products of one row of b with a row's shrunk ranks, added up to one vector of partial sums.
 template <class Number>
 Vec product(const Number* b, const float* shrunk, int64_t ranks) {
   Vec total = set(0);
@@ -72,7 +72,7 @@ Vec product(const Number* b, const float* shrunk, int64_t ranks) {
   return total;
 }
 
-// Add outputs [first, end) of a part to the rows of a group.
+// Add outputs [first, end) of a part to the group's rows.
 template <class Number, class Out>
 void expand(const Group& group, const Part& part, const float* shrunk, Out* y, int64_t y_stride, int64_t first,
             int64_t end) {
@@ -86,7 +86,7 @@ void expand(const Group& group, const Part& part, const float* shrunk, Out* y, i
       Out* at = y + group.rows[i] * y_stride + part.output + o;
       store(at, load(at) + sums_of(products));
     }
-  // The sums of a vector and of WIDTH vectors need not round alike: the last ones are padded, not summed by themselves.
+  // The last outputs are padded to a vector, because a vector's sum rounds differently from sums_of.
   if (o < end)
     for (int64_t i = 0; i < group.count; i++) {
       Vec products[WIDTH];
@@ -139,8 +139,8 @@ void add(const Group& group, const Number* x, int64_t x_stride, int64_t inputs, 
 
 }  // namespace
 
-// y [T, outputs] += what groups add, given x [T, inputs]; or, where tokens [T] are given, what their tables hold of them.
-// Rows of y and x are `stride` numbers apart. half: x and adapters are bfloat16, else float; wide: y is float all the same.
+// y [T, outputs] += the groups' x A^T B^T for x [T, inputs]; or, with tokens [T], the groups' A[token] B^T. y_stride and
+// x_stride separate rows. half: x and adapters are bfloat16, else float; wide: y is float even so.
 INFD_KERNEL(lora)
 (int64_t half, int64_t wide, void* y, int64_t y_stride, const void* x, int64_t x_stride, int64_t inputs,
  const int64_t* tokens, const Group* groups, int64_t count) {

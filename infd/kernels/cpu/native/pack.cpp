@@ -1,22 +1,22 @@
-// Matrices into the packed form, and rows out of it.
+// Packing bfloat16 matrices into panels, and unpacking rows.
 
 #include "panels.h"
 #include "vector.h"
 
 namespace {
 
-// Where the words of an output begin.
+// The address of an output's first word.
 uint32_t* words_of(const uint32_t* weights, int64_t output, int64_t pairs) {
   return const_cast<uint32_t*>(weights) + output / PANEL * pairs * PANEL + output % PANEL;
 }
 
-// Make pairs [from, to) of a row its output's, and what is left of an odd row.
+// Store pairs [from, inputs / 2) of a row as an output's words, and the last input of an odd row.
 void place(uint32_t* words, const uint16_t* row, int64_t inputs, int64_t from) {
   for (int64_t at = from; at < inputs / 2; at++) memcpy(words + at * PANEL, row + 2 * at, sizeof(uint32_t));
   if (inputs % 2) words[inputs / 2 * PANEL] = row[inputs - 1];
 }
 
-// Make rows [PANEL, inputs] a panel.
+// Store rows [PANEL, inputs] as a panel.
 void place_panel(uint32_t* words, const uint16_t* rows, int64_t inputs) {
   const uint32_t* of[PANEL];
   for (int64_t i = 0; i < PANEL; i++) of[i] = reinterpret_cast<const uint32_t*>(rows + i * inputs);
@@ -28,7 +28,7 @@ void place_panel(uint32_t* words, const uint16_t* rows, int64_t inputs) {
 
 }  // namespace
 
-// Make rows [count, inputs] the outputs from `first` on.
+// Store rows [count, inputs] as the outputs from `first` on.
 INFD_KERNEL(pack_bf16_bf16)(uint32_t* weights, int64_t inputs, const uint16_t* rows, int64_t first, int64_t count) {
   const int64_t pairs = pairs_of(inputs), end = first + count;
 #pragma omp parallel for schedule(dynamic)
@@ -42,7 +42,7 @@ INFD_KERNEL(pack_bf16_bf16)(uint32_t* weights, int64_t inputs, const uint16_t* r
   }
 }
 
-// out [count, inputs] = rows of the matrix. A row that does not exist is all NaN.
+// out [count, inputs] = rows of the matrix; NaN for a row index out of range.
 INFD_KERNEL(unpack_bf16_bf16)
 (uint16_t* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
   const int64_t pairs = pairs_of(inputs);

@@ -1,11 +1,11 @@
-// Matrices into panels of int4, and rows out of them.
+// Packing matrices into panels of int4, and unpacking rows.
 
 #include "nibbles.h"
 #include "quantized.h"
 
 namespace {
 
-// A row's place in the step of its panel that holds a group of its inputs.
+// The step of a panel that holds one group of a row's inputs, and the row's column in it.
 struct Place {
   uint32_t* step;
   int64_t column;
@@ -16,7 +16,7 @@ struct Place {
   uint32_t* word(int64_t line) const { return step + SCALES + line * PANEL + column; }
 };
 
-// The scale that makes the largest number of a group an 8th of it with the sign turned; NaN if one is not finite.
+// The scale that maps a group's number of largest magnitude to -8; NaN if any number is not finite.
 float scale_of_group(const float* x) {
   Vec most = set(0), least = set(0), spoilt = set(0);
   for (int64_t i = 0; i < GROUP; i += WIDTH) {
@@ -33,7 +33,7 @@ float scale_of_group(const float* x) {
 void put_group(const float* x, const Place& place) {
   set(place.scale(), scale_of_group(x));
   const float scale = to_float(*place.scale());
-  const Vec inverse = set(scale != 0 ? 1 / scale : 0);  // NaN gives anything: its scale says what it is
+  const Vec inverse = set(scale != 0 ? 1 / scale : 0);  // with a NaN scale the stored numbers are irrelevant
   uint8_t numbers[GROUP];
   for (int64_t i = 0; i < GROUP; i += WIDTH) {
     const Vec whole = round_to_whole(load(x + i) * inverse);
@@ -88,7 +88,7 @@ void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t input
 
 }  // namespace
 
-// Make rows [count, inputs] the outputs from `first` on.
+// Store rows [count, inputs] as the outputs from `first` on.
 INFD_KERNEL(pack_int4_bf16)(uint32_t* weights, int64_t inputs, const bf16* rows, int64_t first, int64_t count) {
   pack(weights, inputs, rows, first, count);
 }
@@ -96,7 +96,7 @@ INFD_KERNEL(pack_int4_float)(uint32_t* weights, int64_t inputs, const float* row
   pack(weights, inputs, rows, first, count);
 }
 
-// out [count, inputs] = rows of the matrix. A row that does not exist is all NaN.
+// out [count, inputs] = rows of the matrix; NaN for a row index out of range.
 INFD_KERNEL(unpack_int4_bf16)
 (bf16* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
   unpack(out, weights, outputs, inputs, rows, count);

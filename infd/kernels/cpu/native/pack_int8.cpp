@@ -1,4 +1,4 @@
-// Matrices into panels of int8, and rows out of them.
+// Packing matrices into panels of int8, and unpacking rows.
 
 #include "quantized.h"
 #include "scratch.h"
@@ -7,7 +7,7 @@ namespace {
 
 thread_local Scratch scratch;
 
-// The header of the panel that an output is in, and the words of the output in it.
+// The header of an output's panel, and the output's column in the panel.
 struct Output {
   uint32_t* header;
   int64_t column;
@@ -17,7 +17,7 @@ struct Output {
   uint32_t* words() const { return header + HEADER + column; }
   float scale() const { return reinterpret_cast<const float*>(header)[column]; }
 
-  // Say what a row of this scale and this sum of numbers begins with.
+  // Write the header for an output with this scale and this sum of weights.
   void describe(float scale, int32_t sum) const {
     const int32_t start = -OFFSET * sum;
     memcpy(header + column, &scale, sizeof scale);
@@ -82,7 +82,7 @@ void unpack(Number* out, const uint32_t* weights, int64_t outputs, int64_t input
 
 }  // namespace
 
-// Make rows [count, inputs] the outputs from `first` on.
+// Store rows [count, inputs] as the outputs from `first` on.
 INFD_KERNEL(pack_int8_bf16)(uint32_t* weights, int64_t inputs, const bf16* rows, int64_t first, int64_t count) {
   pack(weights, inputs, rows, first, count);
 }
@@ -90,7 +90,7 @@ INFD_KERNEL(pack_int8_float)(uint32_t* weights, int64_t inputs, const float* row
   pack(weights, inputs, rows, first, count);
 }
 
-// out [count, inputs] = rows of the matrix. A row that does not exist is all NaN.
+// out [count, inputs] = rows of the matrix; NaN for a row index out of range.
 INFD_KERNEL(unpack_int8_bf16)
 (bf16* out, const uint32_t* weights, int64_t outputs, int64_t inputs, const int64_t* rows, int64_t count) {
   unpack(out, weights, outputs, inputs, rows, count);

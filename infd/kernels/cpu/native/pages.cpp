@@ -1,4 +1,4 @@
-// New keys and values, put into the cache.
+// Writing keys and values to the cache.
 
 #include "row.h"
 
@@ -19,8 +19,8 @@ void write(void* pages, const void* rows, const int64_t* slots, int64_t tokens, 
 
 }  // namespace
 
-// pages [P, heads, page_tokens, row] at slots [tokens], page * page_tokens + offset, = rows [tokens, heads, size] of
-// bfloat16 if `half`, else float, tokens `stride` numbers apart; made int8 if `quantized`.
+// pages [P, heads, page_tokens, row] at slots [tokens], page * page_tokens + offset, = rows [tokens, heads, size], `stride`
+// numbers between tokens: bfloat16 if `half`, else float; quantized to int8 if `quantized`.
 INFD_KERNEL(write_pages)
 (int64_t half, int64_t quantized, void* pages, const void* rows, const int64_t* slots, int64_t tokens, int64_t heads,
  int64_t page_tokens, int64_t size, int64_t stride) {

@@ -1,10 +1,10 @@
-// How a matrix of weights [outputs, inputs] lies in memory, in panels, for products.
+// The memory layout of a weight matrix [outputs, inputs]: panels, ordered for products.
 //
-// Panels of 64 outputs, one after the other. In a panel, line after line along the inputs, each output has some
-// neighbouring inputs in one 32-bit word: two of bfloat16, four of int8, eight of int4. So a line is 64 words, 256 bytes.
-// A thread that computes consecutive panels reads one stream from its first byte to its last. Missing inputs are zeros.
+// A panel holds 64 outputs. Line after line along the inputs, each output has consecutive inputs in one 32-bit word: two
+// of bfloat16, four of int8, eight of int4. So a line is 64 words, 256 bytes, and a thread that computes consecutive
+// panels reads memory sequentially. Inputs are padded with zeros.
 //
-// A panel of int8 begins with a header, see quantized.h; four lines of int4 begin with their scales, see nibbles.h.
+// Panels of int8 begin with a header (quantized.h); groups of four int4 lines begin with their scales (nibbles.h).
 
 #pragma once
 

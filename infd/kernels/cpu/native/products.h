@@ -1,25 +1,26 @@
-// Products with a matrix in panels, whatever its numbers are: how the work is cut and in which order it is done.
+// Products with a matrix in panels of any Kind: how the work is divided and ordered.
 //
-// Rows are computed in groups, a panel of outputs at a time: a group's sums stay in registers while its panel passes
-// by. A panel is read from memory once and from the cache after that; where there are several groups, each pass fetches
-// a part of the next panel, so that memory and arithmetic keep each other company. A single group is one plain stream,
-// which the CPU foresees better than we do; so is the first of two where few rows are left for the second.
+// Rows are computed in groups, one panel of outputs at a time: a group's sums stay in registers while its panel is read.
+// The first group reads the panel from memory, later groups from the cache; with several groups, each pass prefetches a
+// part of the next panel, so that memory and arithmetic work in parallel. A single group reads sequentially, which the
+// hardware prefetcher predicts better; so does the first of two groups if the second has few rows.
 //
-// Each number is one chain of sums along the inputs, in their order. Neither the number of rows nor that of threads,
-// nor what stands in other rows, changes a bit of it.
+// Each result is accumulated in the order of inputs. It does not depend, to the bit, on the number of rows, the number of
+// threads, or the contents of other rows.
 //
-// A Kind says what the words of a step are and how they are multiplied:
+// A Kind defines the words of a step and their multiplication:
 //
-//   STEP                     words of a step along the inputs: a line of a panel, or more
-//   Weights, Input           a vector of words; a word for every lane
-//   weights, input, add      load the one, spread the other, add their products to the sums of 32 bits
+//   STEP                     words of a step along the inputs: a line of a panel, or several
+//   Weights, Input           a vector of words; one word in every lane
+//   weights, input, add      load Weights, broadcast Input, add their products to the 32-bit sums
 //   HEADER                   words of a panel before its first step
-//   start(header)            what sums begin with
-//   x.word(row, at)          the word that multiplies step `at`, and x.from(row, at) the rows and steps from there on
-//   x.HALVES, x.half_word    whether the last word may be half a one, read by itself because it is the last of its row
-//   x.value(sums, row, header)   the numbers that sums stand for
+//   start(header)            initial values of the sums
+//   x.word(row, at)          the input word of step `at`
+//   x.from(row, at)          the inputs from that row and step on
+//   x.HALVES, x.half_word    whether a row's last word may be half, and must be read without the other half
+//   x.value(sums, row, header)   convert sums to floats
 //
-// That is for steps of one line. A kind whose steps are more says itself how a Group of rows is multiplied.
+// These serve steps of one line. A Kind with longer steps specializes Group::multiply.
 
 #pragma once
 
@@ -32,28 +33,28 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int MOST_ROWS = 6;
 template <int ROWS>
-constexpr int ABREAST = 4;  // vectors of outputs: 24 sums leave room for 4 vectors of weights
+constexpr int ABREAST = 4;  // vectors of outputs: 24 sums and 4 vectors of weights fit the registers
 #else
 constexpr int MOST_ROWS = 2;
 template <int ROWS>
 constexpr int ABREAST = ROWS == 1 ? 8 : 4;
 #endif
 
-constexpr int64_t LOOK = 1 << 9;         // words between two looks at what to fetch
+constexpr int64_t LOOK = 1 << 9;         // words between two prefetches
 constexpr int64_t CACHE_LINE = 16;       // words
-constexpr int64_t MOST_WORDS = 1 << 16;  // of a panel in one go: 256 KiB, which stay in the second cache beside the rows
-constexpr int64_t TWO_WORDS = 1 << 14;   // for two groups: the second follows while what the first has read is still near
-constexpr int64_t MOST_TOGETHER = 240;   // rows whose sums are kept from one stretch of inputs to the next
+constexpr int64_t MOST_WORDS = 1 << 16;  // words of a panel at a time: 256 KiB, which fit the L2 cache beside the rows
+constexpr int64_t TWO_WORDS = 1 << 14;   // for two groups: the second reads soon after the first
+constexpr int64_t MOST_TOGETHER = 240;   // rows whose sums are kept between stretches of inputs
 
-// Rows of a second group that take little time beside what the first reads. int4 is held up by arithmetic instead.
+// Most rows of a second group that cost little beside the first group's reads. With int4 arithmetic is the bottleneck.
 template <class Kind>
 constexpr int64_t FEW_MORE = Kind::STEP == PANEL ? MOST_ROWS / 3 : 0;
 
 template <class Kind>
 constexpr int64_t STEPS_OF_A_LOOK = LOOK > Kind::STEP ? LOOK / Kind::STEP : 1;
 
-// What is to be fetched meanwhile: `lines` cache lines at every look.
-struct Ahead {
+// A prefetch stream: `lines` cache lines at every call of fetch.
+struct Prefetch {
   const char* next;
   int64_t lines;
 
@@ -63,22 +64,22 @@ struct Ahead {
   }
 };
 
-// Some steps of a panel, the last of them with half an input word if `half`.
+// Some steps of a panel; the last step has half an input word if `half`.
 struct Stretch {
   const uint32_t* words;
   int64_t steps;
   bool half;
-  const uint32_t* header;  // of the panel, where sums are to begin; null where they go on
+  const uint32_t* header;  // of the panel, if sums start here; null if they continue
 };
 
-// Rows that are multiplied together. sums [ROWS, PANEL] (+)= rows times a stretch of a panel.
+// Rows multiplied together: sums [ROWS, PANEL] (+)= rows times a stretch of a panel.
 template <class Kind, int ROWS>
 struct Group {
-  static void multiply(const Kind& x, const Stretch& stretch, float* sums, Ahead ahead);
+  static void multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead);
 };
 
 template <class Kind, int ROWS>
-void Group<Kind, ROWS>::multiply(const Kind& x, const Stretch& stretch, float* sums, Ahead ahead) {
+void Group<Kind, ROWS>::multiply(const Kind& x, const Stretch& stretch, float* sums, Prefetch ahead) {
   static_assert(Kind::STEP == PANEL);
   constexpr int VECTORS = ABREAST<ROWS>;
   for (int64_t first = 0; first < PANEL; first += VECTORS * WIDTH) {
@@ -125,7 +126,7 @@ void Group<Kind, ROWS>::multiply(const Kind& x, const Stretch& stretch, float* s
 }
 
 template <class Kind>
-using Multiply = void (*)(const Kind&, const Stretch&, float*, Ahead);
+using Multiply = void (*)(const Kind&, const Stretch&, float*, Prefetch);
 
 template <class Kind>
 Multiply<Kind> multiply_rows(int64_t rows) {
@@ -138,7 +139,7 @@ Multiply<Kind> multiply_rows(int64_t rows) {
   return of[rows - 1];
 }
 
-// What is added to every row [outputs], if anything.
+// The bias [outputs], or none.
 struct Bias {
   const bf16* narrow = nullptr;
   const float* wide = nullptr;
@@ -147,23 +148,23 @@ struct Bias {
   Bias(const float* bias) : wide(bias) {}
 };
 
-// One product. Everything is checked by the caller.
+// One product. The caller has checked all arguments.
 template <class Kind>
 struct Product {
   Kind x;
   int64_t rows;
   const uint32_t* weights;
   int64_t outputs;
-  int64_t steps;  // of a panel, a last half one included
+  int64_t steps;  // of a panel, including a last half one
   bool half;
   Bias bias;
-  void* out;  // [rows, outputs] of float or bfloat16, rows `stride` numbers apart
+  void* out;  // [rows, outputs] of float or bfloat16, `stride` numbers between rows
   int64_t stride;
   bool wide;  // out is float
 
   const uint32_t* panel(int64_t number) const { return weights + number * (Kind::HEADER + steps * Kind::STEP); }
 
-  // Round sums [count, PANEL], of rows from `row` on and the panel from output `first` on, into place.
+  // Convert and store sums [count, PANEL] of rows from `row` on and the panel whose first output is `first`.
   void finish(const float* sums, int64_t row, int64_t count, int64_t first, const uint32_t* header) const {
     const int64_t columns = outputs - first < PANEL ? outputs - first : PANEL;
     float added[PANEL] = {};
@@ -187,7 +188,7 @@ struct Product {
   }
 };
 
-// Compute rows [row, row + count) of one panel, fetching the panel that follows if there is one to come.
+// Compute rows [row, row + count) of one panel; prefetch the next panel if `more`.
 template <class Kind>
 void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, bool more) {
   const int64_t groups = (count + MOST_ROWS - 1) / MOST_ROWS;
@@ -212,15 +213,15 @@ void compute(const Product<Kind>& p, int64_t panel, int64_t row, int64_t count, 
       const int64_t from = bound(group), rows = bound(group + 1) - from;
       float* own = sums + (stretches > 1 ? from * PANEL : 0);
       const int64_t share = (last - first) * Kind::STEP * sizeof(uint32_t) / groups / 64 * 64;
-      const Ahead ahead = {next + group * share, more || !ends ? lines : 0};
+      const Prefetch ahead = {next + group * share, more || !ends ? lines : 0};
       multiply_rows<Kind>(rows)(p.x.from(row + from, first), part, own, ahead);
       if (ends) p.finish(own, row + from, rows, panel * PANEL, header);
     }
   }
 }
 
-// A product's tasks, in a run for each thread, so that each reads one stream. Who has come to the end of its own goes on
-// with those of others, which something else may keep from computing.
+// A product's tasks, in one contiguous run for each thread, so that each thread reads sequentially. A thread that has
+// finished its run continues with tasks of slower threads' runs.
 template <class Kind>
 struct Division {
   static constexpr int64_t MOST_RUNS = 128;
@@ -235,14 +236,14 @@ struct Division {
   Division(const Product<Kind>& product, bool shared) : product(product) {
     const int64_t threads = shared ? omp_get_max_threads() : 1;
     const int64_t panels = panels_of(product.outputs), rows = product.rows;
-    // Where panels are too few for the threads, rows are divided as well.
+    // With fewer panels than threads, rows are divided too.
     parts = (rows + MOST_TOGETHER - 1) / MOST_TOGETHER;
     while (panels * parts < 4 * threads && rows / (parts + 1) >= 4 * MOST_ROWS) parts++;
     runs = threads < MOST_RUNS ? threads : MOST_RUNS;
     for (int64_t i = 0; i < runs; i++) run[i] = {panels * parts * i / runs, panels * parts * (i + 1) / runs};
   }
 
-  // Every thread of the team calls this.
+  // Called by every thread of the team.
   void compute_share() {
     const int64_t own = omp_get_thread_num();
     for (int64_t i = own; i < own + runs; i++) {

@@ -1,7 +1,7 @@
-// Numbers as int8: whole multiples, at most 127 either way, of a scale that a row has of its own.
+// Numbers as int8: integers from -127 to 127, times one scale for each row.
 //
-// A panel of such weights begins with a header of 128 words: the scale of each of its outputs, a float, and the number
-// that each of its sums begins with, see OFFSET. All zeros is a matrix of zeros.
+// A panel of int8 weights begins with a header of 128 words: each output's scale, a float, and the initial value of its
+// sums, see OFFSET. A panel of zero bytes is a matrix of zeros.
 
 #pragma once
 
@@ -12,13 +12,13 @@ namespace {
 
 constexpr int64_t HEADER = 2 * PANEL;  // words
 
-// Inputs are multiplied as unsigned numbers where VNNI wants it so: 128 is added to each, and as many times the sum of
-// its weights is taken from an output before it begins.
+// VNNI multiplies unsigned inputs: 128 is added to each input; to compensate, each sum starts at -128 times the sum of
+// the output's weights.
 constexpr int OFFSET = 128;
 
-constexpr float LEAST = 1e-30f;  // a row whose largest number is smaller counts as zeros: its scale would have no inverse
+constexpr float LEAST = 1e-30f;  // rows of smaller magnitude become zeros, because their scale would have no finite inverse
 
-// The scale of a row; NaN where a number of it is not finite.
+// The scale of a row; NaN if a number is not finite.
 template <class Number>
 float scale_of(const Number* x, int64_t count) {
   Vec most = set(0), spoilt = set(0);
@@ -33,7 +33,7 @@ float scale_of(const Number* x, int64_t count) {
   return (largest_one < LEAST ? 0 : largest_one / 127) + sum(spoilt);
 }
 
-// WIDTH numbers, rounded to whole ones between -127 and 127, as bytes with `flip` changed in each; return their sums.
+// Round WIDTH numbers to integers and store them as bytes, each XORed with `flip`; return the integers.
 #if defined(__AVX512BW__)
 using Ints = __m512i;
 inline Ints no_ints() { return _mm512_setzero_si512(); }
@@ -65,7 +65,7 @@ inline Ints plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Vec to_floats(Vec bits) { return _mm256_cvtepi32_ps(_mm256_castps_si256(bits)); }
 #endif
 
-// Make a row bytes, in whole quads, what is missing in the last zeros before `flip`; return the sum of its numbers.
+// Store a row as bytes, XORed with `flip` and padded to whole quads; return the sum of its integers.
 template <class Number>
 int32_t quantize(const Number* x, int64_t count, float scale, uint8_t* to, uint8_t flip) {
   const Vec inverse = set(scale > 0 ? 1 / scale : 0);

@@ -1,6 +1,6 @@
-// How a head of a token lies in the cache.
+// The cache's form of one head of one token: unchanged numbers, or int8.
 //
-// As it is, or as int8: its scale, a float, then its numbers, in whole words.
+// int8: the scale, a float, then the numbers, padded to 4 bytes.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace {
 
-// How far two rows stand apart, in numbers.
+// The stride between rows, in numbers.
 template <class Cached>
 constexpr int64_t row_size(int64_t size) {
   return size;
@@ -18,13 +18,13 @@ constexpr int64_t row_size<int8_t>(int64_t size) {
   return sizeof(float) + 4 * quads_of(size);
 }
 
-// Where in a row its numbers begin.
+// The index of a row's first number.
 template <class Cached>
 constexpr int64_t FIRST = 0;
 template <>
 constexpr int64_t FIRST<int8_t> = sizeof(float);
 
-// By what the numbers of a row are multiplied, `row` being the first of them.
+// The scale of a row, given the address of its first number.
 inline float scale_of_row(const int8_t* row) {
   float scale;
   memcpy(&scale, row - sizeof scale, sizeof scale);

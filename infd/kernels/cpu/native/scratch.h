@@ -1,6 +1,6 @@
-// Memory that a kernel needs only while it runs, kept from call to call: fresh memory would fault page by page.
+// Memory that a kernel uses during a call, kept between calls, because fresh memory causes page faults.
 //
-// A thread's scratch is never given back. Threads that run kernels are few, and live as long as the process.
+// A thread's scratch memory is never freed: few threads run kernels, for as long as the process lives.
 
 #pragma once
 
@@ -12,13 +12,13 @@ namespace {
 
 class Scratch {
  public:
-  // Return at least `bytes` bytes, aligned to a cache line, their contents unknown; the same ones in every call.
+  // Return at least `bytes` bytes, aligned to a cache line, with arbitrary contents. A larger request moves the memory.
   char* at_least(int64_t bytes) {
     if (bytes > size_) {
       free(memory_);
       size_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
       memory_ = static_cast<char*>(aligned_alloc(4096, size_));
-      if (memory_ == nullptr) abort();  // the system has overcommitted: nothing that follows could succeed
+      if (memory_ == nullptr) abort();  // out of memory: no later allocation could succeed
     }
     return memory_;
   }
@@ -28,7 +28,7 @@ class Scratch {
   int64_t size_ = 0;
 };
 
-// Cuts one piece of memory into several, each aligned to a cache line. Without memory it only adds up the sizes.
+// Divides memory into arrays, each aligned to a cache line. With a null pointer it only adds up the sizes.
 class Carver {
  public:
   explicit Carver(char* memory) : memory_(memory) {}

@@ -1,5 +1,5 @@
-// When other threads are to be woken. That takes some microseconds, tens of them where they have gone to sleep, and
-// milliseconds where others want the cores; one thread computes alone what takes it less than about 70.
+// Whether to wake other threads. Waking takes microseconds, tens of them if the threads sleep, and milliseconds if other
+// processes use the cores; work of less than about 70 microseconds runs on one thread.
 
 #pragma once
 
@@ -7,13 +7,13 @@
 
 namespace {
 
-// For a product with a matrix of weights.
+// For a product with a weight matrix.
 inline bool worth_sharing(int64_t rows, int64_t outputs, int64_t inputs) {
   const int64_t weights = outputs * inputs;
   return weights > 1 << 20 || rows * weights > 1 << 23;
 }
 
-// For attention, which reads a key for so many products: less is enough where a product has just woken them.
+// For attention, given its multiplications: the threshold is lower if a product has just woken the threads.
 inline bool worth_sharing(int64_t products, bool awake) { return products > (awake ? 1 << 17 : 1 << 20); }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Decoder layers one after the other, without the interpreter in between.
+// Several decoder layers in one call, without the interpreter in between.
 //
-// The same kernels in the same order as models/layers, and so the same numbers, bit for bit. One thing is done in one go
-// that is several there: heads are normed, rotated and put into the cache while they are at hand.
+// It runs the kernels of models/layers in the same order, so results are equal to the bit. Only norms and rotation of
+// heads and the cache write are fused, while the heads are in the cache.
 
 #include "stack.h"
 
@@ -24,9 +24,9 @@ INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* ou
 
 namespace {
 
-constexpr int64_t ENOUGH = 1 << 14;  // numbers that are worth waking other threads for
+constexpr int64_t ENOUGH = 1 << 14;  // numbers from which waking other threads pays
 
-// Where the layers of a step keep what they pass on.
+// The intermediate results of a layer, in scratch memory.
 struct Workspace {
   bf16 *normed, *qkv, *attended, *gate_up, *gated;
 
@@ -53,7 +53,7 @@ void multiply(const StackProduct& product, const bf16* x, bf16* out, int64_t tok
                    product.outputs, 0);
 }
 
-// Add x to the stream, or start it; return the stream normed, which stands in `normed`, or is the stream itself.
+// Add x to the stream, or start the stream with x; return the normed stream, in `normed`, or the stream without a norm.
 const bf16* enter(const StackNorm& norm, const bf16* x, bf16* stream, bool starts, bf16* normed, const StackStep& step) {
   const int64_t tokens = step.tokens, size = step.hidden;
   if (starts) {
@@ -71,17 +71,17 @@ const bf16* enter(const StackNorm& norm, const bf16* x, bf16* stream, bool start
   return normed;
 }
 
-void finish(const StackLast& last, bf16* x, const StackStep& step) {
+void finish(const StackTransform& transform, bf16* x, const StackStep& step) {
   const int64_t size = step.hidden;
-  if (last.norm.weight != nullptr)
-    INFD_HERE(rms_norm)(1, x, size, x, step.tokens, 1, size, last.norm.weight, last.norm.eps, last.norm.offset);
-  if (last.factor != 1) {
+  if (transform.norm.weight != nullptr)
+    INFD_HERE(rms_norm)(1, x, size, x, step.tokens, 1, size, transform.norm.weight, transform.norm.eps, transform.norm.offset);
+  if (transform.factor != 1) {
 #pragma omp parallel for if (step.tokens * size > ENOUGH)
-    for (int64_t t = 0; t < step.tokens; t++) scale(x + t * size, last.factor, size);
+    for (int64_t t = 0; t < step.tokens; t++) scale(x + t * size, transform.factor, size);
   }
 }
 
-// Norm heads in place: each, or all as one.
+// Norm heads in place: each head, or all heads of a token together.
 void norm_heads(const StackNorm& norm, bf16* heads, int64_t count, int64_t size) {
   if (norm.weight == nullptr) return;
   const Norm<bf16> apply{static_cast<const bf16*>(norm.weight), norm.eps, norm.offset};
@@ -89,7 +89,7 @@ void norm_heads(const StackNorm& norm, bf16* heads, int64_t count, int64_t size)
   for (bf16* head = heads; head < heads + count * size; head += width) apply(head, head, width);
 }
 
-// Make q, k and v ready: norms, rotations, k and v in the cache; q stays where it is.
+// Norm and rotate q and k in place, and write k and v to the cache.
 template <class Cached>
 void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
   const int64_t size = layer.size, page_tokens = step.groups[layer.group]->page_tokens, width = row_size<Cached>(size);
@@ -114,11 +114,11 @@ void place_heads(const StackLayer& layer, const StackStep& step, bf16* qkv) {
   }
 }
 
-// Move the rows that are wanted to the front. They ascend, so that none is overwritten before it has been moved; one that
-// is repeated is, but with itself.
-void keep_wanted(bf16* rows, int64_t stride, int64_t size, const StackStep& step) {
-  for (int64_t t = 0; t < step.wanted; t++)
-    memmove(rows + t * stride, rows + step.wanted_tokens[t] * stride, size * sizeof(bf16));
+// Move the sampled rows to the front. Indices ascend, so no row is overwritten before it has been moved; a repeated last
+// index moves the same row again.
+void keep_sampled(bf16* rows, int64_t stride, int64_t size, const StackStep& step) {
+  for (int64_t t = 0; t < step.sampled; t++)
+    memmove(rows + t * stride, rows + step.sampled_tokens[t] * stride, size * sizeof(bf16));
 }
 
 void compute(const StackLayer& layer, const StackStep& all, const Workspace& space, bf16* x, bf16* stream, bool starts,
@@ -128,10 +128,10 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace& spa
   (layer.quantized ? place_heads<int8_t> : place_heads<bf16>)(layer, all, space.qkv);
   StackStep step = all;
   const AttentionStep* attended = all.groups[layer.group];
-  if (ends && all.wanted > 0) {
-    keep_wanted(space.qkv, layer.qkv.outputs, layer.heads * layer.size, all);
-    keep_wanted(stream, all.hidden, all.hidden, all);
-    step.tokens = all.wanted, attended = all.wanted_attention;
+  if (ends && all.sampled > 0) {
+    keep_sampled(space.qkv, layer.qkv.outputs, layer.heads * layer.size, all);
+    keep_sampled(stream, all.hidden, all.hidden, all);
+    step.tokens = all.sampled, attended = all.sampled_attention;
   }
   const bool awake = worth_sharing(all.tokens, layer.qkv.outputs, layer.qkv.inputs);
   const AttentionLayer attention{1,         layer.quantized,   layer.heads, layer.kv_heads, layer.size,     space.qkv,
@@ -139,20 +139,20 @@ void compute(const StackLayer& layer, const StackStep& all, const Workspace& spa
                                  awake};
   INFD_HERE(attention)(attended, &attention);
   multiply(layer.output, space.attended, x, step.tokens);
-  finish(layer.attention_last, x, step);
+  finish(layer.attention_transform, x, step);
 
   input = enter(layer.post_norm, x, stream, false, space.normed, step);
   multiply(layer.gate_up, input, space.gate_up, step.tokens);
   const auto gate = layer.gelu ? INFD_HERE(gelu_tanh_mul) : INFD_HERE(silu_mul);
   gate(1, space.gate_up, layer.gate_up.outputs, space.gated, step.tokens, layer.gate_up.outputs / 2);
   multiply(layer.down, space.gated, x, step.tokens);
-  finish(layer.mlp_last, x, step);
+  finish(layer.mlp_transform, x, step);
 }
 
 }  // namespace
 
-// Compute `count` layers. x [tokens, hidden] is what is still to be added to the stream, before and after them. The first
-// layer starts the stream if `starts`. The last one leaves the tokens that are wanted in front, if some are and `ends`.
+// Compute `count` layers. x [tokens, hidden] is the pending addition to the stream, before and after. The first layer
+// starts the stream if `starts`. If `ends`, the last layer leaves the sampled tokens, if any, as the first rows.
 INFD_KERNEL(stack)
 (const StackLayer* layers, int64_t count, const StackStep* step, void* x, void* stream, int64_t starts, int64_t ends) {
   static thread_local Scratch scratch;

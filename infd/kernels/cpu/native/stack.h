@@ -1,6 +1,6 @@
-// What `stack` reads: decoder layers, told once, and a step. Numbers are bfloat16.
+// The arguments of `stack`: decoder layers, described once, and a step. Numbers are bfloat16.
 //
-// infd/kernels/recipe.py says what a layer is; stack.py fills these in.
+// infd/kernels/recipe.py defines a layer; stack.py fills in these structures.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 #include "attention.h"
 
-// A product with a matrix in some form, by the kernel for that form, and what that kernel is to be told.
+// A product, and the kernel for the form of its matrix.
 struct StackProduct {
   void (*multiply)(const void* x, int64_t x_stride, int64_t rows, const void* weights, int64_t outputs, int64_t inputs,
                    const void* bias, void* out, int64_t out_stride, int64_t wide);
@@ -23,8 +23,8 @@ struct StackNorm {
   float eps, offset;
 };
 
-// The last thing that happens to a branch.
-struct StackLast {
+// The output transform of a sublayer.
+struct StackTransform {
   StackNorm norm;
   float factor;  // 1: none
 };
@@ -32,14 +32,14 @@ struct StackLast {
 struct StackLayer {
   StackNorm input_norm, q_norm, k_norm, post_norm;
   StackProduct qkv, output, gate_up, down;
-  StackLast attention_last, mlp_last;
+  StackTransform attention_transform, mlp_transform;
   const float* rope;  // [max_len, turned]
   int64_t turned, interleaved;
   int64_t heads, kv_heads, size;
   float scale, softcap;
-  int64_t gelu;   // the activation: silu if 0
-  int64_t group;  // of pages
-  int64_t quantized;  // whether pages are int8
+  int64_t gelu;       // activation: gelu with tanh approximation, else silu
+  int64_t group;      // page group
+  int64_t quantized;  // pages are int8
   void *k, *v;        // pages
 };
 
@@ -48,7 +48,7 @@ struct StackStep {
   const int64_t* positions;             // [tokens]
   const AttentionStep* const* groups;   // by page group
   const int64_t* const* slots;          // by page group, [tokens]
-  int64_t wanted;                       // how many tokens the last layer goes on with; 0: all. models/base.py says more
-  const int64_t* wanted_tokens;         // [wanted], ascending, the last one perhaps repeated
-  const AttentionStep* wanted_attention;  // of the last layer's page group
+  int64_t sampled;                       // number of sampled tokens, see models/base.py; 0: the last layer computes all
+  const int64_t* sampled_tokens;         // [sampled], ascending; the last may be repeated as padding
+  const AttentionStep* sampled_attention;  // of the last layer's page group, one span a sampled token
 };

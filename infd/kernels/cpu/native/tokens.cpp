@@ -1,10 +1,10 @@
-// Kernels that look at one token at a time. `half`: numbers are bfloat16, else float.
+// The elementwise kernels: norms, rope, activations. `half`: numbers are bfloat16, else float.
 
 #include "tokens.h"
 
 namespace {
 
-constexpr int64_t ENOUGH = 1 << 14;  // numbers that are worth waking other threads for
+constexpr int64_t ENOUGH = 1 << 14;  // numbers from which waking other threads pays
 
 template <class Number>
 const Number* typed(const void* p) { return static_cast<const Number*>(p); }
@@ -54,22 +54,22 @@ void gate_rows(const void* x, int64_t stride, void* out, int64_t tokens, int64_t
 
 }  // namespace
 
-// out [tokens, heads, size] = RMSNorm of x [tokens, heads, size], tokens `stride` numbers apart.
+// out [tokens, heads, size] = RMSNorm of x [tokens, heads, size], `stride` numbers between tokens.
 INFD_KERNEL(rms_norm)
 (int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size, const void* weight,
  float eps, float offset) {
   (half ? norm_rows<bf16> : norm_rows<float>)(x, stride, out, tokens, heads, size, weight, eps, offset);
 }
 
-// stream = x + residual; out = RMSNorm of stream; all [tokens, size]. Any two of them may be one.
+// stream = x + residual; out = RMSNorm of stream; all [tokens, size]. Any two may be the same memory.
 INFD_KERNEL(add_rms_norm)
 (int64_t half, const void* x, const void* residual, void* stream, void* out, int64_t tokens, int64_t size,
  const void* weight, float eps, float offset) {
   (half ? add_norm_rows<bf16> : add_norm_rows<float>)(x, residual, stream, out, tokens, size, weight, eps, offset);
 }
 
-// out [tokens, heads, size] = x, tokens `stride` numbers apart, with the first `turned` numbers of every head rotated by
-// table [max_len, turned] at positions [tokens].
+// out [tokens, heads, size] = x, `stride` numbers between tokens, with the first `turned` numbers of every head rotated by
+// the angles in table [max_len, turned] at positions [tokens].
 INFD_KERNEL(rope)
 (int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t heads, int64_t size,
  const int64_t* positions, const float* table, int64_t turned, int64_t interleaved) {
@@ -77,12 +77,12 @@ INFD_KERNEL(rope)
   (half ? rotate_rows<bf16> : rotate_rows<float>)(x, stride, out, tokens, heads, size, positions, table, rotation);
 }
 
-// out [tokens, size] = silu of the first half of x [tokens, 2 * size], rows `stride` numbers apart, times the second.
+// out [tokens, size] = silu(x[:, :size]) * x[:, size:] for x [tokens, 2 * size], `stride` numbers between rows.
 INFD_KERNEL(silu_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size) {
   (half ? gate_rows<Silu, bf16> : gate_rows<Silu, float>)(x, stride, out, tokens, size);
 }
 
-// The same with gelu, in its tanh approximation.
+// As silu_mul, with gelu's tanh approximation.
 INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* out, int64_t tokens, int64_t size) {
   (half ? gate_rows<Gelu, bf16> : gate_rows<Gelu, float>)(x, stride, out, tokens, size);
 }

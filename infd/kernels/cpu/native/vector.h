@@ -1,7 +1,7 @@
-// A vector of floats, as wide as the instruction set this is compiled for, and the few things kernels do with it.
+// A vector of WIDTH floats, as wide as the instruction set allows, and its operations.
 //
-// WIDTH floats each; numbers in memory are float, bfloat16 or int8, and always become float here. Where a NaN could get lost
-// in a minimum or maximum, the operands stand so that it is kept: broken numbers must show in the result.
+// Numbers in memory are float, bfloat16 or int8; loading converts to float. In minima and maxima operands are ordered so
+// that a NaN is kept: invalid numbers must show in the result.
 
 #pragma once
 
@@ -43,23 +43,23 @@ inline Vec load(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-// A NaN in the second operand is kept, one in the first is not.
+// A NaN in the second operand is kept, a NaN in the first is not.
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline Vec absolute(Vec a) { return _mm512_abs_ps(a); }
 inline Vec root(Vec a) { return _mm512_sqrt_ps(a); }
-// Where |x| < limit: small, elsewhere large.
+// `small` where |x| < limit, else `large`.
 inline Vec choose_below(Vec x, float limit, Vec small, Vec large) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(absolute(x), set(limit), _CMP_LT_OQ), large, small);
 }
 inline float sum(Vec a) { return _mm512_reduce_add_ps(a); }
 inline float largest(Vec a) { return _mm512_reduce_max_ps(a); }
 inline float first_of(Vec a) { return _mm512_cvtss_f32(a); }
-// 2^whole * fraction, without overflow in between.
+// 2^whole * fraction, without intermediate overflow.
 inline Vec scale_by_power(Vec fraction, Vec whole, Vec) { return _mm512_scalef_ps(fraction, whole); }
 inline Vec round_to_whole(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-// Load the first `count` numbers, and zeros behind them.
+// Load the first `count` numbers, followed by zeros.
 inline Vec load_first(const float* p, int64_t count) { return _mm512_maskz_loadu_ps((1 << count) - 1, p); }
 inline Vec load_first(const bf16* p, int64_t count) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((1 << count) - 1, p));
@@ -69,7 +69,7 @@ inline Vec load_first(const int8_t* p, int64_t count) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8((1 << count) - 1, p)));
 }
 
-// Sum each of WIDTH vectors: lane i is the sum of x[i].
+// Lane i of the result is the sum of x[i], for WIDTH vectors.
 inline Vec sums_of(const Vec* x) {
   Vec a[8], b[4], c[2];
   for (int i = 0; i < 8; i++) a[i] = _mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]) + _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]);
@@ -136,12 +136,12 @@ inline Vec load(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-// A NaN in the second operand is kept, one in the first is not.
+// A NaN in the second operand is kept, a NaN in the first is not.
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline Vec absolute(Vec a) { return _mm256_andnot_ps(set(-0.0f), a); }
 inline Vec root(Vec a) { return _mm256_sqrt_ps(a); }
-// Where |x| < limit: small, elsewhere large.
+// `small` where |x| < limit, else `large`.
 inline Vec choose_below(Vec x, float limit, Vec small, Vec large) {
   return _mm256_blendv_ps(large, small, _mm256_cmp_ps(absolute(x), set(limit), _CMP_LT_OQ));
 }
@@ -156,7 +156,7 @@ inline float largest(Vec a) {
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
 inline float first_of(Vec a) { return _mm256_cvtss_f32(a); }
-// 2^whole * fraction; nothing below the smallest normal number. `from` is what whole and fraction were made of.
+// 2^whole * fraction; 0 below the smallest normal number. `from` is whole plus the fraction's logarithm.
 inline Vec scale_by_power(Vec fraction, Vec whole, Vec from) {
   const Vec bounded = min(set(127.0f), max(set(-126.0f), whole));
   const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(bounded), _mm256_set1_epi32(127)), 23);
@@ -165,7 +165,7 @@ inline Vec scale_by_power(Vec fraction, Vec whole, Vec from) {
 }
 inline Vec round_to_whole(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-// Load the first `count` numbers, and zeros behind them.
+// Load the first `count` numbers, followed by zeros.
 template <class Number>
 inline Vec load_first(const Number* p, int64_t count) {
   Number numbers[WIDTH] = {};
@@ -173,7 +173,7 @@ inline Vec load_first(const Number* p, int64_t count) {
   return load(numbers);
 }
 
-// Sum each of WIDTH vectors: lane i is the sum of x[i].
+// Lane i of the result is the sum of x[i], for WIDTH vectors.
 inline Vec sums_of(const Vec* x) {
   const Vec low = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
   const Vec high = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
@@ -202,7 +202,7 @@ inline void transpose(const uint32_t* const* rows, int64_t at, uint32_t* out, in
 
 #endif
 
-// Numbers one by one, for the ends of rows that are no multiple of WIDTH.
+// Conversions of single numbers, for the ends of rows that are no multiple of WIDTH.
 inline float to_float(float x) { return x; }
 inline float to_float(int8_t x) { return x; }
 inline float to_float(bf16 x) {
@@ -218,7 +218,7 @@ inline void set(bf16* p, float x) {
   *p = wide[0];
 }
 
-// Copy `count` numbers, whatever their types.
+// Copy `count` numbers, converting their type.
 inline void convert(const float* from, float* to, int64_t count) { memcpy(to, from, count * sizeof(float)); }
 inline void convert(const bf16* from, bf16* to, int64_t count) { memcpy(to, from, count * sizeof(bf16)); }
 template <class From, class To>
@@ -252,7 +252,7 @@ inline Vec exponential(Vec x) {
   return power_of_two(x * set(LOG2_E));
 }
 
-// tanh(x): an odd polynomial where 1 - 2 / (e^2x + 1) would cancel, within 2e-7 of the truth everywhere.
+// tanh(x), with an absolute error below 2e-7: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel.
 inline Vec hyperbolic_tangent(Vec x) {
   const Vec square = x * x;
   Vec p = set(2.1869488e-2f);

@@ -30,6 +30,6 @@ def among_all(logits: Tensor, keys: Tensor, hashed: Tensor) -> Tensor:
 
 
 def among(candidates: Candidates, keys: Tensor) -> Tensor:
-    """Return a token [n] int64 of the candidates, with the noise that `among_all` gives the same tokens."""
+    """Return a token [n] int64 of the candidates, with the noise that `among_all` computes for these tokens."""
     noise = gumbel(keys, token_hash(candidates.tokens))
     return candidates.tokens.gather(1, noise.add_(candidates.logits).argmax(-1, keepdim=True))[:, 0]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infd.kernels.flashinfer.wrappers import Asked, Wrapper, Wrappers
+from infd.kernels.flashinfer.wrappers import LayerParams, Wrapper, Wrappers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.attention import KeyValuePages
-    from infd.kernels.flashinfer.left import Left
+    from infd.kernels.flashinfer.delegation import Delegation
 
 PARTIAL = 128 * 2**20  # bytes for split-k partial results; shared by all wrappers, since steps run one after another
 SCRATCH = 32 * 2**20  # bytes for XQA's partial results: at most one part for each multiprocessor
@@ -29,25 +29,32 @@ PAGES = (16, 32, 64, 128)  # page sizes in tokens that XQA supports
 SHARING = 32  # most query heads for each key head that XQA supports
 
 
-class Space:
+class DeviceState:
     """The workspace and its users. Allocated once: captured graphs hold its addresses."""
 
     def __init__(
-        self, package: Any, device: torch.device, left: Left, memory: Tensor | None, *, backend: str, planned: bool
+        self,
+        package: Any,
+        device: torch.device,
+        delegation: Delegation,
+        memory: Tensor | None,
+        *,
+        backend: str,
+        planned: bool,
     ) -> None:
         """Set up; `backend` and `planned` as in PagedAttention.
 
         memory  [BYTES] uint8, zeros; None: allocate it
         """
         self.package = package
-        self.left = left
+        self.delegation = delegation
         if memory is None:
             memory = torch.zeros(BYTES, dtype=torch.uint8, device=device)
         semaphores, self._partial, self._scratch = memory.split((4 * SEMAPHORES, PARTIAL, SCRATCH))
         self._semaphores = semaphores.view(torch.uint32)
         self._unplanned = not planned and package.utils.get_compute_capability(device)[0] in GENERATIONS
         self._most: dict[int, int] = {}
-        self._pages: dict[tuple[int, Asked], Tensor] = {}
+        self._pages: dict[tuple[int, LayerParams], Tensor] = {}
         self._wholes: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self.prompts = Wrappers(
             lambda: package.BatchPrefillWithPagedKVCacheWrapper(self._partial, kv_layout="HND", backend=backend)
@@ -60,7 +67,7 @@ class Space:
         )
         return wrapper
 
-    def lasting_decoder(self, cores: bool, first: Tensor, pages: Tensor, last: Tensor, planned: Tensor) -> Wrapper:
+    def captured_decoder(self, cores: bool, first: Tensor, pages: Tensor, last: Tensor, planned: Tensor) -> Wrapper:
         """Return a wrapper for captured steps of one batch size.
 
         first, pages, last  as in `Keys`, at fixed addresses
@@ -83,17 +90,17 @@ class Space:
         """Announce a captured steps' table [S, width]; smaller batch sizes use its first rows."""
         self._most[table.data_ptr()] = max(table.numel(), self._most.get(table.data_ptr(), 0))
 
-    def pages(self, table: Tensor, asked: Asked) -> Tensor:
+    def pages(self, table: Tensor, params: LayerParams) -> Tensor:
         """Return the page id buffer of captured steps, [>= S * width] int32, shared by all batch sizes."""
-        most, key = self._most[table.data_ptr()], (table.data_ptr(), asked)
+        most, key = self._most[table.data_ptr()], (table.data_ptr(), params)
         if key not in self._pages or len(self._pages[key]) < most:
             self._pages[key] = torch.zeros(most, dtype=torch.int32, device=table.device)
         return self._pages[key]
 
-    def needs_no_plan(self, asked: Asked, page_tokens: int) -> bool:
+    def needs_no_plan(self, params: LayerParams, page_tokens: int) -> bool:
         """Return whether `decode` supports layers with these parameters."""
-        few = asked.heads // asked.kv_heads <= SHARING
-        plain = asked.softcap is None and asked.kept is asked.dtype
+        few = params.heads // params.kv_heads <= SHARING
+        plain = params.softcap is None and params.kept is params.dtype
         return self._unplanned and page_tokens in PAGES and plain and few
 
     def decode(
@@ -102,7 +109,7 @@ class Space:
         pages: KeyValuePages,
         table: Tensor,
         lengths: Tensor,
-        asked: Asked,
+        params: LayerParams,
         window: int | None,
         sinks: Tensor | None,
         out: Tensor,
@@ -117,24 +124,24 @@ class Space:
             out.unsqueeze(1),
             self._scratch,
             self._semaphores,
-            asked.kv_heads,
+            params.kv_heads,
             pages.k.shape[2],
-            sinks=None if sinks is None else sinks.view(asked.kv_heads, -1),
-            q_scale=asked.scale * asked.head**0.5,  # XQA itself divides by sqrt(head)
+            sinks=None if sinks is None else sinks.view(params.kv_heads, -1),
+            q_scale=params.scale * params.head**0.5,  # XQA itself divides by sqrt(head)
             sliding_win_size=window or 0,
             kv_layout="HND",
         )
 
-    def append(self, k: Tensor, v: Tensor, pages: KeyValuePages, slots: Tensor, nobody: Tensor) -> None:
+    def append(self, k: Tensor, v: Tensor, pages: KeyValuePages, slots: Tensor, sequence: Tensor) -> None:
         """Write k and v [T, K, D] to slots [T] int32.
 
         The call describes one sequence that holds all pages in order, so that a slot is a position in that sequence.
 
-        nobody  [T] int32 zeros: the sequence of each token
+        sequence  [T] int32 zeros: the sequence of each token
         """
         every, bounds, last = self._whole(pages)
         self.package.append_paged_kv_cache(
-            k, v, nobody, slots, (pages.k, pages.v), every, bounds, last, kv_layout="HND"
+            k, v, sequence, slots, (pages.k, pages.v), every, bounds, last, kv_layout="HND"
         )
 
     def _whole(self, pages: KeyValuePages) -> tuple[Tensor, Tensor, Tensor]:

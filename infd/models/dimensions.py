@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
-class Sizes(Struct, frozen=True, kw_only=True):
+class Dimensions(Struct, frozen=True, kw_only=True):
     """The dimensions that every decoder's config.json states.
 
     inner  the feed-forward network's hidden size
@@ -32,7 +32,7 @@ class Sizes(Struct, frozen=True, kw_only=True):
     tied: bool
 
     @classmethod
-    def read(cls, settings: Settings) -> Sizes:
+    def read(cls, settings: Settings) -> Dimensions:
         """Read the dimensions and check them against each other. Raises CheckpointError."""
         hidden, heads = settings.integer("hidden_size"), settings.integer("num_attention_heads")
         kv_heads = settings.integer("num_key_value_heads", heads)

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.recipe import AttentionRecipe, GatedRecipe, NormRecipe
-    from infd.models.base import Adapted, Batch
+    from infd.models.base import Batch, PassAdapters
 
 R_co = TypeVar("R_co", bound="AttentionRecipe | GatedRecipe", covariant=True)
-Read_contra = TypeVar("Read_contra", bound="Batch | Adapted | None", contravariant=True)
+Read_contra = TypeVar("Read_contra", bound="Batch | PassAdapters | None", contravariant=True)
 
 
-class Branch(Protocol[R_co, Read_contra]):
+class Sublayer(Protocol[R_co, Read_contra]):
     """Attention, which also reads a Batch, or the feed-forward network, which also reads the pass's adapters."""
 
     def __call__(self, x: Tensor, read: Read_contra, /) -> Tensor: ...
@@ -25,7 +25,7 @@ class Branch(Protocol[R_co, Read_contra]):
         """Return the sublayer as data, or None if a recipe cannot express it."""
 
 
-class Last(Protocol):
+class OutputTransform(Protocol):
     """A transform of a sublayer's output before the residual addition: a norm or a factor."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
@@ -33,22 +33,22 @@ class Last(Protocol):
     def recipe(self) -> NormRecipe | float: ...
 
 
-class Then(Generic[R_co, Read_contra]):
+class Transformed(Generic[R_co, Read_contra]):
     """A sublayer followed by an output transform."""
 
-    def __init__(self, branch: Branch[R_co, Read_contra], last: Last) -> None:
-        self._branch: Branch[R_co, Read_contra] = branch
-        self._last = last
+    def __init__(self, sublayer: Sublayer[R_co, Read_contra], transform: OutputTransform) -> None:
+        self._sublayer: Sublayer[R_co, Read_contra] = sublayer
+        self._transform = transform
 
     def __call__(self, x: Tensor, read: Read_contra, /) -> Tensor:
-        return self._last(self._branch(x, read))
+        return self._transform(self._sublayer(x, read))
 
     def recipe(self) -> R_co | None:
-        told = self._branch.recipe()
-        return None if told is None else replace(told, last=self._last.recipe())
+        recipe = self._sublayer.recipe()
+        return None if recipe is None else replace(recipe, output_transform=self._transform.recipe())
 
 
-class Times:
+class Multiplier:
     """Multiplication by a constant."""
 
     def __init__(self, factor: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infd.kernels.families.attention import FLOAT8
-from infd.kernels.flashinfer.wrappers import Asked
+from infd.kernels.flashinfer.wrappers import LayerParams
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ def loadable(*tensors: Tensor) -> bool:
     )
 
 
-def asks(q: Tensor, pages: KeyValuePages, scale: float, softcap: float | None) -> Asked | str:
+def layer_params(q: Tensor, pages: KeyValuePages, scale: float, softcap: float | None) -> LayerParams | str:
     """Return the layer's parameters to plan with, or the reason why no FlashInfer kernel supports the layer."""
     _, heads, size = q.shape
     if size not in HEADS:
@@ -39,7 +39,7 @@ def asks(q: Tensor, pages: KeyValuePages, scale: float, softcap: float | None) -
         return f"heads of {size} in 8-bit floats"
     if kept is not FLOAT8 and (kept is not q.dtype or pages.scales is not None):
         return f"a cache of {name(kept)} beside {name(q.dtype)}"
-    return Asked(heads, pages.k.shape[1], size, scale, softcap, q.dtype, kept)
+    return LayerParams(heads, pages.k.shape[1], size, scale, softcap, q.dtype, kept)
 
 
 def cannot_write(k: Tensor, v: Tensor, pages: KeyValuePages) -> str | None:

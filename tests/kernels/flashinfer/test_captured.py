@@ -1,4 +1,4 @@
-"""Decoding steps that are captured once: what FlashInfer reads stays where it is, and is right for each later step."""
+"""Captured decoding steps: FlashInfer's buffers have fixed addresses, and later replays compute right results."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 SIZE, HEAD, SHARED = 3, 64, 2
 WIDTH, PAGES = 12, 40  # of a table, of the cache
-STEPS = ([5, 0, 40], [6, 1, 41], [100, 15, 16], [0, 0, 0], [60, 170, 2])  # positions of the tokens
+STEPS = ([5, 0, 40], [6, 1, 41], [100, 15, 16], [0, 0, 0], [60, 170, 2])  # positions of each step's tokens
 DECODER = "BatchDecodeWithPagedKVCacheWrapper"
 
 
 class Steps:
-    """A step of two layers, whose tensors are filled anew before each."""
+    """A step of two layers, whose tensors are refilled before each replay."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Steps:
             table=self._table,
             slots=self._slots,
         )
-        plan = plans.lasting(batch)
+        plan = plans.captured(batch)
         assert plan is not None
         self._plan = plan
 
     def fill(self, starts: list[int], seed: int) -> Case:
-        """Put a step of sequences in place."""
+        """Fill the tensors with a step of sequences."""
         case = Case(
             [(start, 1) for start in starts],
             head=self.head,
@@ -90,7 +90,7 @@ class Steps:
             for cache, held in zip(map(bits, layer[:2]), map(bits, case.pages[:2]), strict=True):
                 cache.fill_(255 if cache.dtype is torch.uint8 else torch.nan)
                 cache[:count] = held
-                cache[0] = 0  # the scratch page: whoever reads it learns nothing, but it holds numbers
+                cache[0] = 0  # the scratch page must be finite
             if layer.scales is not None:
                 layer.scales.copy_(case.scales)
         self._start.copy_(case.batch.start)
@@ -117,11 +117,11 @@ class Steps:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have pages gathered by what can be recorded."""
+    """Replace the Triton gather by torch operations that can be recorded."""
     pytest.importorskip("triton")
-    from infd.kernels.flashinfer import lasting
+    from infd.kernels.flashinfer import captured
 
-    monkeypatch.setattr(lasting, "gather", gather)
+    monkeypatch.setattr(captured, "gather", gather)
 
 
 @pytest.mark.usefixtures("recorded")
@@ -143,7 +143,7 @@ def test_what_was_captured_is_right_when_lengths_and_tables_change(window, softc
     attention = PagedAttention(package, planned=planned)
     steps = Steps(attention, window=window, softcap=softcap, sinks=sinks)
     case = steps.fill(STEPS[0], 0)
-    steps.work()  # the first one is not captured
+    steps.work()  # the uncaptured first step
     assert steps.error(case) < 1e-5
     replay = Recordings().capture(steps.work)
     before = list(package.calls)
@@ -152,7 +152,7 @@ def test_what_was_captured_is_right_when_lengths_and_tables_change(window, softc
         replay()
         assert steps.error(case) < 1e-5
     planned = planned or softcap is not None
-    assert package.called("xqa") == (0 if planned else 4)  # two layers, computed and captured
+    assert package.called("xqa") == (0 if planned else 4)  # two layers, run once and captured once
     made_since = package.calls[len(before) :]
     assert made_since == ([f"{DECODER}.plan"] * len(STEPS) if planned else [])
     assert package.called(DECODER) == (1 if planned else 0)
@@ -173,7 +173,7 @@ def test_so_is_what_reads_8_bit_floats(window, softcap):
         case = steps.fill(starts, seed)
         replay()
         assert steps.error(case) < 1e-5
-    assert package.called(f"{DECODER}.plan") == len(STEPS) + 1  # and when the first layer came
+    assert package.called(f"{DECODER}.plan") == len(STEPS) + 1  # one more at the first layer
     assert not package.called("xqa") + package.called("append_paged_kv_cache")
 
 
@@ -229,7 +229,7 @@ def test_steps_of_all_sizes_share_what_their_pages_stand_in():
             table=table[:size],
             slots=torch.zeros(size, dtype=torch.int64),
         )
-        plans.append(attention.lasting(batch))
+        plans.append(attention.captured(batch))
     for size, plan in zip((1, SIZE), plans, strict=True):
         plan.run(torch.zeros(size, KV_HEADS * SHARED, HEAD), pages, scale=1.0)
     small, large = (planned._pages for plan in plans for planned in plan._planned.values())
@@ -237,7 +237,7 @@ def test_steps_of_all_sizes_share_what_their_pages_stand_in():
     assert len(large) == SIZE * WIDTH
 
 
-@pytest.mark.filterwarnings("default")  # what FlashInfer warns of is not ours to mend
+@pytest.mark.filterwarnings("default")  # FlashInfer's own warnings
 @pytest.mark.parametrize(("window", "softcap", "planned"), [(None, None, False), (20, None, True), (None, 30.0, False)])
 def test_on_a_gpu_what_was_captured_is_right_when_lengths_and_tables_change(gpu, window, softcap, planned):
     from infd.kernels.flashinfer.attention import PagedAttention

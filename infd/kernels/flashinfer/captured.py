@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.kernels.flashinfer.steps import Steps
-from infd.kernels.flashinfer.wrappers import Asked, Keys, Wrapper, plan, recorded
+from infd.kernels.flashinfer.wrappers import Keys, LayerParams, Wrapper, plan, recorded
 from infd.kernels.triton.gather import gather
 
 if TYPE_CHECKING:
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.kernels.families.attention import AttentionBatch
-    from infd.kernels.families.attention import LastingPlan as OtherPlan
-    from infd.kernels.flashinfer.space import Space
+    from infd.kernels.families.attention import CapturedPlan as OtherPlan
+    from infd.kernels.flashinfer.device_state import DeviceState
 
 PLANNED = 2**20  # bytes for one plan: a few numbers for each part of the keys
 
 
-class LastingPlan(Steps):
+class CapturedPlan(Steps):
     """Decoding steps of one batch size and one page group."""
 
     _other: OtherPlan
 
-    def __init__(self, batch: AttentionBatch, space: Space, other: OtherPlan) -> None:
-        super().__init__(batch, space, other)
-        space.expect(batch.table)
+    def __init__(self, batch: AttentionBatch, state: DeviceState, other: OtherPlan) -> None:
+        super().__init__(batch, state, other)
+        state.expect(batch.table)
         self._starts = batch.starts
         self._shared: list[Callable[[], object]] = []
-        self._planned: dict[Asked, Planned] = {}
+        self._planned: dict[LayerParams, Planned] = {}
         self._counted: Tensor | None = None
         self._where: tuple[Tensor, Tensor] | None = None
 
@@ -69,10 +69,10 @@ class LastingPlan(Steps):
             self._share(partial(torch.add, self._batch.start, 1, out=lengths))
         return self._counted
 
-    def _wrapper(self, asked: Asked) -> Wrapper:
-        planned = self._planned.get(asked)
+    def _wrapper(self, params: LayerParams) -> Wrapper:
+        planned = self._planned.get(params)
         if planned is None:
-            planned = self._planned[asked] = Planned(self._batch, self._space, asked)
+            planned = self._planned[params] = Planned(self._batch, self._state, params)
             planned.plan(self._starts)
             self._share(planned.gather)
         return planned.wrapper
@@ -94,27 +94,29 @@ class Planned:
     pages        [>= S * width] int32: ids of the pages in the queries' windows, span after span
     """
 
-    def __init__(self, batch: AttentionBatch, space: Space, asked: Asked) -> None:
+    def __init__(self, batch: AttentionBatch, state: DeviceState, params: LayerParams) -> None:
         size, device = len(batch.table), batch.table.device
 
         def zeros(length: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(length, dtype=dtype, device=device)
 
-        self._batch, self._asked = batch, asked
+        self._batch, self._params = batch, params
         self._first, self._last, self._skipped = zeros(size + 1), zeros(size), zeros(size)
-        self._pages = space.pages(batch.table, asked)
+        self._pages = state.pages(batch.table, params)
         self._copied: torch.cuda.Event | None = None
         said = zeros(PLANNED, torch.uint8)
-        self.wrapper = space.lasting_decoder(asked.tensor_cores, self._first, self._pages, self._last, said)
+        self.wrapper = state.captured_decoder(params.tensor_cores, self._first, self._pages, self._last, said)
 
     def plan(self, starts: list[int]) -> None:
+        """Plan the wrapper for spans that start at `starts`."""
         batch = self._batch
         if self._copied is not None:  # with two steps in flight the previous copy is done by now: no actual wait
             self._copied.synchronize()
         keys = Keys.of(starts, batch.counts, batch.page_tokens, batch.window)
-        plan(self.wrapper, self._asked, keys, self._pages[:0], batch)
+        plan(self.wrapper, self._params, keys, self._pages[:0], batch)
         self._skipped.copy_(torch.from_numpy(keys.skipped), non_blocking=True)
         self._copied = recorded(batch.table.device)
 
     def gather(self) -> None:
+        """Gather the page ids of the step; captured with the layers."""
         gather(self._batch.table, self._first, self._skipped, self._pages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Left:
+class Delegation:
     """Records each delegated case once, as it occurs, for operators.
 
     refused  the family's `Selected.refused`; grows with each new case
@@ -13,8 +13,8 @@ class Left:
         self.refused: dict[str, str] = {}
         self._met: dict[str, None] = {}
 
-    def note(self, what: str) -> None:
-        """Record that the case `what` was delegated."""
-        if what not in self._met:
-            self._met[what] = None
+    def note(self, case: str) -> None:
+        """Record that `case` was delegated."""
+        if case not in self._met:
+            self._met[case] = None
             self.refused["flashinfer"] = f"leaves to triton: {'; '.join(self._met)}"
