@@ -1,9 +1,8 @@
-"""Keep, on the device, what a sequence's next step must find there: one row per running sequence.
+"""The persistent batch: on the device, one row per running sequence.
 
 A row is written when its sequence joins and when it is granted pages, and the
-sampler appends to it. Steps run in order, so a row may be given to a new
-sequence in the very next plan; for that reason nothing is ever read from here
-to answer a step that has already run.
+sampler appends to it. Steps run in order, so the very next plan may give a row
+to another sequence; the results of a step are therefore never read from here.
 
 All joins and grants of a plan are gathered on the host and written together.
 """
@@ -108,14 +107,17 @@ _NOTHING = RowSampling(
 
 
 class Rows:
-    """One row per sequence, and a last one, `scratch`, whose tables name page 0 only: padding belongs to it.
+    """One row per sequence, and a last one, `scratch`, for padding: its tables name page 0 only.
 
     tokens    [R + 1, max_len] int32: every known token, sampled ones included
-    length    [R + 1] int64: how many are known; the device's word is final, a plan's is an upper bound
+    length    [R + 1] int64: how many are known; a plan's lengths are upper bounds of these
     tables    [R + 1, G, pages] int32: page ids by group and page index; 0 where there is none
-    slots     [R + 1] uint16, on the host: of each row's adapter; 0 for the model itself
-    regimes   [R + 1] int64, on the host: that each row's sequence runs under, see Regimes
-    floats    [R + 1, len(Float)] float32: sampling parameters; integers [R + 1, len(Integer)] int32 likewise
+    slots     [R + 1] uint16, on the host: the slot of each row's adapter; 0 for the model itself
+    regimes   [R + 1] int64, on the host: see Regimes
+    floats    [R + 1, len(Float)] float32: sampling parameters
+    integers  [R + 1, len(Integer)] int32: sampling parameters
+    stages    [R + 1] uint16, on the host: stages of the sampler that each row needs
+    sampling  on the host: the other sampling parameters of each row
     """
 
     def __init__(
@@ -129,10 +131,10 @@ class Rows:
         staging: Staging | None = None,
         kernels: RowKernels | None = None,
     ) -> None:
-        """Make them.
+        """Allocate them.
 
-        staging  carries to and from `device`; without one, what is usual there
-        kernels  without any, the reference's
+        staging  copies to and from `device`; None: the usual for that device
+        kernels  None: the reference's
         """
         self.staging = staging or usual(device)
         self._kernels = kernels or Reference()
@@ -153,7 +155,7 @@ class Rows:
         self.sampling: list[RowSampling] = [_NOTHING] * (rows + 1)
 
     def stage(self, joins: Sequence[Join], grants: Sequence[Grant]) -> None:
-        """Take in a plan's joins, then its grants. Raises ValueError, OverflowError for a join that makes no sense."""
+        """Write a plan's joins, then its grants. Raises ValueError or OverflowError for an invalid join."""
         for join in joins:
             self.sampling[join.row] = sampling = _row_sampling(join, self.vocab_size)
             self.stages[join.row] = sampling.stages
@@ -172,15 +174,15 @@ class Rows:
         self._kernels.append(self.kept, row, end, token)
 
     def gather_inputs(self, inputs: DecodeInputs) -> None:
-        """Put in place what a step reads that computes the last token of some rows."""
+        """Fill the input buffers of a step that decodes one token for each of some rows."""
         self._kernels.gather_inputs(self.kept, inputs)
 
     def upload(self, array: Array) -> Tensor:
-        """Copy what the host gathered to the device."""
+        """Copy an array to the device."""
         return self.staging.up(array)
 
     def _check(self, join: Join) -> Array:
-        """Return the tokens of a join. Raises ValueError where they could not be computed."""
+        """Return the tokens of a join. Raises ValueError if they cannot be computed."""
         tokens = np.asarray(join.tokens, dtype=np.int32)
         if not 0 < len(tokens) <= self.max_len:
             raise ValueError(f"a sequence of {len(tokens)} tokens; a row holds 1 to {self.max_len}")

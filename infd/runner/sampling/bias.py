@@ -1,4 +1,4 @@
-"""Add to the logits what a request asks for single tokens."""
+"""Add a request's logit_bias."""
 
 from __future__ import annotations
 
