@@ -24,29 +24,29 @@ class Root:
         self._path = path
         self._setting = setting
 
-    def find(self, said: str) -> Path:
+    def find(self, name: str) -> Path:
         """Return the resolved directory of a name; a relative name starts at the root. Raises CheckpointError."""
-        if not said or "\0" in said:
-            raise CheckpointError(f"{said!r} is not the path of a directory")
-        named = Path(said) if self._path is None else _real(Path(self._path)) / said
+        if not name or "\0" in name:
+            raise CheckpointError(f"{name!r} is not the path of a directory")
+        named = Path(name) if self._path is None else _real(Path(self._path)) / name
         self._require(
-            _real(named, strict=False), said
+            _real(named, strict=False), name
         )  # before is_dir: errors must not reveal paths outside of the root
         real = _real(named)
         if not real.is_dir():
-            raise CheckpointError(f"{said} is not a directory")
+            raise CheckpointError(f"{name} is not a directory")
         return real
 
-    def follow(self, file: Path, said: str) -> Path:
+    def follow(self, file: Path, name: str) -> Path:
         """Return the resolved path of a file in the named directory. Raises CheckpointError."""
         real = _real(file)
-        self._require(real, said)
+        self._require(real, name)
         return real
 
-    def _require(self, real: Path, said: str) -> None:
+    def _require(self, real: Path, name: str) -> None:
         if self._path is not None and not real.is_relative_to(above := _real(Path(self._path))):
             raise CheckpointError(
-                f"{said} leads out of {above}, beneath which such files are loaded: put it there, or start infd with"
+                f"{name} leads out of {above}, beneath which such files are loaded: put it there, or start infd with"
                 f" another {self._setting}"
             )
 

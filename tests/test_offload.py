@@ -1,4 +1,4 @@
-"""Work for the worker whose caller has gone holds up nobody."""
+"""A call to the worker whose caller was cancelled does not delay other calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.apart.program import Do
 if TYPE_CHECKING:
     from pathlib import Path
 
-LONG_S = 60.0  # only a test that fails takes as long
+LONG_S = 60.0  # only a failing test takes as long
 
 
 async def test_a_task_without_a_caller_is_interrupted_once_another_waits(tmp_path: Path):
@@ -36,10 +36,10 @@ async def test_a_task_without_a_caller_is_interrupted_once_another_waits(tmp_pat
         abandoned.cancel()
         with suppress(asyncio.CancelledError):
             await abandoned
-        assert not ended  # nobody waits
+        assert not ended  # no other call waits
 
         assert await offload.apart(partial(worker.ask, Do("echo", 1), int, seconds=LONG_S)) == 1
-    assert [type(error) for error in ended] == [TextFailed]  # at its limit it is TooCostly
+    assert [type(error) for error in ended] == [TextFailed]  # TooCostly would be its time limit
 
 
 async def test_a_task_that_is_awaited_is_not_interrupted(tmp_path: Path):

@@ -1,1 +1,1 @@
-"""`infd chat`: a conversation with a running daemon, in a terminal or a pipe."""
+"""`infd chat`: a conversation with a running server, on a terminal or in a pipe."""

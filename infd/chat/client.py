@@ -1,4 +1,4 @@
-"""Ask a chat endpoint, and read its answer while it is written."""
+"""Client of a chat endpoint that streams the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from infd.config import ServerConfig
 
 UNIX: Final = "unix:"
-PATIENCE_S: Final = 60.0  # a server that is alive says something every 15 s
+PATIENCE_S: Final = 60.0  # a live server sends a byte every 15 s
 LONGEST_LINE: Final = 2**24
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
@@ -27,7 +27,7 @@ _START: Final = "start a daemon with `infd start`, or name another with --url"
 
 
 def address(server: ServerConfig) -> str:
-    """Return where a client on this machine finds the server that has these settings."""
+    """Return the address at which a client on this machine reaches the server with these settings."""
     host = server.host[0]
     if host.startswith(UNIX):
         return host
@@ -38,7 +38,7 @@ def address(server: ServerConfig) -> str:
 
 
 def read_key(file: Path) -> str:
-    """Return the key in a file. Raises UsageError."""
+    """Return the API key in a file. Raises UsageError."""
     try:
         return file.read_text(encoding="ascii").strip()
     except OSError as error:
@@ -55,14 +55,14 @@ class Turn(Struct, frozen=True, omit_defaults=True):
 
 
 class Words(Struct, frozen=True):
-    """What is new in an answer."""
+    """New text of an answer."""
 
     thought: str = ""
     content: str = ""
 
 
 class Ending(Struct, frozen=True):
-    """How an answer ended, as far as the server tells."""
+    """How an answer ended, as far as the server reports it."""
 
     finish: str = ""
     tokens: int | None = None
@@ -108,7 +108,7 @@ class _Models(Struct):
 
 
 class ChatClient:
-    """One server, at http://, https:// or unix:/path; a trailing /v1 may be left out."""
+    """One server, at http://, https:// or unix:/path; a trailing /v1 is optional."""
 
     def __init__(self, url: str, key: str = "") -> None:
         """Raises UsageError."""
@@ -129,7 +129,7 @@ class ChatClient:
         self._prefix = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
 
     def models(self) -> list[str]:
-        """Return the names that the server answers to. Raises NotAnswered."""
+        """Return the names of the served models. Raises NotAnswered."""
         connection = self._connect()
         try:
             body = self._request(connection, "GET", "/models", None).read()
@@ -142,7 +142,7 @@ class ChatClient:
             connection.close()
 
     def ask(self, messages: Sequence[Turn], options: dict[str, Any]) -> Generator[Words | Ending]:
-        """Yield the answer as it comes; closing the iteration ends the server's work on it. Raises NotAnswered."""
+        """Yield the answer as it arrives; closing the iterator cancels it on the server. Raises NotAnswered."""
         asked = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}, **options}
         connection = self._connect()
         try:
@@ -190,7 +190,7 @@ class ChatClient:
     def _request(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
     ) -> http.client.HTTPResponse:
-        """Return a response that is a success. Raises NotAnswered."""
+        """Return a successful response. Raises NotAnswered."""
         try:
             connection.connect()
         except OSError as error:
@@ -203,10 +203,10 @@ class ChatClient:
         if response.status == http.HTTPStatus.UNAUTHORIZED:
             hint = "; give a key in INFD_API_KEY or with --key-file"
         try:
-            told = msgspec.json.decode(response.read(), type=_Chunk).error
+            refusal = msgspec.json.decode(response.read(), type=_Chunk).error
         except msgspec.MsgspecError:
-            told = None
-        reason = told.message if told is not None and told.message else f"{response.status} {response.reason}"
+            refusal = None
+        reason = refusal.message if refusal is not None and refusal.message else f"{response.status} {response.reason}"
         raise NotAnswered(reason + hint)
 
     def _lost(self, error: Exception) -> NotAnswered:

@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does."""
+"""The commands of a chat: lines that begin with a slash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next."""
 
 
 def run(line: str, conversation: Conversation) -> str | None:
-    """Do what a line asks for and return what there is to remark; None to leave."""
+    """Run a command and return its remark; None to leave."""
     name, _, argument = line.partition(" ")
     if name in ("/quit", "/exit"):
         return None

@@ -1,4 +1,4 @@
-"""What has been said, and what is asked with it."""
+"""The messages of a conversation, and the options of its requests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from infd.chat.client import Turn
 
 
 class Conversation:
-    """The turns so far, and how the next answer is asked for.
+    """The messages so far.
 
-    options   of every request: model, temperature, max_tokens
-    thinking  whether the model is to think first; None: as it does by itself
+    options   of each request: model, temperature, max_tokens
+    thinking  whether the model writes thoughts; None: the model's default
     """
 
     def __init__(self, *, system: str = "", thinking: bool | None = None, **options: Any) -> None:
@@ -34,12 +34,12 @@ class Conversation:
         self.turns.append(Turn("user", text))
 
     def answered(self, text: str) -> None:
-        """An answer came, or the part of it that somebody had the patience for. Without any the question is undone."""
+        """Append an answer, complete or cut off. If it is empty, remove the question."""
         if text:
             self.turns.append(Turn("assistant", text))
         elif self.turns and self.turns[-1].role == "user":
             self.turns.pop()
 
     def clear(self) -> None:
-        """Forget what was said, not how to answer."""
+        """Remove the messages; keep the options."""
         self.turns.clear()

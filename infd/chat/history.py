@@ -1,4 +1,4 @@
-"""The lines that somebody typed, from one conversation to the next. They are nobody else's to read."""
+"""The typed lines of earlier conversations, in a file that only their user can read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LINES: Final = 1000
 
 @contextlib.contextmanager
 def remembered(file: Path | None) -> Iterator[None]:
-    """Let input() know the lines of `file` while the block is open, and add those typed meanwhile.
+    """Give input() the lines of `file` while the block is open, and append those typed meanwhile.
 
-    A file that cannot be read or written is done without: it is a convenience.
+    Errors in reading or writing the file are ignored: it is a convenience.
     """
-    readline.parse_and_bind("tab: self-insert")  # what is typed here are words, not the names of files
+    readline.parse_and_bind("tab: self-insert")  # by default the key completes file names
     readline.set_history_length(LINES)
     if file is None:
         yield

@@ -1,4 +1,4 @@
-"""How a conversation looks: on a terminal thoughts are dim and remarks stand aside; in a pipe there is the answer."""
+"""Output of a conversation: on a terminal thoughts are dim and remarks apart; in a pipe there is only the answer."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rich.text import Text
 if TYPE_CHECKING:
     from infd.chat.client import Ending
 
-# What a model writes must not steer the terminal.
+# Control characters: a model must not control the terminal.
 _HARMLESS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
 
 class Screen(Protocol):
-    """Where answers and remarks go."""
+    """Output for answers and remarks."""
 
     def think(self, text: str) -> None:
-        """Show a part of a thought."""
+        """Write part of a thought."""
 
     def say(self, text: str) -> None:
-        """Show a part of an answer."""
+        """Write part of an answer."""
 
     def end(self, ending: Ending | None) -> None:
-        """An answer is over; None: it was stopped."""
+        """End an answer; None: it was stopped."""
 
     def remark(self, text: str) -> None:
-        """Tell something that is no part of the conversation."""
+        """Write a line that is not part of the conversation."""
 
 
 class Terminal:
@@ -66,7 +66,7 @@ class Terminal:
 
 
 class Plain:
-    """A Screen for programs: the answer alone on standard output, remarks on standard error."""
+    """A Screen for programs: answers on standard output, remarks on standard error."""
 
     def __init__(self) -> None:
         self._last = ""

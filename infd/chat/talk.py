@@ -1,4 +1,4 @@
-"""The turns of a conversation: somebody's, then the model's, until somebody leaves."""
+"""The loop of a conversation: a message of the user, then one of the model, until the user leaves."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def talk(client: ChatClient, conversation: Conversation, history: Path | None) -> int:
-    """Hold the conversation: line by line on a terminal, else one answer to all of standard input.
+    """Hold a conversation: line by line on a terminal, otherwise one answer to all of standard input.
 
-    Return the exit code. Raises NotAnswered.
+    Returns the exit code. Raises NotAnswered.
     """
     screen: Screen = Terminal() if sys.stdout.isatty() else Plain()
     if not sys.stdin.isatty():
@@ -39,7 +39,7 @@ def talk(client: ChatClient, conversation: Conversation, history: Path | None) -
 
 
 def _turn(client: ChatClient, conversation: Conversation, screen: Screen) -> bool:
-    """Do what one line asks for; False to leave. Ctrl-C drops the line, wherever it comes."""
+    """Handle one line; return False to leave. Ctrl-C discards the line."""
     try:
         line = _read()
         if line.startswith("/"):
@@ -61,7 +61,7 @@ def _turn(client: ChatClient, conversation: Conversation, screen: Screen) -> boo
 
 
 def answer(client: ChatClient, conversation: Conversation, screen: Screen) -> bool:
-    """Show the model's turn while it comes, and keep it; False if Ctrl-C stopped it. Raises NotAnswered."""
+    """Write the model's answer as it arrives, and keep it; False if Ctrl-C stopped it. Raises NotAnswered."""
     words: list[str] = []
     ending = None
     try:
@@ -84,7 +84,7 @@ def answer(client: ChatClient, conversation: Conversation, screen: Screen) -> bo
 
 
 def _read() -> str:
-    """Return what somebody typed. Raises EOFError if they leave."""
+    """Return the typed line. Raises EOFError if the user leaves."""
     lines: list[str] = []
     while (line := input("> " if not lines else ". ")).endswith("\\"):
         lines.append(line[:-1])

@@ -1,4 +1,4 @@
-"""Listen to the progress bars of a library instead of letting it draw them."""
+"""Progress bars of a library that report to a callback instead of drawing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def reporting(progress: Progress | None) -> type[tqdm]:
-    """Return a class of bars that tell `progress` how many bytes are done, of how many."""
+    """Return a class of bars that call `progress` with (bytes done, bytes in all)."""
 
     class Bar(tqdm):
-        monitor_interval = 0  # no thread that redraws: nothing is drawn
+        monitor_interval = 0  # no thread that redraws
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})  # type: ignore[no-untyped-call]
 
         def display(self, *_: Any, **__: Any) -> None:
-            # Some bars count files. A library may show the same bytes twice: as they arrive, and as they are written.
+            # Some bars count files. A library may count the same bytes twice, as they arrive and as they are written.
             if progress is not None and self.unit == "B" and self.n and self.total:
                 progress(int(self.n), int(self.total))
 

@@ -1,4 +1,4 @@
-"""What the Hugging Face library has kept: one directory a model, in it the snapshots of its revisions."""
+"""The Hugging Face library's cache: one directory a model, in it the snapshots of its revisions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PREFIX = "models--"
 
 
 def cached(access: HubAccess) -> Iterator[tuple[str, Path]]:
-    """Yield each model's name and the directory of its files: of its main revision, else of the newest."""
+    """Yield each model's name and the directory of its main revision, or else its newest."""
     from huggingface_hub import constants
 
     cache = access.cache or Path(constants.HF_HUB_CACHE)
     try:
         repositories = sorted(path for path in cache.iterdir() if path.name.startswith(_PREFIX))
-    except OSError:  # nothing was ever fetched, or it is nobody's business
+    except OSError:  # no cache, or not ours to read
         return
     for repository in repositories:
         directory = _snapshot(repository)

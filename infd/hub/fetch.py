@@ -1,8 +1,8 @@
-"""Decide which files of a model are fetched.
+"""Choose the files of a model to fetch.
 
-Small files first. They name the weights: the files of the index, or the one
-file where there is no index. Nothing else is asked for, so no code, no pickle,
-and no second copy of the weights under another name.
+Small files first. The index among them names the weights; without an index
+there is one file. Nothing else is fetched: no code, no pickle, no second copy of
+the weights under another name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None]
 
-# One of them holds the vocabulary.
+# At least one holds the vocabulary.
 VOCABULARIES: Final = (
     "tokenizer.json",
     "vocab.json",
@@ -49,25 +49,25 @@ class Hub(Protocol):
     """One model on a hub, at one revision."""
 
     def snapshot(self, patterns: Sequence[str], progress: Progress | None = None) -> Path:
-        """Return the directory that holds the files that match, fetching those that are not there yet.
+        """Return the directory of the files that match `patterns`, fetching missing ones.
 
-        patterns  as for fnmatch, against the path within the repository
+        patterns  as for fnmatch, matched against the path within the repository
         progress  called with (bytes fetched, bytes to fetch), from any thread
 
-        Raises CheckpointError for what only the user can mend, FetchFailed for what may pass.
+        Raises CheckpointError for errors that the user must fix, FetchFailed for temporary ones.
         """
 
     def listing(self) -> list[str]:
-        """Return the paths of all files, to tell what there is instead. Raises what `snapshot` raises."""
+        """Return the paths of all files, for error messages. Raises what `snapshot` raises."""
 
 
 def is_id(name: str) -> bool:
-    """Say whether a name has the form of a hub's ids."""
+    """Say whether a name has the form of a hub's id."""
     return _ID.fullmatch(name) is not None
 
 
 def fetch(name: str, hub: Hub, progress: Progress) -> Path:
-    """Bring a model onto this machine and return its directory. Blocks for as long as that takes.
+    """Download a model and return its directory. Blocks.
 
     Raises what `Hub.snapshot` raises, and CheckpointError for a model without safetensors.
     """

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, through its library's cache: what is there already is not fetched again."""
+"""Models of the Hugging Face hub, through its library's cache: cached files are not fetched again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HuggingFace:
-    """One model there."""
+    """One model of the hub."""
 
     def __init__(self, name: str, revision: str | None, access: HubAccess) -> None:
         self._name = name
@@ -28,8 +28,8 @@ class HuggingFace:
         import huggingface_hub
         from huggingface_hub import constants, logging
 
-        logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what matters is told in our own log
-        # Its user agent would tell what else is installed, and asking for that costs a request of its own.
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # infd logs its own messages
+        # Its telemetry would list installed packages, and costs a request.
         constants.HF_HUB_DISABLE_TELEMETRY = True
         try:
             return Path(
@@ -45,7 +45,7 @@ class HuggingFace:
                     library_name="infd",
                 )
             )
-        except Exception as error:  # the library raises half a dozen kinds; one it may invent is told in its own words
+        except Exception as error:  # the library raises many types; unknown ones are reported in its own words
             raise self._explained(error) from error
 
     def listing(self) -> list[str]:
@@ -72,7 +72,7 @@ class HuggingFace:
         )
 
     def _explained(self, error: Exception) -> StartError:
-        """Say what happened and what to do about it."""
+        """Return the error with its cause and a remedy."""
         from huggingface_hub import constants, errors
 
         endpoint, cache = self._access.endpoint or constants.ENDPOINT, self._cache
@@ -106,7 +106,7 @@ class HuggingFace:
 
 
 def _os_error(error: BaseException | None) -> int | None:
-    """Return the number of the system's error behind an error."""
+    """Return the errno behind an error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return error.errno

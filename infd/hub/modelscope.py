@@ -1,4 +1,4 @@
-"""Models of ModelScope, through its library, which is the user's to install."""
+"""Models of ModelScope, through its library, which the user must install."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ModelScope:
-    """One model there."""
+    """One model of the hub."""
 
     def __init__(self, name: str, revision: str | None) -> None:
         """Raises ConfigError if the library is not installed."""
@@ -40,7 +40,7 @@ class ModelScope:
             )
         except OSError as error:
             raise FetchFailed(f"{self._name} cannot be fetched from ModelScope: {error}") from error
-        except Exception as error:  # its other errors have no base class of their own
+        except Exception as error:  # its other errors have no common base class
             raise CheckpointError(f"{self._name} cannot be fetched from ModelScope: {error}") from error
         return self._directory
 
@@ -52,7 +52,7 @@ class ModelScope:
 
 
 def _counting(progress: Progress) -> type[Any]:
-    """Return the class that the library makes one object of for each file, in any of its threads."""
+    """Return the class of which the library makes one object for each file, in any of its threads."""
     lock = Lock()
     done = total = 0
 
@@ -69,6 +69,6 @@ def _counting(progress: Progress) -> type[Any]:
                 progress(done, total)
 
         def end(self) -> None:
-            """The file is there."""
+            """The file is complete."""
 
     return Counting

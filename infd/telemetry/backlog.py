@@ -1,7 +1,7 @@
-"""What waits to be written while its reader is slow, so that whoever says it need not wait.
+"""A queue of log output for a reader that may be slow, so that logging never blocks.
 
-A reader may stall: a pipe that nobody empties, a terminal that was stopped. Then
-the backlog grows to its limit, and what comes after is dropped and counted.
+A reader may stall: a pipe that nobody reads, a stopped terminal. Then the queue
+grows to its limit, and further output is dropped and counted.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MOST_BYTES: Final = 16 * 2**20  # QUIT's stacks of some thousand tasks fit
-FLUSH_S: Final = 0.5  # of the 2 s within which INT promises the end
+MOST_BYTES: Final = 16 * 2**20  # enough for SIGQUIT's stacks of a thousand tasks
+FLUSH_S: Final = 0.5  # of the 2 s within which SIGINT ends the daemon
 
 
 def gap_record(lines: int) -> logging.LogRecord:
-    """Return the record that stands for so many lost ones."""
+    """Return the record that reports so many dropped ones."""
     fields = {"name": "infd.log", "levelno": logging.WARNING, "levelname": "WARNING", "dropped": lines}
     return logging.makeLogRecord({**fields, "msg": "lines were lost: the log's reader did not keep up"})
 
 
 class Backlog:
-    """Writes in order on a thread of its own, which nobody need wait for at exit.
+    """Writes in order on a thread of its own, which need not be joined at exit.
 
-    write  may block, and may raise OSError: then the bytes are lost
-    gap    what stands in the place of so many dropped pieces
+    write  may block; if it raises OSError, the bytes are lost
+    gap    returns the replacement for so many dropped pieces
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Backlog:
         self._gap = gap
         self._most_bytes = most_bytes
         self._waiting: deque[bytes] = deque()
-        self._bytes = 0  # of those that wait, and of the one being written
-        self._dropped = 0  # since the last one taken
+        self._bytes = 0  # queued, or being written
+        self._dropped = 0  # since the last piece was queued
         self._changed = Condition()
         Thread(target=self._run, name="infd-log", daemon=True).start()
 
     def put(self, piece: bytes) -> None:
-        """Write it soon, or drop it. Never blocks."""
+        """Queue a piece, or drop it. Never blocks."""
         with self._changed:
             if self._bytes + len(piece) > self._most_bytes:
                 self._dropped += 1
@@ -54,14 +54,14 @@ class Backlog:
             self._append(piece)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until everything is written, but not for ever. Return whether it is."""
+        """Wait at most `timeout_s` until all is written. Returns whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._bytes and not self._dropped, timeout_s)
 
     def _run(self) -> None:
         while True:
             piece = self._next()
-            with suppress(OSError):  # its reader is gone or the disk is full; there is no other place to say so
+            with suppress(OSError):  # the reader is gone or the disk is full; nowhere to report it
                 self._write(piece)
             with self._changed:
                 self._bytes -= len(piece)

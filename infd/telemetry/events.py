@@ -1,8 +1,7 @@
-"""What has happened to the daemon lately, for who looks later or reads along.
+"""Recent events of the daemon, for operators who ask later or follow along.
 
-A ring is all that is kept. A follower is a number and has no buffer of its own:
-one who lags finds what was forgotten meanwhile missing, is told how much, and
-costs nobody anything.
+Events are kept in a ring. A follower is a number and has no buffer of its own: a
+slow follower misses the events that the ring dropped, and is given their count.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ Fact = str | int | float | bool | None
 Kind = Literal["state", "verb", "rest", "weights", "adapter", "step", "request"]
 
 MOST: Final = 1024
-LONGEST: Final = 256  # characters of one fact; some repeat what somebody sent
+LONGEST: Final = 256  # characters of one fact; some repeat a client's words
 
 
 class Event(Struct, frozen=True):
-    """Something that happened.
+    """One event.
 
-    seq    one more than that of the event before it, in one life of a daemon
+    seq    number of the event since the daemon started
     time   Unix time
-    told   what it was, in a few words of ours
-    facts  what there is to know of it
+    told   a short description
+    facts  its details
     """
 
     seq: int
@@ -42,26 +41,26 @@ class Event(Struct, frozen=True):
 
 
 class Events:
-    """The latest events. All of it runs on the event loop."""
+    """The latest events. For the event loop's thread only."""
 
     def __init__(self, most: int = MOST, clock: Callable[[], float] = time.time) -> None:
         self._ring: deque[Event] = deque(maxlen=most)
         self._clock = clock
         self._news = asyncio.Event()
-        self.last = 0  # number of the latest
+        self.last = 0  # seq of the latest event
         self.closed = False
 
     def tell(self, kind: Kind, told: str, /, **facts: object) -> None:
-        """Something has happened. A fact that is none of the plain types is told as text."""
+        """Record an event. A fact of any other than the plain types is recorded as text."""
         self.last += 1
         plain = {name: _plain(fact) for name, fact in facts.items()}
         self._ring.append(Event(self.last, self._clock(), kind, _cut(told), plain))
         self._wake()
 
     async def read(self, since: int = 0, *, follow: bool = False) -> AsyncGenerator[tuple[Event, int], None]:
-        """Yield the events behind a number, each with how many before it are missing.
+        """Yield the events after `since`, each with the number of dropped events before it.
 
-        since   a number that this daemon has not reached is of an earlier life: then all are behind it
+        since   a number above the latest is from an earlier process: then all events are yielded
         follow  wait for more, until `close`
         """
         seq = since if since <= self.last else 0
@@ -76,12 +75,12 @@ class Events:
                 return
 
     def close(self) -> None:
-        """Let who reads along read to the end, and leave."""
+        """End all followers once they have read the rest."""
         self.closed = True
         self._wake()
 
     def _wake(self) -> None:
-        # Whoever waits wakes up; whoever comes later waits for the next one.
+        # Wakes all waiting followers; later ones wait for the new event.
         self._news.set()
         self._news = asyncio.Event()
 

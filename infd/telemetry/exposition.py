@@ -1,8 +1,8 @@
-"""How the metrics look to Prometheus.
+"""Metrics in Prometheus' text format.
 
-Every series has an `infd_` name; those that existing dashboards, autoscalers and
-gateways query also get the name they ask for (`[metrics] compat = "vllm"`), and
-the labels. What needs a feature that is not there has no series.
+Each series has an `infd_` name; series that existing dashboards, autoscalers and
+gateways query also have vLLM's name and labels (`[metrics] compat = "vllm"`).
+vLLM's series for features that infd lacks are absent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STATES = ("starting", "ready", "draining", "paused", "sleeping", "failed")
 
 
 def expose(metrics: Metrics) -> bytes:
-    """Return everything in Prometheus' text format. Takes about 10 ms: not for the loop."""
+    """Return all series in Prometheus' text format. Takes about 10 ms: not on the event loop."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Scrape(metrics))
     ProcessCollector(registry=registry)
@@ -43,7 +43,7 @@ class _Series(Struct, frozen=True):
 
     name       after the prefix `infd_`
     attribute  of Metrics
-    compat     after the prefix `vllm:`, where such a series is known
+    compat     after the prefix `vllm:`, if vLLM has such a series
     """
 
     name: str
@@ -106,7 +106,7 @@ SERIES = (
 
 
 class _Scrape:
-    """What prometheus_client asks for the series of one scrape."""
+    """The collector of one scrape."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

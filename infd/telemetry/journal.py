@@ -15,7 +15,7 @@ from infd.telemetry.backlog import FLUSH_S, Backlog, gap_record
 
 SOCKET = "/run/systemd/journal/socket"
 
-# syslog's numbers, which journalctl colours and filters by
+# syslog's levels, by which journalctl colours and filters
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 
@@ -23,14 +23,14 @@ _OF_LOGGING = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 
 
 def fields_of(record: logging.LogRecord) -> list[tuple[str, Any]]:
-    """Return the structured part of a record: what the caller passed as `extra`, without the Nones."""
+    """Return the fields of a record: its `extra`, without values that are None."""
     return [(key, value) for key, value in vars(record).items() if key not in _OF_LOGGING and value is not None]
 
 
 def goes_to_journal(journal_stream: str, fd: int) -> bool:
     """Say whether `fd` is the stream that $JOURNAL_STREAM (`device:inode`) names.
 
-    The variable alone proves nothing: it is inherited by children whose output was redirected.
+    The variable alone is no proof: children with redirected output inherit it.
     """
     device, _, inode = journal_stream.partition(":")
     if not (device.isdecimal() and inode.isdecimal()):
@@ -42,7 +42,7 @@ def goes_to_journal(journal_stream: str, fd: int) -> bool:
 class JournalHandler(logging.Handler):
     """Sends records to journald with their fields, `prompt=12` as INFD_PROMPT=12.
 
-    journald may stall like any reader, so a thread waits for it; what it does not take because it is gone, is lost.
+    journald may stall, so a thread sends; records are lost if journald is gone.
     """
 
     def __init__(self, address: str = SOCKET) -> None:
@@ -54,7 +54,7 @@ class JournalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._backlog.put(encode(self._fields(record)))
-        except Exception:  # as logging's own handlers: a lost line must not take the daemon down
+        except Exception:  # as logging's own handlers do: a lost line must not end the daemon
             self.handleError(record)
 
     def flush(self) -> None:
@@ -88,7 +88,7 @@ class JournalHandler(logging.Handler):
             self._send_as_file(payload)
 
     def _send_as_file(self, payload: bytes) -> None:
-        # What does not fit into a datagram, stack dumps above all, is passed as a sealed file in memory.
+        # Records too large for a datagram, mostly stack dumps, are passed as a sealed memfd.
         fd = os.memfd_create("infd-journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             with open(fd, "wb", closefd=False) as file:
@@ -102,7 +102,7 @@ class JournalHandler(logging.Handler):
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """Write fields as `NAME=value` lines, or length-prefixed where a value has line breaks."""
+    """Encode fields as `NAME=value` lines, length-prefixed if a value has line breaks."""
     lines = []
     for name, value in fields.items():
         data = str(value).encode(errors="replace")

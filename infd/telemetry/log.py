@@ -1,8 +1,8 @@
-"""What a log line looks like and where it goes.
+"""Format and destination of the log.
 
 Rooms use the standard `logging` module under the names `infd.<room>`. A message
-is words of ours; whatever a client sent travels in fields (`extra={...}`), where it
-cannot forge a line. Prompts are never logged.
+is fixed text; clients' data goes into fields (`extra={...}`), where it cannot
+forge a line. Prompts are never logged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ACCESS = logging.getLogger("infd.access")
 def configure(config: LogConfig, journal_stream: str = "") -> None:
     """Send the process's log to standard error or the journal.
 
-    journal_stream  $JOURNAL_STREAM: names the pipe that systemd put on standard error
+    journal_stream  $JOURNAL_STREAM, which identifies the pipe from standard error to the journal
     """
     chosen = config.format
     if chosen == "auto":
@@ -42,14 +42,14 @@ def configure(config: LogConfig, journal_stream: str = "") -> None:
 
 
 def access(*, quiet: bool = False, **fields: Any) -> None:
-    """Write the line of one answered request. `quiet`: only for those who want to see everything."""
+    """Log one answered request; with `quiet` at debug level."""
     _ACCESS.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
 
 
 class StandardError(logging.Handler):
-    """Writes to what sys.stderr is at that moment: a progress bar takes its place, so that lines go above the bar.
+    """Writes to the current sys.stderr, which a progress bar replaces to keep lines above the bar.
 
-    The caller waits for a regular file only. Any other has a reader, who may stall; a thread waits for him.
+    Writing to a regular file blocks the caller. Any other file has a reader that may stall, so a thread writes to it.
     """
 
     def __init__(self, formatter: logging.Formatter) -> None:
@@ -67,11 +67,11 @@ class StandardError(logging.Handler):
             else:
                 with suppress(OSError):  # the disk is full
                     self._write(line)
-        except Exception:  # as logging's own handlers: a lost line must not take the daemon down
+        except Exception:  # as logging's own handlers do: a lost line must not end the daemon
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until all is written, unless its reader stalls."""
+        """Wait until all is written, unless the reader stalls."""
         if self._backlog is not None:
             self._backlog.wait(FLUSH_S)
 
@@ -82,19 +82,19 @@ class StandardError(logging.Handler):
         if sys.stderr is not self._stream:
             sys.stderr.write(line.decode())
             return
-        # Past Python's buffer: what that cannot get rid of makes the interpreter exit with 120, or wait for ever.
+        # Bypasses Python's buffer: if that cannot be flushed, the interpreter exits with 120, or hangs.
         descriptor, rest = self._stream.fileno(), memoryview(line)
         while rest:
             try:
                 rest = rest[os.write(descriptor, rest) :]
-            except BlockingIOError:  # whoever shares the other end's file may have made it so
+            except BlockingIOError:  # another process that shares the file may have made it non-blocking
                 writable = select.poll()
                 writable.register(descriptor, select.POLLOUT)
                 writable.poll()
 
 
 class Plain(logging.Formatter):
-    """`time LEVEL logger message key=value ...`; continued lines are indented, so that none can pose as a record."""
+    """`time LEVEL logger message key=value ...`; continued lines are indented, so that none can forge a record."""
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [_time(record), record.levelname, record.name, super().format(record).replace("\n", "\n    ")]
@@ -123,7 +123,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def plain(value: object) -> str:
-    """Return a value as one word of a line, which nothing in it can end."""
+    """Return a value as one word of a line, quoted and escaped if necessary."""
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)

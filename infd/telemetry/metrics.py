@@ -1,8 +1,8 @@
-"""What is counted.
+"""Counters, gauges and histograms.
 
-Counting happens on the loop's thread in plain integers and lists; only a scrape
-meets prometheus_client (exposition.py), on another thread and with a copy.
-Warm-up and health probes never get here.
+Counting happens on the event loop's thread in plain integers and lists; only a
+scrape uses prometheus_client (exposition.py), on another thread and on a copy.
+Warm-up and health probes are not counted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Histogram:
-    """Counts of values by upper bound. The loop's thread alone observes, so there is no lock."""
+    """Counts of values by upper bound. No lock: only the event loop's thread observes."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -68,25 +68,25 @@ class Histogram:
         return twin
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return (upper bound, values at or below it), as Prometheus wants its buckets."""
+        """Return (upper bound, values at or below it), the form of Prometheus' buckets."""
         bounds = [repr(float(bound)) for bound in self.bounds] + ["+Inf"]
         return list(zip(bounds, accumulate(self.counts), strict=True))
 
 
 class Gauges(Struct, kw_only=True):
-    """What is true right now, asked of the engine when somebody looks."""
+    """Current values, read from the engine at each scrape."""
 
     state: str = "starting"
     running: int = 0
     waiting: int = 0
-    held: int = 0  # requests, of those that wait, until the engine goes on
-    preparing: int = 0  # of the waiting, those whose prompt is not encoded yet
-    sleep_level: int = 0  # as asked for; 0: awake
+    held: int = 0  # waiting requests that are held until the engine resumes
+    preparing: int = 0  # waiting requests whose prompt is not encoded yet
+    sleep_level: int = 0  # the requested level; 0: awake
     pages: int = 0
     pages_referenced: int = 0
     pages_cached: int = 0
     last_step_timestamp: float = 0.0
-    max_adapters: int = 0  # that run at once
+    max_adapters: int = 0  # in one step
     adapters_running: tuple[str, ...] = ()
     adapters_waiting: tuple[str, ...] = ()
     adapters_bytes: int = 0  # of host memory
@@ -95,7 +95,7 @@ class Gauges(Struct, kw_only=True):
 class Metrics:
     """All counters of one engine.
 
-    model_name  the label that tells models apart
+    model_name  the `model_name` label
     compat      also emit the `vllm:` names
     """
 
@@ -104,16 +104,16 @@ class Metrics:
         self.compat = compat
 
         self.prompt_tokens = 0
-        self.prompt_tokens_cached = 0  # of those, found in the cache
+        self.prompt_tokens_cached = 0  # of prompt_tokens, found in the cache
         self.generation_tokens = 0
         self.preemptions = 0
         self.steps_undone = 0
         self.prefix_queries = 0  # prompt tokens looked up
-        self.prefix_hits = 0  # of those, found
+        self.prefix_hits = 0  # of prefix_queries, found
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect", "slow_reader"), 0)
         self.rejected: dict[str, int] = {}
-        self.adapter_requests: dict[str, int] = {}  # that have ended, by adapter
-        self.connections = 0  # open now
+        self.adapter_requests: dict[str, int] = {}  # ended requests, by adapter
+        self.connections = 0  # currently open
         self.dropped = dict.fromkeys(("slow_headers", "slow_reader", "crowded"), 0)
 
         self.http_requests: dict[tuple[str, str, str], int] = {}  # by handler, method, status
@@ -139,20 +139,20 @@ class Metrics:
         self.loop_lag = Histogram(LAG_S)
 
         self.gauges: Callable[[], Gauges] = Gauges
-        self.cache_config: dict[str, str] = {}  # fixed facts about the cache, known once it exists
+        self.cache_config: dict[str, str] = {}  # constants of the cache, set when it is allocated
 
     def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Count one answered HTTP request. The labels come from our routes, not from clients."""
+        """Count an answered HTTP request. Labels are our routes, never a client's text."""
         answers = (handler, method, f"{status // 100}xx")
         self.http_requests[answers] = self.http_requests.get(answers, 0) + 1
         self.http_seconds.setdefault((handler, method), Histogram(DURATION_S)).observe(seconds)
 
     def forget_adapter(self, name: str) -> None:
-        """Tell no more of an adapter: names come and go, and there is no end to them."""
+        """Remove the series of an adapter, so that their number stays bounded."""
         self.adapter_requests.pop(name, None)
 
     def snapshot(self) -> Metrics:
-        """Return a copy for another thread to read while counting goes on."""
+        """Return a copy for another thread to read while counting continues."""
         frozen = copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Histogram):

@@ -62,7 +62,7 @@ class Asides:
             self._calls.append(CallDelta(self._begun - 1, id=id or f"call_{secrets.token_hex(12)}", name=name))
             self._arguments.append([])
 
-    def argue(self, text: str) -> None:
+    def append_arguments(self, text: str) -> None:
         """Append to the arguments of the latest call."""
         if text and self._wanted:
             if not self._calls:

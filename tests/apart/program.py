@@ -1,4 +1,4 @@
-"""A worker's program for tests: `python -m tests.apart.program`."""
+"""The program of the worker in tests: `python -m tests.apart.program`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from infd.errors import CheckpointError, InvalidRequest, TooCostly
 
 
 class Do(Struct):
-    """One of the things below, and what to do it with."""
+    """A task: the name of an action below, and its operand."""
 
     what: str
     value: Any = None
 
 
 class Panic(BaseException):
-    """As a library's in Rust: no Exception."""
+    """Like a panic of a library in Rust: no Exception."""
 
 
 class Counter:
@@ -39,7 +39,7 @@ def do(task: Do) -> Any:
         case "pid":
             return os.getpid()
         case "announce, then spin":
-            Path(task.value).write_bytes(b"")  # a named pipe: waits for its reader
+            Path(task.value).write_bytes(b"")  # a named pipe: blocks until it is read
             while True:
                 pass
         case "spin":

@@ -1,4 +1,4 @@
-"""Whatever a task does to its process, it ends at its limit, and the next task is done."""
+"""Any task ends at its limit, whatever it does to its process, and the next task runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MODULE = "tests.apart.program"
-LONG_S = 60.0  # only a test that fails takes as long
+LONG_S = 60.0  # only a failing test takes as long
 PARENT = """
 import sys
 from infd.apart.client import Worker
@@ -47,7 +47,7 @@ def test_there_is_no_process_before_there_is_a_task(worker: Worker):
     assert worker.pid is None
 
 
-def test_what_is_told_comes_back(worker: Worker):
+def test_a_task_carries_plain_values_both_ways(worker: Worker):
     value = {"text": "é🙂", "list": [1, 2.5, None, True], "bytes": b"\x00" * 2**20}
 
     assert ask(worker, "echo", value) == value
@@ -64,7 +64,7 @@ def test_a_task_ends_at_its_limit_and_the_next_is_done(worker: Worker, what: str
     assert ask(worker, "echo", 1) == 1
 
 
-def test_a_process_that_does_not_even_end_at_its_limit_is_ended(worker: Worker, monkeypatch: pytest.MonkeyPatch):
+def test_a_stopped_process_is_killed_after_its_limit(worker: Worker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("infd.apart.client.PATIENCE_S", 0.0)
     os.kill(ask(worker, "pid"), signal.SIGSTOP)
 
@@ -103,7 +103,7 @@ def test_a_new_process_begins_with_what_is_kept(worker: Worker):
     assert ask(worker, "count") == 2
 
 
-def test_threads_take_turns(worker: Worker):
+def test_tasks_of_several_threads_run_in_turn(worker: Worker):
     answers: list[Any] = []
     threads = [threading.Thread(target=lambda n=n: answers.append(ask(worker, "echo", n))) for n in range(8)]
     for thread in threads:

@@ -14,7 +14,7 @@ SEEDS = Path(__file__).parent / "seeds"
 
 
 def main() -> None:
-    # What is imported in here is watched for coverage.
+    # Modules imported in this block are instrumented for coverage.
     with atheris.instrument_imports(include=["infd", "tests", "aiohttp"]):
         from tests.fuzz.targets import TARGETS, examples
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--corpus", type=Path, help="keep what is found here (default: a temporary directory)")
     chosen = parser.parse_args()
-    logging.getLogger().addHandler(logging.NullHandler())  # quiet, and yet a target may listen
+    logging.getLogger().addHandler(logging.NullHandler())  # no output, but targets may add handlers
     corpus = chosen.corpus or Path(tempfile.mkdtemp(prefix="infd-corpus-"))
     corpus.mkdir(parents=True, exist_ok=True)
     for number, example in enumerate(examples(chosen.target)):

@@ -1,4 +1,4 @@
-"""JSON made from bytes, so that a fuzzer's mutations change meaning instead of breaking syntax."""
+"""JSON generated from bytes, so that mutations change its meaning instead of breaking its syntax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RAW = ("NaN", "1e999", "-1e999", '"\\ud800"', "[" * 200, '{"a":1,"a":2}', "tru",
 
 
 class Chooser:
-    """Reads choices off a string of bytes; at its end every choice is the first."""
+    """Derives choices from bytes; after the last byte every choice is the first option."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -28,7 +28,7 @@ class Chooser:
 
 
 def value(choose: Chooser, names: tuple[str, ...], depth: int = 0) -> str:
-    """Return the text of some JSON value."""
+    """Return a JSON value."""
     match choose.below(9 if depth < 5 else 5):
         case 0 | 1:
             return json.dumps(choose.pick(NUMBERS))
@@ -45,6 +45,6 @@ def value(choose: Chooser, names: tuple[str, ...], depth: int = 0) -> str:
 
 
 def mapping(choose: Chooser, names: tuple[str, ...], depth: int = 0) -> str:
-    """Return the text of an object whose keys are mostly of these names."""
+    """Return a JSON object, whose keys are mostly from `names`."""
     members = (f"{json.dumps(choose.pick(names))}:{value(choose, names, depth)}" for _ in range(choose.below(8)))
     return f"{{{','.join(members)}}}"

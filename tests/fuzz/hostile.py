@@ -1,5 +1,7 @@
-"""A stranger's templates and tokenizers, made from bytes: each construct that the sandbox or the library knows, put
-together so that structures are shared, texts grow and expressions backtrack.
+"""Hostile templates and tokenizers generated from bytes.
+
+They combine every construct that the sandbox or the library knows: structures are shared, texts grow and expressions
+backtrack.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ ATTRIBUTES = ("content", "role", "k", "0", "__class__", "index", "previtem")
 
 
 def template(choose: Chooser) -> str:
-    """Return a template's source."""
+    """Return the source of a template."""
     return BEGINNING + "".join(_statement(choose, 0) for _ in range(1 + choose.below(6)))
 
 
@@ -203,7 +205,7 @@ def tokenizer(choose: Chooser) -> bytes:
 
 
 def text(choose: Chooser) -> str:
-    """Return a long text that repeats little."""
+    """Return a text, mostly long."""
     parts = [choose.pick(TEXTS) for _ in range(1 + choose.below(4))]
     return "".join(parts) * choose.pick((1, 30, 3000)) + str(choose.pick(TEXTS))
 

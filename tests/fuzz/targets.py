@@ -1,4 +1,4 @@
-"""What is fuzzed. A target takes bytes and raises only if infd does something it must never do."""
+"""The fuzz targets. A target takes bytes, and raises only if infd violates an invariant."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ if TYPE_CHECKING:
 
 
 SILENCE_S = 0.03
-MARGIN_S, START_S = 3.0, 3.0  # beyond a cap, and until a process has started, on a machine that is busy
+MARGIN_S, START_S = 3.0, 3.0  # above a cap, and to start a process, on a busy machine
 ATTEMPTS = 3
-MOST_KIB = 2**19  # by which a text may raise what this process has taken at most
+MOST_KIB = 2**19  # by which one input may raise the peak memory of this process
 NESTED = (*Tool.__struct_fields__, *Function.__struct_fields__, *Called.__struct_fields__, "arguments")
 
 
 class Target(ABC):
     """Called with each input.
 
-    noise  how many damaged inputs a run of the suite tries
+    noise  number of damaged inputs that the ordinary suite tries
     """
 
     noise = 600
@@ -71,13 +71,13 @@ class Target(ABC):
     def __call__(self, data: bytes) -> None: ...
 
     def close(self) -> None:  # noqa: B027 -- most targets hold nothing
-        """Let go of files and sockets."""
+        """Close files and sockets."""
 
 
 class RequestTarget(Target):
-    """JSON to checked request: a refusal is a RequestError, whatever the body.
+    """JSON to a checked request: any body is accepted, or refused with a RequestError.
 
-    The first byte says which request, and whether the rest is a body or makes one.
+    The first byte selects the request, and whether the rest is a body or generates one.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class RequestTarget(Target):
 class HeaderTarget(Target):
     """A safetensors file: refused with a CheckpointError, or every tensor can be read.
 
-    The first byte says whether the rest is the file, or its header and data, or makes a header.
+    The first byte selects whether the rest is the file, is its header and data, or generates a header.
     """
 
     NAMES = ("w", "v", "dtype", "shape", "data_offsets", "__metadata__", "F32", "BF16", "F4", "U8")
@@ -151,7 +151,7 @@ class HeaderTarget(Target):
 
 
 class StopTarget(Target):
-    """Ids to text under stop strings: the same as a search of the whole text, and never a byte too much."""
+    """Ids to text under stop strings: equal to a search of the whole text, and no text is returned too early."""
 
     def __init__(self) -> None:
         self._tokenizer = Tokenizer.load(embedded.path())
@@ -180,10 +180,10 @@ class StopTarget(Target):
 
 
 class MarkupTarget(Target):
-    """Text to thoughts, calls and content: the same however it is cut, and nothing but marks, space and a call's frame
-    is lost.
+    """Text to thoughts, calls and content: independent of the cuts of the text; only marks, white space and frames of
+    calls are dropped.
 
-    The first byte says how it is cut and what may be in it.
+    The first byte selects the cuts and the vocabulary.
     """
 
     WORDS = (
@@ -213,8 +213,8 @@ class MarkupTarget(Target):
         content, thought, calls = whole
         if not calls and "think>" not in text:
             assert content.strip() + thought.strip() == text.strip()
-        told = len(content) + len(thought) + sum(len(name) + len(arguments) for name, arguments in calls)
-        assert told <= len(text)
+        parsed = len(content) + len(thought) + sum(len(name) + len(arguments) for name, arguments in calls)
+        assert parsed <= len(text)
 
     def _read(self, prompt: str, parts: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
         reading = Syntax(Qwen3(), Hermes()).start(prompt, names=["f"])
@@ -233,10 +233,10 @@ class MarkupTarget(Target):
 
 
 class HostileTarget(Target):
-    """A checkpoint's text, in process where it is vetted, in a worker where it is not: it ends by its cap, with a
-    refusal at most, and takes memory in proportion.
+    """Text of a checkpoint, in process if it is vetted, otherwise in a worker: it ends by its time cap, at most with a
+    refusal, and takes bounded memory.
 
-    A machine that is busy may hold up any input, so an input is too slow if it is so each time.
+    A busy machine may delay any input, so only an input that is slow in every attempt is a finding.
     """
 
     noise = 25
@@ -258,14 +258,14 @@ class HostileTarget(Target):
 
     @abstractmethod
     def use(self, choose: Chooser) -> float:
-        """Make something, use it, and return the seconds that this may take at most."""
+        """Load and use an input; return its time cap in seconds."""
 
     def close(self) -> None:
         self._worker.close()
 
 
 class TemplateTarget(HostileTarget):
-    """A chat template: compiled, rendered with a short or a long conversation; what it reads is found out."""
+    """A chat template: compiled, and rendered with a short or a long conversation."""
 
     SHORT = ({"role": "user", "content": "some words, " * 200}, {"role": "assistant", "content": "é🙂"})
     LONG = ({"role": "user", "content": "some words, " * 20_000}, {"role": "assistant", "content": "\x01🙂 " * 20_000})
@@ -275,13 +275,13 @@ class TemplateTarget(HostileTarget):
         chat = ChatTemplate({"default": template(choose)}, {"bos_token": "<s>"}, worker=self._worker)
         with suppress(RequestError):
             chat.render(messages, tools=[{"type": "function"}, *["", 1] * 10_000], limits=limits)
-        # Apart: a compilation, which renders a word, and a rendering, each with the start of a process.
+        # In the worker: a compilation, which renders too, and a rendering, each with the start of a process.
         more = apart.COMPILE_S + apart.MARGIN_S + 2 * START_S if chat.apart else PROBING.seconds
         return MARGIN_S + limits.seconds + more
 
 
 class TokenizerTarget(HostileTarget):
-    """A tokenizer.json: loaded, asked to encode a text and to give it back, whole and in a stream."""
+    """A tokenizer.json: loaded, encodes a text and decodes it, at once and as a stream."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,9 +314,9 @@ class TokenizerTarget(HostileTarget):
 
 
 class SocketTarget(Target):
-    """Raw bytes on a connection: whatever comes back is no 5xx but a documented 503, and the server goes on.
+    """Raw bytes on a connection: no status is a 5xx but a documented 503, and the server continues.
 
-    A last request follows them, so that the answers end; where it was taken for a part of them, silence ends the wait.
+    A final request follows the bytes and ends the answers; if the bytes swallow it, silence ends the wait.
     """
 
     noise = 60
@@ -329,7 +329,7 @@ class SocketTarget(Target):
 
     @abstractmethod
     async def _start(self) -> str | tuple[str, int]:
-        """Serve, and return where."""
+        """Start the server; return its address."""
 
     def __call__(self, data: bytes) -> None:
         answer = self._runner.run(self._ask(data))
@@ -354,43 +354,43 @@ class SocketTarget(Target):
                     while piece := await self._piece(client):
                         answer += piece
             except ConnectionError:
-                pass  # refused in the middle of what was sent
+                pass  # refused while sending
             return bytes(answer)
 
     @staticmethod
     async def _piece(client: socket.socket) -> bytes:
-        """Return what comes next. After a while of silence the client says that it has no more to say."""
+        """Return the next bytes. After SILENCE_S the client closes its sending side."""
         coming = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(client, 65536))
         if not (await asyncio.wait([coming], timeout=SILENCE_S))[0]:
             with suppress(OSError):
-                client.shutdown(socket.SHUT_WR)  # the server drops whoever does this
+                client.shutdown(socket.SHUT_WR)  # the server drops such a client
         return await coming
 
 
 class Faults(logging.Handler):
-    """Keeps what is logged as an error."""
+    """Collects log records of level error."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(self.format(record))
+        self.messages.append(self.format(record))
 
 
 class HttpTarget(SocketTarget):
-    """A client of the endpoint: its bytes, cut into pieces, and how it ends.
+    """A client of the endpoint: its bytes, how they are cut, and how it ends the connection.
 
-    The first byte says how the client ends, and whether what follows the second is sent as it is or makes requests; the
-    second how that is cut.
+    The first byte selects the end, and whether the bytes after the second are sent unchanged or generate requests; the
+    second selects the cuts.
 
-    Whatever the client does, it gets HTTP/1.1 with no fault of ours in it, an answer or the end within BOUND_S, and
-    nothing is left of it: no connection, ticket, task, byte of a body, object, or error in the log.
+    The client gets HTTP/1.1 without an internal error, an answer or the end within BOUND_S, and leaves nothing behind:
+    no connection, ticket, task, byte of a body, object, or error in the log.
     """
 
     last = LAST
     BOUND_S = 20.0
-    # Caches fill at first. What leaks an object for each client has leaked as many soon.
+    # Caches fill at first; a leak of an object a client soon exceeds that.
     ROUND = 2000
     GROWTH_OBJECTS = 5000
 
@@ -416,15 +416,15 @@ class HttpTarget(SocketTarget):
     def __call__(self, data: bytes) -> None:
         how, cutting, rest = (*data[:2], 0, 0)[0], (*data[:2], 0, 0)[1], data[2:]
         sent, ordinary = made(Chooser(rest)) if how & 0x80 else (rest, None)
-        self._runner.run(self._talk(cut(sent, cutting), how & 7, ordinary))
-        assert not self.log.told, self.log.told
+        self._runner.run(self._run_client(cut(sent, cutting), how & 7, ordinary))
+        assert not self.log.messages, self.log.messages
         self._clients += 1
         if self._clients % self.ROUND == 0:
-            self._weigh()
+            self._check_growth()
 
-    def _weigh(self) -> None:
-        """Look whether anything grows."""
-        self._endpoint.executor.issued.clear()  # for other tests it keeps every step
+    def _check_growth(self) -> None:
+        """Assert that the number of objects does not grow."""
+        self._endpoint.executor.issued.clear()  # kept for other tests
         gc.collect()
         objects = Counter(type(each).__qualname__ for each in gc.get_objects())
         if self._objects is None:
@@ -432,8 +432,8 @@ class HttpTarget(SocketTarget):
         grown = objects - self._objects
         assert grown.total() < self.GROWTH_OBJECTS, f"since the first {self.ROUND} clients: {grown.most_common(8)}"
 
-    async def _talk(self, pieces: list[bytes], ending: int, ordinary: int | None) -> None:
-        """Be one client. ordinary: how many answers must come, whatever the pieces."""
+    async def _run_client(self, pieces: list[bytes], ending: int, ordinary: int | None) -> None:
+        """Run one client. ordinary: the number of answers that must arrive, whatever the cuts."""
         with socket.socket() as client:
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -445,27 +445,27 @@ class HttpTarget(SocketTarget):
                     match ending:
                         case 0 | 1 | 2 | 3:
                             await self._send(client, [self.last])
-                            said = await self._hear(client, patient=ordinary is not None)
+                            said = await self._receive_all(client, patient=ordinary is not None)
                             found = statuses(said, cut_off=ordinary is None)
                             self._check(found)
                             assert ordinary is None or len(found) == ordinary + 1, (found, ordinary)
                         case 4 if ordinary is not None:
                             await self._send(client, [self.last[:5]])
                             client.shutdown(socket.SHUT_WR)
-                            found = statuses(await self._hear(client, patient=True), cut_off=False)
+                            found = statuses(await self._receive_all(client, patient=True), cut_off=False)
                             self._check(found)
                             assert len(found) == ordinary + 1, (found, ordinary)
                             assert found[-1] == 400, found
                         case 4 | 5:
                             client.shutdown(socket.SHUT_WR)
-                            self._check(statuses(await self._hear(client, patient=True), cut_off=True))
+                            self._check(statuses(await self._receive_all(client, patient=True), cut_off=True))
                         case 6:
                             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                         case _:
                             await asyncio.sleep(0)
             except ConnectionError:
                 assert ordinary is None or ending > 3, "an ordinary client met a reset"
-        await self._nothing_left()
+        await self._wait_for_release()
 
     @staticmethod
     def _check(statuses: list[int]) -> None:
@@ -477,18 +477,18 @@ class HttpTarget(SocketTarget):
         for piece in pieces:
             await loop.sock_sendall(client, piece)
             if len(pieces) > 1:
-                for _ in range(3):  # the other end is on this loop too: it reads the piece before the next one comes
+                for _ in range(3):  # lets the server, on the same loop, read the piece
                     await asyncio.sleep(0)
 
-    async def _hear(self, client: socket.socket, *, patient: bool) -> bytes:
-        """Return all that comes. patient: the server has to close by itself."""
+    async def _receive_all(self, client: socket.socket, *, patient: bool) -> bytes:
+        """Return all bytes received. patient: the server must close by itself."""
         said, loop = bytearray(), asyncio.get_running_loop()
         while piece := await (loop.sock_recv(client, 65536) if patient else self._piece(client)):
             said += piece
         return bytes(said)
 
-    async def _nothing_left(self) -> None:
-        """Wait until no trace is left of a client that has gone."""
+    async def _wait_for_release(self) -> None:
+        """Wait until the server holds nothing of a disconnected client."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self.BOUND_S):
                 while self._traces():
@@ -514,7 +514,7 @@ class HttpTarget(SocketTarget):
 
 
 class AdminTarget(SocketTarget):
-    """Below 0x80 the first byte begins what is sent as it is; above, it says which verb is told something made up."""
+    """Bytes on the admin socket: raw if the first is below 0x80; else it selects a verb, with generated arguments."""
 
     last = b"GET /version HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
@@ -550,7 +550,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
 
 
 def examples(target: str) -> list[bytes]:
-    """Return inputs to begin with."""
+    """Return initial inputs."""
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "stop": ["a"], "logit_bias": {"3": 1}}
     match target:
         case "request":

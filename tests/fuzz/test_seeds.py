@@ -1,4 +1,4 @@
-"""What fuzzing has found, what it begins with, and some noise around that, on every run of the suite."""
+"""Findings, initial inputs and damaged copies of both, on every run of the suite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = Path(__file__).parent / "seeds"
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
-    """Return the bytes with a few of them changed, dropped or doubled."""
+    """Return the bytes with a few changed, dropped or doubled."""
     result = bytearray(data)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(result) + 1)
@@ -33,7 +33,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 
 def test_the_admin_target_hears_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "SILENCE_S", 20)  # only ever reached by a failure
+    monkeypatch.setattr(targets, "SILENCE_S", 20)  # reached only by a failing test
     with closing(targets.AdminTarget()) as target:
         for data in examples("admin")[-2:]:
             answer = target._runner.run(target._ask(data))

@@ -1,4 +1,4 @@
-"""HTTP as a client may send it: requests made from bytes, how they are cut and ended, and the answers taken apart."""
+"""HTTP clients: requests generated from bytes, their cuts and ends, and a parser of the answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 LAST: Final = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
-# Of each the first few are ordinary: a server must answer them and keep the connection.
+# The first few of each are ordinary: a server must answer them and keep the connection.
 VERSIONS: Final = ("1.1", "1.1", "1.0", "0.9", "2.0", "1.2", "3.0", "1.", "11.1", "1.1 ", "")
 COMPLETIONS: Final = "/v1/completions"
 TARGETS: Final = (
@@ -77,7 +77,7 @@ LENGTHS: Final = ("%d", "%d", "0%d", "+%d", "-%d", "%d, %d", "%d0", "99999999999
 
 
 def made(choose: Chooser) -> tuple[bytes, int | None]:
-    """Return a few requests in a row, and how many answers they must get, if all of them are ordinary."""
+    """Return a few pipelined requests, and the number of answers required if all are ordinary."""
     sent, count = b"", 1 + choose.below(3)
     ordinary = True
     for _ in range(count):
@@ -88,15 +88,15 @@ def made(choose: Chooser) -> tuple[bytes, int | None]:
 
 
 def _request(choose: Chooser) -> tuple[bytes, bool]:
-    """Return a request, and whether it is ordinary. Most choices are, so that a rare one meets others that are."""
-    odd = choose.below(8)  # which part of it may be out of the ordinary
+    """Return a request, and whether it is ordinary. Most parts are, so that a rare one meets ordinary ones."""
+    odd = choose.below(8)  # selects the part that may be unusual
     version = choose.pick(VERSIONS) if odd == 1 else "1.1"
     method, target = choose.pick(TARGETS if odd == 2 else TARGETS[:ORDINARY_TARGETS])
     among = HEADERS if odd == 3 else HEADERS[:ORDINARY_HEADERS]
     headers = [choose.pick(among) for _ in range(choose.below(4))]
     body = choose.pick(BODIES) if method == "POST" or odd == 4 else b""
     framing, framed, whole = _framed(body, choose, odd=odd == 5)
-    # Whoever is refused while chunks still come is refused the connection too.
+    # A refusal before the last chunk closes the connection.
     whole = whole and ((method == "POST" and target != "/nowhere") or "chunked" not in str(framing))
     host = [] if odd == 6 and choose.below(2) else ["Host: a"]
     lines = [f"{method} {target} HTTP/{version}" if version else f"{method} {target}", *host, *headers, *framing]
@@ -106,7 +106,7 @@ def _request(choose: Chooser) -> tuple[bytes, bool]:
 
 
 def _framed(body: bytes, choose: Chooser, *, odd: bool) -> tuple[list[str], bytes, bool]:
-    """Return headers that say how a body is framed, the body in that frame, and whether it is framed properly."""
+    """Return headers that frame a body, the framed body, and whether the frame is valid."""
     if choose.below(2) == 0:
         if not odd:
             return ([f"Content-Length: {len(body)}"] if body else []), body, True
@@ -114,7 +114,7 @@ def _framed(body: bytes, choose: Chooser, *, odd: bool) -> tuple[list[str], byte
         cut = choose.below(3)
         size = length % ((len(body),) * length.count("%")) if "%" in length else length
         return [f"Content-Length: {size}"], body[: len(body) // cut] if cut else body, False
-    small = max(1 + choose.below(255), len(body) // 4096)  # watched for coverage, a chunk takes some 50 us
+    small = max(1 + choose.below(255), len(body) // 4096)  # instrumented, a chunk takes about 50 us
     piece = (len(body), small, 5000, 1)[choose.below(4 if len(body) < 1000 else 3)] or 1
     chunks = [body[at : at + piece] for at in range(0, len(body), piece)]
     how = choose.below(12) if odd else choose.below(3)
@@ -127,7 +127,7 @@ def _framed(body: bytes, choose: Chooser, *, odd: bool) -> tuple[list[str], byte
 
 
 def cut(sent: bytes, how: int) -> list[bytes]:
-    """Cut what is sent in pieces: none, at every byte, at one place, or in equal ones."""
+    """Cut bytes: nowhere, at every byte, at one place, or into equal pieces."""
     match how & 3:
         case 0:
             return [sent]
@@ -148,11 +148,11 @@ _CHUNK: Final = re.compile(rb"([0-9a-f]+)\r\n")
 
 
 def statuses(said: bytes, *, cut_off: bool) -> list[int]:
-    """Take apart what a server said on one connection; return the statuses of its answers, but for 100 Continue.
+    """Parse the answers on one connection; return their statuses, without 100 Continue.
 
-    cut_off  whether the last answer may be incomplete, because the client had closed its side
+    cut_off  whether the last answer may be incomplete, because the client closed its side
 
-    Raises AssertionError where that is not HTTP/1.1.
+    Raises AssertionError for bytes that are not HTTP/1.1.
     """
     found, at = [], 0
     while at < len(said):
@@ -166,7 +166,7 @@ def statuses(said: bytes, *, cut_off: bool) -> list[int]:
             continue
         found.append(status)
         if length := _LENGTH.search(head[2]):
-            # What answers HEAD has none of it.
+            # An answer to HEAD has no body.
             if at < len(said) and not said.startswith(b"HTTP/1.1 ", at):
                 at += int(length[1])
         elif _CHUNKED.search(head[2]):
@@ -178,7 +178,7 @@ def statuses(said: bytes, *, cut_off: bool) -> list[int]:
 
 
 def _after_chunks(said: bytes, at: int) -> int:
-    """Return where the chunks end that begin here; beyond the end where some are missing."""
+    """Return the end of the chunks that begin here; beyond the data if chunks are missing."""
     while chunk := _CHUNK.match(said, at):
         size = int(chunk[1], 16)
         at = chunk.end() + size + 2

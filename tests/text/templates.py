@@ -1,12 +1,12 @@
-"""Chat templates in the manner of the common model families, and conversations to render with them."""
+"""Chat templates modelled on those of common model families, and conversations to render."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-# One file a family, each with the constructs of its templates; besides, `parts` for content in parts and `corners`
-# for the odd corners of the language: whitespace control, scopes, macros, filters, loop variables.
+# One file a family, each with the constructs of its templates; `parts` has content in parts, `corners` the rare
+# features of the language: whitespace control, scopes, macros, filters, loop variables.
 TEMPLATES = {
     path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).with_name("families").iterdir())
 }

@@ -1,4 +1,4 @@
-"""A checkpoint's text that may not run in the daemon's process: the same prompts and ids, and every limit holds."""
+"""Text of a checkpoint that runs in the worker: the same prompts and ids as in process, and every limit holds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HELLO = [{"role": "user", "content": "hello"}]
 QUICK = Limits(seconds=0.2)
-APART = "{% if false %}{{ x | wordwrap }}{% endif %}"  # which is objected to, and does nothing
+APART = "{% if false %}{{ x | wordwrap }}{% endif %}"  # makes vetting object, and writes nothing
 BACKTRACKING = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
 MULTIPLYING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 32}
 
@@ -38,7 +38,7 @@ def worker() -> Iterator[Worker]:
 
 
 def hostile(directory: Path, *, kind: str = "byte_level", **parts: Any) -> Path:
-    """Write a tokenizer that splits by an expression that may backtrack, or has other parts that do harm."""
+    """Write a tokenizer with an expression that backtracks, or with other harmful `parts`."""
     described = json.loads(KINDS[kind]().to_str())
     steps = [BACKTRACKING, *([described["pre_tokenizer"]] if described["pre_tokenizer"] else [])]
     described |= parts or {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
@@ -86,7 +86,7 @@ def test_a_template_that_takes_too_long_is_the_requests_fault_and_costs_nobody_e
     ids=["sums of lists", "chains of comparisons", "deep keys", "numbers"],
 )
 def test_whatever_else_a_template_does_it_ends(source: str, worker: Worker, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(apart, "COMPILE_S", 0.5)  # it renders a word to find out what the template takes
+    monkeypatch.setattr(apart, "COMPILE_S", 0.5)  # compiling renders a message of one word
     template = ChatTemplate({"default": source}, worker=worker)
 
     with suppress(InvalidRequest, TextFailed):
@@ -141,7 +141,7 @@ def test_a_text_over_which_an_expression_backtracks_fails_alone(tmp_path: Path, 
     tokenizer = Tokenizer.load(hostile(tmp_path), worker)
     expected = tokenizer.encode("the dog")
 
-    with pytest.raises((TextFailed, TooCostly)):  # the library gives up by a panic
+    with pytest.raises((TextFailed, TooCostly)):  # the library panics at its retry limit
         tokenizer.encode("a" * 40 + "b")
     assert tokenizer.encode("the dog") == expected
 

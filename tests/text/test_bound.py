@@ -1,4 +1,4 @@
-"""A text never has fewer tokens than its length says."""
+"""No text has fewer tokens than its bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ODD = "the dog <think>two words</s> \u3000\n\u0301\u0308\u1fbe\u212b\u1100\u1161
 
 
 def greedy() -> tokenizers.Tokenizer:
-    """Longer pieces than the others have: runs of spaces, and a token that takes the spaces beside it along."""
+    """A tokenizer with long pieces: runs of spaces, and a token that includes the white space beside it."""
     backend = byte_level()
     backend.add_tokens([" " * 64])
     backend.add_special_tokens([AddedToken("<|end|>", lstrip=True, rstrip=True)])

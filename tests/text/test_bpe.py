@@ -1,4 +1,4 @@
-"""What is loaded sooner is what the library would have loaded itself."""
+"""The fast loader builds the same tokenizer as the library."""
 
 from __future__ import annotations
 

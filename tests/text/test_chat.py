@@ -1,4 +1,4 @@
-"""Prompts equal those of transformers, byte for byte; what goes wrong is told to the client."""
+"""Prompts equal those of transformers, byte for byte; errors are reported to the client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ours(source: str) -> ChatTemplate:
 
 
 def rendered(template: ChatTemplate, messages: list[dict[str, Any]], **options: Any) -> str | None:
-    """The prompt, or None if it is refused."""
+    """Return the prompt, None if the template refuses."""
     try:
         return template.render(messages, **options)
     except InvalidRequest:
@@ -45,11 +45,11 @@ def rendered_by_transformers(
 ) -> str | None:
     try:
         return theirs.apply_chat_template(messages, chat_template=source, tokenize=False, **options, **kwargs)
-    except Exception:  # jinja's errors, ValueError, TypeError: all are refusals
+    except Exception:  # jinja's errors, ValueError, TypeError: all count as refusals
         return None
 
 
-READ_PARTS = {"parts", "gemma3", "glm4"}  # others get them joined, where transformers prints a list
+READ_PARTS = {"parts", "gemma3", "glm4"}  # for other templates infd joins the parts; transformers prints a list
 ASK: dict[str, Any] = {"add_generation_prompt": True}
 PLAIN: dict[str, Any] = {"add_generation_prompt": False}
 CONTINUE: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}

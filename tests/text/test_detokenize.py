@@ -1,4 +1,4 @@
-"""Text in increments is the text of the whole, however the ids are cut."""
+"""The text of a stream of ids equals the text of all ids, however the stream is cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.text.vocabularies import KINDS, TEXT, wrap
 if TYPE_CHECKING:
     from infd.text.tokenizer import Tokenizer
 
-LARGEST = 400  # above every id of these vocabularies: a model's may be padded
+LARGEST = 400  # above every id of these vocabularies: a model's vocabulary may be padded
 
 
 @cache
@@ -32,7 +32,7 @@ def in_parts(kind: str, ids: list[int], cuts: list[int], *, skip: bool) -> str:
 
 
 def broken_runs(kind: str, ids: list[int], *, skip: bool) -> bool:
-    """Whether a run of byte tokens is not UTF-8."""
+    """Say whether any run of byte tokens is not UTF-8."""
     pieces = tokenizer(kind).pieces(skip_special_tokens=skip)
     if not isinstance(pieces, TextPieces):
         return False

@@ -1,4 +1,4 @@
-"""What a model thinks is told apart from what it says, wherever the text is cut."""
+"""Thoughts are separated from content, however the text is cut."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from hypothesis import strategies as st
 
 from infd.text.markup import Reading
 from infd.text.reasoning.qwen3 import Qwen3
-from tests.text.transcripts import Said, cuts, read
+from tests.text.transcripts import Message, cuts, read
 
 ASKED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 OPENED = ASKED + "<think>\n"
 CLOSED = ASKED + "<think>\n\n</think>\n\n"
 
 TRANSCRIPTS = {
-    "thinks first": (ASKED, "<think>\nTwo and two.\n</think>\n\nFour.", Said("Four.", "Two and two.")),
-    "does not think": (ASKED, "Four < five.", Said("Four < five.")),
-    "space before the mark": (ASKED, " \n<think>a</think>b", Said("b", "a")),
-    "space before the answer": (ASKED, " \n <thin air>", Said(" \n <thin air>")),
-    "thinks nothing": (ASKED, "<think>\n\n</think>\n\nFour.", Said("Four.")),
-    "thinks nothing and says nothing": (ASKED, "<think></think>", Said()),
-    "the prompt begins the thought": (OPENED, "Two\n\nand two.\n</think>\n\nFour.", Said("Four.", "Two\n\nand two.")),
-    "and it is empty": (OPENED, "\n</think>\n\nFour.", Said("Four.")),
-    "a second block is content": (ASKED, "<think>a</think>b<think>c</think>", Said("b<think>c</think>", "a")),
-    "no answer to thought": (ASKED, "<think>\na < b </thin </think>\n", Said("", "a < b </thin ")),
-    "a mark within a word": (ASKED, "Say <think>.", Said("Say <think>.")),
-    "cut within the thought": (ASKED, "<think>\nTwo and\n", Said("", "Two and")),
-    "cut within the closing mark": (ASKED, "<think>\nTwo and\n</thi", Said("", "Two and\n</thi")),
-    "cut within the opening mark": (ASKED, "<thi", Said("<thi")),
-    "cut at once": (OPENED, "", Said()),
-    "characters beyond ASCII": (ASKED, "<think>\né🙂\n</think>\n\n你好", Said("你好", "é🙂")),
+    "thinks first": (ASKED, "<think>\nTwo and two.\n</think>\n\nFour.", Message("Four.", "Two and two.")),
+    "does not think": (ASKED, "Four < five.", Message("Four < five.")),
+    "space before the mark": (ASKED, " \n<think>a</think>b", Message("b", "a")),
+    "space before the answer": (ASKED, " \n <thin air>", Message(" \n <thin air>")),
+    "thinks nothing": (ASKED, "<think>\n\n</think>\n\nFour.", Message("Four.")),
+    "thinks nothing and says nothing": (ASKED, "<think></think>", Message()),
+    "the prompt begins the thought": (
+        OPENED,
+        "Two\n\nand two.\n</think>\n\nFour.",
+        Message("Four.", "Two\n\nand two."),
+    ),
+    "and it is empty": (OPENED, "\n</think>\n\nFour.", Message("Four.")),
+    "a second block is content": (ASKED, "<think>a</think>b<think>c</think>", Message("b<think>c</think>", "a")),
+    "no answer to thought": (ASKED, "<think>\na < b </thin </think>\n", Message("", "a < b </thin ")),
+    "a mark within a word": (ASKED, "Say <think>.", Message("Say <think>.")),
+    "cut within the thought": (ASKED, "<think>\nTwo and\n", Message("", "Two and")),
+    "cut within the closing mark": (ASKED, "<think>\nTwo and\n</thi", Message("", "Two and\n</thi")),
+    "cut within the opening mark": (ASKED, "<thi", Message("<thi")),
+    "cut at once": (OPENED, "", Message()),
+    "characters beyond ASCII": (ASKED, "<think>\né🙂\n</think>\n\n你好", Message("你好", "é🙂")),
 }
 
 
@@ -48,13 +52,13 @@ def test_where_the_prompt_closes_the_thought_there_is_nothing_to_read():
 @pytest.mark.parametrize(
     ("continued", "answer", "message"),
     [
-        ("<think>\nTwo", " and two.\n</think>\n\nFour.", Said("Four.", " and two.")),
+        ("<think>\nTwo", " and two.\n</think>\n\nFour.", Message("Four.", " and two.")),
         ("<think>a</think> Fo", "ur", None),
         ("Fo", "ur <think>", None),
-        (" ", "<think>a</think>b", Said("b", "a")),
+        (" ", "<think>a</think>b", Message("b", "a")),
     ],
 )
-def test_an_answer_that_goes_on_may_go_on_thinking(continued: str, answer: str, message: Said | None):
+def test_an_answer_that_goes_on_may_go_on_thinking(continued: str, answer: str, message: Message | None):
     thoughts = Qwen3().start(ASKED + continued, continued)
 
     assert (thoughts is None) == (message is None)

@@ -1,4 +1,4 @@
-"""Stop strings end an answer where they should, and nothing of them is ever sent."""
+"""Stop strings end an answer at the right character, and no part of one is sent."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def tokenizer() -> Tokenizer:
 
 
 def byte_ids(text: str) -> list[int]:
-    """One id for each byte, so that characters are split too."""
+    """Return one id for each byte, so that characters are split too."""
     vocabulary = tokenizer()
     single = {vocabulary.piece(token_id): token_id for token_id in range(vocabulary.vocab_size)}
     return [single[bytes([byte])] for byte in text.encode()]
 
 
-class Said(NamedTuple):
+class Ended(NamedTuple):
     text: str
     stop: str | None
     tokens: int | None
 
 
-def stream(ids: list[int], stops: list[str], batches: list[int] | None = None, **options: object) -> Said:
-    """Feed ids in batches, check that no text is sent too early, and collect it."""
+def stream(ids: list[int], stops: list[str], batches: list[int] | None = None, **options: object) -> Ended:
+    """Feed ids in batches, check that no text is sent too early, and return the text."""
     reply = Reply(tokenizer(), StopStrings(stops), **options)  # type: ignore[arg-type]
     text, begin = "", 0
     for size in [*(batches or []), *([1] * len(ids))]:
@@ -44,13 +44,13 @@ def stream(ids: list[int], stops: list[str], batches: list[int] | None = None, *
         used = reply.feed(batch)
         text += reply.take()
         if used is not None:
-            return Said(text + reply.finish(), reply.stop_reason, begin + used)
+            return Ended(text + reply.finish(), reply.stop_reason, begin + used)
         begin += size
-    return Said(text + reply.finish(), reply.stop_reason, None)
+    return Ended(text + reply.finish(), reply.stop_reason, None)
 
 
-def whole(ids: list[int], stops: list[str], *, include: bool = False, min_tokens: int = 0) -> Said:
-    """The meaning, by looking at every whole text that could have been."""
+def whole(ids: list[int], stops: list[str], *, include: bool = False, min_tokens: int = 0) -> Ended:
+    """Return the expected result, by searching all prefixes of the text."""
     vocabulary = tokenizer()
     for count in range(1, len(ids) + 1):
         before = vocabulary.decode(ids[: count - 1]).rstrip("\ufffd")
@@ -59,8 +59,8 @@ def whole(ids: list[int], stops: list[str], *, include: bool = False, min_tokens
             found = [stop for stop in stops if after[:end].endswith(stop)]
             if found and count > min_tokens:
                 stop = max(found, key=len)
-                return Said(after[:end] if include else after[: end - len(stop)], stop, count)
-    return Said(vocabulary.decode(ids), None, None)
+                return Ended(after[:end] if include else after[: end - len(stop)], stop, count)
+    return Ended(vocabulary.decode(ids), None, None)
 
 
 letters = st.text("ab é🙂", max_size=16)
@@ -114,11 +114,11 @@ def test_text_is_sent_as_soon_as_it_cannot_begin_a_stop_string(text: str, stops:
 
 
 def test_the_string_that_is_complete_first_ends_the_text():
-    assert stream(byte_ids("xabcd"), ["abcd", "bc"]) == Said("xa", "bc", 4)
+    assert stream(byte_ids("xabcd"), ["abcd", "bc"]) == Ended("xa", "bc", 4)
 
 
 def test_of_two_that_are_complete_together_the_longer_counts():
-    assert stream(byte_ids("xabc"), ["bc", "abc"]) == Said("x", "abc", 4)
+    assert stream(byte_ids("xabc"), ["bc", "abc"]) == Ended("x", "abc", 4)
 
 
 def test_a_stop_string_may_end_inside_a_token():
@@ -131,14 +131,14 @@ def test_a_stop_string_may_end_inside_a_token():
 
 
 def test_text_that_only_looked_like_a_stop_string_is_sent():
-    assert stream(byte_ids("\n\nUsual"), ["\n\nUser:"]) == Said("\n\nUsual", None, None)
+    assert stream(byte_ids("\n\nUsual"), ["\n\nUser:"]) == Ended("\n\nUsual", None, None)
 
 
 def test_a_stop_string_that_does_not_count_yet_is_not_held_back():
     reply = Reply(tokenizer(), StopStrings(["ab", "bx"]), min_tokens=9)
     reply.feed(byte_ids("ab"))
 
-    assert reply.take() == "a"  # the b may still begin the other string
+    assert reply.take() == "a"  # b may begin the other stop string
     assert Reply(tokenizer(), StopStrings(["ab"]), min_tokens=9).feed(byte_ids("ab")) is None
 
 
@@ -195,7 +195,7 @@ def test_special_tokens_are_left_out_unless_asked_for():
 
 @pytest.mark.parametrize("stops", [[], [""]])
 def test_without_stop_strings_nothing_stops(stops: list[str]):
-    assert stream(byte_ids("abc"), stops) == Said("abc", None, None)
+    assert stream(byte_ids("abc"), stops) == Ended("abc", None, None)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -1,4 +1,4 @@
-"""A hostile template is stopped before it has taken much, and can reach nothing."""
+"""A hostile template ends at a limit before it takes much time or memory, and cannot reach Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = Limits(output_characters=100_000, fuel=1_000_000)
 SMILES = "\U0001f642" * 100
 DOUBLED = "{% set ns = namespace(a='x', l=[1]) %}{% for i in range(60) %}"
 
-# Two equal structures that hold themselves twice, 45 times over: to walk one takes years.
+# Two equal structures of 45 levels, each of which holds the next one twice: walking one takes years.
 TWINS = (
     "{% set ns = namespace(a=[1], b=[1], t=(1, 1), l=[]) %}"
     "{% for i in range(45) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}"
@@ -126,7 +126,7 @@ HUNGRY = {
 }
 
 
-# What these would make, or need on the way, is hundreds of megabytes; each pays before it begins.
+# The value, or a temporary, would have hundreds of megabytes.
 LARGE = {
     "a text joined by a text": "{{ ('x' * 400000) | join('" + "y" * 1000 + "') }}",
     "a text joined by a structure": "{{ ('x' * 1000) | join(messages) }}",
@@ -255,11 +255,13 @@ def test_a_rendering_can_have_tighter_limits_than_its_template():
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {"corners"}))
 def test_short_chats_are_within_what_the_event_loop_spares(name: str):
-    unhurried = Limits(fuel=BRIEF.fuel, output_characters=BRIEF.output_characters)  # a busy machine is another matter
+    no_deadline = Limits(
+        fuel=BRIEF.fuel, output_characters=BRIEF.output_characters
+    )  # without the deadline, which a busy machine may miss
     template = ChatTemplate({"default": TEMPLATES[name]}, {"bos_token": "<s>", "eos_token": "</s>"})
     turns = [{"role": role, "content": "word " * 80} for _ in range(5) for role in ("user", "assistant")]
 
-    assert template.render([*turns, *HELLO], limits=unhurried)
+    assert template.render([*turns, *HELLO], limits=no_deadline)
 
 
 def test_fuel_is_shared_with_loops_within_calls():

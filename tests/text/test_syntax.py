@@ -1,4 +1,4 @@
-"""How a model writes thoughts and calls is found out from its chat template."""
+"""The chat template decides how thoughts and calls are parsed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 from infd.text.syntax import Syntax
 from tests.text.templates import TEMPLATES
-from tests.text.transcripts import Said, said
+from tests.text.transcripts import Message, said
 from tests.text.vocabularies import KINDS, byte_level, wrap
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_a_family_is_read_as_its_template_writes(name: str):
 
 
 def test_a_mark_alone_is_not_a_syntax():
-    """Qwen3-Coder and GLM-4.5 put other things between the same marks."""
+    """Qwen3-Coder and GLM-4.5 use the same marks around another form."""
     other = (
         "{{ messages[0].content }}<tool_call>\n<function={{ messages[1].tool_calls[0].function.name }}>\n</tool_call>"
     )
@@ -97,7 +97,7 @@ def test_marks_are_seen_even_where_the_tokenizer_hides_them(kind: str):
 ANSWER = (
     '<think>\nwhich 你 fox?\n</think>\n\nThe dog. 🙂\n<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
 )
-MESSAGE = Said("The dog. 🙂", "which 你 fox?", (("f", '{"a": "é"}'),))
+MESSAGE = Message("The dog. 🙂", "which 你 fox?", (("f", '{"a": "é"}'),))
 
 
 @pytest.mark.parametrize("stops", [(), ("never", "<tool_calls>", "\n\nX")])
@@ -117,7 +117,7 @@ def test_a_reply_is_the_same_however_its_tokens_come(kind: str, stops: tuple[str
                 asides.append(aside_of(reply))
             content += reply.finish()
             asides.append(aside_of(reply))
-            if kind == "byte_level":  # the other puts space around marks
+            if kind == "byte_level":  # the other kind writes spaces around marks
                 assert said(content, asides) == MESSAGE
             counts.add((said(content, asides), sum(aside.thought_tokens for aside in asides if aside is not None)))
     assert len(counts) == 1

@@ -1,4 +1,4 @@
-"""The ids are those that transformers gives."""
+"""Ids equal those of transformers."""
 
 from __future__ import annotations
 
@@ -112,9 +112,7 @@ def test_a_checkpoint_without_end_ids_has_none(tmp_path: Path):
     assert Tokenizer.load(tmp_path).end_ids == frozenset()
 
 
-@pytest.mark.parametrize(
-    "kind", sorted(KINDS.keys() - {"word_ends"})
-)  # there a token's space is its follower's to show
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"word_ends"}))  # there the next token shows a token's space
 def test_pieces_put_together_spell_the_text(kind: str, tmp_path: Path):
     tokenizer = Tokenizer.load(write(tmp_path, KINDS[kind]()))
     ids = tokenizer.encode("the lazy dog", add_special_tokens=False)
@@ -151,7 +149,7 @@ def test_a_lone_surrogate_is_the_clients_mistake(tmp_path: Path):
 
 
 def write_bpe(directory: Path, kind: str) -> Path:
-    """Write a byte-level BPE in the two files of the time before tokenizer.json."""
+    """Write a byte-level BPE as the two files used before tokenizer.json."""
     model = json.loads(byte_level().to_str())["model"]
     (directory / "vocab.json").write_text(json.dumps(model["vocab"]))
     (directory / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]))
@@ -182,7 +180,7 @@ def test_a_sentencepiece_model_is_converted(kind: str, tmp_path: Path):
         sentence_iterator=iter("\n".join(TEXT * 4).split("\n")),
         model_prefix=str(file.with_suffix("")),
         model_type=kind,
-        vocab_size=330,  # 256 of them bytes: what is rare falls back to these
+        vocab_size=330,  # 256 of them bytes, the fallback of rare characters
         byte_fallback=True,
         character_coverage=0.98,
         normalization_rule_name="identity",
@@ -198,7 +196,7 @@ def test_a_sentencepiece_model_is_converted(kind: str, tmp_path: Path):
         ids = ours.encode(text)
         assert ids == theirs.encode(text)
         assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
-        # transformers makes one space of the mark before a text and of a space that it begins with; and a token's name
+        # transformers merges the mark before a text with a space at its beginning; and a token's name
         # in a text is that token.
         if text and not text.startswith(" ") and "<" not in text:
             assert ids == [model.bos_id(), *model.encode(text)]

@@ -1,4 +1,4 @@
-"""Calls of tools are told apart from what a model says, wherever the text is cut, and nothing is lost."""
+"""Tool calls are separated from content, however the text is cut, and no text is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infd.text.markup import Reading
 from infd.text.reasoning.qwen3 import Qwen3
 from infd.text.tools.hermes import Hermes
 from infd.text.tools.scan import ObjectScan
-from tests.text.transcripts import Said, cuts, read
+from tests.text.transcripts import Message, cuts, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,72 +27,72 @@ PARIS, ROME = ("weather", '{"city": "Paris"}'), ("weather", '{"city": "Rome"}')
 ODD = r'{"a": "}</tool_call>\"\\", "b": [{"c": "é🙂"}, []], "d": {}}'
 
 TRANSCRIPTS = {
-    "nothing but text": ("Four < five.", Said("Four < five.")),
-    "one call": (block(*PARIS), Said(calls=(PARIS,))),
-    "two calls": (block(*PARIS) + "\n" + block(*ROME), Said(calls=(PARIS, ROME))),
-    "two calls without space": (block(*PARIS) + block(*ROME), Said(calls=(PARIS, ROME))),
+    "nothing but text": ("Four < five.", Message("Four < five.")),
+    "one call": (block(*PARIS), Message(calls=(PARIS,))),
+    "two calls": (block(*PARIS) + "\n" + block(*ROME), Message(calls=(PARIS, ROME))),
+    "two calls without space": (block(*PARIS) + block(*ROME), Message(calls=(PARIS, ROME))),
     "text before, between and after": (
         f"Let me see.\n{block(*PARIS)}\n and \n{block(*ROME)}\n\nDone. \n",
-        Said("Let me see.\nand \nDone. \n", calls=(PARIS, ROME)),
+        Message("Let me see.\nand \nDone. \n", calls=(PARIS, ROME)),
     ),
-    "space alone beside a call": (f" \n{block(*PARIS)}\n\n", Said(calls=(PARIS,))),
-    "arguments of every kind": (block("f", ODD), Said(calls=(("f", ODD),))),
-    "no space at all": ('<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>', Said(calls=(("f", '{"a":1}'),))),
-    "an escaped name": (block(r"\u0066\"", "{}"), Said(calls=(('f"', "{}"),))),
-    "a tool that is not offered": (block("nonsense", "{}"), Said(calls=(("nonsense", "{}"),))),
-    # told once the block is closed
+    "space alone beside a call": (f" \n{block(*PARIS)}\n\n", Message(calls=(PARIS,))),
+    "arguments of every kind": (block("f", ODD), Message(calls=(("f", ODD),))),
+    "no space at all": ('<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>', Message(calls=(("f", '{"a":1}'),))),
+    "an escaped name": (block(r"\u0066\"", "{}"), Message(calls=(('f"', "{}"),))),
+    "a tool that is not offered": (block("nonsense", "{}"), Message(calls=(("nonsense", "{}"),))),
+    # emitted once the block is closed
     "arguments first": (
         '<tool_call>\n{"arguments": {"a": [1]}, "name": "f"}\n</tool_call>.',
-        Said(".", calls=(("f", '{"a": [1]}'),)),
+        Message(".", calls=(("f", '{"a": [1]}'),)),
     ),
-    "no arguments": ('<tool_call>{"name": "now"}</tool_call>', Said(calls=(("now", "{}"),))),
-    "null for arguments": (block("now", "null"), Said(calls=(("now", "{}"),))),
-    "arguments as a text": (block("f", r'"{\"a\": 1}"'), Said(calls=(("f", '{"a": 1}'),))),
+    "no arguments": ('<tool_call>{"name": "now"}</tool_call>', Message(calls=(("now", "{}"),))),
+    "null for arguments": (block("now", "null"), Message(calls=(("now", "{}"),))),
+    "arguments as a text": (block("f", r'"{\"a\": 1}"'), Message(calls=(("f", '{"a": 1}'),))),
     "a member before the name": (
         '<tool_call>{"id": 7, "name": "f", "arguments": {}}</tool_call>',
-        Said(calls=(("f", "{}"),)),
+        Message(calls=(("f", "{}"),)),
     ),
     "members behind the arguments": (
         '<tool_call>{"name": "f", "arguments": {}, "id": {"a": "}"}}</tool_call>x',
-        Said("x", calls=(("f", "{}"),)),
+        Message("x", calls=(("f", "{}"),)),
     ),
     # the model forgets
-    "never closed": (block(*PARIS).removesuffix("\n</tool_call>"), Said(calls=(PARIS,))),
+    "never closed": (block(*PARIS).removesuffix("\n</tool_call>"), Message(calls=(PARIS,))),
     "never closed, and arguments first": (
         '<tool_call>{"arguments": {}, "name": "f"}',
-        Said(calls=(("f", "{}"),)),
+        Message(calls=(("f", "{}"),)),
     ),
-    "closed by the next one": (block(*PARIS)[:-12] + block(*ROME), Said(calls=(PARIS, ROME))),
-    "text behind an object that is not closed": (block(*PARIS)[:-12] + "I did.", Said("I did.", calls=(PARIS,))),
+    "closed by the next one": (block(*PARIS)[:-12] + block(*ROME), Message(calls=(PARIS, ROME))),
+    "text behind an object that is not closed": (block(*PARIS)[:-12] + "I did.", Message("I did.", calls=(PARIS,))),
     "cut within the arguments": (
         '<tool_call>{"name": "f", "arguments": {"a": "b\\',
-        Said(calls=(("f", '{"a": "b\\'),)),
+        Message(calls=(("f", '{"a": "b\\'),)),
     ),
     "arguments that are never closed": (
         '<tool_call>{"name": "f", "arguments": {"a": [1\n</tool_call>' + block(*PARIS),
-        Said(calls=(("f", '{"a": [1\n'), PARIS)),
+        Message(calls=(("f", '{"a": [1\n'), PARIS)),
     ),
     "a string that is never closed": (
         '<tool_call>{"name": "f", "arguments": {"a": "1\n</tool_call>' + block(*PARIS),
-        Said(calls=(("f", '{"a": "1\n'), PARIS)),
+        Message(calls=(("f", '{"a": "1\n'), PARIS)),
     ),
-    "a string over two lines": (block("f", '{"a": "1\n2"}'), Said(calls=(("f", '{"a": "1\n2"}'),))),
+    "a string over two lines": (block("f", '{"a": "1\n2"}'), Message(calls=(("f", '{"a": "1\n2"}'),))),
     # no calls
-    "cut before the arguments": ('Hm. <tool_call>\n{"name": "f"', Said('Hm. <tool_call>\n{"name": "f"')),
-    "cut within the mark": ("Hm. <tool_c", Said("Hm. <tool_c")),
-    "an empty block": ("<tool_call></tool_call>", Said("<tool_call></tool_call>")),
-    "no object": ("<tool_call> [1] </tool_call>", Said("<tool_call> [1] </tool_call>")),
-    "an empty object": ("<tool_call>{ }</tool_call>", Said("<tool_call>{ }</tool_call>")),
-    "an empty name": (block("", "{}"), Said(block("", "{}"))),
-    "no JSON": ('a <tool_call>\n{"name": f}\n</tool_call> b', Said('a <tool_call>\n{"name": f}\n</tool_call> b')),
-    "arguments in a list": (block("f", "[1]"), Said(block("f", "[1]"))),
-    "arguments in a number": (block("f", "1"), Said(block("f", "1"))),
-    "arguments in another text": (block("f", '"a"'), Said(block("f", '"a"'))),
-    "a bad escape in the name": (block(r"\x", "{}"), Said(block(r"\x", "{}"))),
-    "the mark as a word": ("The <tool_call> tag.", Said("The <tool_call> tag.")),
+    "cut before the arguments": ('Hm. <tool_call>\n{"name": "f"', Message('Hm. <tool_call>\n{"name": "f"')),
+    "cut within the mark": ("Hm. <tool_c", Message("Hm. <tool_c")),
+    "an empty block": ("<tool_call></tool_call>", Message("<tool_call></tool_call>")),
+    "no object": ("<tool_call> [1] </tool_call>", Message("<tool_call> [1] </tool_call>")),
+    "an empty object": ("<tool_call>{ }</tool_call>", Message("<tool_call>{ }</tool_call>")),
+    "an empty name": (block("", "{}"), Message(block("", "{}"))),
+    "no JSON": ('a <tool_call>\n{"name": f}\n</tool_call> b', Message('a <tool_call>\n{"name": f}\n</tool_call> b')),
+    "arguments in a list": (block("f", "[1]"), Message(block("f", "[1]"))),
+    "arguments in a number": (block("f", "1"), Message(block("f", "1"))),
+    "arguments in another text": (block("f", '"a"'), Message(block("f", '"a"'))),
+    "a bad escape in the name": (block(r"\x", "{}"), Message(block(r"\x", "{}"))),
+    "the mark as a word": ("The <tool_call> tag.", Message("The <tool_call> tag.")),
     "a call behind the mark as a word": (
         "<tool_call> <tool_call>" + block(*PARIS),
-        Said("<tool_call> <tool_call>", calls=(PARIS,)),
+        Message("<tool_call> <tool_call>", calls=(PARIS,)),
     ),
 }
 
@@ -151,14 +151,14 @@ def test_text_is_told_at_once_unless_it_may_begin_a_call():
 def test_only_the_first_call_counts_where_one_is_wanted():
     answer = f"a {block(*PARIS)} b {block(*ROME)} c {block(*ROME)}"
     for parts in cuts(answer):
-        assert read(hermes(most_calls=1), parts) == Said("a b c", calls=(PARIS,))
+        assert read(hermes(most_calls=1), parts) == Message("a b c", calls=(PARIS,))
 
 
 def test_nothing_in_a_thought_is_a_call():
     answer = f"<think>\n{block(*PARIS)}\n</think>\n\n{block(*ROME)}"
     for parts in cuts(answer):
         reading = Reading(Qwen3().start("", ""), Hermes().start([]))
-        assert read(reading, parts) == Said("", block(*PARIS), (ROME,))
+        assert read(reading, parts) == Message("", block(*PARIS), (ROME,))
 
 
 def in_parts(text: str, size: int) -> Iterable[str]:
@@ -172,7 +172,7 @@ def test_a_megabyte_of_arguments_is_read_once(size: int):
 
     message = read(hermes(), in_parts(block("f", arguments), size))
 
-    assert message == Said(calls=(("f", arguments),))
+    assert message == Message(calls=(("f", arguments),))
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,13 @@ def test_a_megabyte_of_arguments_is_read_once(size: int):
 )
 def test_hostile_text_is_content(text: str):
     for size in (1, 7, len(text)):
-        assert read(hermes(), in_parts(text, size)) == Said(text)
+        assert read(hermes(), in_parts(text, size)) == Message(text)
 
 
 def test_deep_arguments_are_told_as_they_are():
     deep = '{"a":' * 50_000 + "1" + "}" * 50_000
 
-    assert read(hermes(), in_parts(block("f", deep), 1000)) == Said(calls=(("f", deep),))
+    assert read(hermes(), in_parts(block("f", deep), 1000)) == Message(calls=(("f", deep),))
 
 
 json_values = st.recursive(
@@ -225,7 +225,7 @@ def test_whatever_json_allows_as_arguments_comes_back(
     written = tuple((name, json.dumps(arguments, ensure_ascii=ascii)) for name, arguments in calls)
     text = "\n".join(block(name, arguments) for name, arguments in written)
 
-    assert read(hermes(), in_parts(text, size)) == Said(calls=written)
+    assert read(hermes(), in_parts(text, size)) == Message(calls=written)
 
 
 GARBAGE = [
@@ -263,7 +263,7 @@ def test_garbage_is_the_same_message_wherever_it_is_cut_and_no_word_is_lost(piec
     for word in ("é", "a"):
         told = message.content + "".join(name + arguments for name, arguments in message.calls)
         lost = text.count(word) - told.count(word)
-        # What stands between a call's arguments and the end of its object is the object's.
+        # Text between a call's arguments and the end of its object belongs to the object.
         assert lost >= 0
         assert lost == 0 or message.calls
 

@@ -1,4 +1,4 @@
-"""What ordinary checkpoints bring runs in the daemon's process; what could hold it up does not."""
+"""Ordinary checkpoints run in the daemon's process; templates and tokenizers of unbounded cost do not."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_expressions_of_known_tokenizers_are_fast(pattern: str):
         *(r"\s+(?!\S)|x", r"\s*[\r\n]+|\s|\s+", r"\s+(?!\s)|\s+", r"(?=a+b)c", r"(?<!a)b", r"a+\b", r"(a)\1", r"(?:a"),
         *(r"[a", "", "x|", r"\p{L}+\p{N}", r"a+(?:b)", r"[a&&[^b]]+c", f"{KNOWN['o200k']}b", "(?:a+|b)", r"a+^"),
         KNOWN["o200k"].replace("|", "x|", 1),
-        *("a*", "a|b?", "(?:a)?", r"\b", "^"),  # which match nothing at all
+        *("a*", "a|b?", "(?:a)?", r"\b", "^"),  # which may match nothing
     ],
 )
 def test_an_expression_that_may_backtrack_is_not_taken_for_fast(pattern: str):
@@ -106,7 +106,7 @@ def test_an_expression_that_may_backtrack_is_not_taken_for_fast(pattern: str):
 
 
 def described(**parts: Any) -> bytes:
-    """Return a small tokenizer.json with some of its parts replaced."""
+    """Return a small tokenizer.json with some parts replaced."""
     return json.dumps(json.loads(byte_level().to_str()) | parts).encode()
 
 

@@ -1,4 +1,4 @@
-"""Answers as models write them, and the messages that they are."""
+"""Answers as models write them, and the messages expected of them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from infd.text.markup import Aside, CallDelta, Reading
 
 
-class Said(NamedTuple):
-    """A whole answer: its thought, its content, and the name and arguments of each call."""
+class Message(NamedTuple):
+    """An expected message: thought, content, and the name and arguments of each call."""
 
     content: str = ""
     thought: str = ""
     calls: tuple[tuple[str, str], ...] = ()
 
 
-def said(content: str, asides: Iterable[Aside | None]) -> Said:
+def said(content: str, asides: Iterable[Aside | None]) -> Message:
     whole = joined(asides)
     if whole is None:
-        return Said(content)
-    return Said(content, whole.thought, tuple((call.name or "", call.arguments) for call in whole.calls))
+        return Message(content)
+    return Message(content, whole.thought, tuple((call.name or "", call.arguments) for call in whole.calls))
 
 
-def read(reading: Reading, parts: Iterable[str]) -> Said:
-    """Return what an answer says that comes in these parts; each call's deltas are checked on the way."""
+def read(reading: Reading, parts: Iterable[str]) -> Message:
+    """Parse an answer that arrives in these parts, and check the deltas of each call."""
     content, asides = "", []
     for part in parts:
         content += reading.feed(part)
@@ -40,7 +40,7 @@ def read(reading: Reading, parts: Iterable[str]) -> Said:
 
 
 def check_deltas(deltas: Sequence[CallDelta]) -> None:
-    """A call's first delta carries its id and name, no other does; calls come one after the other."""
+    """Check that only a call's first delta carries its id and name, and that calls do not interleave."""
     latest = -1
     ids = set()
     for delta in deltas:
@@ -54,7 +54,7 @@ def check_deltas(deltas: Sequence[CallDelta]) -> None:
 
 
 def cuts(text: str) -> Iterable[list[str]]:
-    """Cut a text into characters, at each place, and a short one at each pair of places."""
+    """Yield a text cut into characters, at each place, and, if it is short, at each pair of places."""
     yield list(text)
     for first in range(len(text) + 1):
         yield [text[:first], text[first:]]

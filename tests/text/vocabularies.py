@@ -1,4 +1,4 @@
-"""Small tokenizers of each kind, built from text, as the tokenizers library and checkpoints have them."""
+"""Small tokenizers of each kind, trained here, in the forms of the tokenizers library and of checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def _with_bytes(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Give a trained BPE the 256 byte tokens that sentencepiece models fall back to."""
+    """Add to a trained BPE the 256 byte tokens to which sentencepiece models fall back."""
     state = json.loads(tokenizer.to_str())
     model = state["model"]
     model |= {"byte_fallback": True, "unk_token": None}
@@ -54,7 +54,7 @@ def _with_bytes(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def sentencepiece() -> tokenizers.Tokenizer:
-    """Llama 2's shape: a space mark before the first word, rare characters as bytes."""
+    """Llama 2's form: a space mark before the first word, rare characters as bytes."""
     tokenizer = tokenizers.Tokenizer(models.BPE(fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     tokenizer.train_from_iterator(
@@ -73,7 +73,7 @@ def sentencepiece() -> tokenizers.Tokenizer:
 
 
 def sentencepiece_keeping_space() -> tokenizers.Tokenizer:
-    """Gemma's shape: nothing happens to the first word."""
+    """Gemma's form: no mark before the first word."""
     tokenizer = sentencepiece()
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -96,7 +96,7 @@ def wordpiece() -> tokenizers.Tokenizer:
 
 
 def word_ends() -> tokenizers.Tokenizer:
-    """The first BPE's shape: the last token of a text has no space after it."""
+    """The form of the first BPE: the last token of a text has no space after it."""
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.BPEDecoder("</w>")
@@ -107,7 +107,7 @@ def word_ends() -> tokenizers.Tokenizer:
 
 
 def split_first() -> tokenizers.Tokenizer:
-    """Byte-level BPE behind a pattern of its own, as Llama 3 and Qwen have it."""
+    """Byte-level BPE behind a Split pattern, as in Llama 3 and Qwen."""
     tokenizer = byte_level()
     pattern = r"\p{N}{1,3}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -140,7 +140,7 @@ def write(directory: Path, backend: tokenizers.Tokenizer, **config: Any) -> Path
 
 
 def wrap(backend: tokenizers.Tokenizer) -> Tokenizer:
-    """A Tokenizer without a checkpoint around it."""
+    """Return a Tokenizer without a checkpoint."""
     nothing = TextFiles(
         directory=".",  # type: ignore[arg-type]
         special_tokens={"bos_token": "<s>", "eos_token": "</s>"},

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from infd.text.markup import Asides, ThoughtParser
 
 
-_PATIENCE_CHARACTERS: Final = 256  # of white space before an opening mark; no model writes more
+_MOST_LEADING_SPACE: Final = 256  # of white space before an opening mark; no model writes more
 
 
 class ReasoningSyntax(Protocol):
@@ -49,7 +49,7 @@ class BlockParser:
     clients send back.
     """
 
-    __slots__ = ("_close", "_newlines", "_open", "_pending", "_place", "_told", "inside")
+    __slots__ = ("_close", "_emitted", "_newlines", "_open", "_pending", "_place", "inside")
 
     def __init__(self, open: str, close: str, *, inside: bool) -> None:
         """Start before the block, or `inside` a block that the prompt has opened."""
@@ -58,7 +58,7 @@ class BlockParser:
         self._close = close
         self._place = _Place.INSIDE if inside else _Place.BEFORE
         self._pending = ""  # text that may begin a mark
-        self._told = False  # whether part of the thought was put aside
+        self._emitted = False  # whether part of the thought was put aside
         self._newlines = 0  # of the thought, put aside only if more of the thought follows
 
     def feed(self, text: str, asides: Asides) -> str:
@@ -77,7 +77,7 @@ class BlockParser:
     def finish(self, asides: Asides) -> str:
         text, self._pending = self._pending, ""
         if self._place is _Place.INSIDE:
-            self._think(text, asides)
+            self._emit_thought(text, asides)
             return ""
         return text
 
@@ -88,7 +88,7 @@ class BlockParser:
         if words.startswith(self._open):
             self._place, self.inside = _Place.INSIDE, True
             return words[len(self._open) :]
-        if self._open.startswith(words) and len(text) <= _PATIENCE_CHARACTERS:
+        if self._open.startswith(words) and len(text) <= _MOST_LEADING_SPACE:
             self._pending = text
             return ""
         self._place = _Place.BEYOND
@@ -98,20 +98,20 @@ class BlockParser:
         """Return the text after the closing mark."""
         end = text.find(self._close)
         if end >= 0:
-            self._think(text[:end].rstrip("\n"), asides)
+            self._emit_thought(text[:end].rstrip("\n"), asides)
             self._place, self.inside, self._pending = _Place.BEHIND, False, ""
             return text[end + len(self._close) :]
         safe = len(text) - overlap(text, self._close)
         self._pending = text[safe:]
-        self._think(text[:safe], asides)
+        self._emit_thought(text[:safe], asides)
         return ""
 
-    def _think(self, text: str, asides: Asides) -> None:
+    def _emit_thought(self, text: str, asides: Asides) -> None:
         """Put a thought aside, holding back newlines until other text follows them."""
-        if not self._told:
+        if not self._emitted:
             text = text.lstrip("\n")
         words = text.rstrip("\n")
         if words:
             asides.think("\n" * self._newlines + words)
-            self._told, self._newlines = True, 0
+            self._emitted, self._newlines = True, 0
         self._newlines += len(text) - len(words)

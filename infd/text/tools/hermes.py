@@ -56,9 +56,9 @@ class HermesParser:
         self._pending = ""
         self._state: Callable[[Asides], bool] = self._between
         self._content: list[str] = []
-        self._space: list[str] = []  # white space that is content only if more content follows
-        self._spoken = False  # whether there was content
-        self._behind = False  # whether only white space came since the last block
+        self._held_space: list[str] = []  # white space that is content only if more content follows
+        self._has_content = False  # whether there was content
+        self._after_block = False  # whether only white space came since the last block
         self._block: list[str] = []  # parts of a block that is emitted when it is closed
         self._object = ObjectScan(CLOSE)
 
@@ -71,15 +71,15 @@ class HermesParser:
     def finish(self, asides: Asides) -> str:
         rest, self._pending = self._pending, ""
         if self._state == self._between:
-            self._say(rest)
+            self._emit_content(rest)
         elif self._state in (self._opened, self._collect):
             self._block.append(rest)
-            self._close(asides, "")
+            self._parse_block(asides, "")
         elif self._state == self._arguments:
-            asides.argue(rest)
-        if not self._behind:
-            self._content += self._space
-        self._space.clear()
+            asides.append_arguments(rest)
+        if not self._after_block:
+            self._content += self._held_space
+        self._held_space.clear()
         self._state = self._between
         return self._told()
 
@@ -93,12 +93,12 @@ class HermesParser:
         pending = self._pending
         start = pending.find(OPEN)
         if start >= 0:
-            self._say(pending[:start])
+            self._emit_content(pending[:start])
             self._pending = pending[start + len(OPEN) :]
             self._state = self._opened
             return True
         safe = len(pending) - overlap(pending, OPEN)
-        self._say(pending[:safe])
+        self._emit_content(pending[:safe])
         self._pending = pending[safe:]
         return False
 
@@ -107,14 +107,14 @@ class HermesParser:
         pending = self._pending
         head = _HEAD.match(pending)
         if head is not None and (name := _text(head["name"])):
-            self._begin(name, asides)
+            self._emit_call(name, asides)
             self._pending = pending[head.end() :]
             self._object = ObjectScan(CLOSE, depth=1)
             self._state = self._arguments
             return True
         possible = _COULD_BE_AN_OBJECT.match(pending)
         if possible is None or (possible.end() < len(pending) and not possible[0].endswith('"')):
-            self._say(OPEN)
+            self._emit_content(OPEN)
             self._state = self._between
             return True
         if CLOSE in pending or len(pending) > _HEAD_CHARACTERS:
@@ -129,7 +129,7 @@ class HermesParser:
         if end >= 0:
             self._block.append(pending[:end])
             self._pending = pending[end + len(CLOSE) :]
-            self._close(asides, CLOSE)
+            self._parse_block(asides, CLOSE)
             return True
         safe = len(pending) - overlap(pending, CLOSE)
         self._block.append(pending[:safe])
@@ -139,7 +139,7 @@ class HermesParser:
     def _arguments(self, asides: Asides) -> bool:
         """Consume the arguments of a call and emit them."""
         read = self._object.scan(self._pending, until=1)
-        asides.argue(self._pending[:read])
+        asides.append_arguments(self._pending[:read])
         self._pending = self._pending[read:]
         if self._object.depth > 1 and not self._object.cut:
             return False
@@ -165,41 +165,41 @@ class HermesParser:
         self._state = self._between
         return True
 
-    def _begin(self, name: str, asides: Asides) -> None:
+    def _emit_call(self, name: str, asides: Asides) -> None:
         """Emit the beginning of a call."""
         asides.call(name)
-        self._behind = True
-        if not self._spoken:
-            self._space.clear()
+        self._after_block = True
+        if not self._has_content:
+            self._held_space.clear()
 
-    def _close(self, asides: Asides, mark: str) -> None:
+    def _parse_block(self, asides: Asides, mark: str) -> None:
         """Parse a complete block: a call, or content."""
         text = "".join(self._block)
         self._block.clear()
         self._state = self._between
         call = _read(text)
         if call is None:
-            self._say(OPEN + text + mark)
+            self._emit_content(OPEN + text + mark)
             return
         name, arguments = call
-        self._begin(name, asides)
-        asides.argue(arguments)
+        self._emit_call(name, asides)
+        asides.append_arguments(arguments)
 
-    def _say(self, text: str) -> None:
+    def _emit_content(self, text: str) -> None:
         """Emit content. Of the white space around a block only the part before it is kept, and only between words."""
-        if self._behind:
+        if self._after_block:
             text = text.lstrip()
             if not text:
                 return
-            self._behind = False
+            self._after_block = False
         words = text.rstrip()
         if words:
-            self._content += self._space
+            self._content += self._held_space
             self._content.append(words)
-            self._spoken = True
-            self._space.clear()
+            self._has_content = True
+            self._held_space.clear()
         if len(words) < len(text):
-            self._space.append(text[len(words) :])
+            self._held_space.append(text[len(words) :])
 
 
 def _read(block: str) -> tuple[str, str] | None:
