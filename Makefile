@@ -1,5 +1,5 @@
-# Two commands for a newcomer: `make run` and `make test`.
-# PYTEST_FLAGS reaches pytest, PIP_FLAGS reaches pip: another index, a folder of wheels.
+# To begin: `make run` and `make test`.
+# PYTEST_FLAGS is passed to pytest, PIP_FLAGS to pip (another index, a folder of wheels).
 
 PYTHON ?= python3.11
 PIP_FLAGS ?=
@@ -19,11 +19,11 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m 'not exhaustive' $(PYTEST_FLAGS)
 
-# The tests that `make test` leaves out, and its random histories ten times as long. Full fault counts: `make soak`.
+# The tests that `make test` omits, and ten times as many random histories. Full fault counts: `make soak`.
 test-all: $(VENV)/.installed-test
 	INFD_TEST_HISTORIES=1500 $(BIN)/python -m pytest -m 'exhaustive or histories' $(PYTEST_FLAGS)
 
-# The native kernels alone, for who changes them: seconds, and only what has changed.
+# Rebuild changed native kernels only, in seconds.
 native:
 	cmake -S $(NATIVE) -B build/native
 	cmake --build build/native --parallel
@@ -32,16 +32,16 @@ soak: $(VENV)/.installed-test
 	INFD_SOAK=1 INFD_TEST_HISTORIES=10000 $(BIN)/python -m pytest -s --timeout 10000 tests/e2e/test_soak*.py tests/scheduler/test_invariants.py \
 		tests/engine/lifecycle/test_lifecycle.py tests/engine/lifecycle/test_sleep.py tests/engine/test_adapters.py tests/engine/test_races.py $(PYTEST_FLAGS)
 
-# With a GPU: every test that computes on it, with Triton's and FlashInfer's kernels. `make bench-gpu` times them. What
-# other libraries warn of on such a machine is not ours to mend. Without a package index: `make gpu-kit` elsewhere, then
-# `python3 bench/first_gpu.py` there.
+# On a GPU: every test that computes on it, with Triton's and FlashInfer's kernels; `make bench-gpu` times them. Warnings
+# of other libraries are not errors here. Without a package index: `make gpu-kit` on another machine, then
+# `python3 bench/first_gpu.py` on this one.
 test-gpu: $(VENV)/.installed-test
 	$(INSTALL) -e '.[test,cuda]'
 	$(BIN)/python -m pytest -rs -W default -m gpu $(PYTEST_FLAGS)
 
-# The same kernels without a GPU: Triton's interpreted and compiled, FlashInfer's calls held to its signatures. Triton
-# takes 250 MB to fetch, so `make test` does without. A torch made for CUDA wants a Triton of its own choice, which is
-# why constraints.txt names none; FlashInfer wants gigabytes of CUDA, of which its signatures need nothing.
+# The same kernels without a GPU: Triton's interpreted and compiled, FlashInfer's calls checked against its signatures.
+# Triton is a download of 250 MB, so `make test` does not need it. CUDA builds of torch pin their Triton, so
+# constraints.txt names none; FlashInfer depends on gigabytes of CUDA, which its signatures do not need.
 test-triton: $(VENV)/.installed-test
 	$(INSTALL) triton==3.8.0 apache-tvm-ffi einops nvidia-ml-py requests tabulate
 	$(INSTALL) --no-deps flashinfer-python
@@ -74,15 +74,15 @@ bench-gpu: $(VENV)/.installed
 	$(INSTALL) -e '.[cuda]'
 	$(BIN)/python bench/gpu.py
 
-# What a machine with a GPU and without a package index lacks, to be carried there: bench/gpu_kit.py.
+# Packages for a GPU machine without a package index: bench/gpu_kit.py.
 gpu-kit: $(VENV)/.installed
 	$(BIN)/python bench/gpu_kit.py --pip '$(PIP_FLAGS)' $(KIT_FLAGS)
 
 clean:
 	rm -rf $(VENV) infd/kernels/cpu/native.so build dist gpu-kit .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# The stamps are newer than what was installed from, so a second `make test` installs nothing.
-# The install is editable: what runs is the tree.
+# The stamps are newer than the install's inputs, so a second `make test` installs nothing.
+# The install is editable: infd runs from the tree.
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 

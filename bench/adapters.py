@@ -1,4 +1,4 @@
-"""What adapters cost a decoding step: nothing where no row wants one, and how much where rows do."""
+"""Measure the cost of adapters in a decoding step, with and without rows that use one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WANTS = (Generate(SamplingParams(max_tokens=1, temperature=0.0)),)
 
 
 def weights(targets: Iterable[Target], rank: int, dtype: torch.dtype) -> dict[Target, LowRank]:
-    """Return an adapter of every product, with random factors."""
+    """Return an adapter with random factors for every product."""
     low = {}
     for target in targets:
         if target.table:
@@ -47,7 +47,7 @@ def weights(targets: Iterable[Target], rank: int, dtype: torch.dtype) -> dict[Ta
 @click.option("--rank", default=16)
 @click.option("--steps", default=200)
 def main(model: str, dtype: str, rows: int, rank: int, steps: int) -> None:
-    """Measure it on one thread."""
+    """Measure decoding steps on one thread."""
     config = Config(
         model=ModelConfig(path=model, dtype=dtype, max_model_len=64),  # type: ignore[arg-type]
         device=DeviceConfig(kind="cpu", threads=1),
@@ -72,7 +72,7 @@ def main(model: str, dtype: str, rows: int, rank: int, steps: int) -> None:
         step(StepPlan(0, joins, [], spans))
 
     def decode() -> float:
-        # The same position over and over: a row forgets nothing, and no step is longer than another.
+        # Every step decodes the same position, so that all steps are equally long.
         return step(StepPlan(0, [], [], [Span(row, PROMPT - 1, 1, samples=False) for row in range(rows)]))
 
     def measure(cases: dict[str, list[int]], rounds: int) -> dict[str, list[float]]:

@@ -1,10 +1,10 @@
-"""Attention over a paged cache: infd's native kernel beside its reference, and beside torch's own on keys in one piece.
+"""Compare attention over a paged cache: infd's native kernel, its reference, and torch's on contiguous keys.
 
-"int8" is the native kernel over a cache of int8, whose gigabytes are its own.
+"int8" is the native kernel over an int8 cache; its GB/s count int8 bytes.
 
-The caches of several layers take turns, so that keys and values come from memory as they do in a model. Torch is given
-one contiguous tensor of equal size, which no server has. A round takes every implementation once, in turns; ratios are
-of one round.
+Calls alternate between the caches of several layers, so that keys and values are read from memory as in a model. Torch
+reads a contiguous tensor of equal size, which no server has. A round runs each implementation once; ratios are within a
+round.
 
     python bench/attention.py --threads 2
 """
@@ -34,7 +34,7 @@ HEAD = 128
 
 
 class Steps(NamedTuple):
-    """Spans that all begin at `start` and have `count` tokens."""
+    """Return spans of `count` tokens from position `start`."""
 
     spans: int
     start: int
@@ -71,7 +71,7 @@ def batch(steps: Steps) -> AttentionBatch:
 def implementations(
     steps: Steps, heads: int, kv_heads: int, dtype: torch.dtype, layers: int, isa: str | None
 ) -> dict[str, Callable[[int], object]]:
-    """Return, by name, what computes the attention of the i-th layer."""
+    """Return, by name, a function that computes the attention of the i-th layer."""
     described = batch(steps)
     length, tokens = steps.start + steps.count, steps.spans * steps.count
     paged = (steps.spans * described.table.shape[1] + 1, kv_heads, PAGE, HEAD)

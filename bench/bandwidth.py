@@ -1,4 +1,4 @@
-"""How fast the memory can be read just now, by all cores: the limit of decoding, and a sign of who else is here."""
+"""Measure the rate at which all cores read memory: the limit of decoding, and a sign of load by other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PASSES = 12  # 0.1 s at 40 GB/s
 
 
 class MemoryProbe:
-    """One thread for each of the cores, which sums up a part of what no cache holds."""
+    """One thread for each core, each of which sums a part of an array larger than the caches."""
 
     def __init__(self, cores: Collection[int]) -> None:
         numbers = np.ones(_BYTES // 8, dtype=np.int64)
@@ -35,7 +35,7 @@ class MemoryProbe:
         self._threads.shutdown()
 
     def gb_s(self) -> float:
-        """Return the median of a few passes."""
+        """Return the median of _PASSES, in GB/s."""
         rates = []
         for _ in range(_PASSES):
             started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""The least HTTP by which a pipeline in process can be asked: compare.py takes turns with it as with any server.
+"""A minimal HTTP server around an in-process pipeline, for compare.py.
 
-It answers /v1/completions, streamed with one token an event, and knows `prompt`, `max_tokens` and nothing further:
-what is measured is the pipeline. Needs nothing but Python, because pipelines run in environments without infd.
+Answers /v1/completions with one token an event, and supports only `prompt` and `max_tokens`, so that the figures are
+the pipeline's. Uses only the standard library, because pipelines run in environments without infd.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEAD = "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nConnection: close\r\n\r\n"
 
 @dataclass
 class Answer:
-    """One that is being computed: to what, and how many tokens are still to come."""
+    """A request in progress: its prompt and remaining tokens."""
 
     prompt: str
     tokens: int
@@ -29,7 +29,7 @@ class Answer:
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def say(self, text: str) -> None:
-        """Give the next token, from any thread."""
+        """Pass on the next token. Callable from any thread."""
         self.tokens -= 1
         self._loop.call_soon_threadsafe(self._said.put_nowait, text)
 
@@ -40,7 +40,7 @@ class Answer:
 
 class Pipeline(Protocol):
     def run(self, asked: SimpleQueue[Answer]) -> None:
-        """Compute what is asked, for ever, on a thread of its own."""
+        """Process requests forever; runs on its own thread."""
 
     def prompt_tokens(self, prompt: str) -> int: ...
 

@@ -1,7 +1,7 @@
-"""The least that a streaming server can cost: aiohttp, uvloop, and nothing else.
+"""A minimal streaming server, aiohttp and uvloop only: the lower bound of a streaming server's cost.
 
-GET /stream?bytes=N writes one chunk of N bytes on every tick until the reader leaves. All streams wake on the same
-tick, as the streams of an inference server do at the end of a step.
+GET /stream?bytes=N writes a chunk of N bytes on every tick until the client disconnects. All streams wake on the same
+tick, as an inference server's streams do at the end of a step.
 
     python bench/bare_sse.py PORT TICK_MS
 """
@@ -16,7 +16,7 @@ from aiohttp import web
 
 
 class Ticker:
-    """Wakes everybody who waits, once per tick."""
+    """Wakes all waiting tasks, once per tick."""
 
     def __init__(self, tick_s: float) -> None:
         self._tick_s = tick_s

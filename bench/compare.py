@@ -1,12 +1,12 @@
-"""Compare OpenAI servers on one machine, in turns: medians of each, and how many times better the first one is.
+"""Compare OpenAI servers on one machine, in turns: medians of each, and ratios to the first.
 
     python bench/random_checkpoint.py 0.6b DIR
     python bench/compare.py --model DIR --servers bench/peers.toml --only infd --only llama.cpp --json report.json
 
-bench/peers.md tells how the servers of bench/peers.toml are got; `--server NAME=COMMAND` adds others. All run on the
-same cores, and the client beside them unless --client-cores says otherwise: of two cores, one for the client alone
-would be taken from every server. What it costs is printed. Prompts are random words, except where a workload says that
-they share a beginning.
+bench/peers.md describes how to install the servers of bench/peers.toml; `--server NAME=COMMAND` adds others. Servers
+and client share cores unless --client-cores is set: on two cores, a core for the client alone would halve every
+server. The report shows the client's CPU time. Prompts are random words, with a common prefix where a workload says
+so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Named = TypeVar("Named", Server, Workload)
 
 
 class File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A TOML file of servers, and of workloads of its own."""
+    """A TOML file of servers and further workloads."""
 
     server: tuple[Server, ...] = ()
     workload: tuple[Workload, ...] = ()
@@ -124,7 +124,7 @@ def main(
 
 
 async def _ended_by_term(comparison: Coroutine[Any, Any, Report]) -> Report:
-    """End the servers too when TERM comes, as an interrupt does: the frozen ones would stay for ever."""
+    """On TERM end the servers too, as on an interrupt: frozen servers would otherwise stay forever."""
     task = asyncio.ensure_future(comparison)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
@@ -157,7 +157,7 @@ def _cores(text: str, option: str) -> tuple[int, ...]:
 
 
 def _chosen(names: tuple[str, ...], known: tuple[Named, ...]) -> tuple[Named, ...]:
-    """Return those of these names, in this order, or all. Of two with one name the later counts."""
+    """Return the items with the given names, in their order, or all. The later of two equal names counts."""
     by_name = {each.name: each for each in known}
     if unknown := [name for name in names if name not in by_name]:
         raise click.UsageError(f"there is no {unknown[0]!r}, but {', '.join(by_name)}")

@@ -1,9 +1,8 @@
-"""Measure servers in turns, and say how many times better the first of them is than each of the others.
+"""Measure servers in turns, and compute the first server's ratio to each other server.
 
-A round takes every workload to every server, one window after the other, so that what disturbs the machine meets all
-alike; ratios are of windows of one round. All servers are up the whole time, and all but the one that is measured are
-frozen. A window counts only if the memory could be read at its usual rate before and after it, and only if every
-answer had the tokens that were asked for.
+A round measures every workload on every server, one window after another, so that disturbances affect all servers;
+ratios are of windows of one round. All servers run throughout; all but the measured server are frozen. A window counts
+only if memory bandwidth was normal before and after it, and every answer had the requested number of tokens.
 """
 
 from __future__ import annotations
@@ -32,23 +31,24 @@ if TYPE_CHECKING:
 
     from infd.loadgen.figures import Report as Measured
 
-_LENGTH_TOLERANCE = 0.05  # of a prompt: words are whole, and some cost more tokens than others
+_LENGTH_TOLERANCE = 0.05  # of a prompt: a whole number of words, some of several tokens
 
 
 class Refused(Exception):
-    """A server that cannot be compared, and why."""
+    """A server cannot be compared; the message gives the reason."""
 
 
 class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One to be measured.
+    """A server to measure.
 
-    command      as a shell would split it; put in are the environment's variables and $port, $model, $threads (as many
-                 as cores), $python (which runs this) and $logs (a directory)
-    url          of a server that somebody else has started, instead of a command: neither pinned nor frozen
-    ready        a path that answers 200 once the server can be asked
-    model        the name that requests give, or $model; empty: the first that the server lists
-    body         what requests say beside the usual: how this server is made to answer to the length that was asked for
-    weights_gb   what a token reads of the weights: gives the share of the memory's rate that decoding reaches
+    command      split as by a shell; environment variables are substituted, and $port, $model, $threads (number of
+                 cores), $python (this interpreter) and $logs (a directory)
+    url          of a running server, instead of a command; neither pinned nor frozen
+    environment  variables for the command, with the same substitutions
+    ready        path that answers 200 once the server is ready
+    model        name in requests, or $model; empty: the first that the server lists
+    body         extra request fields, such as those that make this server generate the full length
+    weights_gb   weights read per token, to compute the fraction of memory bandwidth that decoding reaches
     """
 
     name: Annotated[str, Meta(min_length=1)]
@@ -57,20 +57,20 @@ class Server(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ready: str = "/v1/models"
     model: str = ""
     body: dict[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
-    environment: dict[str, str] = {}  # with the same put in
+    environment: dict[str, str] = {}
     weights_gb: Annotated[float, Meta(gt=0)] | None = None
-    start_s: Annotated[float, Meta(gt=0)] = 600.0  # vLLM takes minutes where others are at work
+    start_s: Annotated[float, Meta(gt=0)] = 600.0  # vLLM takes minutes on a busy machine
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """How it is measured.
+    """Parameters of a comparison.
 
-    endpoint   completions by default: a template would not add as many tokens for every server
+    endpoint   default: completions, because chat templates add different numbers of tokens
     cores      of every server
-    tolerance  how far the memory's rate may be from the first one measured before a window is thrown away
-    tries      windows of one kind in one round, until one is good
-    minutes    once they are over no further round begins; None: all of them
-    settle_s   how long each server is left alone before it is asked anything: some put their memory in order then
+    tolerance  largest relative deviation of memory bandwidth from the first measurement; beyond, a window is discarded
+    tries      most windows of a workload and server in a round, until one is good
+    minutes    no round begins after this time; None: run all rounds
+    settle_s   idle time of each server before its first request, in which some reorganize memory
     """
 
     model: str
@@ -88,11 +88,11 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Window(Struct, frozen=True, kw_only=True):
-    """One workload at one server.
+    """One measurement of a workload on a server.
 
-    gb_s        the memory's rate before and after
-    client_cpu  cores that the client took of the machine meanwhile
-    good        or else thrown away: it is kept here, and in no figure
+    gb_s        memory bandwidth before and after
+    client_cpu  cores used by the client
+    good        counts; a discarded window is listed but in no figure
     """
 
     round: int
@@ -106,7 +106,7 @@ class Window(Struct, frozen=True, kw_only=True):
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """What is known of a server before it is asked anything. resident_bytes is shared memory in part."""
+    """Properties of a server before the first window. Part of resident_bytes is shared memory."""
 
     server: Server
     ready_s: float
@@ -114,7 +114,7 @@ class Started(Struct, frozen=True, kw_only=True):
 
 
 class Ratio(Struct, frozen=True, kw_only=True):
-    """How many times better the first server is, by pairs of one round: above 1, whatever the figure, it is ahead."""
+    """The first server's advantage in a figure, from pairs of windows of a round; above 1: the first is better."""
 
     workload: str
     figure: str
@@ -126,7 +126,7 @@ class Ratio(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, kw_only=True):
-    """Everything that was measured; what was refused, by server."""
+    """All measurements, and by server the reasons for exclusion."""
 
     plan: Plan
     machine: str
@@ -141,7 +141,7 @@ class Report(Struct, kw_only=True):
         return statistics.median(values) if values else None
 
     def share_of_memory(self, server: Server, workload: str) -> float | None:
-        """Return how much of the memory's rate, as it was then, reading the weights for one stream's tokens took."""
+        """Return the fraction of memory bandwidth used to read weights for one stream's tokens."""
         shares = [
             window.figures["stream"] * server.weights_gb / statistics.mean(window.gb_s)
             for window in self._good(server.name, workload)
@@ -150,7 +150,7 @@ class Report(Struct, kw_only=True):
         return statistics.median(shares) if shares else None
 
     def sum_up(self) -> None:
-        """Make ratios of the windows that there are."""
+        """Compute ratios from the present windows."""
         first, *peers = (started.server.name for started in self.started)
         self.ratios = [
             ratio
@@ -188,7 +188,7 @@ class Report(Struct, kw_only=True):
 
 
 class Rival:
-    """A server that is up."""
+    """A running server."""
 
     def __init__(self, server: Server, process: ServerProcess | None) -> None:
         self.server = server
@@ -217,13 +217,14 @@ async def compare(
     tell: Callable[[str], None] = lambda text: None,
     keep: Callable[[Report], None] = lambda report: None,
 ) -> Report:
-    """Measure them all. The first is the one that the others are compared with.
+    """Measure all servers; the others are compared with the first.
 
-    gb_s  reads the memory and returns its rate
-    logs  a directory for what servers print
-    keep  is given the report after each round, in case there is no next one
+    gb_s  measures memory bandwidth
+    logs  directory for the servers' output
+    keep  receives the report after each round, so that an interrupted run is not lost
 
-    A server that fails is left out from there on, and the report says why. Raises Refused if that leaves no pair.
+    A server that fails is excluded from then on, with the reason in the report. Raises Refused if no pair
+    remains.
     """
     started = time.monotonic()
     report = Report(plan=plan, machine=machine, gb_s=statistics.median(gb_s() for _ in range(9)))
@@ -244,7 +245,7 @@ async def compare(
                 tell(f"{plan.minutes:g} minutes are over")
                 break
             for workload in plan.workloads:
-                # Whoever goes first in one round goes last in the next: a drift meets all alike.
+                # The order reverses every round, so that a drift affects all servers alike.
                 for rival in list(rivals.values())[:: 1 if number % 2 == 0 else -1]:
                     _check_that_a_pair_is_left(servers, rivals, report)
                     try:
@@ -292,7 +293,7 @@ def _process(plan: Plan, server: Server, logs: Path) -> ServerProcess | None:
 
 
 async def _meet(plan: Plan, server: Server, process: ServerProcess | None, report: Report) -> Rival:
-    """Ask it something, so that what is done once is done, then see what it holds."""
+    """Send a first request, which triggers one-time work, then measure resident memory."""
     rival = Rival(server, process)
     trial = Workload(name="trial", figures=(), requests=1, input_tokens=32, output_tokens=4)
     with rival.awake():
@@ -343,7 +344,7 @@ async def _measure(
 
 
 def _settings(rival: Rival, workload: Workload, plan: Plan, turn: str) -> Settings:
-    """Say what is offered: the same to all in one turn, and nothing that was in a prompt before."""
+    """Return the load settings: equal for all servers of a turn, with prompts not sent before."""
     return Settings(
         url=rival.url,
         model=Template(rival.server.model).substitute(model=plan.model),
@@ -363,7 +364,7 @@ def _settings(rival: Rival, workload: Workload, plan: Plan, turn: str) -> Settin
 
 
 def _check(workload: Workload, measured: Measured) -> None:
-    """Raise Refused unless every answer came, and all were as long as those of any other server."""
+    """Raise Refused unless every request succeeded, with the same lengths as on other servers."""
     if measured.requests.failed:
         kinds = ", ".join(f"{count} times {kind}" for kind, count in measured.requests.errors.items())
         raise Refused(f"{workload.name}: {measured.requests.failed} of {workload.requests} requests failed: {kinds}")
@@ -374,7 +375,7 @@ def _check(workload: Workload, measured: Measured) -> None:
             f"(counted by the {measured.tokens.counted}): its `body` must say how it is made to go on"
         )
     if measured.tokens.counted != "server":
-        return  # nor is it told how long prompts were; the client made them by what the server said of its probes
+        return  # usage lacks prompt lengths; the client derived them from the probes' usage
     read, asked = measured.tokens.input / workload.requests, workload.input_tokens
     if abs(read - asked) > max(_LENGTH_TOLERANCE * asked, 2):
         raise Refused(f"{workload.name}: it read prompts of {read:.0f} tokens where {asked} were meant")

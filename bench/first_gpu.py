@@ -1,19 +1,18 @@
-"""The first half hour on a GPU: probe, tests, then speed, in that order, and whatever fails is gone without.
+"""The first half hour on a GPU: probe, tests, then speed; later stages work around features whose probe failed.
 
-    make gpu-kit                                          on a machine with a package index: what the other may lack
-    python3 bench/first_gpu.py --out OUT                  on the GPU's: the whole plan, at most --minutes of it
-    python3 bench/first_gpu.py --out OUT --from steps-8b  the rest of it, as the last lines of a summary say
-    python bench/first_gpu.py --dry-run                   anywhere: each command is built, each entry point imported
-    python bench/first_gpu.py --read A.jsonl B.jsonl      the summary of earlier runs together
+    make gpu-kit                                          on a machine with a package index: collect missing packages
+    python3 bench/first_gpu.py --out OUT                  on the GPU machine: run the plan, for at most --minutes
+    python3 bench/first_gpu.py --out OUT --from steps-8b  resume the plan, as the summary's last lines say
+    python bench/first_gpu.py --dry-run                   anywhere: build each command, import each entry point
+    python bench/first_gpu.py --read A.jsonl B.jsonl      summarize earlier runs together
 
-Each part is a process of its own, with a time limit. What it finds is copied as it is found to OUT/first_gpu.jsonl, a
-line of JSON each, its output to OUT/log.txt, and the summary, OUT/first_gpu.txt, is written anew after every part: a
-run that is ended at any moment has lost nothing. gpu_expected.md says what each figure should be, and the summary puts
-what was measured beside it.
+Each stage is a process with a time limit. Its results are copied at once to OUT/first_gpu.jsonl as lines of JSON, its
+output to OUT/log.txt, and the summary, OUT/first_gpu.txt, is rewritten after every stage, so that a run can be ended at
+any moment. The summary lists each measured figure beside the expectation in gpu_expected.md.
 
-Where memory cannot be mapped to lasting addresses, all later parts take torch's memory; where nothing can be captured,
-their steps are launched. This program needs nothing but Python: the machine has torch, triton and transformers, and
-what it lacks is unpacked from the kit (see gpu_kit.py).
+If memory cannot be mapped to lasting addresses, later stages use torch's allocator; if graphs cannot be captured, they
+launch steps. This program uses only the standard library: the machine has torch, triton and transformers, and other
+packages come from the kit (see gpu_kit.py).
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
 EXPECTED = BENCH / "gpu_expected.md"
 POLL_S = 0.2
-GRACE_S = 8.0  # from the interrupt, in which a part writes its summary and ends its server, to the kill
-KEPT_S = 5.0  # of the time limit, for the summary
+GRACE_S = 8.0  # from interrupt to kill, for a stage to write its summary and end its server
+KEPT_S = 5.0  # reserved for the summary
 SHOWN = 40  # failed tests that the summary names
 
 PYTEST = ["-m", "pytest", "-q", "-rfE", "--tb", "short", "-W", "default", "-m", "gpu", "--timeout", "120"]
 PYTEST += ["-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "gpu_reports"]
 COMPILING = [f"--ignore=tests/kernels/triton/test_{name}.py" for name in ("compiling", "models", "warming")]
 
-# What a failure of the probe or of a test takes away from the parts behind it.
+# Features that later stages do without after a failed probe or test.
 NO_VMM = {"arena", "graph_over_release"}
 NO_GRAPHS = {
     "captures",
@@ -62,22 +61,22 @@ NO_GRAPHS = {
 }
 
 
-class Part(NamedTuple):
+class Stage(NamedTuple):
     """One process of the plan.
 
-    script      of bench/ without its suffix; "" for pytest
-    given       its arguments
-    limit_s     after which it is interrupted
-    least_s     with less time left it is not begun
-    workers     processes of pytest; 0: this one. Tests that look at the GPU's free memory must have it alone
-    steps       whether it computes whole steps, which can do without graphs
-    flashinfer  whether it computes with the kit's
-    prefix      a program that runs it
+    script      file name in bench/ without suffix; "" for pytest
+    arguments   of the script
+    limit_s     time limit, after which the process is interrupted
+    least_s     the stage is skipped if less time remains
+    workers     pytest processes; 0: no xdist. Tests that measure free GPU memory must run alone
+    steps       computes whole steps, which can run without graphs
+    flashinfer  computes with the kit's FlashInfer
+    prefix      wrapper program
     """
 
     name: str
     script: str
-    given: tuple[str, ...]
+    arguments: tuple[str, ...]
     limit_s: float
     least_s: float
     workers: int = 0
@@ -97,24 +96,26 @@ RUNNER = tuple(
 PARITY = tuple(f"tests/{room}/test_parity.py" for room in ("runner", "models", "adapters"))
 KERNELS = ("tests/kernels/triton", "tests/kernels/drawing", *COMPILING)
 ATTENTION = ("tests/kernels/triton/test_attention.py", "-k", "split or view or tiles")
-# Whose modules the kit has: no windows, no caps on scores, heads of 128.
+# Models whose FlashInfer modules the kit has: no windows, no score caps, heads of 128.
 CARRIED = "naive_loop_gives and None-None or reads_8_bit and None- or gives_what_the_reference_gives"
 TRITON = ("--only", "triton")
 PLAN = (
-    Part("probe", "gpu_probe", (), 150, 30),
-    Part("runner-tests", "", (*RUNNER, "--maxfail", "10"), 240, 40),
-    Part("kernel-tests", "", (*KERNELS, "--maxfail", "40"), 300, 60, workers=8),
-    Part("parity-tests", "", (*PARITY, "--maxfail", "40"), 240, 40, workers=8),
-    Part("steps-0.6b", "gpu", (*SMALL, *TRITON, "--parts", "steps", "kernels"), 360, 90, steps=True),
-    Part("steps-8b", "gpu", (*LARGE, "--parts", "steps", "--steps", "32"), 300, 90, steps=True),
-    Part("served-0.6b", "gpu", (*SMALL, "--parts", "served", "--served", "256"), 300, 90, steps=True),
-    Part("calls-0.6b", "gpu", (*SMALL, "--parts", "calls", "--batches", "1"), 90, 40, steps=True),
-    Part("sleep", "sleep", ("--device", "cuda", "--mib", "4096", "--rounds", "2"), 150, 60),
-    Part(
+    Stage("probe", "gpu_probe", (), 150, 30),
+    Stage("runner-tests", "", (*RUNNER, "--maxfail", "10"), 240, 40),
+    Stage("kernel-tests", "", (*KERNELS, "--maxfail", "40"), 300, 60, workers=8),
+    Stage("parity-tests", "", (*PARITY, "--maxfail", "40"), 240, 40, workers=8),
+    Stage("steps-0.6b", "gpu", (*SMALL, *TRITON, "--parts", "steps", "kernels"), 360, 90, steps=True),
+    Stage("steps-8b", "gpu", (*LARGE, "--parts", "steps", "--steps", "32"), 300, 90, steps=True),
+    Stage("served-0.6b", "gpu", (*SMALL, "--parts", "served", "--served", "256"), 300, 90, steps=True),
+    Stage("calls-0.6b", "gpu", (*SMALL, "--parts", "calls", "--batches", "1"), 90, 40, steps=True),
+    Stage("sleep", "sleep", ("--device", "cuda", "--mib", "4096", "--rounds", "2"), 150, 60),
+    Stage(
         "flashinfer-tests", "", ("tests/kernels/flashinfer", "-k", CARRIED, "--maxfail", "20"), 240, 40, flashinfer=True
     ),
-    Part("flashinfer-kernels", "gpu", (*SMALL, "--parts", "kernels", "--only", "flashinfer"), 200, 60, flashinfer=True),
-    Part(
+    Stage(
+        "flashinfer-kernels", "gpu", (*SMALL, "--parts", "kernels", "--only", "flashinfer"), 200, 60, flashinfer=True
+    ),
+    Stage(
         "flashinfer-steps",
         "gpu",
         (*LARGE, "--parts", "steps", "--steps", "32", "--flashinfer"),
@@ -123,19 +124,19 @@ PLAN = (
         steps=True,
         flashinfer=True,
     ),
-    Part("sanitizer", "", ATTENTION, 300, 90, prefix=("compute-sanitizer", "--tool", "memcheck")),
+    Stage("sanitizer", "", ATTENTION, 300, 90, prefix=("compute-sanitizer", "--tool", "memcheck")),
 )
 
 
 @dataclass
 class Without:
-    """What later parts must do without."""
+    """Features that later stages must do without."""
 
     vmm: bool = False
     graphs: bool = False
 
     def learn(self, line: Line) -> None:
-        """Look at what a part found."""
+        """Update from a stage's results."""
         name = line.get("test", "").rpartition("::")[2].partition("[")[0] or line.get("name", "")
         failed = line.get("ok") is False or line.get("outcome") == "failed"
         self.vmm |= failed and name in NO_VMM
@@ -147,13 +148,13 @@ class Without:
 
 
 class Site:
-    """Where the parts find what the machine lacks. The kit is unpacked when it is first asked for."""
+    """Packages for the stages that the machine lacks; the kit is unpacked on first use."""
 
     def __init__(self, kit: Path | None, scratch: Path) -> None:
         self._kit, self._scratch = kit, scratch
 
     def environment(self, without: Without, *, flashinfer: bool) -> dict[str, str]:
-        """Return the environment of a part."""
+        """Return a stage's environment variables."""
         folders = [self._without_vmm()] if without.vmm else []
         folders += [BENCH, ROOT]
         if self._kit is not None:
@@ -162,7 +163,7 @@ class Site:
             folders.append(self._unpacked("wheels", wheels))
         if flashinfer and (archive := self.flashinfer) is not None:
             folders.append(self._unpacked("flashinfer", [archive]))
-        made = {"FLASHINFER_DISABLE_JIT": "1"} if flashinfer else {}  # what the kit lacks cannot be compiled from it
+        made = {"FLASHINFER_DISABLE_JIT": "1"} if flashinfer else {}  # the kit has no sources to compile other modules
         return dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, folders)), PYTHONUNBUFFERED="1", **made)
 
     @property
@@ -176,35 +177,35 @@ class Site:
             folder.mkdir()
             for archive in archives:
                 if archive.suffix == ".whl":
-                    zipfile.ZipFile(archive).extractall(folder)  # noqa: S202 - pip fetched it, by its hash
+                    zipfile.ZipFile(archive).extractall(folder)  # noqa: S202 - fetched by pip
                 else:
                     with tarfile.open(archive) as opened:
                         opened.extractall(folder, filter="data")
         return folder
 
     def _without_vmm(self) -> Path:
-        """Return a folder that hides cuda-bindings, as if torch had come without: infd takes torch's memory then."""
+        """Return a folder that hides cuda-bindings, so that infd uses torch's allocator."""
         folder = self._scratch / "no-vmm" / "cuda" / "bindings"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "__init__.py").write_text("raise ImportError('bench/first_gpu.py was told to do without')\n")
         return self._scratch / "no-vmm"
 
 
-def command(part: Part, without: Without, lines: Path) -> list[str]:
-    """Return what a part runs; `lines` is where it writes what it finds."""
+def command(part: Stage, without: Without, lines: Path) -> list[str]:
+    """Return a stage's command; it writes results to the file `lines`."""
     return [*part.prefix, sys.executable, *arguments(part, without, lines)]
 
 
-def arguments(part: Part, without: Without, lines: Path) -> list[str]:
+def arguments(part: Stage, without: Without, lines: Path) -> list[str]:
     if part.tests:
         workers = ["-n", str(part.workers), "--dist", "loadfile"] if part.workers else []
-        return [*PYTEST, *part.given, *workers, "--report-lines", str(lines)]
+        return [*PYTEST, *part.arguments, *workers, "--report-lines", str(lines)]
     launched = ["--no-graphs"] if part.steps and without.graphs else []
-    return [str(BENCH / f"{part.script}.py"), *part.given, *launched, "--json", str(lines)]
+    return [str(BENCH / f"{part.script}.py"), *part.arguments, *launched, "--json", str(lines)]
 
 
-def cannot(part: Part, site: Site) -> str | None:
-    """Return why a part cannot be run here, or None."""
+def cannot(part: Stage, site: Site) -> str | None:
+    """Return the reason why a stage cannot run here, or None."""
     if part.flashinfer and site.flashinfer is None:
         return "the kit has no FlashInfer (make gpu-kit KIT_FLAGS=--flashinfer)"
     if part.prefix and shutil.which(part.prefix[0]) is None:
@@ -213,7 +214,7 @@ def cannot(part: Part, site: Site) -> str | None:
 
 
 class Tail:
-    """The whole lines that a file has gained."""
+    """Reads complete lines appended to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -232,9 +233,9 @@ class Tail:
 
 @dataclass
 class Run:
-    """A walk through the plan.
+    """One run of the plan.
 
-    lines  all that was found, in order; also written to `out`
+    lines  all results, in order; also written to `out`
     """
 
     out: Path
@@ -244,8 +245,8 @@ class Run:
     without: Without
     lines: list[Line] = field(default_factory=list)
 
-    def part(self, part: Part) -> None:
-        """Run a part, as far as the time allows."""
+    def part(self, part: Stage) -> None:
+        """Run a stage, within the remaining time."""
         left = self.until - time.monotonic() - KEPT_S
         if (reason := cannot(part, self.site)) is not None:
             self.write({"part": part.name, "state": "left out", "why": reason})
@@ -269,7 +270,7 @@ class Run:
     def _wait(
         self, given: Sequence[str], env: dict[str, str], log: TextIO, tail: Tail, name: str, until: float
     ) -> tuple[int, bool]:
-        """Copy what a process finds until it ends, or its time does; return its status, and whether it ended itself."""
+        """Copy a process's results until it ends or its limit passes; return (exit status, ended by itself)."""
         process = subprocess.Popen(given, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
         asked: float | None = None
         try:
@@ -301,7 +302,7 @@ class Run:
 
 
 class Expectation(NamedTuple):
-    """A row of gpu_expected.md: what a figure should be, on an H100 and on an H200."""
+    """A row of gpu_expected.md: the expected figure on an H100 and on an H200."""
 
     part: str
     name: str
@@ -311,7 +312,7 @@ class Expectation(NamedTuple):
     because: str
 
     def verdict(self, value: float, *, h200: bool) -> str:
-        """Say whether a value is as expected: within a range, at most, at least, or equal."""
+        """Return whether a value meets the expectation: a range, an upper or lower bound, or equality."""
         least, most = bounds(self.h200 if h200 else self.h100)
         return "below" if value < least else "above" if value > most else "ok"
 
@@ -326,14 +327,14 @@ def bounds(said: str) -> tuple[float, float]:
 
 
 def expectations(page: str) -> list[Expectation]:
-    """Return the rows of the page's tables whose first column names a part."""
+    """Return the rows of the page's tables whose first column names a stage."""
     names = {part.name for part in PLAN}
     rows = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in page.splitlines())
     return [Expectation(*row) for row in rows if row[0] in names]
 
 
 def measured(lines: Iterable[Line]) -> dict[tuple[str, str, str], float]:
-    """Return each number that was found, by part, name and field; tests are counted by outcome."""
+    """Return all figures by stage, name and field; tests are counted by outcome."""
     found: dict[tuple[str, str, str], float] = {}
     for line in lines:
         if "test" in line:
@@ -348,7 +349,7 @@ def measured(lines: Iterable[Line]) -> dict[tuple[str, str, str], float]:
 
 
 def summary(lines: Sequence[Line], without: Without) -> str:
-    """Return what was run, what failed, and each expected figure beside what was measured."""
+    """Return the stages run, failures, and each expected figure beside the measured one."""
     said = ["parts"]
     for line in lines:
         if "state" in line:
@@ -391,12 +392,12 @@ def _figures(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def unfinished(lines: Sequence[Line]) -> str | None:
-    """Return the first part that the time did not suffice for."""
+    """Return the first stage skipped for lack of time."""
     return next((line["part"] for line in lines if line.get("state") == "not begun" or line.get("again")), None)
 
 
-def dry_run(parts: Sequence[Part], site: Site, without: Without, scratch: Path) -> int:
-    """Build every command, import every entry point and collect every test; return how many of them failed."""
+def dry_run(parts: Sequence[Stage], site: Site, without: Without, scratch: Path) -> int:
+    """Build every command, import every entry point and collect every test; return the number of failures."""
     failed = 0
     for part in parts:
         path = scratch / f"{part.name}.jsonl"
@@ -410,15 +411,15 @@ def dry_run(parts: Sequence[Part], site: Site, without: Without, scratch: Path) 
     return failed
 
 
-def _collect(part: Part, env: dict[str, str]) -> str:
-    """Collect a part's tests; return what went wrong."""
-    given = [sys.executable, *PYTEST, *part.given, "--collect-only"]
+def _collect(part: Stage, env: dict[str, str]) -> str:
+    """Collect a stage's tests; return an error message, or None."""
+    given = [sys.executable, *PYTEST, *part.arguments, "--collect-only"]
     collected = subprocess.run(given, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     return "" if not collected.returncode else (collected.stdout + collected.stderr)[-3000:]
 
 
-def _import(part: Part, given: list[str], env: dict[str, str]) -> str:
-    """Import a script in this process and have it read its arguments; return what went wrong."""
+def _import(part: Stage, given: list[str], env: dict[str, str]) -> str:
+    """Import a script in this process and parse its arguments; return an error message, or None."""
     sys.path[:0] = [folder for folder in env["PYTHONPATH"].split(os.pathsep) if folder not in sys.path]
     try:
         importlib.import_module(part.script).parse(given)

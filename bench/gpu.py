@@ -1,27 +1,27 @@
-"""Kernels and whole steps on a GPU, each figure beside what the machine could do at best.
+"""Measure kernels and whole steps on a GPU, each beside the machine's lower bound.
 
-Weights are random, so nothing is fetched. First the machine: bytes a second of a copy, and the rate of a large matrix
-product. Then whole steps of the runner, as the scheduler would plan them, two in flight (gpu_steps.py): prompts and
-decoding, launched kernel by kernel, and replayed as graphs; replayed only, decoding of uneven lengths, by top-k and
-top-p, beside a prompt, with adapters, and over a cache of 8-bit floats. Then the same weights are served by
-`infd start` to a client on other cores, and by transformers' continuous batching (gpu_served.py): tokens a second while
-all are decoding, beside those of the bare engine. Last every kernel at a model's own sizes, compared with the reference
-and timed (gpu_kernels.py), replayed, which is what it takes in a graph, and launched. Attention, norms, gates and the
-entry into the cache are timed with each kernel that does not refuse.
+Weights are random; nothing is fetched. In order:
+machine  copy bandwidth, and the rate of a large matrix product
+steps    whole steps of the runner as the scheduler plans them, two in flight (gpu_steps.py): prompts and decoding,
+         launched and replayed as graphs; replayed only: uneven lengths, top-k and top-p, beside a prompt, with
+         adapters, and over an fp8 cache
+served   the same weights served by `infd start` to a client on other cores, and by transformers' continuous batching
+         (gpu_served.py): tokens per second while all sequences decode, beside the bare engine's
+kernels  every kernel at a model's sizes, compared with the reference and timed, replayed and launched (gpu_kernels.py);
+         attention, norms, gates and cache writes with each kernel that supports the model
 
-A floor is the time of moving the bytes that must be moved, or of the arithmetic that must be done, whichever is longer;
-`x` says how many times that long it took. Each figure is written as it is found, a line of JSON.
+The floor of a figure is the longer of the times for the least memory traffic and the least arithmetic; `x` is the
+measured time in floors. Each figure is written at once, as a line of JSON.
 
-What a step has the driver do is counted by torch's profiler, which slows what comes after it: `--parts calls` does that
-and nothing else.
+`--parts calls` counts a step's driver calls with torch's profiler; it runs alone, since the profiler slows later work.
 
-FlashInfer's modules are compiled when they are first called for, which takes minutes: `--only triton` leaves them out,
-`--flashinfer` has whole steps and the server compute with them.
+FlashInfer's modules are compiled on first use, for minutes: `--only triton` omits them, `--flashinfer` uses them for
+whole steps and the server.
 
     python bench/gpu.py --models qwen3-0.6b qwen3-8b llama-3.1-8b
     python bench/gpu.py --parts kernels --models llama-3.1-8b --only triton
     python bench/gpu.py --device cpu --models tiny --batches 1 4 --context 64 --prompt 64 --steps 8 --served 16
-                                                      # tries the program, says nothing
+                                                      # tests this program; its figures mean nothing
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PARTS = ["steps", "served", "kernels", "calls"]
 
 
 def fill(bench: Bench, ops: Ops, config: dict[str, Any], *, length: int) -> tuple[Model, Arena]:
-    """Return a model of random weights, and where they lie."""
+    """Return a model of random weights, and their arena."""
     dtype, device = torch.bfloat16, bench.device
     model = registry.build(config, ops, dtype=dtype, device=device, max_len=length)
     size = sum(torch.Size(p.shape).numel() * p.dtype.itemsize + ALIGNMENT for p in model.parameters)
@@ -75,7 +75,7 @@ def fill(bench: Bench, ops: Ops, config: dict[str, Any], *, length: int) -> tupl
 
 
 def narrowed(bench: Bench, model: Model, config: dict[str, Any], *, length: int, flashinfer: bool) -> tuple[Model, Ops]:
-    """Return a model of the same weights over a cache of 8-bit floats. Raises DeviceMissing."""
+    """Return a model of the same weights with an fp8 cache. Raises DeviceMissing."""
     dtype, device = torch.bfloat16, bench.device
     ops = select(device, dtype, chosen_from({**CANDIDATES, **CACHED["fp8"]}, flashinfer=flashinfer))
     other = registry.build(config, ops, dtype=dtype, device=device, max_len=length)
@@ -91,13 +91,13 @@ def chosen_from(candidates: Any, *, flashinfer: bool) -> Any:
 def put_together(
     bench: Bench, ops: Ops, model: Model, weights: Arena, *, rows: int, length: int, graphs: bool
 ) -> Runner:
-    """Return a runner. With graphs, every size is captured, and what that took is reported."""
+    """Return a runner. With graphs, capture every size and report the time."""
     settings = Config(
         device=DeviceConfig(kind=bench.device.type, graphs=graphs),
         scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=max(64, min(length, 8192))),
         cache=CacheConfig(page_tokens=PAGE),
     )
-    gc.collect()  # an earlier runner's rows
+    gc.collect()  # frees an earlier runner's rows
     runner = assemble(
         settings, ModelSetup(model, ops, torch.bfloat16, bench.device, length), bench.bank, weights, Pulse()
     ).runner
@@ -115,7 +115,7 @@ def put_together(
 def serve(
     bench: Bench, checkpoint: Path, bare: dict[int, float], traffic: Traffic, config: dict[str, Any], arguments: Any
 ) -> None:
-    """Time the same sequences served, and by transformers; each beside the bare engine's rate."""
+    """Time the same sequences served by infd and by transformers, each beside the bare engine's rate."""
     asked, size, batches = asked_of(arguments), config["vocab_size"], arguments.batches
     context = asked.prompt + asked.tokens / 2
 
@@ -165,7 +165,7 @@ def main() -> None:
     arguments = parse()
     arguments.cores = Cores.here()
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, arguments.cores.server)  # the bare engine has what the server will have
+    os.sched_setaffinity(0, arguments.cores.server)  # the same cores for the bare engine as for the server
     try:
         measure(arguments)
     finally:
@@ -202,7 +202,7 @@ def measure(arguments: argparse.Namespace) -> None:
 def engine(
     bench: Bench, ops: Ops, config: dict[str, Any], arguments: argparse.Namespace, directory: Path
 ) -> tuple[dict[int, float], Traffic]:
-    """Time steps; write what is to be served. All memory is free again behind it."""
+    """Time steps, and write the checkpoint to serve. Frees all GPU memory."""
     longest = (
         max(arguments.context, arguments.prompt, arguments.long * arguments.context, sum(asked_of(arguments)))
         + 2 * PAGE
@@ -244,7 +244,7 @@ def over_8_bits(
     rows: int,
     length: int,
 ) -> None:
-    """Time decoding over a cache of 8-bit floats, where there are kernels for one."""
+    """Time decoding with an fp8 cache, where kernels support one."""
     try:
         narrow, ops = narrowed(bench, model, config, length=length, flashinfer=arguments.flashinfer)
     except DeviceMissing as error:

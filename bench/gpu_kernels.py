@@ -1,4 +1,4 @@
-"""The kernels' part of bench/gpu.py: each family at one layer's sizes, compared with the reference and timed."""
+"""`kernels` of bench/gpu.py: compare each family with the reference at one layer's sizes, and time it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from infd.kernels.families.draw import Draw
     from infd.kernels.ops import Ops
 
-IMPOSSIBLE = -1e30  # so little stands for no chance where results are compared
+IMPOSSIBLE = -1e30  # replaces -inf in comparisons
 
 
 def kernels(
     bench: Bench, ops: Ops, config: dict[str, Any], batches: list[int], context: int, only: Sequence[str]
 ) -> None:
-    """Compare each family with the reference, at the sizes of one layer, and time it.
+    """Compare each family with the reference at one layer's sizes, and time it.
 
-    only  the names of kernels that are looked at; of none, all
+    only  names of kernels to measure; empty: all
     """
     shape, device = Shape.of(config), bench.device
 
@@ -49,7 +49,7 @@ def kernels(
             for kernel, each in alternatives(family, ops, device, only):
                 work = partial(getattr(each, name), *_fresh(given))
                 off = _off(work(), expected)
-                taken = bench.timed(work)  # what it uses up it is given again, whatever that holds
+                taken = bench.timed(work)  # inputs modified in place are reused as they are
                 bench.figures.kernel(f"{kernel} {name} of {tokens} tokens", taken, bench.machine.floor(moved), off=off)
         entries(bench, ops, shape, tokens, only)
     for batch in batches:
@@ -63,7 +63,7 @@ def kernels(
 
 
 def alternatives(family: str, ops: Ops, device: torch.device, only: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Return what was chosen of a family, and what else could have been."""
+    """Return a family's chosen kernel, and the others available."""
     ops.ask(family)
     chosen = next(row.chosen for row in ops.selection if row.family == family)
     facts = Facts(device=device, dtype=torch.bfloat16)
@@ -77,7 +77,7 @@ def alternatives(family: str, ops: Ops, device: torch.device, only: Sequence[str
 
 
 def attentions(ops: Ops, device: torch.device, only: Sequence[str]) -> Iterator[tuple[str, Attention]]:
-    """Return what was chosen, and what else could have been; FlashInfer's in each way that it has."""
+    """Return the chosen attention kernel and the others available, FlashInfer's in each variant."""
     for name, each in alternatives("attention", ops, device, only):
         if name != "flashinfer":
             yield name, each
@@ -89,7 +89,7 @@ def attentions(ops: Ops, device: torch.device, only: Sequence[str]) -> Iterator[
 
 
 def entries(bench: Bench, ops: Ops, shape: Shape, tokens: int, only: Sequence[str]) -> None:
-    """Time what a layer does before it attends: q and k are rotated, k and v put into the cache."""
+    """Time the work before attention: q and k are rotated, k and v written to the cache."""
     device = bench.device
     heads = torch.randn(tokens, shape.heads + 2 * shape.kv_heads, shape.head, device=device).bfloat16()
     q, k, v = heads.split_with_sizes((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
@@ -157,7 +157,7 @@ def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans:
 
 
 def shaping(bench: Bench, ops: Ops, shape: Shape, rows: int, context: int) -> None:
-    """Time what changes logits before one is chosen: penalties over all that is known, and the mask of a grammar."""
+    """Time penalties over all known tokens, and a grammar's mask."""
     device = bench.device
     logits = 4 * torch.randn(rows, shape.vocab, device=device)
     ids, numbers = torch.arange(rows, device=device), torch.full((rows,), 1.1, device=device)
@@ -211,7 +211,7 @@ def _fresh(given: tuple[Any, ...]) -> list[Any]:
 
 
 def _off(given: Any, expected: Any) -> float:
-    """Return how far results, one or several, are from the reference's at most."""
+    """Return the largest absolute difference between results, one or several, and the reference's."""
     if isinstance(given, torch.Tensor):
         given, expected = [given], [expected]
     return max(float((one.float() - other.float()).abs().max()) for one, other in zip(given, expected, strict=True))

@@ -1,15 +1,15 @@
-"""Fill a folder with what a machine with a GPU but no package index lacks, to be carried there with the tree.
+"""Collect the packages that a GPU machine without a package index lacks, to copy there with the tree.
 
     make gpu-kit                              wheels for CPython 3.12, x86-64: gpu_kit.txt
-    make gpu-kit KIT_FLAGS=--flashinfer       FlashInfer, too: its Python, and its modules, compiled here without a GPU
+    make gpu-kit KIT_FLAGS=--flashinfer       also FlashInfer: its Python code and modules compiled here, without a GPU
 
-FlashInfer is half a gigabyte of sources, and a module takes minutes to compile. So the modules that MODELS ask for are
-compiled here (`infd warm`, with nvcc of CUDA 13), and the kit has them where FlashInfer looks for modules that came
-with it, beside its Python and the few templates that naming a module reads. A module depends on libcudart.so.13, on the
-C++ runtime and on apache-tvm-ffi of the same version; neither on Python nor on torch.
+FlashInfer has half a gigabyte of sources, and a module takes minutes to compile. The modules for MODELS are therefore
+compiled here (`infd warm`, nvcc of CUDA 13) and packed where FlashInfer searches for precompiled modules, with its
+Python code and the few templates read to name a module. A module depends on libcudart.so.13, the C++ runtime and
+apache-tvm-ffi of the same version; neither on Python nor on torch.
 
-Compiling asks for headers and a library that a toolkit without a GPU's libraries lacks: curand's come from its wheel,
-cuBLAS's are included by FlashInfer and not used, so empty ones do, and the driver's library is only linked by name.
+Compiling needs headers and a library that the bare toolkit lacks: curand's come from its wheel; cuBLAS's are included
+but unused, so empty files suffice; the driver's library is only linked by name.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
-MOST_BYTES = 45 * 2**20  # beside the tree
+MOST_BYTES = 45 * 2**20  # of the kit, without the tree
 TOOLKIT = Path("/usr/local/cuda/bin/nvcc")
 TARGET, CAPABILITY = "sm_90a", (9, 0)
 PYTHON = "3.12"
 PLATFORMS = [f"manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "_2_17", "2014")]
 CURAND = "nvidia-curand==10.4.0.35"
 UNUSED = ("cublasLt.h", "cublas_v2.h")
-HEADS = (16, 32)  # of queries, beside 8 of keys: Qwen3-0.6B; Qwen3-8B and Llama 3.1 8B
+HEADS = (16, 32)  # query heads, with 8 key heads: Qwen3-0.6B; Qwen3-8B and Llama 3.1 8B
 HEAD, PAGE = 128, 16
 CACHES = ("auto", "fp8")
 
 
 def download(names: Sequence[str], folder: Path, flags: Sequence[str], *, here: bool = False) -> None:
-    """Fetch wheels without what they depend on. here: for this machine; else for the GPU's."""
+    """Fetch wheels without dependencies. `here`: for this machine; else for the GPU machine."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     if not here:
         command += ["--python-version", PYTHON, "--implementation", "cp"]
@@ -54,10 +54,10 @@ def download(names: Sequence[str], folder: Path, flags: Sequence[str], *, here: 
 
 
 def toolkit(folder: Path, flags: Sequence[str]) -> dict[str, str]:
-    """Put what nvcc lacks here into `folder`; return the variables that have FlashInfer look there."""
+    """Put headers and libraries that nvcc lacks into `folder`; return the variables that point FlashInfer there."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in UNUSED:
-        if not (folder / name).exists():  # a module is compiled anew where a header is newer
+        if not (folder / name).exists():  # a newer header would recompile modules
             (folder / name).touch()
     library = ["cc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so"]
     subprocess.run(library, cwd=folder, check=True)
@@ -69,14 +69,14 @@ def toolkit(folder: Path, flags: Sequence[str]) -> dict[str, str]:
                 for name in opened.namelist():
                     if name.endswith(".h"):
                         (folder / Path(name).name).write_bytes(opened.read(name))
-    # FlashInfer takes the folder above whichever nvcc comes first in $PATH, which may be a script elsewhere.
+    # FlashInfer uses the parent folder of the first nvcc in $PATH, which may be a script elsewhere.
     cuda = os.environ.get("CUDA_HOME", str(TOOLKIT.parents[1]))
     found = {"FLASHINFER_EXTRA_CUDAFLAGS": f"-I{folder}", "FLASHINFER_EXTRA_LDFLAGS": f"-L{folder}"}
     return {"CUDA_HOME": cuda, **found}
 
 
 def checkpoint(directory: Path, heads: int) -> None:
-    """Write a small checkpoint whose heads are a large model's: modules depend on nothing else of it."""
+    """Write a small checkpoint with a large model's heads; modules depend on the heads only."""
     import torch
     from gpu_machine import MODELS
     from gpu_served import write
@@ -91,9 +91,9 @@ def checkpoint(directory: Path, heads: int) -> None:
 
 
 def compile_modules(folder: Path, flags: Sequence[str]) -> Iterator[Path]:
-    """Compile what the models ask for, unless `folder` has it from an earlier time; yield each module."""
+    """Compile the models' modules, unless present in `folder`; yield each module."""
     env = dict(os.environ, **toolkit(folder / "stubs", flags))
-    env["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), env["PATH"]))  # ninja
+    env["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), env["PATH"]))  # for ninja
     kept = folder / "cache"
     for heads in HEADS:
         model = folder / f"h{heads}"
@@ -112,7 +112,7 @@ def compile_modules(folder: Path, flags: Sequence[str]) -> Iterator[Path]:
 
 
 def beside(kept: Path) -> None:
-    """Compile what only tests and bench/gpu.py call for: decoding that is planned, prompts by FA2, another gate."""
+    """Compile modules that only tests and bench/gpu.py use: planned decoding, FA2 prefill, another gate."""
     import torch
 
     from infd.kernels.flashinfer import modules
@@ -130,7 +130,7 @@ def beside(kept: Path) -> None:
 
 
 def pack_flashinfer(kit: Path, built: Path, flags: Sequence[str]) -> None:
-    """Write flashinfer.tar.xz: two packages and the modules, as they lie in a directory of $PYTHONPATH."""
+    """Write flashinfer.tar.xz: two packages and the modules, laid out for a directory of $PYTHONPATH."""
     wanted = (BENCH / "gpu_kit_flashinfer.txt").read_text()
     pins = dict(line.split("==") for line in wanted.splitlines() if "==" in line)
     for name, version in pins.items():
@@ -156,7 +156,7 @@ def pack_flashinfer(kit: Path, built: Path, flags: Sequence[str]) -> None:
 
 
 def _pruned(package: Path) -> Iterator[Path]:
-    """Yield FlashInfer's Python, and of its sources those that naming a module may read."""
+    """Yield FlashInfer's Python files, and the sources read to name a module."""
     data = package / "data"
     for path in sorted(package.rglob("*")):
         inside = path.is_relative_to(data)

@@ -1,4 +1,4 @@
-"""What bench/gpu.py times with: a device, what it can do at best, and what models ask of it at least."""
+"""Timing for bench/gpu.py: the device, its peak rates, and models' least memory traffic and arithmetic."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Machine(NamedTuple):
-    """What a device can do: bytes a second, read and written; operations a second of a matrix product."""
+    """A device's rates: bytes per second, read plus written; operations per second of a matrix product."""
 
     bytes_s: float
     flops: float
@@ -87,7 +87,7 @@ class Machine(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """Seconds of one call, launched by the host, and replayed as part of a graph; None where it is not captured."""
+    """Seconds of one call, launched by the host and replayed in a graph; None if not captured."""
 
     launched: float
     replayed: float | None
@@ -98,14 +98,14 @@ class Timed(NamedTuple):
 
 
 class Again:
-    """Implements `runner.graphs.Graphs` where there is no GPU: what is replayed is launched once more."""
+    """Implements `runner.graphs.Graphs` without a GPU: replay launches the work again."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return work
 
 
 class Bench:
-    """One device, and how to time on it."""
+    """One device, with functions to time work on it."""
 
     def __init__(self, device: torch.device, rounds: int, figures: Figures) -> None:
         self.device = device
@@ -120,7 +120,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, work: Callable[[], object], *, times: int = 20) -> float:
-        """Return the median of some rounds, each the mean of `times` calls. The first call is not counted."""
+        """Return the median of several rounds, each the mean of `times` calls, after one warm-up call."""
         work()
         rounds = []
         for _ in range(self._rounds):
@@ -133,7 +133,7 @@ class Bench:
         return statistics.median(rounds)
 
     def timed(self, work: Callable[[], object], *, times: int = 20) -> Timed:
-        """Time a kernel launched, which of a short one is the host's time, and replayed, which is the device's."""
+        """Time a kernel launched (for short kernels the host's time) and replayed (the device's time)."""
 
         def many() -> None:
             for _ in range(times):
@@ -142,7 +142,7 @@ class Bench:
         launched = self.seconds(work, times=times)
         try:
             replay = self._graphs.capture(many)
-        except Exception as error:  # a library's own, whatever it raises: the other figures stand
+        except Exception as error:  # any error of a library loses this figure only
             print(f"not captured: {error!r}")
             return Timed(launched, None)
         return Timed(launched, self.seconds(replay, times=1) / times)
@@ -159,7 +159,7 @@ class Bench:
 
 
 class Figures:
-    """Prints each figure, and writes it down at once, a line of JSON: a run that is cut short keeps what it found."""
+    """Prints each figure and writes it at once as a line of JSON, so that an interrupted run keeps its results."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -178,13 +178,13 @@ class Figures:
         self.write({"model": self.model, "name": name, **found, "note": note})
 
     def note(self, name: str, **found: float) -> None:
-        """Write what has no floor."""
+        """Write a figure without a floor."""
         self.write({"model": self.model, "name": name, **found})
 
     def kernel(self, name: str, timed: Timed, floor: float, **exact: float) -> None:
-        """Report the time of a kernel alone, beside what launching it takes.
+        """Report a kernel's time, replayed and launched.
 
-        exact  `off`: how far results are from the reference's at most; `others`: how many tokens are not its own
+        exact  `off`: largest difference from the reference; `others`: number of tokens that differ from it
         """
         launched = timed.launched * 1e6
         said = "   ".join([f"launched {launched:,.1f} us", *(f"{key} {value:.3g}" for key, value in exact.items())])
@@ -192,7 +192,7 @@ class Figures:
 
 
 class Shape(NamedTuple):
-    """Sizes of a model that its kernels see."""
+    """Dimensions of a model relevant to kernels."""
 
     hidden: int
     inner: int
@@ -210,10 +210,10 @@ class Shape(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What steps must move at least, in bytes, and multiply.
+    """Least memory traffic of steps, in bytes, and least arithmetic.
 
-    read   weights, by every step; ends: of these the head
-    token  of the cache, by every token for each one before it
+    read   weights read by every step; ends: the head's part of them
+    token  cache bytes read by a token for each earlier token
     """
 
     machine: Machine
@@ -224,7 +224,7 @@ class Traffic(NamedTuple):
     @classmethod
     def of(cls, machine: Machine, model: Model, config: dict[str, Any]) -> Traffic:
         parameters = [parameter.tensor.nbytes for parameter in model.parameters]
-        ends = parameters[0]  # the embedding, looked up; the head is as large, unless it is the embedding
+        ends = parameters[0]  # the embedding, of which a step reads few rows; an untied head has the same size
         layers = sum(len(group.layers) for group in model.cache_layout(PAGE).groups)
         token = layers * sum(each.bytes for each in model.page_tensors(PAGE)) / PAGE
         return cls(machine, sum(parameters) - (0 if config["tie_word_embeddings"] else ends), ends, token)
@@ -233,10 +233,10 @@ class Traffic(NamedTuple):
         return self.machine.floor(self.read, (self.read - self.ends) * length)
 
     def decoding(self, batch: int, context: float, more: float = 0.0) -> float:
-        """more: bytes that are read besides"""
+        """`more`: further bytes read."""
         return self.machine.floor(self.read + batch * context * self.token + more, self.read * batch)
 
     def mixed(self, batch: int, context: float, tokens: int) -> float:
-        """Return the same with `tokens` of a prompt beside them."""
+        """Return the floor of the same step with `tokens` of a prompt."""
         operations = self.read * batch + (self.read - self.ends) * tokens
         return self.machine.floor(self.read + (batch * context + tokens) * self.token, operations)

@@ -1,12 +1,11 @@
-"""What only a GPU can show, one case at a time, in two minutes: part one of bench/first_gpu.py.
+"""Check infd's assumptions about CUDA, torch and the driver on a GPU, in two minutes: stage one of bench/first_gpu.py.
 
-Each case is one assumption of infd's about CUDA, torch or the driver, tried with infd's own code. A case that fails
-does not end the others: where it leaves CUDA unusable, or hangs for CASE_S, the rest run in a new process. Each result
-is printed and written as it is found, a line of JSON.
+Each case tests one assumption with infd's own code. A failed case does not end the others: if it leaves CUDA unusable,
+or hangs for CASE_S, the rest run in a new process. Each result is printed and written at once, as a line of JSON.
 
     python bench/gpu_probe.py --json probe.jsonl
     python bench/gpu_probe.py --cases arena graph_over_release
-    python bench/gpu_probe.py --device cpu             # tries the program; the cases that need CUDA say so
+    python bench/gpu_probe.py --device cpu             # tests this program; cases that need CUDA are skipped
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ GIB = 2**30
 
 
 class NeedsCudaError(Exception):
-    """The case is about CUDA itself."""
+    """The case needs CUDA."""
 
 
 class Probe:
-    """One device, and how large the cases are on it."""
+    """One device, and the scale of the cases on it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -80,7 +79,7 @@ class Probe:
 
 
 def versions(probe: Probe) -> Found:
-    """Which software is here. pyproject.toml says what infd asks for."""
+    """Report software versions; pyproject.toml has infd's requirements."""
     names = ("torch", "triton", "transformers", "numpy", "tokenizers", "aiohttp", "msgspec", "uvloop", "cuda-bindings")
     found: Found = {"python": sys.version.split()[0], "threads": torch.get_num_threads()}
     for name in names:
@@ -96,7 +95,7 @@ def versions(probe: Probe) -> Found:
 
 
 def kernels_chosen(probe: Probe) -> Found:
-    """Whether Triton's kernels are chosen; a wrong answer here silently computes with the reference."""
+    """Check that Triton's kernels are chosen; otherwise the reference would compute silently."""
     ops = select(probe.device, torch.bfloat16)
     ops.ask(*CANDIDATES)
     reasons = {"triton": triton_presence.why_not(probe.device), "flashinfer": flashinfer_presence.cannot_compile()}
@@ -106,7 +105,7 @@ def kernels_chosen(probe: Probe) -> Found:
 
 
 def arena(probe: Probe) -> Found:
-    """Whether a tensor can lie in mapped memory, and how long mapping it again takes."""
+    """Check that torch accepts a tensor in mapped memory, and time mapping it again."""
     bank = bank_of(probe.device)
     if bank.sleepless:
         raise RuntimeError(bank.sleepless)
@@ -129,7 +128,7 @@ def arena(probe: Probe) -> Found:
 
 
 def graph_over_release(probe: Probe) -> Found:
-    """Whether a graph's addresses stay right when the memory behind them is unmapped and mapped again."""
+    """Check that a graph stays valid when memory at its addresses is unmapped and mapped again."""
     bank, graphs = bank_of(probe.device), probe.graphs()
     held = bank.arena(2**28 // probe.scale, "the probe")
     side = 1024 if probe.cuda else 64
@@ -153,7 +152,7 @@ def graph_over_release(probe: Probe) -> Found:
 
 
 def park(probe: Probe) -> Found:
-    """How fast weights move to the host and back, which is what a light sleep and its wake take."""
+    """Time copies of weights to the host and back, as in a level 1 sleep and wake."""
     bank = bank_of(probe.device)
     if not bank.apart:
         probe.only_cuda()
@@ -172,7 +171,7 @@ def park(probe: Probe) -> Found:
 
 
 def broken_capture(probe: Probe) -> Found:
-    """Whether a capture that CUDA refuses leaves later captures, pinned memory and random numbers whole."""
+    """Check that later captures, pinned memory and random numbers work after a refused capture."""
     probe.only_cuda()
     graphs, x = probe.graphs(), torch.ones(1000, device=probe.device)
     issued: list[int] = []
@@ -201,7 +200,7 @@ def broken_capture(probe: Probe) -> Found:
 
 
 def wake_up(probe: Probe) -> Found:
-    """How long after an event a waiting thread runs again: sleeping in the kernel, and spinning."""
+    """Time a thread's wake-up after an event: sleeping in the kernel, and polling."""
     probe.only_cuda()
     x = torch.ones(2**26, device=probe.device)
     found: Found = {}
@@ -227,7 +226,7 @@ def wake_up(probe: Probe) -> Found:
 
 
 def capture_beside_a_waiter(probe: Probe) -> Found:
-    """Whether one thread may wait for an event while another captures."""
+    """Check that a thread may wait for an event while another captures."""
     probe.only_cuda()
     graphs, x = probe.graphs(), torch.ones(2**26, device=probe.device)
     event = torch.cuda.Event(blocking=True)
@@ -243,7 +242,7 @@ def capture_beside_a_waiter(probe: Probe) -> Found:
 
 
 def captures(probe: Probe) -> Found:
-    """What a capture of 200 products costs, which a server does once for each size of step."""
+    """Time a capture of 200 matrix products; a server captures once for each size of step."""
     graphs = probe.graphs()
     kept: list[Callable[[], None]] = []
     side = 4096 if probe.cuda else 64
@@ -261,14 +260,14 @@ def captures(probe: Probe) -> Found:
 
 
 def graphs_dropped_in_flight(probe: Probe) -> Found:
-    """Whether a graph may be dropped, and another captured in the memory of its pool, while its replays still run."""
+    """Check that a graph may be dropped, and another captured in its pool, while its replays run."""
     graphs, rounds, replays, additions = probe.graphs(), 50, 10, 8
     x = torch.ones(2**24 // probe.scale, device=probe.device)
     out, total = torch.zeros(1, device=probe.device), torch.zeros(1, device=probe.device)
 
     def work() -> None:
         y = x
-        for _ in range(additions):  # each sum is new memory of the pool
+        for _ in range(additions):  # each sum allocates from the pool
             y = y + 1.0
         out.add_(y[-1])
 
@@ -286,7 +285,7 @@ def graphs_dropped_in_flight(probe: Probe) -> Found:
 
 
 def launches(probe: Probe) -> Found:
-    """What the host spends on one call: of torch, of a Triton kernel, and to replay a graph of 200 kernels."""
+    """Time the host in a torch call, a Triton launch, and the replay of a graph of 200 kernels."""
     x = torch.ones(256, 1024, device=probe.device).bfloat16()
     norm, weight = select(probe.device, torch.bfloat16).norm, torch.ones(1024, device=probe.device).bfloat16()
 
@@ -297,7 +296,7 @@ def launches(probe: Probe) -> Found:
     replay = probe.graphs().capture(many)
 
     def issued_us(work: Callable[[], object], times: int = 100) -> float:
-        """times: few enough that the driver's queue has room for all"""
+        """`times`: few enough for the driver's queue."""
         work()
         rounds = []
         for _ in range(9):
@@ -317,7 +316,7 @@ def launches(probe: Probe) -> Found:
 
 
 def rows_of_products(probe: Probe) -> Found:
-    """Which numbers of rows give a row of a product the same bits: an answer must not depend on who else is served."""
+    """Find the batch sizes at which a row of a matrix product has the same bits."""
     inner, outer = (4096, 6144) if probe.cuda else (64, 96)
     x = torch.randn(256, inner, device=probe.device).bfloat16()
     weight = torch.randn(outer, inner, device=probe.device).bfloat16()
@@ -333,7 +332,7 @@ def rows_of_products(probe: Probe) -> Found:
 
 
 def draws(probe: Probe) -> Found:
-    """How many tokens of 4096 rows are drawn otherwise than by the reference; NaN must give a token that exists."""
+    """Count sampled tokens of 4096 rows that differ from the reference; check that NaN yields a valid token."""
     rows, vocab = (4096, 32000) if probe.cuda else (16, 500)
     draw = select(probe.device, torch.bfloat16).draw
     logits = 3 * torch.randn(rows, vocab, device=probe.device)
@@ -363,7 +362,7 @@ def draws(probe: Probe) -> Found:
 
 
 def _again(work: Callable[[], object]) -> None:
-    """Do what is captured, and return nothing: a tensor that is kept would keep memory of the graphs' pool."""
+    """Run the captured work and return nothing: a tensor kept would hold memory of the graphs' pool."""
     work()
 
 
@@ -385,7 +384,7 @@ CASES = (
 
 
 def attempt(names: Sequence[str], device: str) -> None:
-    """Run cases in this process, and print a line as each begins and ends. Return early where CUDA is unusable."""
+    """Run cases in this process, printing a line as each begins and ends. Return early once CUDA is unusable."""
     probe = Probe(choose_device(device))
     cases = {case.__name__: case for case in CASES}
     for name in names:
@@ -412,7 +411,7 @@ def attempt(names: Sequence[str], device: str) -> None:
 
 
 def results(names: Sequence[str], device: str) -> Iterator[Found]:
-    """Yield what each case found, in as many processes as that takes."""
+    """Yield the result of each case, starting new processes where needed."""
     left = list(names)
     while left:
         command = [sys.executable, __file__, "--attempt", "--device", device, "--cases", *left]
@@ -426,7 +425,7 @@ def results(names: Sequence[str], device: str) -> Iterator[Found]:
                     left.remove(said["name"])
                     yield said
         if process.returncode:
-            # One that ends before its first case would do so again; behind a result it has only ended badly.
+            # A process that died before its first case would die again; after a result only its exit failed.
             for name in [begun] if begun else left[:] if first in left else []:
                 left.remove(name)
                 yield {"name": name, "ok": False, "error": f"its process ended with {process.returncode}", "s": 0.0}
@@ -460,7 +459,7 @@ def main() -> int:
 
 
 def report(found: Iterator[Found], file: TextIO) -> int:
-    """Print and write results; return how many failed."""
+    """Print and write results; return the number of failures."""
     failed = 0
     for result in found:
         print(describe(result), flush=True)

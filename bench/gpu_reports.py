@@ -1,4 +1,4 @@
-"""A pytest plugin: each test's outcome as a line of JSON, as soon as it is known. A run that is cut off keeps them.
+"""A pytest plugin that writes each test's outcome at once as a line of JSON, so that an interrupted run keeps them.
 
 pytest -p gpu_reports --report-lines FILE
 """
@@ -43,5 +43,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("report_lines")
-    if path is not None and not hasattr(config, "workerinput"):  # xdist's workers report to the process that began them
+    if path is not None and not hasattr(config, "workerinput"):  # xdist's workers report to their parent process
         config.pluginmanager.register(Reports(path.open("w")), "lines")

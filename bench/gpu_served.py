@@ -1,7 +1,7 @@
-"""The half of bench/gpu.py that serves: `infd start` over HTTP, and transformers' own continuous batching.
+"""`served` of bench/gpu.py: `infd start` over HTTP, and transformers' continuous batching.
 
-Both read a checkpoint of the same random weights that the bare engine computes with. Rates are of the time in which
-every sequence is being answered, so prompts are not in them.
+Both read a checkpoint with the bare engine's random weights. Rates cover the time in which all sequences decode, so
+they exclude prompts.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 4 * 2**30
 START_S = 300.0
-CAPTURE_S = 120.0  # in which an idle server must have captured the sizes of its steps
-FEW = 16  # tokens of answers that only set up what the first ones of their batch have set up
-BLOCK = 256  # tokens of transformers' pages, which is what it chooses itself
+CAPTURE_S = 120.0  # longest time for an idle server to capture all sizes of steps
+FEW = 16  # tokens per answer of warm-up runs
+BLOCK = 256  # tokens of transformers' pages, its default
 SPECIAL = 3  # tokens at the end of the vocabulary
 
 
 class Asked(NamedTuple):
-    """What each of a batch's sequences does: a prompt of random tokens, then so many of its own."""
+    """Lengths of each sequence in a batch: random prompt tokens, then generated tokens."""
 
     prompt: int
     tokens: int
 
 
 class Cores(NamedTuple):
-    """Who runs where: what serves, and who reads it. On a machine of one core, both on that."""
+    """Cores of server and client; on a single-core machine both share it."""
 
     server: list[int]
     reader: list[int]
@@ -68,9 +68,9 @@ class Cores(NamedTuple):
 
 
 def weight(name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Return the numbers of one tensor, the same whenever it is asked for on a device.
+    """Return the values of one tensor, deterministic on a device.
 
-    Whoever takes the likeliest token never takes one that is no text: others have larger logits than 0.
+    Greedy sampling never yields a special token: ordinary tokens have logits above 0.
     """
     numbers = torch.randn(
         *shape, generator=torch.Generator(device).manual_seed(zlib.crc32(name.encode())), device=device
@@ -84,7 +84,7 @@ def weight(name: str, shape: Sequence[int], device: torch.device) -> torch.Tenso
 
 
 def write(model: Model, config: dict[str, Any], directory: Path, device: torch.device) -> None:
-    """Write a checkpoint of random weights for `model`, with a vocabulary in which nearly every token is a word."""
+    """Write a checkpoint of random weights for `model`; nearly every token of its vocabulary is a word."""
     size, places = config["vocab_size"], {}
     end = size - SPECIAL
     for number, shard in enumerate(_shards(model, device)):
@@ -118,9 +118,9 @@ def over_http(
     cores: Cores,
     settings: Mapping[str, bool],
 ) -> dict[int, dict[str, float]]:
-    """Return what clients on other cores measured, by batch; see streams.py.
+    """Return the measurements of clients on other cores, by batch; see streams.py.
 
-    settings  of infd, by name
+    settings  infd settings by name
     """
     return asyncio.run(_over_http(checkpoint, device, batches, asked, size, cores, settings))
 
@@ -152,7 +152,7 @@ async def _over_http(
 
 
 async def _captured(admin: str) -> None:
-    """Wait until an idle server has captured its steps."""
+    """Wait until an idle server has captured all sizes of steps."""
     client, until = AdminClient([admin]), time.monotonic() + CAPTURE_S
     while (graphs := client.get("/v1/status", protocol.Status).graphs) is not None and graphs.to_come:
         if time.monotonic() > until:
@@ -179,20 +179,20 @@ async def _read(url: str, batch: int, asked: Asked, size: int, cores: Cores, *, 
 def by_transformers(
     checkpoint: Path, device: torch.device, batches: Sequence[int], asked: Asked, size: int
 ) -> dict[int, float] | str:
-    """Return the tokens a second of transformers' continuous batching, by batch, or why there are none."""
+    """Return transformers' tokens per second by batch, or the reason for failure."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device)
     if not hasattr(model, "generate_batch"):
         return "this transformers has no continuous batching"
     settings = {setting.name for setting in fields(ContinuousBatchingConfig)}
-    size_of_page = "page_size" if "page_size" in settings else "block_size"  # as it was called up to transformers 5.17
+    size_of_page = "page_size" if "page_size" in settings else "block_size"  # the name up to transformers 5.17
     found = {}
     chance = random.Random(3)  # noqa: S311 - prompts, not secrets
     try:
         for batch in batches:
-            for tokens in (FEW, asked.tokens):  # the first time sets up
+            for tokens in (FEW, asked.tokens):  # the first run is the warm-up
                 generation = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
                 prompts = [[chance.randrange(FIRST, size - SPECIAL) for _ in range(asked.prompt)] for _ in range(batch)]
-                # Elsewhere than on a GPU it would take most of the machine's memory.
+                # On a CPU the default would take most of the machine's memory.
                 held = None if device.type == "cuda" else batch * (2 + (asked.prompt + tokens) // BLOCK)
                 answers = model.generate_batch(
                     prompts,
@@ -205,6 +205,6 @@ def by_transformers(
                 return f"of {batch} sequences not all had {asked.tokens} tokens"
             first, last = max(each[0] for each in times), min(each[-1] for each in times)
             found[batch] = sum(first < at <= last for each in times for at in each) / (last - first)
-    except Exception as error:  # whatever it is, the other figures stand
+    except Exception as error:  # any error loses this figure only
         return repr(error)
     return found

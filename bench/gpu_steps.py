@@ -1,4 +1,4 @@
-"""The steps of bench/gpu.py: planned as the scheduler would, and computed by a runner, two in flight."""
+"""`steps` of bench/gpu.py: planned as the scheduler plans, computed by a runner, two in flight."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from infd.runner.runner import Landing, Runner
 
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
-CHOOSING = SamplingParams(max_tokens=9, temperature=0.6, top_k=20, top_p=0.95)  # as Qwen3's authors advise
-BESIDE = 512  # tokens of a prompt in a step with streams
+CHOOSING = SamplingParams(max_tokens=9, temperature=0.6, top_k=20, top_p=0.95)  # recommended for Qwen3
+BESIDE = 512  # prompt tokens in a mixed step
 ADAPTERS, RANK = 4, 16
-COUNTED = 8  # steps in which calls are counted
+COUNTED = 8  # steps for counting driver calls
 CALLS = {
     "launches": ("cudaLaunch", "cuLaunch"),
     "copies": ("cudaMemcpy", "cudaMemset", "cuMemcpy", "cuMemset"),
@@ -39,14 +39,14 @@ CALLS = {
 
 
 def asked_of(arguments: Namespace) -> Asked:
-    """Return what is asked of a server: as much behind the context as before it."""
+    """Return the lengths of a served batch: prompt and answer center on the context length."""
     return Asked(max(1, arguments.context - arguments.served // 2), arguments.served)
 
 
 def plain(bench: Bench, runner: Runner, traffic: Traffic, arguments: Namespace, how: str) -> dict[int, float]:
-    """Time prompts and decoding; return the tokens a second of the steps that are served, by batch.
+    """Time prompts and decoding; return the tokens per second of served steps, by batch.
 
-    how  in which way steps are issued
+    how  how steps are issued, for the report
     """
     length, context, count = arguments.prompt, arguments.context, arguments.steps
     run(bench, runner, iter([prompt(length)]))
@@ -61,7 +61,7 @@ def plain(bench: Bench, runner: Runner, traffic: Traffic, arguments: Namespace, 
 
 
 def others(bench: Bench, runner: Runner, traffic: Traffic, model: Model, arguments: Namespace) -> None:
-    """Time what the steps of a busy server are besides: of uneven lengths, choosing, with a prompt, with adapters."""
+    """Time further steps of a busy server: uneven lengths, random sampling, with a prompt, with adapters."""
     context, count, most = arguments.context, arguments.steps, max(arguments.batches)
     some = sorted(arguments.batches)[len(arguments.batches) // 2]
     contexts = [arguments.long * context, *[context] * (some - 1)]
@@ -95,7 +95,7 @@ def decode(
     loads: Some[Load] = (),
     **asked: Any,
 ) -> None:
-    """Report `count` steps in which sequences decode up to `contexts`; see `decoding` for what else they do."""
+    """Report `count` steps in which sequences decode up to `contexts`; see `decoding` for the other parameters."""
     starts, asked = [context - count for context in contexts], {**asked, "slots": len(loads)}
     run(bench, runner, decoding(starts, PATIENCE + 2, loads=loads, **asked))  # behind which what can be captured is
     taken, batch = step_s(bench, runner, starts, count, **asked), len(contexts)
@@ -103,7 +103,7 @@ def decode(
 
 
 def calls(bench: Bench, runner: Runner, contexts: Some[int], how: str) -> None:
-    """Report what one decoding step has the driver do: kernels launched, copies and fills, graphs replayed."""
+    """Report the driver calls of a decoding step: kernel launches, copies, fills, graph replays."""
     kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 1 + (bench.device.type == "cuda")]
     plans = decoding([context - COUNTED for context in contexts], COUNTED + 1)
     run(bench, runner, islice(plans, 1))
@@ -115,7 +115,7 @@ def calls(bench: Bench, runner: Runner, contexts: Some[int], how: str) -> None:
 
 
 def issued(counts: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Sum the calls of CUDA that give the device work, by what they give it."""
+    """Count CUDA calls that submit work, by kind of work."""
     asked = dict.fromkeys(CALLS, 0.0)
     for call, count in counts:
         for kind, names in CALLS.items():
@@ -125,7 +125,7 @@ def issued(counts: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def step_s(bench: Bench, runner: Runner, starts: Some[int], count: int, **asked: Any) -> float:
-    """Return the seconds of one step of many; the one in which the sequences come is not among them."""
+    """Return the mean seconds of a step, without the step that admits the sequences."""
     plans = decoding(starts, count + 1, **asked)
     run(bench, runner, islice(plans, 1))
     return run(bench, runner, plans) / count
@@ -144,12 +144,12 @@ def decoding(
     slots: int = 0,
     loads: Some[Load] = (),
 ) -> Iterator[StepPlan]:
-    """Plan steps of sequences that know so many tokens each, whose pages hold all that they will.
+    """Plan decoding steps of sequences of known lengths, with all pages granted at the start.
 
-    sampling  how they choose
-    beside    tokens of a prompt that each step computes, too
-    slots     of adapters, which they want in turn
-    loads     those that the slots are to hold from now on
+    sampling  sampling parameters
+    beside    prompt tokens added to each step
+    slots     number of adapter slots, used by sequences in turn
+    loads     adapters to load into the slots
     """
     joins, page = [], 1
     for row, context in enumerate(contexts):
@@ -165,7 +165,7 @@ def decoding(
 
 
 def adapter(model: Model) -> dict[Target, LowRank]:
-    """Return an adapter of every product between the embedding and the head, of zeros."""
+    """Return an adapter of zeros for every product between embedding and head."""
     targets = [target for target in model.targets if all(name.endswith("_proj") for name in target.modules)]
 
     def zeros(modules: dict[str, int], inputs: int) -> LowRank:
@@ -193,7 +193,7 @@ def _span(row: int, start: int, count: int) -> Span:
 
 
 def run(bench: Bench, runner: Runner, plans: Iterator[StepPlan]) -> float:
-    """Return the seconds that steps take, two in flight."""
+    """Return the seconds of the steps, two in flight."""
     flight: deque[Landing] = deque()
 
     def land() -> None:

@@ -1,6 +1,6 @@
-"""A runner of infd's own beside a device that is not there: in its place are tensors of a few numbers on the CPU.
+"""A simulated device for infd's runner: small CPU tensors replace GPU tensors.
 
-An operation costs about what it costs to launch one; a replayed graph does nothing, and the model is its head alone.
+A CPU operation costs about as much as a launch; replaying a graph does nothing; the model is only its head.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PAGE = 16
 
 
 class Pace:
-    """When the device will be done with what it was given, where a step takes `step_s`."""
+    """Models when the device finishes its queue, with steps of `step_s`."""
 
     def __init__(self, step_s: float = 0.0) -> None:
         self.step_s = step_s
         self.free = 0.0
 
     def work(self) -> None:
-        """Be given a step."""
+        """Enqueue a step."""
         self.free = max(self.free, time.perf_counter()) + self.step_s
 
     def event(self) -> Event:
@@ -47,7 +47,7 @@ class Pace:
 
 
 class Event:
-    """What lies behind all that the device was given before it was recorded."""
+    """An event that completes after all work enqueued before it was recorded."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -66,13 +66,13 @@ class Event:
 
 
 class Copied(Pinned):
-    """Carries to a GPU, over ordinary memory: each copy is one."""
+    """Transfers between host and device as on a GPU, with real copies."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__(CPU, lambda size: torch.empty(size, dtype=torch.uint8), pace.event)
 
     def up(self, array: Any) -> Any:
-        return super().up(array).clone()  # on one device, `to` is nothing
+        return super().up(array).clone()  # on one device `to` would not copy
 
 
 class FixedPlan:
@@ -109,7 +109,7 @@ class Model:
 
 
 class Draw:
-    """What the host does around Triton's kernel, with an operation in its place."""
+    """The host's work around a Triton kernel, with one torch operation in place of the kernel."""
 
     def largest(self, logits: Any) -> Any:
         return logits.max(-1)
@@ -122,7 +122,7 @@ class Draw:
 
 
 class Captured:
-    """Captures a step as nothing but the time it takes."""
+    """Captures a step as its duration only."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -133,7 +133,7 @@ class Captured:
 
 
 def assembled(streams: int, steps: int, pace: Pace) -> tuple[Runner, Capacity]:
-    """Return a runner with room for so many streams of so many tokens, all sizes of which are captured."""
+    """Return a runner for the given number of streams and tokens, with all sizes captured."""
     length = PROMPT + steps + 8
     layout = CacheLayout((PageGroup(layers=(0,), page_tokens=PAGE),))
     capacity = Capacity(

@@ -1,11 +1,11 @@
-"""What a decoding step costs the host where a GPU would compute it, and whether the GPU would be kept waiting.
+"""Measure the host's cost of a decoding step on a GPU, and whether the GPU would wait for the host.
 
-The scheduler, the rows, the sampler, the executor and what carries numbers are infd's own; `host_device.py` stands in
-the device's place. What Triton takes to launch a kernel of its own is not in it, nor is the GPU's driver.
+Scheduler, rows, sampler, executor and transfers are infd's; `host_device.py` simulates the device. The times of
+Triton's launcher and of the GPU's driver are not included.
 
-A step's parts are CPU time for each token. A part is the median of its steps, by the clock: to ask for CPU time costs
-more than some parts. Paced, the device takes a while for each step, as a GPU does, and the event loop spends some time
-on each token besides; what is reported is how much of the time the device had something to do.
+Parts of a step are reported in microseconds per token: the median over steps of wall time, because reading CPU time
+costs more than some parts. With --paced the device takes a set time for each step, the event loop spends LOOP_US on
+each token, and the report is the fraction of time in which the device was busy.
 
     python bench/host_step.py                      128 streams, greedy and at random
     python bench/host_step.py --paced              1, 32 and 128 streams on devices of several speeds
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 PARTS = ("plan", "forward", "sample", "read", "commit")
 WAYS = {"greedy": {"temperature": 0.0}, "at random": {"temperature": 0.8, "top_p": 0.9}}
 PACES = ((1, 0.5), (1, 2), (32, 1), (32, 4), (128, 4), (128, 8))  # streams, milliseconds of a step
-LOOP_US = 10  # of the event loop for each token that is handed on: what comes behind a commit
+LOOP_US = 10  # event loop's time for each token after commit
 WARM = 8  # steps that are not counted
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def measure(streams: int, steps: int) -> dict[str, dict[str, float]]:
-    """Return microseconds of CPU time for each token, by the way tokens are chosen and by part."""
+    """Return microseconds per token, by sampling method and part."""
     import torch
     from host_device import Pace, assembled, scheduled
 
@@ -75,7 +75,7 @@ def measure(streams: int, steps: int) -> dict[str, dict[str, float]]:
 
 
 def paced(steps: int) -> dict[str, dict[str, float]]:
-    """Return which share of the time, in percent, devices of several speeds had something to do."""
+    """Return the percentage of time in which devices of several speeds were busy."""
     import torch
     import uvloop
 
@@ -136,7 +136,7 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
 
 
 def run(tree: str, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Measure a tree's infd in a process of its own, by the tree's own script: names differ from tree to tree."""
+    """Measure a tree's infd in another process with that tree's script, because names differ between trees."""
     command = [
         sys.executable,
         os.path.join(tree, "bench", "host_step.py"),

@@ -1,7 +1,7 @@
-"""Products with cold weights: infd's packed form beside torch's own, and beside what the memory can give.
+"""Compare matrix products with cold weights: infd's packed forms, torch's, and memory bandwidth.
 
-Every form holds the same matrices, those of a few decoder layers, and together they are larger than any cache. A round
-takes every form once over all of them, in turns, so that a disturbance meets all alike; ratios are of one round.
+Every form holds the same matrices of several decoder layers, larger in total than any cache. A round runs every form
+once over all matrices, so that disturbances affect all forms; ratios are within a round.
 
     python bench/kernels.py --threads 2 --rows 1 8 32 128 512
 """
@@ -37,11 +37,10 @@ SHAPES = {
 
 
 def forms(shapes: list[tuple[int, int]], count: int, isa: str | None) -> dict[str, Callable[[Tensor, int], Tensor]]:
-    """Return products by name: of some rows with the i-th matrix, of shape i modulo the number of shapes.
+    """Return by name a function that multiplies rows with the i-th matrix, whose shape is i modulo the shapes.
 
-    "small" is infd's before its weights have moved into large pages. "int8" and "int4" are infd's with weights
-    quantized, "_int_mm" torch's product of whole numbers alone: nobody has found the rows' scales, nor multiplied with
-    them. "_int4pack" is torch's own with weights of int4, in the same groups of 32.
+    "small" is infd's form with weights in 4 KiB pages; "int8" and "int4" are infd's quantized forms; "_int_mm" is
+    torch's integer product without scales; "_int4pack" is torch's int4 product, also in groups of 32.
     """
     generator = torch.Generator().manual_seed(0)
     weights = [
@@ -81,12 +80,12 @@ def _multiply(held: list[tuple[Form, Tensor]], x: Tensor, i: int) -> Tensor:
 
 
 def size_of(form: str) -> float:
-    """Return the bytes of a weight."""
+    """Return bytes per weight."""
     return 4.5 / 8 if "int4" in form else 1 if "int" in form else 2
 
 
 def bandwidth(clock: Callable[[], float], size: int = 2**28) -> float:
-    """Return GB/s of reading once through memory that no cache holds."""
+    """Return GB/s of one read through memory larger than the caches."""
     memory = torch.ones(size // 4)
     started = clock()
     memory.max()

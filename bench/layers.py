@@ -1,6 +1,6 @@
-"""A step's layers computed in few native calls, beside the same kernels called one by one from Python.
+"""Compare a step's layers computed in few native calls with the same kernels called one by one from Python.
 
-Random weights in the shape of a real model; the steps are those of decoding, where Python's share is largest.
+Weights are random, in the shape of a real model; steps decode, where Python's share is largest.
 
     python bench/layers.py --shape 110m --threads 2
 """

@@ -1,10 +1,10 @@
-"""What loading a checkpoint takes: anonymous memory at its peak, and time when the files are in the page cache.
+"""Measure loading a checkpoint: peak of anonymous memory, and time with the files in the page cache.
 
     python bench/loading.py                          1 GB, two files, as stored
     python bench/loading.py --mib 1024 --dtype float32
-    python bench/loading.py --mib 96 --json          what tests/weights/test_memory.py runs
+    python bench/loading.py --mib 96 --json          as tests/weights/test_memory.py runs it
 
-The checkpoint is made for the run, of random numbers, in a temporary directory.
+The checkpoint has random weights, in a temporary directory.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from infd.weights.checkpoint import INDEX, Checkpoint
 from infd.weights.load import load, required_bytes
 
 MIB = 2**20
-HEAD_PARTS = 8  # the largest tensor, as an embedding is: one part in so many
+HEAD_PARTS = 8  # the largest tensor, like an embedding, has an eighth of the bytes
 LAYER_TENSORS = 7
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Model:
-    """Parameters of the sizes that models have: one large, many of a few megabytes, each of one stored tensor."""
+    """Parameters of realistic sizes: one large, many of a few megabytes, each from one stored tensor."""
 
     unread: frozenset[str] = frozenset()
 
@@ -58,7 +58,7 @@ class _Only:
 
 
 def write(directory: Path, model: Model, files: int) -> None:
-    """Write the model's tensors as bfloat16 into so many files."""
+    """Write the model's tensors as bfloat16 into the given number of files."""
     (directory / "config.json").write_text("{}")
     noise = os.urandom(MIB)
     held: dict[str, str] = {}
@@ -80,10 +80,10 @@ def write(directory: Path, model: Model, files: int) -> None:
 
 
 def measure(directory: Path, stored_bytes: int, dtype: torch.dtype) -> dict[str, float]:
-    """Load once. Sizes in bytes; `peak` is how far resident memory rose, files that others map left out."""
+    """Load once. Sizes in bytes; `peak` is the rise of resident memory, without mapped files."""
     model = Model(stored_bytes, dtype)
     with Checkpoint(directory) as checkpoint:
-        CLEAR_REFS.write_text("5")  # the high-water mark starts again from here
+        CLEAR_REFS.write_text("5")  # resets the high-water mark
         before = _resident("VmHWM:")
         arena = Arena(required_bytes(model), torch.device("cpu"), "weights")
         begun = time.perf_counter()

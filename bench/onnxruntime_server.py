@@ -1,7 +1,7 @@
-"""ONNX Runtime GenAI behind as little HTTP as there can be, so that compare.py can take turns with it.
+"""ONNX Runtime GenAI behind a minimal HTTP server, for compare.py.
 
-Needs `onnxruntime-genai` and nothing else: it runs in an environment without infd. On a CPU it batches only what begins
-together, so who comes while a batch is being answered waits for its end.
+Needs only `onnxruntime-genai`, not infd. On a CPU it batches only requests that begin together; a later request waits
+for the end of the batch.
 
     python bench/onnxruntime_server.py DIR --port 8000 --threads 2
 """
@@ -19,11 +19,11 @@ from bare_completions import Answer, serve
 if TYPE_CHECKING:
     from queue import SimpleQueue
 
-_TOGETHER_S = 0.005  # who comes no later than this after the one before is in its batch
+_TOGETHER_S = 0.005  # a request that follows another within this time joins its batch
 
 
 class Batches:
-    """One batch after the other. Shorter prompts of a batch are padded, shorter answers computed on and not read."""
+    """Runs batches in sequence. Shorter prompts are padded; shorter answers are computed to full length and cut."""
 
     def __init__(self, directory: str, threads: int, streams: int) -> None:
         config = onnxruntime_genai.Config(directory)
@@ -47,7 +47,7 @@ class Batches:
         prompts = self._tokenizer.encode_batch([answer.prompt for answer in batch]).as_numpy()
         length = prompts.shape[1] + max(answer.tokens for answer in batch)
         parameters = onnxruntime_genai.GeneratorParams(self._model)
-        # As long as it may be so long it must be: an end that comes before is not taken.
+        # Minimum and maximum length are equal, so an end token does not end an answer.
         parameters.set_search_options(batch_size=len(batch), max_length=length, min_length=length, do_sample=False)
         generator = onnxruntime_genai.Generator(self._model, parameters)
         generator.append_tokens(prompts)

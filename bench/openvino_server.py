@@ -1,6 +1,6 @@
-"""OpenVINO's continuous batching behind as little HTTP as there can be, so that compare.py can take turns with it.
+"""OpenVINO's continuous batching behind a minimal HTTP server, for compare.py.
 
-Needs `openvino-genai` and nothing else: it runs in an environment without infd.
+Needs only `openvino-genai`, not infd.
 
     python bench/openvino_server.py MODEL.gguf --port 8000 --cache-gib 2
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Batching:
-    """Steps while anything is asked for; what is asked meanwhile is in the next step."""
+    """Steps while requests are in progress; requests that arrive during a step join the next."""
 
     def __init__(self, model: Path, cache_gib: int, streams: int) -> None:
         scheduler = openvino_genai.SchedulerConfig()

@@ -1,13 +1,14 @@
-"""What infd itself costs, beside the least that a streaming server can cost.
+"""Measure infd's own overhead, beside a bare streaming server's.
 
-    python bench/overhead.py             everything, as a table
-    python bench/overhead.py --json      the same for programs
+    python bench/overhead.py             all figures, as a table
+    python bench/overhead.py --json      as JSON
 
-One process serves, this one reads. Chat streams run against infd with the null device, and against a bare aiohttp
-server that sends chunks of equal size on equal ticks; repeats are interleaved, because machines drift. CPU time is the
-kernel's count over a steady window, so HTTP, JSON and detokenization are in it.
+One process serves, this process reads. Chat streams run against infd with the null device, and against a bare aiohttp
+server that sends chunks of equal size on equal ticks; repeats alternate, because machines drift. CPU time is the
+kernel's count over a steady window, and includes HTTP, JSON and detokenization.
 
-A second infd has a device thread that issues hundreds of tiny torch calls a step: what that does to the event loop.
+A second infd has a device thread that issues hundreds of tiny torch calls per step, to show their effect on the event
+loop.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _LAG = "infd_event_loop_lag_seconds"
 
 
 class Goals(Struct, frozen=True):
-    """What the figures are held against."""
+    """Limits for the figures."""
 
     ratio: float = 2.0
     token_us: float = 60.0
@@ -53,8 +54,8 @@ class Window(Struct, frozen=True, kw_only=True):
 
     token_us        CPU time of the process per token
     loop_us         CPU time of the event loop's thread per token
-    chunk_bytes     of an event with its blank line
-    tokens_a_chunk  above 1 the server merged tokens, which makes them cheaper
+    chunk_bytes     size of an event with its blank line
+    tokens_a_chunk  above 1: the server merged tokens, which lowers the cost per token
     """
 
     token_us: float
@@ -75,7 +76,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """Lists hold one entry a repeat; ratio is of repeats that ran one after the other, and the median of them."""
+    """Figures of all repeats, one list entry each; `ratio` is the median over pairs of consecutive repeats."""
 
     settings: Settings
     null: list[Window]
@@ -100,7 +101,7 @@ class Readers:
         self._all_stream = asyncio.Event()
 
     async def start(self, session: aiohttp.ClientSession, method: str, url: str, body: dict[str, Any] | None) -> None:
-        """Return once every stream has sent something."""
+        """Return once every stream has sent a chunk."""
         self._tasks = [asyncio.create_task(self._read(session, method, url, body)) for _ in range(self._count)]
         opened = asyncio.create_task(self._all_stream.wait())
         await asyncio.wait([opened, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +109,7 @@ class Readers:
         self.check()
 
     def check(self) -> None:
-        """Raise if a stream has ended: the window was not steady."""
+        """Raise if a stream has ended, so that the window was not steady."""
         for task in self._tasks:
             if task.done():
                 raise RuntimeError("a stream ended early") from task.exception()
@@ -145,7 +146,7 @@ class Overhead:
         self._session = session
 
     async def infd(self, server: ServerProcess) -> Window:
-        # Long enough that no stream ends inside the window, whatever the step.
+        # Streams are long enough not to end within the window at any step time.
         steps = (self._settings.window_s + 2 * _SETTLE_S) * 1000 / max(self._settings.step_ms, 1.0)
         body = {
             "messages": [{"role": "user", "content": "Count."}],
@@ -159,7 +160,7 @@ class Overhead:
         return await self._window(server, "GET", f"/stream?bytes={round(chunk_bytes)}", None, scraped=False)
 
     async def idle_percent(self, server: ServerProcess) -> float:
-        """Return the percentage of a core that a server without requests takes."""
+        """Return the idle server's CPU use, in percent of a core."""
         begun, spent = time.perf_counter(), server.cpu_s()
         await asyncio.sleep(self._settings.idle_s)
         return 100 * (server.cpu_s() - spent) / (time.perf_counter() - begun)
@@ -291,7 +292,7 @@ def _verdicts(report: Report) -> list[tuple[str, str, str, str]]:
 @click.option("--idle", "idle_s", type=float, default=10.0, show_default=True, help="Seconds to watch an idle server.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(as_json: bool, **options: Any) -> None:
-    """Measure what infd itself costs."""
+    """Measure infd's own overhead."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         report = runner.run(measure(Settings(**options)))
     if as_json:

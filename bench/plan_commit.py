@@ -1,4 +1,4 @@
-"""What the scheduler costs: plan and commit, for each running sequence and step, without a device."""
+"""Measure the scheduler's plan and commit, per running sequence and step, without a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAGE_TOKENS = 16
 
 
 def plan_commit_us(sequences: int = 256, *, steps: int = 128, repeats: int = 5) -> list[float]:
-    """Return microseconds per decoding sequence and step, one figure a repeat; page turns are included."""
+    """Return microseconds per decoding sequence and step, one figure per repeat; includes page grants."""
     return [_once(sequences, steps) for _ in range(repeats)]
 
 

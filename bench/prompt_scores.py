@@ -1,11 +1,11 @@
-"""What an answer full of log-probabilities costs: memory, and the probes that wait meanwhile.
+"""Measure a large answer of log-probabilities: memory, and the delay of probes meanwhile.
 
     python bench/prompt_scores.py                     one prompt of 2,030 ids, n 128, 20 log-probabilities a token
     python bench/prompt_scores.py --choices 8 --stream --echo
     python bench/prompt_scores.py --ids 10 --generated 500    log-probabilities of generated tokens instead
 
-A daemon of its own serves the embedded model. One client reads the answer as it comes
-and throws it away; another asks /readyz every 10 ms.
+Starts a daemon with the embedded model. One client reads and discards the answer; another
+requests /readyz every 10 ms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def measure(said: dict[str, Any], path: str, device: str, settings: tuple[
         ServerProcess("infd", command, port) as server,
         aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(600)) as session,
     ):
-        await _read(session, path, {**said, "n": 1})  # what is set up on first use
+        await _read(session, path, {**said, "n": 1})  # warm-up
         before = _resident(server, "VmRSS")
         cpu = server.cpu_s()
         probing = asyncio.create_task(_probe(session))

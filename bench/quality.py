@@ -1,8 +1,8 @@
-"""What a form of weights costs a trained model: its distance from the same model in float32, on a text.
+"""Measure the loss of quality by a form of weights, compared with the float32 model on a text.
 
-For each form: the Kullback-Leibler divergence of its next-token distributions from the float32 model's, in nats a
-token; how often both would say the same token; and the perplexity of the text, beside the float32 model's. A line of
-the text that is JSON with `messages`, as training data has it, is rendered by the checkpoint's chat template.
+For each form: the Kullback-Leibler divergence of next-token distributions from the float32 model's, in nats per token;
+the fraction of positions with the same likeliest token; and the perplexity of the text, beside the float32 model's. A
+line of the text that is JSON with `messages` is rendered by the checkpoint's chat template.
 
     python bench/quality.py CHECKPOINT TEXT --tokens 8192
 """
@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 class Form(NamedTuple):
-    """How a model is computed."""
+    """Types and quantization of a run."""
 
     name: str
     dtype: torch.dtype
@@ -59,7 +59,7 @@ FORMS = (
 
 
 class Text(NamedTuple):
-    """A model that is asked for all logits of one sequence at a time."""
+    """A model that returns all logits of one sequence at a time."""
 
     checkpoint: Path
     form: Form
@@ -109,7 +109,7 @@ class Text(NamedTuple):
 
 
 def read(checkpoint: Path, text: Path, longest: int, tokens: int) -> list[list[int]]:
-    """Return the text as sequences of at most `longest` tokens, `tokens` of them in all."""
+    """Return the text as sequences of at most `longest` tokens, `tokens` tokens in total."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     sequences, plain = [], []
     for line in text.read_text().splitlines(keepends=True):

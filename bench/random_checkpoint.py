@@ -1,10 +1,10 @@
-"""Make a checkpoint of a known shape with random weights, which every server can read: speed does not ask for sense.
+"""Write a checkpoint of a known shape with random weights, readable by every server, for speed measurements.
 
     python bench/random_checkpoint.py 0.6b DIR      Qwen3-0.6B: 1.2 GB
     python bench/random_checkpoint.py 110m DIR      a small Llama: 0.2 GB
 
-The vocabulary is full, and nearly all of its tokens are plain words, the words of bench's prompts among them: whatever
-a model with random weights says is text at once, and can be counted by who reads it. Taken greedily it never ends.
+The vocabulary has its full size, and nearly all tokens are words, those of bench's prompts included, so that clients
+can count generated tokens as text. With greedy sampling an answer never ends.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 _BYTES = 256  # the first tokens
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# Qwen's way to cut a text before it is encoded, which converters know under its name.
+# Qwen's pre-tokenizer, which converters recognize.
 _CUTS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -69,9 +69,9 @@ _TEMPLATE = (
 
 
 def vocabulary(size: int) -> Tokenizer:
-    """Return byte-level BPE of so many tokens: bytes, the prompts' words, then letters in pairs and in fours."""
+    """Return a byte-level BPE of a given size: bytes, the prompts' words, then pairs and quadruples of letters."""
     learnt = _byte_level(models.BPE())
-    text = words(random.Random(0), 5000)  # noqa: S311 - every word, some time
+    text = words(random.Random(0), 5000)  # noqa: S311 - enough draws for every word
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=4096, initial_alphabet=alphabet, show_progress=False)
     learnt.train_from_iterator([f" {text}"], trainer)
@@ -113,7 +113,7 @@ def make(shape: Mapping[str, Any], directory: Path, dtype: torch.dtype = torch.b
     end, _, turn_end = (shape["vocab_size"] - len(_SPECIAL) + i for i in range(len(_SPECIAL)))
     config = AutoConfig.for_model(
         **shape,
-        # Variance of a product's outputs as of its inputs, whatever the width.
+        # Scaled so that a product's outputs have the variance of its inputs.
         initializer_range=shape["hidden_size"] ** -0.5,
         bos_token_id=end,
         eos_token_id=turn_end,
@@ -122,7 +122,7 @@ def make(shape: Mapping[str, Any], directory: Path, dtype: torch.dtype = torch.b
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    # Whoever takes the likeliest token never takes one that is no text, nor an end: others have larger logits than 0.
+    # Greedy sampling never yields a special or end token: ordinary tokens have logits above 0.
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight
         embedding[:_BYTES] = 0

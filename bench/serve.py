@@ -1,8 +1,8 @@
-"""Measure a server under load: `infdctl bench`, for machines that have the tree but not the package.
+"""Measure a server under load: `infdctl bench` for machines with the tree but without the package.
 
     python bench/serve.py --url http://127.0.0.1:8000 --concurrency 8 --requests 64
 
-Beside a peer: run it against each in turn, within minutes, with the same seed, and quote the ratio.
+To compare servers, run it against each in turn, within minutes, with the same seed, and quote the ratio.
 """
 
 from infd.admin.ctl.bench import bench

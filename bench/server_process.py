@@ -1,4 +1,4 @@
-"""A server in a process of its own, and what the kernel and its metrics say that it costs."""
+"""Run a server as a child process, and read its cost from the kernel and from its metrics."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """Started by `async with`, which returns once it answers 200 at `ready`; ended with it, and what it started too.
+    """A server process. `async with` starts it, waits for 200 at `ready`, and at exit ends all its processes.
 
-    cores        that it may run on; none: all
-    environment  added to this process's own
-    log          takes what it prints; without one, only its errors are shown
+    cores        permitted cores; empty: all
+    environment  variables added to this process's
+    log          file for its output; None: standard error is inherited
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class ServerProcess:
         self._end()
 
     def cpu_s(self) -> float:
-        """CPU time of the whole process so far, in user and kernel."""
+        """CPU time of the process so far, user and kernel, in seconds."""
         return _cpu_s(f"/proc/{self._pid}/stat")
 
     def loop_cpu_s(self) -> float:
-        """CPU time of its main thread, which runs the event loop."""
+        """CPU time of the main thread, which runs the event loop, in seconds."""
         return _cpu_s(f"/proc/{self._pid}/task/{self._pid}/stat")
 
     def resident_bytes(self) -> int:
-        """Return what it and its children hold in memory; what they share with others counts in part."""
+        """Return the proportional set size of the process and its children, in bytes."""
         return sum(_proportional_bytes(member) for member in self._session())
 
     def freeze(self) -> None:
-        """Let it compute nothing until `thaw`."""
+        """Stop all its processes until `thaw`."""
         os.killpg(self._pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -139,7 +139,7 @@ class ServerProcess:
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        with suppress(ProcessLookupError):  # what it left behind, or itself
+        with suppress(ProcessLookupError):  # the process or its orphans
             os.killpg(self._pid, signal.SIGKILL)
         self._process.wait()
 
@@ -177,9 +177,9 @@ class Scrape:
 
 
 def quantile(before: dict[float, float], after: dict[float, float], q: float) -> float | None:
-    """Estimate a quantile of what a histogram saw between two readings, linearly within a bucket.
+    """Estimate a quantile of the values observed between two readings, linearly within a bucket.
 
-    None if it saw nothing; a value beyond the last bound counts as that bound.
+    None without values; values beyond the last bound count as that bound.
     """
     counts = {bound: after[bound] - before.get(bound, 0.0) for bound in sorted(after)}
     total = max(counts.values(), default=0.0)

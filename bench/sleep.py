@@ -1,11 +1,11 @@
-"""What a sleep gives back, and what waking costs beside one read of the weights' file.
+"""Measure the memory released by sleep, and the time of wake beside a plain read of the weights' file.
 
-    python bench/sleep.py --mib 512                  a llama of so much bfloat16, random, made for the run
-    python bench/sleep.py --model DIRECTORY          a checkpoint of yours
-    python bench/sleep.py --device cuda              on a GPU: what it holds, and at level 1 weights move to the host
+    python bench/sleep.py --mib 512                  a random llama in bfloat16 of this size
+    python bench/sleep.py --model DIRECTORY          an existing checkpoint
+    python bench/sleep.py --device cuda              GPU memory; level 1 moves weights to the host
 
-Each round touches the cache with a long prompt, sleeps at level 1, wakes, sleeps at level 2, wakes. A plain read of the
-same file into memory that is there already comes right before each wake, so that both find the file where it is.
+Each round fills the cache with a long prompt, sleeps at level 1, wakes, sleeps at level 2, wakes. Before each wake the
+file is read into existing memory, so that both reads find it in the same state of the page cache.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CONFIG = {
 
 
 def write(directory: Path, mib: int) -> None:
-    """Write a checkpoint of about that size."""
+    """Write a checkpoint of about the given size."""
     square = {f"self_attn.{name}_proj": (HIDDEN, HIDDEN) for name in "qkvo"}
     wide = {"mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER)}
     shapes = square | wide
@@ -76,7 +76,7 @@ def stored_bytes(directory: Path) -> int:
 
 
 def read(directory: Path, buffer: bytearray) -> float:
-    """Read all weights once, into memory that is there; return the seconds."""
+    """Read all weights once into existing memory; return the seconds."""
     began = time.perf_counter()
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb", buffering=0) as file:
@@ -89,7 +89,7 @@ def read(directory: Path, buffer: bytearray) -> float:
 async def measure(
     directory: Path, rounds: int, device: str, threads: int | None, note: Callable[[dict[str, float]], object]
 ) -> list[dict[str, float]]:
-    """note: told of each round's figures when it ends"""
+    """Run the rounds. `note` receives each round's figures."""
     config = Config(
         model=ModelConfig(path=str(directory)),
         device=DeviceConfig(kind=device, threads=threads),  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
-"""How long a daemon takes until it is ready, beside `python -c "import torch, aiohttp"`.
+"""Measure the time from a daemon's start to readiness, beside `python -c "import torch, aiohttp"`.
 
     python bench/random_checkpoint.py 0.6b DIR
-    python bench/start.py DIR                                  7 pairs, taken in turn
+    python bench/start.py DIR                                  7 pairs, alternating
     python bench/start.py DIR --beside OTHER/python --rounds 5 another tree's infd in the same rounds
     python bench/start.py DIR -- --set scheduler.step_tokens=2048
 
-Ready is the first 200 of /readyz; a completion of one token follows at once, and is timed as well. A first round that
-is not counted brings files into the page cache, and verdicts that are kept.
+A daemon is ready at the first 200 of /readyz; a completion of one token follows at once and is timed too. An uncounted
+first round fills the page cache and the caches of measurements.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ POLL_S = 0.01
 PATIENCE_S = 120.0
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 BASELINE = "import torch, aiohttp"
-# An installed package is compiled. Of a working tree, the round that is not counted compiles what has changed.
+# Installed packages have bytecode; for a working tree the uncounted round compiles changed files.
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 class Start(NamedTuple):
-    """Seconds of one start: until ready, of its processor time until then, and of the first completion."""
+    """Seconds of one start: until ready, CPU time until then, and of the first completion."""
 
     ready_s: float
     cpu_s: float
@@ -48,7 +48,7 @@ def baseline(python: str) -> float:
 
 
 def start(python: str, model: Path, options: list[str], state: Path, port: int) -> Start:
-    """Start a daemon, wait until it is ready, ask it for one token, end it."""
+    """Start a daemon, wait until it is ready, request one token, end the daemon."""
     command = [python, "-m", "infd", "start", "--model", str(model), "--port", str(port), *options]
     environment = {**_ENVIRONMENT, "XDG_CACHE_HOME": str(state / "cache"), "XDG_RUNTIME_DIR": str(state)}
     started = time.monotonic()
@@ -75,7 +75,7 @@ def start(python: str, model: Path, options: list[str], state: Path, port: int) 
 
 
 def _ask(port: int, method: str, path: str, body: object = None) -> int:
-    """Return the status of an answer that was read whole; 0 while nobody answers."""
+    """Return the status of a completely read answer; 0 if the connection fails."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         headers = {} if body is None else {"Content-Type": "application/json"}

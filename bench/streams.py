@@ -1,9 +1,9 @@
-"""Read many completions at once, and say how fast their tokens came while all of them were being answered.
+"""Read many completions at once, and report the token rate while all of them decode.
 
     python bench/streams.py URL --batch 32 --prompt 768 --tokens 512 --vocabulary 151936
 
-A program of its own, so that it can have cores of its own. Prompts are token ids at random, so that none shares pages
-with another. Prints one JSON object.
+A separate program, so that it can run on its own cores. Prompts are random token ids, so that they share no pages.
+Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST = 256  # tokens below are bytes
 
 
 class Stream:
-    """One answer: when its events came, and how many tokens it had."""
+    """One answer: arrival times of its events, and number of tokens."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -1,7 +1,7 @@
-"""`infd` with a device thread that issues hundreds of tiny torch calls a step, and takes nothing from their results.
+"""`infd` with a null device whose thread issues hundreds of tiny torch calls per step.
 
-Each call holds the interpreter for a moment and lets it go again. That is the worst neighbour an event loop can have:
-a model on a CPU behaves so unless its steps are few long calls.
+Each call briefly takes and releases the interpreter lock, the worst case for an event loop: a CPU model behaves so
+unless its steps are few long calls.
 
     python bench/torch_calls.py start --device null ...
 """
@@ -41,7 +41,7 @@ class TorchStep:
 
 
 class TorchCalls(NullExecutor):
-    """The null device's answers, each step after CALLS calls on a thread."""
+    """The null executor, with CALLS torch calls on a thread before each step's result."""
 
     def __init__(self, config: Config, sizes: Callable[[], components.NullSizes], beside: Callable[[], Path]) -> None:
         super().__init__(config, sizes, beside)
@@ -53,7 +53,7 @@ class TorchCalls(NullExecutor):
         self._thread.start()
         return await super().load(lost)
 
-    def forward(self, plan: StepPlan) -> TorchStep:  # type: ignore[override]  # all that the engine knows is sample()
+    def forward(self, plan: StepPlan) -> TorchStep:  # type: ignore[override]  # the engine uses only sample()
         return TorchStep(self, super().forward(plan))
 
     def issue(self, step: NullStep) -> None:
@@ -66,7 +66,7 @@ class TorchCalls(NullExecutor):
             self._thread = None
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        import torch  # on this thread, as the real executor does it
+        import torch  # on this thread, as in the real executor
 
         x = torch.zeros(16)
         while (step := self._queue.get()) is not None:
@@ -84,5 +84,5 @@ def _executor(
 
 
 if __name__ == "__main__":
-    components.executor = _executor  # the daemon as it is, around another executor
+    components.executor = _executor  # the unchanged daemon uses this executor
     main()

@@ -1,10 +1,10 @@
-"""Make a W8A8 checkpoint of a plain one, as vLLM reads it: int8 weights per channel, int8 activations made per token.
+"""Convert a plain checkpoint to W8A8 in vLLM's format: int8 weights per channel, dynamic int8 activations per token.
 
     python bench/w8a8_checkpoint.py DIR DIR-w8a8
 
-Linear layers are rounded to the nearest step, nothing is calibrated: speed does not ask for the best rounding. What it
-writes is what compressed-tensors calls int-quantized, its preset W8A8: beside each `weight` a `weight_scale`, in the
-weight's dtype as there. Embeddings, lm_head and norms stay as they are.
+Linear layers are rounded to nearest without calibration, which suffices to measure speed. The format is
+compressed-tensors' int-quantized, preset W8A8: each `weight` has a `weight_scale` in the weight's dtype. Embeddings,
+lm_head and norms are unchanged.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ QUANTIZATION: dict[str, Any] = {
 
 
 def quantized(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what this tensor is written as."""
+    """Yield the tensors, with names, that replace this tensor."""
     layer, _, kind = name.rpartition(".")
     if kind != "weight" or tensor.dim() != 2 or layer.endswith(("embed_tokens", "lm_head")):
         yield name, tensor
         return
     largest = tensor.float().abs().amax(dim=1, keepdim=True)
     scale = (largest / 127).clamp(min=torch.finfo(tensor.dtype).tiny).to(tensor.dtype)
-    # By the scale as it is read again: rounded down, it would take the largest past 127.
+    # Divide by the scale as stored: a scale rounded down would map the largest weight beyond 127.
     yield f"{layer}.weight", (tensor.float() / scale.float()).round().clamp(-127, 127).to(torch.int8)
     yield f"{layer}.weight_scale", scale
 
 
 def make(plain: Path, directory: Path) -> None:
-    """Write weights, whatever the files they were in, into one; the config says how; the rest is copied."""
+    """Write all weights into one file and their format into config.json; copy the other files."""
     directory.mkdir(parents=True)
     tensors: dict[str, torch.Tensor] = {}
     for shard in sorted(plain.glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""What servers are offered, and which numbers of it are looked at."""
+"""Workloads for comparisons of servers, and their figures."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -10,7 +10,7 @@ from infd.loadgen.prompts import Kind
 
 
 class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every server is offered, and which of FIGURES are looked at. The other words are those of `Settings`."""
+    """A workload for every server, and which of FIGURES to report. The other fields are those of `Settings`."""
 
     name: Annotated[str, Meta(min_length=1)]
     figures: tuple[str, ...]
@@ -24,7 +24,7 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Figure(Struct, frozen=True):
-    """One number of a window. `of` may find that this window has none."""
+    """One figure of a window; `of` returns None if the window has none."""
 
     title: str
     unit: str

@@ -1,4 +1,4 @@
-"""Write the man pages from what they describe: the click trees and the settings.
+"""Generate the man pages from the click commands and the settings.
 
 python man/generate.py          writes infd.1, infdctl.1 and infd.toml.5 beside this file
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DIRECTORY = Path(__file__).parent
 
-# Options and paths that a line's end cuts in two cannot be copied, and stretched gaps are hard to read.
+# No hyphenation, so that options and paths can be copied; left-aligned, for even spacing.
 UNBROKEN = (".nh", ".ad l")
 
 INFD_END = r"""
@@ -214,7 +214,7 @@ A request that asks for none gets 0, or this one where it is later.
 
 
 def pages() -> dict[str, str]:
-    """Return each page's text by file name."""
+    """Return the text of each page, by file name."""
     return {
         "infd.1": command_page("infd", infd, "\n" + "\n".join(_kernels()) + INFD_END),
         "infdctl.1": command_page("infdctl", infdctl, INFDCTL_END),
@@ -261,7 +261,7 @@ def settings_page() -> str:
 
 
 def _kernels() -> Iterator[str]:
-    """Yield what each kernel computes in: the tables that `infd start` chooses from."""
+    """Yield the tables of kernels, with devices and types, from which `infd start` chooses."""
     yield ".SH KERNELS"
     yield _text(
         "Of each family, best first: on which devices a kernel runs, and in which types of activations. Attention keeps"
@@ -331,7 +331,7 @@ def _uncapitalised(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape what roff would take for a command, and give hyphens their own shape so that options can be copied."""
+    """Escape roff's control characters, and keep ASCII hyphens so that options can be copied."""
     text = text.replace("\\", r"\e").replace("-", r"\-").replace("…", "...")
     return r"\&" + text if text.startswith((".", "'")) else text
 

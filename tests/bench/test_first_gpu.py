@@ -12,7 +12,7 @@ import gpu_kit
 import gpu_probe
 import pytest
 import torch
-from first_gpu import PLAN, ROOT, Part, Run, Site, Without, bounds, dry_run, expectations, summary
+from first_gpu import PLAN, ROOT, Run, Site, Stage, Without, bounds, dry_run, expectations, summary
 
 from tests.runner.cuda_driver import Bank, FakeDriver
 
@@ -35,14 +35,14 @@ def test_the_plan_can_be_walked_without_a_gpu(tmp_path: Path, capsys: pytest.Cap
     assert dry_run(scripts, Site(None, tmp_path), Without(graphs=True), tmp_path) == 0
     said = capsys.readouterr().out
     assert [line.split(":")[0] for line in said.splitlines() if line[0] != " "] == [part.name for part in scripts]
-    missing = Part("missing", "gpu", ("--models", "of-nobody"), 1, 1)
+    missing = Stage("missing", "gpu", ("--models", "of-nobody"), 1, 1)
     assert dry_run([missing], Site(None, tmp_path), Without(), tmp_path) == 1
 
 
 @pytest.mark.exhaustive
 def test_where_openai_and_flashinfer_are_missing_the_tests_of_the_plan_are_collected_all_the_same() -> None:
     wanting = ["tests/e2e/test_openai_client.py", "tests/e2e/test_lora.py", "tests/http/test_tools.py"]
-    named = [word for part in TESTS for word in part.given if word.startswith(("tests/", "--ignore"))]
+    named = [word for part in TESTS for word in part.arguments if word.startswith(("tests/", "--ignore"))]
     absent = "import sys; sys.modules |= dict.fromkeys(('openai', 'flashinfer'))"
     collect = f"{absent}; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     given = [*first_gpu.PYTEST[2:], "--collect-only", *dict.fromkeys([*named, *wanting])]
@@ -61,7 +61,7 @@ def test_a_part_that_outlasts_its_time_loses_nothing_it_found(
 ) -> None:
     monkeypatch.setattr(first_gpu, "GRACE_S", 0.2)
     walk = run(tmp_path)
-    walk.part(Part("lingers", LINGERING, ("--deaf",) if deaf else (), 1.0, 0.0))
+    walk.part(Stage("lingers", LINGERING, ("--deaf",) if deaf else (), 1.0, 0.0))
     kept = [json.loads(line) for line in (tmp_path / "first_gpu.jsonl").read_text().splitlines()]
     assert kept == walk.lines
     assert [line.get("name", line.get("state")) for line in kept] == ["captures", "cut off"]
@@ -71,14 +71,14 @@ def test_a_part_that_outlasts_its_time_loses_nothing_it_found(
 
 def test_what_the_time_does_not_suffice_for_is_where_the_next_run_begins(tmp_path: Path) -> None:
     walk = run(tmp_path, until=time.monotonic() + 30.0, without=Without(graphs=True))
-    walk.part(Part("steps-8b", LINGERING, (), 300, 90))
-    walk.part(Part("sleep", LINGERING, (), 300, 90))
+    walk.part(Stage("steps-8b", LINGERING, (), 300, 90))
+    walk.part(Stage("sleep", LINGERING, (), 300, 90))
     assert summary(walk.lines, walk.without).endswith("\ngo on with: --from steps-8b --no-graphs\n")
 
 
 def test_a_part_that_the_whole_runs_time_cut_off_is_begun_anew(tmp_path: Path) -> None:
     walk = run(tmp_path, until=time.monotonic() + first_gpu.KEPT_S + 1.0)
-    walk.part(Part("probe", LINGERING, (), 300, 0.0))
+    walk.part(Stage("probe", LINGERING, (), 300, 0.0))
     assert first_gpu.unfinished(walk.lines) == "probe"
 
 
