@@ -113,7 +113,7 @@ class Answer:
         return self._choices.offered(unless_unreported if self._unreported else taker)
 
     def delta(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> ChoiceDelta:
-        """Return what tokens bring to a choice that goes on."""
+        """Return the delta of new tokens in a choice that has not finished."""
         reply = self._replies[index]
         delta = ChoiceDelta(index, reply.take(), token_ids, logprobs)
         if reply.reading is not None:

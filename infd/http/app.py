@@ -1,4 +1,4 @@
-"""The HTTP server: every route, the order of what surrounds them, and the listeners."""
+"""The HTTP server: every route, the order of the middlewares, and the listeners."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 # The kernel doubles it, and a slow reader has at most 256 KiB on our side besides (engine/streams/stream.py).
 SEND_BUFFER_BYTES: Final = 64 * 2**10
 BACKLOG: Final = 1024
-# Once the engine has ended their work, handlers write a last event and are done, unless their reader lags.
+# After the engine has ended their work, handlers only write a last event, unless their reader lags.
 SHUTDOWN_S: Final = 0.5
-# What a client needs to send its first request after it was let in, and how often we look.
+# Time for an accepted client to send its first request, and the interval at which `hear_out` checks.
 MOMENT_S: Final = 0.2
 LOOK_S: Final = 0.005
 
@@ -42,7 +42,7 @@ APIS: Final[dict[str, Api[Any]]] = {"/v1/chat/completions": CHAT, "/v1/completio
 
 
 def application(service: Service) -> web.Application:
-    """Return the routes and what surrounds them."""
+    """Return the routes and the middlewares around them."""
     app = web.Application(
         middlewares=[
             middleware.record,
@@ -81,7 +81,7 @@ def application(service: Service) -> web.Application:
 
 
 class HttpServer:
-    """The endpoint. It may listen before a model is loaded; set `served` once there is one."""
+    """The endpoint. It may listen before a model is loaded; set `served` after loading."""
 
     def __init__(self, engine: Engine, config: Config, metrics: Metrics, keys: Keys, offload: Offload) -> None:
         self.service = Service(engine, config, metrics, keys, offload)
@@ -99,7 +99,7 @@ class HttpServer:
         self.service.served = model
 
     async def start(self, sockets: Iterable[socket.socket]) -> None:
-        """Answer connections to these sockets, which are bound already. They are the server's from now on."""
+        """Accept connections on these sockets, which are bound already. The server closes them."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
@@ -121,13 +121,13 @@ class HttpServer:
         self._heart = loop.create_task(self.service.streams.keep_alive(), name="http-keep-alive")
 
     def close_listeners(self) -> None:
-        """Accept nothing more; what is connected goes on."""
+        """Accept no more connections; open ones stay."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
 
     async def hear_out(self) -> None:
-        """Give clients who were let in a moment ago the time to ask."""
+        """Wait up to MOMENT_S for the first requests of connections accepted just before the listeners closed."""
         loop = asyncio.get_running_loop()
         late = loop.time() + MOMENT_S
         while True:
@@ -136,7 +136,7 @@ class HttpServer:
                 return
 
     async def close(self) -> None:
-        """End everything. Requests should have ended before; what has not after SHUTDOWN_S is cancelled."""
+        """Close listeners and connections. Requests that have not ended after SHUTDOWN_S are cancelled."""
         self.close_listeners()
         if self._heart is not None:
             self._heart.cancel()

@@ -1,7 +1,7 @@
-"""Decide who is asking, and how much one may ask for.
+"""API keys: which key a request carries, and the key's limits.
 
-Only hashes of keys are kept, and every one of them is compared for every
-request, so that the time taken says nothing about which came close.
+Only hashes of keys are kept, and every request is compared with all of them, so that the time taken does not tell which
+one came close.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Key(Struct, frozen=True):
     """One client. Cached prefixes are shared within its tenant.
 
     in_flight  most requests at once; None: no cap
-    priority   the earliest that it may ask for (lower is earlier); None: any
+    priority   smallest (earliest) value that its requests may have; None: any
     """
 
     name: str
@@ -33,7 +33,7 @@ class Key(Struct, frozen=True):
     priority: int | None = None
 
     def place(self, asked: int | None) -> int:
-        """Return the priority of a request. Raises InvalidRequest where it asks for an earlier one than it may have."""
+        """Return the priority of a request. Raises InvalidRequest if the request asks for less than the key allows."""
         if asked is None:
             return max(0, self.priority or 0)
         if self.priority is not None and asked < self.priority:
@@ -44,7 +44,7 @@ class Key(Struct, frozen=True):
 
 
 class Keys:
-    """All keys that open this server; none at all means that it is open."""
+    """All keys of this server; without any, requests need none."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._keys = tuple(keys)
@@ -54,7 +54,7 @@ class Keys:
 
     @classmethod
     def of(cls, secret: str, name: str = "default") -> Keys:
-        """Return one key, from the secret itself."""
+        """Return the one key with this secret."""
         return cls([Key(name, sha256(secret.encode()).digest(), name)])
 
     @classmethod
@@ -91,7 +91,7 @@ class Keys:
         return cls(keys.values())
 
     def identify(self, authorization: str | None) -> Key | None:
-        """Return whose key an Authorization header carries, or None when no key is asked for.
+        """Return the key that an Authorization header carries, or None if the server has no keys.
 
         Raises Unauthorized.
         """
@@ -111,14 +111,14 @@ class Keys:
 
 
 class InFlight:
-    """How many requests each key has in flight."""
+    """Counts the requests that each key has in flight."""
 
     def __init__(self) -> None:
         self._of: dict[str, int] = {}
 
     @contextmanager
     def hold(self, key: Key | None) -> Iterator[None]:
-        """Count one request of a key while it lasts. Raises Overloaded beyond the key's cap."""
+        """Count one request of a key within this block. Raises Overloaded beyond the key's cap."""
         if key is None or key.in_flight is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""What answers generations, behind every API: the engine, and the model's language."""
+"""What `generate` works with, whichever API a request came by: the engine, and the model served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """The engine and the model served. There may be no model yet: the listener opens before one is loaded."""
+    """`served` is None until a model is loaded: the listener opens before."""
 
     def __init__(self, engine: Engine, config: Config, offload: Offload) -> None:
         self.engine = engine
@@ -24,7 +24,7 @@ class Backend:
         self.served: ServedModel | None = None
 
     def model(self) -> ServedModel:
-        """Return what is served. Raises NotReady while nothing is."""
+        """Return the model served. Raises NotReady while none is loaded."""
         if self.served is None:
             lifecycle = self.engine.lifecycle
             # The engine may be ready a moment before its tokenizer is.

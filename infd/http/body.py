@@ -43,7 +43,7 @@ async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[
 async def _receive(request: web.Request, data: bytearray, service: Service) -> None:
     """Append the body to `data` as it arrives, counting it among all bodies. Raises RequestError."""
     server = service.config.server
-    # A few compressed kilobytes can stand for gigabytes.
+    # A few compressed kilobytes can decompress to gigabytes.
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InvalidRequest("a compressed body is not accepted: send it without Content-Encoding")
     most = service.largest_body_bytes

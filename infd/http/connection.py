@@ -1,11 +1,11 @@
-"""The limits of one connection, what a client hears whose bytes are not HTTP, and how a connection is closed.
+"""One connection: its limits, the answer to bytes that are not HTTP, and how it is closed.
 
-A connection that we close is first closed for writing only: what the client still sends is read and dropped for
-LINGER_S, up to LINGER_BYTES. Bytes that arrive at a closed socket are answered with a reset, and a reset takes the
-answer from a client that has not read it yet.
+A connection that we close is first closed for writing only: for LINGER_S, up to LINGER_BYTES of further input are read
+and dropped. Bytes that arrive at a closed socket are answered with a reset, and a reset discards the answer if the
+client has not read it yet.
 
-A client that closes its side between requests, or after whole ones, is gone. Within a request it is told that the
-request is not whole.
+A client that closes its side between requests, or after whole ones, counts as gone. One that closes its side within a
+request gets a 400.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 16 * 2**10
 HEADERS: Final = 100
-# A reader that does not take HIGH_WATER bytes in this time has stopped reading.
+# A client that reads less than HIGH_WATER bytes in this time is dropped.
 STALL_S: Final = 30.0
-# Of a client that is told that its connection ends, or whose body nobody wants.
+# Read and dropped of a connection that we close, and of a body that no handler reads.
 LINGER_S: Final = 5.0
 LINGER_BYTES: Final = 8 * 2**20
-# Of the loop, in which a request that has arrived is read and begun: whoever seems late may have waited for us.
+# Turns of the loop that headers get after their deadline: they may have arrived, and the loop was late to read them.
 TURNS: Final = 10
 
 LIMITS: Final[dict[str, Any]] = {
@@ -89,10 +89,10 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._header_deadline: asyncio.Handle | None = None
         self._stall_deadline: asyncio.TimerHandle | None = None
         self._linger_deadline: asyncio.TimerHandle | None = None
-        self._linger_bytes = LINGER_BYTES  # that may still be read and dropped
-        self._arriving: StreamReader | None = None  # the body of the newest request, where not whole yet
-        self._answered = False  # before that body was whole
-        self._refused = False  # whatever else arrives is no request
+        self._linger_bytes = LINGER_BYTES  # may still be read and dropped
+        self._arriving: StreamReader | None = None  # body of the newest request, until it is whole
+        self._answered = False  # whether that request was answered before its body was whole
+        self._refused = False  # further input is dropped, not parsed
         self._ended = False  # the client has closed its side
         self._stream: asyncio.Transport | None = None  # also while it closes, when `transport` is None
 
@@ -135,7 +135,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if self._refused or not self._within_a_request():
             return self._refused
         if self._answered and self._arriving is not None and not self._arriving.is_eof():
-            return False  # what is not whole is a body that nobody wanted
+            return False  # only a body that no handler reads is not whole
         cut = InvalidHttp("the input ended before the request was whole")
         if not self._refuse(cut):
             self._messages.append((_ErrInfo(cut.status, cut, str(cut)), EMPTY_PAYLOAD))
@@ -149,8 +149,8 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._answered = request.content is self._arriving
         answer, gone = await super().finish_response(request, resp, start_time)
         if request.content.is_eof() and not request.content.at_eof():
-            request.content.read_nowait()  # nobody wanted it, and aiohttp keeps it until the next request comes
-        self._look_at_input()  # what followed a declined upgrade is read only now
+            request.content.read_nowait()  # no handler read it, and aiohttp keeps it until the next request
+        self._look_at_input()  # input after a declined upgrade is parsed only now
         if not gone and not answer.keep_alive:
             self._linger()
         return answer, gone
@@ -165,18 +165,18 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             self._stall_deadline.cancel()
 
     def busy(self) -> None:
-        """Work for this client begins: its request, or the body of it, has arrived."""
+        """Note that the request, or its body, has arrived: the server works for this client."""
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
         self._connections.busy(self)
 
     def silent(self) -> None:
-        """Its client keeps us waiting: for a body, or for the next request."""
+        """Note that the server waits for this client: for a body or the next request."""
         self._connections.silent(self)
 
     def drop(self) -> None:
-        """Close now, without a word, whatever is still to be sent."""
+        """Abort the connection; unsent bytes are discarded."""
         if self._stream is not None:
             self._stream.abort()
 
@@ -187,9 +187,9 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what never reached a route: the parser refused it. It closes the connection."""
+        """Answer a request that the parser refused before it reached a route, and close the connection."""
         if isinstance(exc, ConnectionError):
-            raise exc  # nobody is left to answer, and there is nothing to log
+            raise exc  # the client has gone: there is nothing to answer or log
         if status != InvalidRequest.status or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         refusal = exc if isinstance(exc, InvalidHttp) else _explain(message or "")
@@ -200,7 +200,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         return response
 
     def _within_a_request(self) -> bool:
-        """Whether the parser waits for more of a head or a body. It is not used any more after that."""
+        """Whether the parser waits for more of a head or a body. The parser cannot be used after this call."""
         assert self._parser is not None
         try:
             return self._parser.feed_eof() is not None
@@ -208,7 +208,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             return True
 
     def _look_at_input(self) -> None:
-        """Notice a body that begins to arrive, and what breaks the input off."""
+        """Note the body that began to arrive, or the parser's error."""
         if not self._messages:
             return
         newest, body = self._messages[-1]
@@ -218,7 +218,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             self._arriving, self._answered = None if body.is_eof() else body, False
 
     def _refuse(self, error: InvalidHttp) -> bool:
-        """Read no more requests. Return whether the last one's body was still arriving: its reader raises the error."""
+        """Parse no more requests. Return whether a body was still arriving: then the body's reader raises the error."""
         self._refused = True
         body, self._arriving = self._arriving, None
         if body is None or body.is_eof():
@@ -227,7 +227,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         return True
 
     def _linger(self) -> None:
-        """Close for writing, and drop what the client still sends until it closes too."""
+        """Close for writing, and drop further input until the client closes too."""
         stream = self._stream
         if stream is None or stream.is_closing():
             return
@@ -248,10 +248,10 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if self._linger_deadline is not None:
             self._stream.close()
         else:
-            self._stream.pause_reading()  # the refusal is still to be sent
+            self._stream.pause_reading()  # the refusal is not sent yet
 
     def _headers_are_late(self, turns: int) -> None:
-        """Close, after so many turns of the loop, unless the request has begun by then."""
+        """Close after this many turns of the loop, unless the request has begun by then."""
         if turns:
             self._header_deadline = self._loop.call_soon(self._headers_are_late, turns - 1)
         else:
@@ -270,18 +270,18 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
 
 
 def leaves_too_much_unread(request: web.BaseRequest) -> bool:
-    """Whether a connection cannot be used again because of a body that nobody has read."""
+    """Whether too much of the body is unread for the connection to be used again."""
     body, size = request.content, request.content_length
     return not body.is_eof() and (size is None or size > LINGER_BYTES or body.exception() is not None)
 
 
 def speak_our_version(request: web.BaseRequest) -> None:
-    """Have the status line name our version of HTTP, not the client's (RFC 9110, 6.2)."""
+    """Make the status line name our version of HTTP, not the client's (RFC 9110, 6.2)."""
     request._cache["version"] = request._version = HttpVersion11
 
 
 def _explain(complaint: str) -> InvalidHttp | UnknownVersion:
-    """Return what to answer to bytes of which the parser says this."""
+    """Return the error for a complaint of the parser."""
     if "Invalid HTTP version" in complaint or "Pause on PRI" in complaint:
         return UnknownVersion()
     return InvalidHttp("the request is not valid HTTP/1.1")

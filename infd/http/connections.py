@@ -1,9 +1,8 @@
-"""How many connections there may be, and which one makes room for another.
+"""Limit the number of connections, and choose which one is dropped for a new one.
 
-A connection is silent while we wait for its client: for the headers or the body
-of a request, or for the next request. At a cap the one silent for longest is
-dropped for the newcomer, so that whoever opens connections and says nothing
-shuts nobody out. Where we work for all of them, the newcomer is refused.
+A connection is silent while the server waits for its client: for the headers or the body of a request, or for the next
+request. At a cap the connection silent for longest is dropped for the new one, so that clients that open connections
+and send nothing keep no other client out. If none is silent, the new one is refused.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("infd.http")
 
-# Descriptors for all else: weights, caches, the admin socket, logs, the event loop. Half of them where they are few.
+# Descriptors for everything else: weights, caches, the admin socket, logs, the event loop; at most half of all.
 KEPT_DESCRIPTORS: Final = 128
-# A customer's usual share of IPv6. Whoever has one address has all of these.
+# Prefix that a customer usually gets in IPv6: one client can use all its addresses.
 SHARED_PREFIX: Final = 64
 
 
 class Droppable(Protocol):
-    """A connection, as far as it matters here."""
+    """A connection."""
 
     address: str  # empty for a Unix socket
 
     def drop(self) -> None:
-        """Close now, without a word."""
+        """Abort the connection."""
 
 
 class Connections:
@@ -49,17 +48,17 @@ class Connections:
             )
         self._most_per_address = server.max_connections_per_address
         self._metrics = metrics
-        self._at: dict[str, int] = {}  # how many are open, by address
+        self._at: dict[str, int] = {}  # number open, by address
         self._open: set[Droppable] = set()
-        self.unheard: set[Droppable] = set()  # of these, who has not asked anything yet
-        self._silent: dict[Droppable, None] = {}  # the longest first
+        self.unheard: set[Droppable] = set()  # open, without a request so far
+        self._silent: dict[Droppable, None] = {}  # silent for longest first
         self._silent_at: dict[str, dict[Droppable, None]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def enter(self, connection: Droppable) -> None:
-        """Count a new connection, silent at first. Raises Overloaded where there is no room for it."""
+        """Add a new connection, which is silent at first. Raises Overloaded if there is no room for it."""
         address = connection.address
         if address and self._at.get(address, 0) >= self._most_per_address:
             self._make_room(self._silent_at.get(address), "your address has too many connections, all of them in use")
@@ -72,7 +71,7 @@ class Connections:
         self._metrics.connections = len(self._open)
 
     def leave(self, connection: Droppable) -> None:
-        """Forget a connection. Harmless when repeated."""
+        """Remove a connection. Harmless when repeated."""
         if connection not in self._open:
             return
         self._open.discard(connection)
@@ -84,13 +83,13 @@ class Connections:
         self._metrics.connections = len(self._open)
 
     def silent(self, connection: Droppable) -> None:
-        """From now on its client keeps us waiting."""
+        """Note that the server waits for the client."""
         if connection in self._open:
             self._silent[connection] = None
             self._silent_at.setdefault(connection.address, {})[connection] = None
 
     def busy(self, connection: Droppable) -> None:
-        """From now on we work for it."""
+        """Note that the server works for the client."""
         self.unheard.discard(connection)
         if connection in self._silent:
             del self._silent[connection]
@@ -109,7 +108,7 @@ class Connections:
 
 
 def address_of(peername: object) -> str:
-    """Return what counts as one address: a host's, or an IPv6 network's; empty for a Unix socket."""
+    """Return the address that limits count by: a host, or an IPv6 network; empty for a Unix socket."""
     if not isinstance(peername, tuple):
         return ""
     address = ipaddress.ip_address(peername[0].partition("%")[0])

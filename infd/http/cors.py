@@ -1,6 +1,6 @@
-"""Which pages a browser lets ask here, and read the answers.
+"""Cross-origin requests: which pages a browser lets send requests here and read the answers.
 
-Only browsers heed this: it guards their users, not the server.
+Only browsers obey this: it protects their users, not the server.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Origins:
         self._allowed = frozenset(allowed)
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """Answer a browser that asks before it asks; None where this is no such request, or from a stranger.
+        """Answer a preflight request; None for other requests and for origins that are not allowed.
 
-        It carries no key, because browsers send none with it.
+        A preflight carries no key, because browsers send none with it.
         """
         method = request.headers.get("Access-Control-Request-Method")
         if request.method != "OPTIONS" or method is None or not self._allows(request.headers.get("Origin")):

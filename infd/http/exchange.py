@@ -1,4 +1,4 @@
-"""What is known of one request while it is answered."""
+"""One request while it is answered, and where its events go."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Events(Protocol):
-    """Where a streamed answer goes. Every call takes whole events.
+    """Sends a streamed answer. Every call takes whole events.
 
-    writable  whether `write` may be called: the reader has taken all that was written before
-    begun     whether anything has been sent: an error is an event then, no response of its own
+    writable  whether `write` may be called: the reader has taken everything written before
+    begun     whether anything has been sent: from then on errors are events
     """
 
     begun: bool
@@ -39,10 +39,10 @@ class Events(Protocol):
 
 
 class Exchange(Struct):
-    """One request: who asks, under which id, and the work it caused.
+    """One request: its key, its ids, its ticket.
 
-    error   what the client was told
-    errors  how the client is told: by its API, later by its answer's format
+    error   that was reported to the client
+    errors  how errors are reported: in the API's format, then in the answer's
     """
 
     internal_id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -53,13 +53,13 @@ class Exchange(Struct):
     errors: Errors = OPENAI_ERRORS
 
     def begin(self, ticket: Ticket, client_id: str | None) -> None:
-        """Note that work begins. An id in a header takes precedence over one in the body."""
+        """Note the ticket. An id in a header takes precedence over one in the body."""
         self.ticket = ticket
         self.client_id = self.client_id or client_id
 
     @property
     def id(self) -> str:
-        """What the client sees as X-Request-Id and what the log knows the request by."""
+        """The request's id in the X-Request-Id header and in the log."""
         return self.client_id or (self.internal_id if self.ticket is None else self.ticket.id)
 
     @property

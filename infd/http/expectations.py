@@ -1,7 +1,7 @@
-"""When a client hears that it may send its body, which it asks with `Expect: 100-continue`.
+"""`Expect: 100-continue`: a client that sends it waits for permission to send its body.
 
-Not before its key is known. aiohttp would answer ahead of every middleware: no key asked, no request id, no access
-line. So no route answers; the reader of the body does.
+Permission is given when the body is read, after the key was checked. aiohttp would give it before every middleware:
+without a key, a request id or an access line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONTINUE: Final = "100-continue"
 
 
 async def unanswered(request: web.Request) -> None:
-    """Let the request pass to the middlewares."""
+    """Do nothing: the route's expectation handler, in place of aiohttp's."""
 
 
 def check(request: web.Request) -> None:
@@ -29,7 +29,7 @@ def check(request: web.Request) -> None:
 
 
 async def invite(request: web.Request) -> None:
-    """Tell a client that waits for it to send its body."""
+    """Give permission to send the body, if the client waits for it."""
     if request.version >= HttpVersion11 and "Expect" in request.headers:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # nothing of the answer has been sent
+        request.writer.output_size = 0  # this was no part of the answer

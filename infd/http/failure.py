@@ -32,13 +32,13 @@ def translate(error: Exception, exchange: Exchange) -> RequestError:
 
 
 def count(error: RequestError, metrics: Metrics) -> None:
-    """Count a refusal by its reason. A fault of ours is none: it ends as an error."""
+    """Count a refusal by its reason. An internal error is not a refusal."""
     if error.status < Internal.status or error.status in (NotReady.status, UnknownVersion.status):
         metrics.rejected[reason(error)] = metrics.rejected.get(reason(error), 0) + 1
 
 
 def reason(error: RequestError) -> str:
-    """Return the word for it in metrics and in the log."""
+    """Return the error's label in metrics and in the log."""
     return error.code or "invalid_request"
 
 

@@ -1,7 +1,7 @@
 """Answer a generation, whichever API it came by: queue it, read its tokens, write them in the API's format.
 
-Streamed or not, the answer's deltas take the same road: an `_Output` sends their events as they come, or gathers them
-into one body.
+Streamed or not, one loop reads the answer's deltas. Its output sends their events as they come, or gathers them into
+one body.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ async def generate(
         if events is None:
             return await _drain(answer, _Body(answer, format, generation, backend.offload), direct=True)
         stream = _Stream(answer, format, events, backend.offload)
-        # A task of its own is woken for each token without passing through every middleware. Several choices are not
-        # written directly, so that what a step brings to all of them goes out in one write.
+        # A separate task: waking it for a token does not pass through every middleware. Several choices are not written
+        # directly, so that the tokens of one step go out in one write.
         return await asyncio.ensure_future(_drain(answer, stream, direct=answer.single))
 
 
@@ -83,7 +83,7 @@ class _Output(Protocol):
     async def add(self, deltas: list[ChoiceDelta]) -> None: ...
 
     async def end(self) -> Pieces:
-        """Finish the answer. Returns what is left to send."""
+        """Finish the answer. Returns the body, if it was not sent as events."""
 
 
 async def _drain(answer: Answer, output: _Output, *, direct: bool) -> Pieces:
@@ -153,7 +153,7 @@ class _Body:
 
 
 def _explained_tokens(deltas: list[ChoiceDelta]) -> int:
-    """Return the log-probabilities that the events of deltas tell, in tokens: a long prompt may have many."""
+    """Return how many tokens have log-probabilities in these deltas, their prompts' included."""
     explained = 0
     for delta in deltas:
         explained += len(delta.logprobs)
@@ -298,7 +298,7 @@ def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], li
 
 
 def _check_no_spaces(served: ServedModel) -> None:
-    """Raise Unsupported for a tokenizer whose decoder infd does not know: it may put spaces between special tokens."""
+    """Raise Unsupported if the tokenizer's decoder is unknown: it may put spaces between special tokens."""
     if served.tokenizer.pieces(skip_special_tokens=False) is None:
         raise Unsupported(
             "spaces_between_special_tokens: false with this model's tokenizer", param="spaces_between_special_tokens"

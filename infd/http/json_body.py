@@ -55,7 +55,7 @@ def exceeds_depth(data: bytes | bytearray, limit: int) -> bool:
 
 
 def _explain(error: str, body: object) -> tuple[str, str | None]:
-    """Split what msgspec says about a body of a type into words and the dotted path they are about."""
+    """Split msgspec's message about a body of this type into a sentence and the dotted path of the value."""
     path = ""
     if at := _PATH.search(error):
         path = at["path"].removesuffix("[...]")
@@ -75,7 +75,7 @@ def _shape(type_: object) -> inspect.Type:
 
 
 def _known(shape: inspect.Type, path: list[str]) -> tuple[object, ...]:
-    """Return the values that may stand at the end of a path."""
+    """Return the values allowed at a path."""
     match shape, path:
         case inspect.LiteralType(values=values), []:
             return values

@@ -1,11 +1,11 @@
-"""What happens around every request. Outermost first:
+"""The middlewares around every route. Outermost first:
 
 1. record     gives the request its id, and writes its access line when it is over, however it ended
 2. explain    turns what was raised into an error body in the API's words, unless a stream has begun (routes/generating)
 3. frame      refuses versions and framing of HTTP that leave open where the next request begins
-4. preflight  answers browsers that ask whether a page may ask
+4. preflight  answers browsers that ask whether a page may send a request
 5. authorize  lets nothing through without a key but the paths named in OPEN, compared as the client sent them
-6. understand refuses what the headers ask of us beyond what we do, of whoever may ask at all
+6. understand refuses expectations (the Expect header) other than 100-continue
 
 `finish_headers` runs last, when a response is about to leave, streamed or not.
 """
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 OPEN: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
 METRICS: Final = "/metrics"
 
-# A client's own id is echoed in a header and written to the log: printable, and not long.
+# A client's own id is echoed in a header and written to the log: printable and short.
 _CLIENT_ID: Final = re.compile(r"[!-~]{1,128}")
 _COME_BACK: Final = frozenset({Overloaded.status, NotReady.status})
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
 _LONGEST_PARAM: Final = 128  # characters in the log; some name a field that only the client knows
-_CLIENT_GONE: Final = 499  # what proxies write where there was nobody left to answer
+_CLIENT_GONE: Final = 499  # proxies log this for a client that left before the answer
 
 
 @web.middleware
@@ -73,7 +73,7 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
             response.headers["X-Request-Id"] = exchange.id
         return response
     except ConnectionError:
-        # aiohttp finds out by itself that nobody is left to answer. Raised, the error were in a cycle with its task.
+        # aiohttp notices by itself that the client has gone. Raising the error would tie it into a cycle with its task.
         return web.Response(status=status)
     finally:
         client.silent()
@@ -88,7 +88,7 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a browser's question; all else goes on."""
+    """Answer preflight requests of browsers; others pass."""
     return request.app[SERVICE].origins.preflight(request) or await handler(request)
 
 
@@ -134,7 +134,7 @@ async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Find out whose key this is. Unknown paths need one too: what exists here is nobody's business."""
+    """Identify the key. Unknown paths need one too, so that a client without a key cannot learn which paths exist."""
     service = request.app[SERVICE]
     path = _raw_path(request)
     if path not in OPEN and not (path == METRICS and service.config.metrics.public):
@@ -150,10 +150,7 @@ async def understand(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Name the request, say when to come back, and to whom the answer may be shown.
-
-    While draining, ask the client to open its next connection elsewhere.
-    """
+    """Set X-Request-Id, Retry-After and CORS headers; while draining, close the connection after the answer."""
     service = request.app[SERVICE]
     response.headers["Server"] = "infd"  # no versions: what runs here is in /version
     if (exchange := request.get(EXCHANGE)) is not None:
@@ -170,7 +167,7 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
 
 
 def _raw_path(request: web.Request) -> str:
-    # The path as sent: what decoding or an absolute-form target could disguise is not open.
+    # The path as sent, so that decoding or an absolute-form target cannot disguise another path as an open one.
     return request.raw_path.partition("?")[0]
 
 

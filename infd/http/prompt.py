@@ -27,10 +27,10 @@ SHORT_CHARACTERS: Final = 4096
 # About 50 ms: longer texts would hold up those of ordinary length.
 ORDINARY_CHARACTERS: Final = 2**16
 SHORT_WORDS: Final = 64
-# No text is read beyond the larger of these: few have so many characters a token, and a mebibyte takes a second.
+# Longest text that is encoded, the larger of these: few texts have more characters a token; 1 MiB takes a second.
 CHARACTERS_A_TOKEN: Final = 16
 FREE_CHARACTERS: Final = 2**20
-# Every step matches what has been generated against all of them.
+# Every step compares the generated tokens with all of them.
 BAD_WORD_TOKENS: Final = 2**14
 
 
@@ -210,7 +210,7 @@ def _encode(text: str, served: ServedModel, *, add_special_tokens: bool) -> tupl
 
 
 def _spelled(words: Sequence[str], served: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """Spell each word as it begins a text, and with a space before it where that changes only its first token.
+    """Encode each word at the start of a text, and after a space if that changes only its first token.
 
     So vLLM defines them; a word that a space changes otherwise is forbidden in its first form alone.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COLDEST: Final = 1e-3
 # Seeds are below this, so that a choice can add its index.
 SEEDS: Final = 2**62
-# More than the longest value that passes in a field not served yet.
+# Longer than any neutral value of a field not served yet.
 LONGEST_NEUTRAL_BYTES: Final = 256
 
 
@@ -171,7 +171,7 @@ def check_ids(ids: Iterable[int], served: ServedModel, param: str) -> None:
 
 
 def _decode(value: Raw, name: str, param: str) -> Any:
-    # What passes is short. The rest of the body was only skimmed: such a value can still be none at all.
+    # Neutral values are short. A raw value was skipped, not decoded, with the body: it may be invalid JSON.
     if len(memoryview(value)) > LONGEST_NEUTRAL_BYTES:
         raise Unsupported(name, param=param)
     try:

@@ -1,4 +1,4 @@
-"""What the server serves, once it is loaded."""
+"""The model served, once it is loaded: names, limits, tokenizer, template, sampling defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
-    """How the model's makers want it sampled, where a request does not say.
+    """Sampling parameters that a request leaves out: those of the model's generation_config.json.
 
     Their max_new_tokens does not count: how long an answer may be is the request's to say, and the context's.
     """
@@ -31,7 +31,7 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, generation_config: Mapping[str, Any]) -> SamplingDefaults:
-        """Take what generation_config.json sets. Raises CheckpointError."""
+        """Read generation_config.json. Raises CheckpointError."""
         given = {name: value for name, value in generation_config.items() if value is not None}
         try:
             return msgspec.convert(given, cls)
@@ -40,14 +40,14 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
-    """The model behind the endpoint: its names, its limits and its language.
+    """The model served: its names, its limits, its tokenizer and template.
 
     names          what clients may call it; the first is reported
     created        Unix time, seconds
     max_model_len  prompt and answer together, tokens
     vocab_size     token ids are 0..vocab_size - 1
     syntax         of the thoughts and tool calls in its answers
-    adapters       the names of those that can be asked for in its place, as they are now
+    adapters       names of the adapters loaded now, which requests may name in place of the model
     """
 
     names: tuple[str, ...]
@@ -61,7 +61,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     adapters: Collection[str] = ()
 
     def name(self, asked: str | None) -> str:
-        """Return the name to answer with; no name asks for the base model. Raises ModelNotFound."""
+        """Return the name to answer with; without a name, the base model's. Raises ModelNotFound."""
         if not asked:
             return self.names[0]
         if asked not in self.names and asked not in self.adapters:
@@ -69,6 +69,6 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         return asked
 
     def adapter(self, asked: str | None) -> str | None:
-        """Return the adapter that a name asks for, None for the model itself. Raises ModelNotFound."""
+        """Return the adapter of this name; None if it is the model's own. Raises ModelNotFound."""
         name = self.name(asked)
         return None if name in self.names else name

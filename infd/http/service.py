@@ -1,4 +1,4 @@
-"""What every route works with: the backend, and what HTTP adds to it."""
+"""State that all routes share: the backend, keys, streams, bodies."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from infd.telemetry.metrics import Metrics
 
 
-# Of a body where no limit is configured. Five characters a token, each escaped in six bytes.
+# Limits of a body if none is configured: five characters a token, each escaped in six bytes.
 BODY_BYTES: Final = 2**20
 BODY_BYTES_BESIDES: Final = 2**16
 BODY_BYTES_A_TOKEN: Final = 32
 
 
 class Service(Backend):
-    """The backend, and all that stands between it and HTTP."""
+    """The backend, and the state of the HTTP server around it."""
 
     def __init__(self, engine: Engine, config: Config, metrics: Metrics, keys: Keys, offload: Offload) -> None:
         super().__init__(engine, config, offload)
@@ -41,9 +41,9 @@ class Service(Backend):
 
     @property
     def largest_body_bytes(self) -> int:
-        """How large a body may be: what the settings say, or what the longest prompt could need.
+        """Most bytes of a body: the setting, or what the longest prompt could need.
 
-        Decoded, a body can take fifty times its size, so a limit beyond any need is a way to take memory.
+        A decoded body can take fifty times its size: a limit above any need would let clients exhaust memory.
         """
         if (configured := self.config.server.max_body_bytes) is not None:
             return configured
@@ -52,5 +52,5 @@ class Service(Backend):
 
 
 SERVICE = web.AppKey("service", Service)
-ERRORS = web.AppKey("errors", dict[str, Errors])  # of APIs with error formats of their own, by path
+ERRORS = web.AppKey("errors", dict[str, Errors])  # how each API reports errors, by path
 EXCHANGE = web.RequestKey("exchange", Exchange)

@@ -1,10 +1,9 @@
-"""How events reach a reader.
+"""Send server-sent events.
 
-Headers wait for the first event, so that an error before it keeps its real
-status; a reader that hears nothing for a while, in the queue or before the door
-of an engine at rest, gets its headers, later a comment. A reader that lags is
-waited for: what is buffered for it stays within HIGH_WATER and one slice on our
-side of the kernel. One that stops reading is dropped by its connection.
+Headers wait for the first event, so that an error before it keeps its own status. If there is no event for a while,
+because the request is queued or the engine paused, the client gets headers, later comments. A slow reader is waited
+for: at most HIGH_WATER and one slice are buffered for it in this process. A client that stops reading is dropped by its
+connection.
 """
 
 from __future__ import annotations
@@ -45,21 +44,21 @@ class Streams:
         return stream
 
     async def beat(self) -> None:
-        """Count one beat for every stream; those quiet for too long are written to."""
+        """Count one beat for every stream; a stream quiet for too long gets headers or a comment."""
         for stream in self:
-            # Its own handler meets the same lost connection, and ends the work.
+            # The stream's handler gets the same error, and ends the request.
             with suppress(ConnectionError):
                 await stream.beat()
 
     async def keep_alive(self) -> None:
-        """Beat for ever."""
+        """Call `beat` every BEAT_S."""
         while True:
             await asyncio.sleep(BEAT_S)
             await self.beat()
 
 
 class EventStream:
-    """One response made of events. Use as a context manager: leaving it forgets the stream."""
+    """One response made of events. A context manager: leaving it removes the stream from the registry."""
 
     def __init__(self, request: web.Request, registry: set[EventStream]) -> None:
         self.response = web.StreamResponse(
@@ -72,11 +71,11 @@ class EventStream:
         self.begun = False
         self._request = request
         self._registry = registry
-        self._beginning = asyncio.Lock()  # handler and timer may both want to begin
+        self._beginning = asyncio.Lock()  # handler and timer may both begin the response
         self._quiet_beats = 0
         self._lagging = False
         self._transport: asyncio.Transport | None = None
-        self._direct: asyncio.Transport | None = None  # once headers and a first chunk have left, and chunks may follow
+        self._direct: asyncio.Transport | None = None  # set after headers and a first chunk are sent
 
     def __enter__(self) -> EventStream:
         return self
@@ -86,7 +85,7 @@ class EventStream:
 
     @property
     def buffered_bytes(self) -> int:
-        """What waits on our side of the kernel."""
+        """Bytes buffered in this process."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
@@ -96,13 +95,13 @@ class EventStream:
         return transport is not None and not (transport.get_write_buffer_size() or transport.is_closing())
 
     def write(self, events: bytes) -> None:
-        """Write whole events while the response is `writable`: what response.write comes to, without its four calls."""
+        """Write whole events while `writable`. The same bytes as response.write, without its four calls."""
         assert self._direct is not None
         self._quiet_beats = 0
         self._direct.write(b"%x\r\n%b\r\n" % (len(events), events))
 
     async def send(self, events: bytes) -> None:
-        """Write whole events. Waits for a reader that lags; raises ConnectionError when it is gone."""
+        """Write whole events. Waits for a reader that lags; raises ConnectionError if the client has gone."""
         self._quiet_beats = 0
         transport = self._transport or await self._begin()
         if len(events) > HIGH_WATER or transport.get_write_buffer_size():
@@ -127,11 +126,11 @@ class EventStream:
         await self.response.write_eof()
 
     async def beat(self) -> None:
-        """Say something if nothing was said for long: first the headers, then comments."""
+        """Count a beat without events; after BEATS_TO_HEADERS send the headers, after BEATS_TO_PING a comment."""
         self._quiet_beats += 1
         if self._quiet_beats < (BEATS_TO_PING if self.begun else BEATS_TO_HEADERS):
             return
-        # One who lags hears from us as it is, must not hold up the others' pings, and may be in the middle of an event.
+        # A lagging reader has data to read, may be in the middle of an event, and must not delay the others' pings.
         if not self._lagging and not self.buffered_bytes:
             await self.send(PING)
 

@@ -1,4 +1,4 @@
-"""What there is to know of an API that generates text."""
+"""An API that generates text: what a route, a batch or a caller in process needs of it."""
 
 from __future__ import annotations
 

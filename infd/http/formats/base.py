@@ -62,7 +62,7 @@ class Format(Errors, Protocol):
     """One answer in the words of one API: streamed by `events` and `last_events`, or `whole`."""
 
     def events(self, delta: ChoiceDelta) -> Pieces:
-        """Return the framed events of what is new in one choice; none if it shows nothing yet."""
+        """Return the framed events of a delta; none if it has nothing to show yet."""
 
     def last_events(self) -> bytes:
         """Return the framed events that follow the last delta, the API's last mark included."""
@@ -87,7 +87,7 @@ def framed(data: Pieces) -> Pieces:
 
 
 def around(chunk: Struct) -> list[bytes]:
-    """Return the bytes around the text in a framed chunk whose text is PLACE, wherever it stands.
+    """Return the bytes of a framed chunk around its text, which is PLACE in one or more fields.
 
     Encoding a chunk takes longer than everything else done for a token, and only its text changes.
     """

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class EncodedReport(Struct):
-    """What the choices of a prompt repeat of it, encoded once.
+    """A PromptReport, encoded once for all choices of the prompt.
 
     remaining   choices that have not repeated it yet
-    elements    of the arrays that it begins or fills, by name
+    elements    of JSON arrays, by name
     characters  of its tokens' texts, in a row
     """
 
@@ -104,7 +104,7 @@ class CompletionFormat(OpenAIErrors):
         return filled(response, {"choices": array(*bodies)})
 
     def _choice(self, delta: ChoiceDelta, explained: Mapping[str, Pieces]) -> CompletionChoice:
-        """Return a choice, with holes for what is explained."""
+        """Return a choice with holes for the arrays in `explained`."""
         choice = CompletionChoice(index=delta.index, text=delta.text)
         token_ids = delta.token_ids
         if delta.prompt is not None and delta.prompt.echo is not None:

@@ -1,4 +1,4 @@
-"""Is it alive, is it ready, how busy is it: /livez /readyz /health /ping /version /load.
+"""Liveness, readiness and load: /livez /readyz /health /ping /version /load.
 
 | state    | /livez | /health, /ping | /readyz |
 |----------|--------|----------------|---------|
@@ -28,7 +28,7 @@ _NOT_READY: Final = frozenset(State) - {State.READY}
 
 
 async def live(request: web.Request) -> web.StreamResponse:
-    """Whether restarting the process would not help."""
+    """503 only if the process must be restarted."""
     return _state(request, _NOT_LIVE)
 
 
@@ -38,7 +38,7 @@ async def healthy(request: web.Request) -> web.StreamResponse:
 
 
 async def ready(request: web.Request) -> web.StreamResponse:
-    """Whether new requests are taken now. `?verbose` says why not, and since when."""
+    """Whether new requests are accepted now. `?verbose` adds the reason and since when."""
     wakes = request.app[SERVICE].engine.control.wakes_on_request
     return _state(request, _NOT_READY - {State.SLEEPING} if wakes else _NOT_READY, verbose="verbose" in request.query)
 
@@ -48,7 +48,7 @@ async def version(request: web.Request) -> web.StreamResponse:
 
 
 async def load(request: web.Request) -> web.StreamResponse:
-    """How many choices are running or waiting."""
+    """The number of choices running and waiting."""
     status = request.app[SERVICE].engine.status()
     counts = {"server_load": status.running + status.waiting, "running": status.running, "waiting": status.waiting}
     return send.json(msgspec.json.encode(counts))

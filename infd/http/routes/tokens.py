@@ -26,7 +26,7 @@ DETOKENIZE: Final = msgspec.json.Decoder(DetokenizeRequest)
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
-    """The ids of a text, or of a conversation as the template writes it."""
+    """The ids of a text, or of a conversation rendered by the chat template."""
     service = request.app[SERVICE]
     body, size = await read(request, TOKENIZE)
     served = service.model()

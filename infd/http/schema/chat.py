@@ -11,19 +11,19 @@ from infd.http.schema.sampling import ABSENT, NotBuilt, OpenAIRequest
 from infd.http.schema.tools import CALLS, TOOLS, Called, CallId, ReplyCall, ReplyCallDelta, Tool, ToolChoice
 from infd.http.schema.usage import Timings, Usage
 
-# A turn costs the template more than its bytes cost to send.
+# Rendering a message takes longer than its bytes alone would suggest.
 MESSAGES: Final = 2**14
 
 
 class ContentPart(Struct, kw_only=True):
-    """A piece of a message. Only text is read yet; other types are refused by name."""
+    """A part of a message. Only text is served; other types are refused by name."""
 
     type: str
     text: str | None = None
 
 
 class Message(Struct, kw_only=True):
-    """One turn."""
+    """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[ContentPart], Meta(max_length=4096)] | None = None
@@ -53,7 +53,7 @@ class TemplateKwargs(Struct, kw_only=True, forbid_unknown_fields=True, omit_defa
 
 
 class ChatRequest(OpenAIRequest, kw_only=True):
-    """What is asked."""
+    """The body of a chat request."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES)]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -89,7 +89,7 @@ class ChatRequest(OpenAIRequest, kw_only=True):
 
 
 class ReplyMessage(Struct, kw_only=True):
-    """The assistant's turn. What it thought has two names, because clients ask for either."""
+    """The assistant's message. Its thought comes under two names, because clients read either."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -99,7 +99,7 @@ class ReplyMessage(Struct, kw_only=True):
 
 
 class TopLogprob(Struct, kw_only=True):
-    """A token that might have been."""
+    """One of the likeliest tokens at a position."""
 
     token: str
     logprob: float
@@ -107,7 +107,7 @@ class TopLogprob(Struct, kw_only=True):
 
 
 class ChatLogprob(Struct, kw_only=True):
-    """The token at one position, and the most likely ones there."""
+    """The token at one position, and the likeliest ones there."""
 
     token: str
     logprob: float
@@ -122,7 +122,7 @@ class ChatLogprobs(Struct, kw_only=True):
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One answer. `stop_reason` is the stop string or token id that ended it."""
+    """One choice. `stop_reason` is the stop string or token id that finished it."""
 
     index: int
     message: ReplyMessage
@@ -147,7 +147,7 @@ class ChatResponse(Struct, kw_only=True):
 
 
 class ChatDelta(Struct, kw_only=True):
-    """What is new."""
+    """The new part of a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -157,7 +157,7 @@ class ChatDelta(Struct, kw_only=True):
 
 
 class ChatChunkChoice(Struct, kw_only=True):
-    """What is new in one answer."""
+    """The new part of one choice."""
 
     index: int
     delta: ChatDelta

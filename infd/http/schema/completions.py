@@ -12,10 +12,10 @@ from infd.http.schema.usage import Timings, Usage
 
 
 class CompletionRequest(OpenAIRequest, kw_only=True):
-    """What is asked. A prompt is a text or token ids; several of either may be given."""
+    """The body of a completion request. A prompt is a text or token ids; several of either may be given."""
 
     prompt: str | Annotated[list[str | TokenId | Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0: only look at the prompt
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0: only echo or score the prompt
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0)] | None = None
@@ -39,7 +39,7 @@ class CompletionLogprobs(Struct, kw_only=True):
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """One answer, or what is new in it. `stop_reason` is the stop string or token id that ended it."""
+    """One choice, or the new part of it. `stop_reason` is the stop string or token id that finished it."""
 
     index: int
     text: str
@@ -52,7 +52,7 @@ class CompletionChoice(Struct, kw_only=True):
 
 
 class CompletionResponse(Struct, kw_only=True):
-    """The whole answer, and in a stream one event of it."""
+    """The whole answer, or one event of a streamed one."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -1,4 +1,4 @@
-"""What every error looks like."""
+"""Errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class ErrorDetail(Struct, kw_only=True):
 
 
 class ErrorBody(Struct, kw_only=True):
-    """The body of every response that is not a success, and of the event that ends a failed stream."""
+    """The body of an error response, and of the event that ends a failed stream."""
 
     error: ErrorDetail

@@ -1,4 +1,4 @@
-"""How likely a prompt's tokens are, as vLLM's clients read it."""
+"""Log-probabilities of a prompt, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from msgspec import Struct
 
 
 class PromptLogprob(Struct, kw_only=True):
-    """A token in one place of the prompt; `rank` 1 is the most likely one there."""
+    """One token at one position of the prompt; `rank` 1 is the likeliest there."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-# One entry per token, by id: the prompt's own, then the most likely ones. Nothing comes before the first.
+# One entry per position: the prompt's own token, then the likeliest ones, by id. The first position has none.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]

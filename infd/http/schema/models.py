@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class ModelCard(Struct, kw_only=True):
-    """A name that requests may ask for."""
+    """A name that requests may give as `model`."""
 
     id: str
     object: Literal["model"] = "model"
@@ -20,7 +20,7 @@ class ModelCard(Struct, kw_only=True):
 
 
 class ModelList(Struct, kw_only=True):
-    """All of them."""
+    """All models and adapters."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]

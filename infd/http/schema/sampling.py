@@ -24,7 +24,7 @@ class StreamOptions(Struct, kw_only=True):
 
 
 class GenerationFields(Struct, kw_only=True):
-    """The fields that every API knows under these names, with these meanings. None: not given."""
+    """The fields that have the same name and meaning in every API. None: not given."""
 
     model: str | None = None
     stream: bool | None = None
@@ -57,7 +57,7 @@ class GenerationFields(Struct, kw_only=True):
 
 
 class OpenAIRequest(GenerationFields, kw_only=True):
-    """The fields that chat and completions share besides. None: not given."""
+    """Further fields that chat and completions share. None: not given."""
 
     n: Annotated[int, Meta(ge=1)] | None = None
     stream_options: StreamOptions | None = None

@@ -12,7 +12,7 @@ from infd.http.schema.tools import TOOLS, Tool
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """A text, or a conversation to render first: exactly one of them."""
+    """Exactly one of `prompt` and `messages`; messages are rendered first."""
 
     model: str | None = None
     prompt: str | None = None
@@ -26,7 +26,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
 
 class TokenizeResponse(Struct, kw_only=True):
-    """The ids, and what the model could take at most."""
+    """The ids, and the model's context length."""
 
     count: int
     max_model_len: int
@@ -35,7 +35,7 @@ class TokenizeResponse(Struct, kw_only=True):
 
 
 class RenderedPrompt(Struct, kw_only=True):
-    """What the model would read, and how much it could at most."""
+    """The prompt that the model would read, and the model's context length."""
 
     model: str
     prompt: str
@@ -45,7 +45,7 @@ class RenderedPrompt(Struct, kw_only=True):
 
 
 class DetokenizeRequest(Struct, kw_only=True):
-    """Ids to turn back into text, special ones included."""
+    """Ids to decode, special tokens included."""
 
     model: str | None = None
     tokens: Annotated[list[TokenId], Meta(max_length=2**20)]

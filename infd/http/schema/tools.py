@@ -8,19 +8,19 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from infd.http.schema.sampling import ABSENT
 
-# OpenAI takes 128; what a template spends on them is bounded by its own limits.
+# OpenAI accepts 128. Rendering many tools is bounded by the limits on templates.
 TOOLS: Final = 512
 CALLS: Final = 512
-# Of the parameters' JSON schema, and of a call's arguments.
+# Nesting of the parameters' JSON schema and of a call's arguments.
 SCHEMA_DEPTH: Final = 64
 
-# Wider than OpenAI's: servers of tools put their own name before the tool's.
+# Wider than OpenAI's: MCP servers prefix their own name to the tool's.
 ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/-]{1,128}\Z")]
 CallId = Annotated[str, Meta(max_length=256)]
 
 
 class Function(Struct, kw_only=True):
-    """What can be called. `parameters` is a JSON schema."""
+    """A function that can be called. `parameters` is a JSON schema."""
 
     name: ToolName
     description: str | None = None
@@ -29,7 +29,7 @@ class Function(Struct, kw_only=True):
 
 
 class Tool(Struct, kw_only=True):
-    """Only functions are known."""
+    """A tool. Only functions are served."""
 
     type: Literal["function"]
     function: Function
@@ -49,7 +49,7 @@ class ToolChoice(Struct, kw_only=True):
 
 
 class CalledFunction(Struct, kw_only=True):
-    """What was called. `arguments` is JSON text."""
+    """The function that was called. `arguments` is JSON text."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     arguments: str
@@ -64,7 +64,7 @@ class Called(Struct, kw_only=True):
 
 
 class ReplyFunction(Struct, kw_only=True):
-    """What the answer calls, with its arguments as the model wrote them."""
+    """A function that the answer calls, with the arguments as the model wrote them."""
 
     name: str
     arguments: str
@@ -79,14 +79,14 @@ class ReplyCall(Struct, kw_only=True):
 
 
 class FunctionDelta(Struct, kw_only=True):
-    """What is new in a call: its name once, its arguments in parts."""
+    """The new part of a call: its name once, its arguments in parts."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
 class ReplyCallDelta(Struct, kw_only=True):
-    """What is new in a call of a streamed answer. All but the index and new arguments come once."""
+    """The new part of a call in a streamed answer. Id, type and name come once."""
 
     index: int
     id: str | UnsetType = UNSET

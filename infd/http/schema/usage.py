@@ -1,4 +1,4 @@
-"""What a request cost, in tokens and in time."""
+"""Tokens and time that a request took."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct, kw_only=True):
-    """How much of the prompt was found in the cache."""
+    """Prompt tokens found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Struct, kw_only=True):
-    """How much of the answers was thinking, its marks included."""
+    """Tokens of thoughts, their markers included."""
 
     reasoning_tokens: int
 
@@ -28,7 +28,7 @@ class Usage(Struct, kw_only=True):
 
 
 class Timings(Struct, kw_only=True):
-    """Where the time went, in the words of llama.cpp's server. All choices together; milliseconds, and tokens a second.
+    """Where the time went, as llama.cpp's server names it. All choices together; milliseconds, and tokens a second.
 
     cache_n      prompt tokens found in the cache
     prompt_n     prompt tokens computed
