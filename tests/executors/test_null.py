@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from infd.config import Config, DeviceConfig, SchedulerConfig
-from infd.daemon.components import Sizes
+from infd.daemon.components import NullSizes
 from infd.executors.null import NullExecutor
 from infd.request import SamplingParams
 from infd.scheduler.plan import StepPlan
@@ -17,7 +17,7 @@ VOCAB = 512
 def make(**device: object) -> NullExecutor:
     return NullExecutor(
         Config(device=DeviceConfig(kind="null", **device), scheduler=SchedulerConfig(max_num_seqs=3)),  # type: ignore[arg-type]
-        lambda: Sizes(vocab_size=VOCAB, max_position_embeddings=256),
+        lambda: NullSizes(vocab_size=VOCAB, max_position_embeddings=256),
         Path,
     )
 
