@@ -20,7 +20,7 @@ class PassAdapters(Protocol):
     """The LoRA adapters of a pass, by token. A pass without adapters has None instead."""
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:
-        """Add the adapters' x A B of `target` to y [T, outputs], in place; x [T, inputs]."""
+        """Add the adapters' x A^T B^T of `target` to y [T, outputs], in place; x [T, inputs]."""
 
     def add_rows(self, y: Tensor, tokens: Tensor, target: Target) -> None:
         """Add the adapters' rows of the table `target` to y [T, outputs], in place; tokens [T] int64."""

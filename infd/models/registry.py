@@ -42,7 +42,7 @@ _ATTENTION = re.compile(r"Attention$|\.\*self_attn\$?$")  # matches attention cl
 TRANSFORMERS = "infd.models.transformers.model:TransformersModel"  # any other decoder that transformers implements
 
 
-def is_own(config: Mapping[str, Any]) -> bool:
+def is_implemented(config: Mapping[str, Any]) -> bool:
     """Return whether infd implements the architecture itself; if not, transformers may.
 
     Raises CheckpointError if config.json alone rules out both.
@@ -58,7 +58,7 @@ def is_own(config: Mapping[str, Any]) -> bool:
     return False
 
 
-def borrowed_length(config: Mapping[str, Any]) -> int:
+def transformers_length(config: Mapping[str, Any]) -> int:
     """Return the context length of transformers' config class, for a config.json that omits it.
 
     Raises CheckpointError.
@@ -115,7 +115,7 @@ def build(
     """
     from infd.models.blueprint import Blueprint  # imports torch
 
-    name, own = architecture(config), is_own(config)
+    name, own = architecture(config), is_implemented(config)
     blueprint = Blueprint(ops=ops, dtype=dtype, device=device, max_len=max_len, stored=stored)
     if own:
         return _make(ARCHITECTURES[name], decoder(config), blueprint)

@@ -332,7 +332,7 @@ def test_tied_weights_are_loaded_once_and_may_be_stored_twice(foreign):
 
 
 def test_names_without_the_heads_prefix_are_found_too(foreign):
-    """GPT-2's published checkpoint has such names."""
+    """GPT-2's published checkpoint stores its tensors without the prefix."""
     with Checkpoint(foreign("gpt2")) as checkpoint:
         names = [name.removeprefix("transformer.") for name in checkpoint.tensors]
         model = build(checkpoint.config, stored=names)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Activation(Protocol):
-    """activation(gate) * up, computed in float32 and returned in x's dtype."""
+    """activation(gate) * up, in x's dtype; an implementation may round the activation before the product."""
 
     def silu_mul(self, x: Tensor) -> Tensor:
         """Return silu(x[..., :n]) * x[..., n:] for x [T, 2n]."""

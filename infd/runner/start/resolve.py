@@ -65,7 +65,7 @@ def resolve(
     described  config.json
     kind       of device, "cpu" or "cuda"; None: not known yet
     """
-    own = registry.is_own(described)
+    own = registry.is_implemented(described)
     if own:
         Dimensions.read(decoder(described))
     else:

@@ -60,7 +60,7 @@ def set_up(
         assert resolved.dtype is not None
         dtype = DTYPES[resolved.dtype]
         ops = select(device, dtype, candidates, head=head_size(described))
-        max_len = resolved.max_len or longest(config.model.max_model_len, registry.borrowed_length(described))
+        max_len = resolved.max_len or longest(config.model.max_model_len, registry.transformers_length(described))
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
     except CheckpointError as error:  # it knows what config.json says, not where that lies
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error

@@ -38,7 +38,7 @@ def test_the_first_steps_ask_for_every_module_that_others_do(tiny, tmp_path, var
     settings |= {"head_dim": 64, "max_position_embeddings": 4096, **overrides}
     (directory / "config.json").write_text(json.dumps(settings))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.flashinfer.asking", str(directory), str(tmp_path / "kept"), cached],
+        [sys.executable, "-m", "tests.kernels.flashinfer.requested", str(directory), str(tmp_path / "kept"), cached],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,

@@ -35,7 +35,7 @@ def test_no_step_asks_for_a_kernel_that_the_first_steps_did_not(tiny, tmp_path, 
     decoder["max_position_embeddings"] = 4096  # nothing is computed, so the context may be long
     (directory / "config.json").write_text(json.dumps(settings))
     unforeseen, first = map(
-        json.loads, program("-m", "tests.kernels.triton.asking", str(directory), cached).splitlines()
+        json.loads, program("-m", "tests.kernels.triton.requested", str(directory), cached).splitlines()
     )
     assert not unforeseen
     assert first > 8

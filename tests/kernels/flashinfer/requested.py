@@ -1,6 +1,6 @@
 """Print the modules of FlashInfer that a model's first steps request, and the kernels that only other steps request.
 
-A separate program, because FlashInfer keeps built modules in the process: `python -m tests.kernels.flashinfer.asking
+A separate program, because FlashInfer keeps built modules in the process: `python -m tests.kernels.flashinfer.requested
 CHECKPOINT DIRECTORY CACHED` prints two lines of JSON: the first steps' modules with their paths, and the modules and
 Triton kernels that only other steps request. Nothing is compiled.
 """
@@ -16,7 +16,7 @@ import msgspec
 
 from infd.kernels.flashinfer import modules
 from infd.runner.start import warming
-from tests.kernels.triton.asking import noted, others, settings
+from tests.kernels.triton.requested import noted, others, settings
 
 HOPPER = (9, 0)
 

@@ -1,6 +1,6 @@
 """Print the kernels that a model's first steps request, and the kernels that only other possible steps request.
 
-A separate program, because the test process runs Triton's interpreter: `python -m tests.kernels.triton.asking
+A separate program, because the test process runs Triton's interpreter: `python -m tests.kernels.triton.requested
 CHECKPOINT` prints two lines of JSON: the kernels that only other steps request, and the number of kernels that the
 first steps request. Nothing is compiled.
 """
