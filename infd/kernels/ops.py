@@ -59,14 +59,14 @@ class Ops:
     The modules of other families are never imported.
     """
 
-    def __init__(self, choose: Callable[[str], Choice], given: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, choose: Callable[[str], Choice], fixed: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Set up, without choosing.
 
         choose  called once with each family that is asked for; raises DeviceMissing
-        given   implementations by family, which need no choice
+        fixed   implementations by family, which need no choice
         """
         self._choose = choose
-        self._given = given
+        self._fixed = fixed
         self._choices: dict[str, Choice] = {}
 
     @cached_property
@@ -114,10 +114,10 @@ class Ops:
         for family in families:
             getattr(self, family)
 
-    def replace(self, **given: Any) -> Ops:
+    def replace(self, **implementations: Any) -> Ops:
         """Return ops with these implementations, by family, and otherwise this object's choices."""
-        other = Ops(self._choose, {**self._given, **given})
-        other._choices = {family: choice for family, choice in self._choices.items() if family not in given}
+        other = Ops(self._choose, {**self._fixed, **implementations})
+        other._choices = {family: choice for family, choice in self._choices.items() if family not in implementations}
         return other
 
     @property
@@ -132,12 +132,12 @@ class Ops:
     @property
     def workspaces(self) -> list[Workspace]:
         """The implementations in use that need a workspace."""
-        used = [*self._given.values(), *(choice.implementation for choice in self._choices.values())]
+        used = [*self._fixed.values(), *(choice.implementation for choice in self._choices.values())]
         return [implementation for implementation in used if isinstance(implementation, Workspace)]
 
     def _ask(self, family: str) -> Any:
-        if family in self._given:
-            return self._given[family]
+        if family in self._fixed:
+            return self._fixed[family]
         if family not in self._choices:
             self._choices[family] = self._choose(family)
         return self._choices[family].implementation

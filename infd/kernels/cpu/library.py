@@ -74,7 +74,7 @@ def why_not() -> str | None:
 
 
 def built_from() -> str | None:
-    """Return the digest of the sources that the native kernels were built from; None: there are no such kernels."""
+    """Return the digest of the sources that the native kernels were built from; None: no native kernels."""
     try:
         return Library().sources
     except NativeMissing:

@@ -57,15 +57,15 @@ class Norm:
         self._add[offset](x, residual, weight, eps)  # in place
         return x, residual
 
-    def _cannot(self, weight: Tensor, offset: float, *given: Tensor) -> str | None:
+    def _cannot(self, weight: Tensor, offset: float, *inputs: Tensor) -> str | None:
         """Return the reason why no FlashInfer kernel supports the norm, or None."""
         if offset not in self._norm:
             return f"weights with {offset:g} added to them"
-        if any(x.dtype != weight.dtype for x in given):
-            return f"norms of {name(given[0].dtype)} by {name(weight.dtype)}"
-        if given[0].dim() not in (2, 3):
-            return f"norms in {given[0].dim()} dimensions"
-        return None if loadable(*given) else "norms of rows that lie askew"
+        if any(x.dtype != weight.dtype for x in inputs):
+            return f"norms of {name(inputs[0].dtype)} by {name(weight.dtype)}"
+        if inputs[0].dim() not in (2, 3):
+            return f"norms in {inputs[0].dim()} dimensions"
+        return None if loadable(*inputs) else "norms of rows that lie askew"
 
 
 class Rope(RopeFamily):

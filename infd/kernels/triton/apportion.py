@@ -78,14 +78,14 @@ def apportion(
         end = tl.minimum(end, tl.min(tl.where(to_come, ends[None, :], 0x7FFFFFFF), 1))
 
     used = row < behind
-    there = row < most
+    valid = row < most
     tiles += row * 6
-    tl.store(tiles, tl.where(used, span, 0), mask=there)
-    tl.store(tiles + 1, tl.where(used, span * QUERIES, 0), mask=there)
-    tl.store(tiles + 2, tl.zeros([BLOCK_PARTS], tl.int32), mask=there)
-    tl.store(tiles + 3, tl.where(used, QUERIES, 0), mask=there)
-    tl.store(tiles + 4, tl.where(used, row - begin, 0), mask=there)
-    tl.store(tiles + 5, tl.where(used, end - begin, 0), mask=there)
+    tl.store(tiles, tl.where(used, span, 0), mask=valid)
+    tl.store(tiles + 1, tl.where(used, span * QUERIES, 0), mask=valid)
+    tl.store(tiles + 2, tl.zeros([BLOCK_PARTS], tl.int32), mask=valid)
+    tl.store(tiles + 3, tl.where(used, QUERIES, 0), mask=valid)
+    tl.store(tiles + 4, tl.where(used, row - begin, 0), mask=valid)
+    tl.store(tiles + 5, tl.where(used, end - begin, 0), mask=valid)
 
 
 class Apportioned:

@@ -241,12 +241,12 @@ def merge(
             at = ((first + part).to(tl.int64) * KV_HEADS + head // GROUP) * BLOCK_ROWS + row
             logarithm = tl.load(mass + at, mask=here, other=float("-inf"))
             within = here[:, None] & (width < HEAD)[None, :]
-            given = tl.load(partial + at[:, None] * HEAD + width[None, :], mask=within, other=0.0)
+            part_result = tl.load(partial + at[:, None] * HEAD + width[None, :], mask=within, other=0.0)
             higher = tl.maximum(peak, tl.max(logarithm, 0))
             unseen = tl.where(higher == float("-inf"), 0.0, higher)
             weight = tl.exp2(logarithm - unseen)
             shrink = tl.exp2(peak - unseen)
-            result = result * shrink + tl.sum(given * weight[:, None], 0)
+            result = result * shrink + tl.sum(part_result * weight[:, None], 0)
             total = total * shrink + tl.sum(weight, 0)
             peak = higher
         if SINKS:

@@ -123,8 +123,8 @@ def look_up(
     a, a_row = _matrix(weights, KIND)
     rank = tl.program_id(1) * BLOCK_RANKS + tl.arange(0, BLOCK_RANKS)
     token = tl.load(tokens + row, mask=inside, other=0)
-    there = inside[:, None] & (rank < ranks)[None, :]
-    value = tl.load(a + token[:, None] * a_row + rank[None, :], mask=there, other=0.0).to(tl.float32)
+    valid = inside[:, None] & (rank < ranks)[None, :]
+    value = tl.load(a + token[:, None] * a_row + rank[None, :], mask=valid, other=0.0).to(tl.float32)
     tl.store(shrunk + place[:, None] * shrunk_row + rank[None, :], value, mask=inside[:, None])
 
 
@@ -277,9 +277,9 @@ class CapturedLora:
         return SlotWeights(held, outputs, table=table, upload=upload)
 
     def refill(self, slots: Sequence[int], fill: Fill) -> None:
-        wanted = np.asarray(slots, dtype=np.int64)
-        order = np.argsort(wanted, kind="stable")
-        found, first = np.unique(wanted[order], return_index=True)
+        slot_of_row = np.asarray(slots, dtype=np.int64)
+        order = np.argsort(slot_of_row, kind="stable")
+        found, first = np.unique(slot_of_row[order], return_index=True)
         ends = [*first[1:].tolist(), len(slots)]
         address = self._sent.data_ptr()
         tiles = [

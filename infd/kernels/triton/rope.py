@@ -51,7 +51,7 @@ def _turn(
 ):
     """Rotate heads `head` [n] of one token; norm them before if NORMED."""
     kind: tl.constexpr = target.dtype.element_ty
-    given: tl.constexpr = source.dtype.element_ty
+    source_kind: tl.constexpr = source.dtype.element_ty
     pair = tl.arange(0, BLOCK_PAIRS)
     inside = (head < HEADS)[:, None] & (pair < PAIRS)[None, :]
     first = 2 * pair if INTERLEAVED else pair
@@ -69,10 +69,10 @@ def _turn(
         if HEAD > 2 * PAIRS:
             squares += tl.sum(value * value, 1)
         factor = tl.rsqrt(squares / HEAD + eps)[:, None]
-        left = _normed(left, factor, weight, first, pair < PAIRS, offset, given)
-        right = _normed(right, factor, weight, first + apart, pair < PAIRS, offset, given)
+        left = _normed(left, factor, weight, first, pair < PAIRS, offset, source_kind)
+        right = _normed(right, factor, weight, first + apart, pair < PAIRS, offset, source_kind)
         if HEAD > 2 * PAIRS:
-            value = _normed(value, factor, weight, rest, rest < HEAD, offset, given)
+            value = _normed(value, factor, weight, rest, rest < HEAD, offset, source_kind)
     turned = left * cos[None, :] - right * sin[None, :]
     tl.store(target + first[None, :], held(turned, scale, kind, LIMIT), mask=inside)
     turned = right * cos[None, :] + left * sin[None, :]

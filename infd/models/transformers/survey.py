@@ -125,8 +125,8 @@ def _faults(query: Tensor, key: Tensor, value: Tensor, others: dict[str, Any]) -
         yield f"has queries of size {query.shape[3]}, keys of {key.shape[3]}, values of {value.shape[3]}"
     if key.shape[2] != TOKENS:
         yield f"attends to {key.shape[2]} keys where {TOKENS} tokens are computed"
-    for name, given in others.items():
-        neutral = given is None or given is False or (name == "is_causal" and given is True)
+    for name, argument in others.items():
+        neutral = argument is None or argument is False or (name == "is_causal" and argument is True)
         if name not in UNDERSTOOD and not neutral:
             yield f"asks attention for {name!r}, which infd's does not know"
 
