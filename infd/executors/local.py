@@ -1,6 +1,6 @@
-"""An executor in this process: one thread owns the device, the event loop gives it plans.
+"""An executor in this process: one thread owns the device, the event loop sends it plans.
 
-Importing this does not import torch; the thread does, once `load` has started it.
+Importing this module does not import torch; the device thread does, once `load` has started it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from infd.errors import DeviceLost
-from infd.executors.device import Device, Errand, Go, Order
+from infd.executors.device_thread import DeviceThread, Errand, MaySample, Order
 from infd.memory import Memory
 from infd.offload import Offload
 from infd.runner.arenas.host import headstart
@@ -66,7 +66,7 @@ class LocalExecutor:
         self._build = build
         self._facts: dict[str, Any] = {"device": config.device.kind, "ops": []}
         self._pulse = Pulse()
-        self._device = Device(self._answer)
+        self._device = DeviceThread(self._answer)
         self._line = 0
         self._in_flight: set[LocalStep] = set()
         self._lost: Callable[[DeviceLost], None] | None = None
@@ -97,7 +97,7 @@ class LocalExecutor:
         step = LocalStep(self, plan, self._line, asyncio.get_running_loop().create_future())
         if self._ended is None or self._ended.done():
             _fail(step.future, DeviceLost("the device thread does not run"))
-        elif not self._whole:  # it would compute zeros without a word
+        elif not self._whole:  # released memory reads as zeros, without an error
             _fail(step.future, RuntimeError("a step was issued while memory is given back"))
         else:
             self._in_flight.add(step)
@@ -106,12 +106,12 @@ class LocalExecutor:
 
     def go(self, step: LocalStep, mask: Any | None) -> None:
         """Let a step sample."""
-        self._device.inbox.put(Go(step, mask))
+        self._device.inbox.put(MaySample(step, mask))
 
     def between(self, work: Callable[[Loaded], R]) -> asyncio.Future[R]:
-        """Have the device thread do `work` behind the steps issued so far and before any later one.
+        """Have the device thread do `work` after the steps issued so far and before any later step.
 
-        The future resolves on the event loop. What `work` raises goes there, and harms no step.
+        The future resolves on the event loop, and raises what `work` raises; no step fails with it.
         """
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         if self._parts is None or self._ended is None or self._ended.done():
@@ -143,7 +143,7 @@ class LocalExecutor:
         await self._change(lambda loaded: loaded.residence.load(path))
 
     async def _change(self, work: Callable[[Loaded], R]) -> R:
-        """Have something done to memory; no step is taken before its end, even if nobody waits for that any more."""
+        """Change memory on the device thread; no step runs before the change ends, even if its caller is cancelled."""
         self._whole = False
         done = self.between(work)
         await asyncio.wait([done])
@@ -153,7 +153,7 @@ class LocalExecutor:
     async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
         assert self._parts is not None
         weights = await self._offload(self._parts.reader.read, adapter.path, root, room)
-        # Behind the errand that may still have to forget an earlier reading of it, ahead of every plan that names it.
+        # After the errand that may still forget an earlier generation, before every plan that names this one.
         self.between(lambda loaded: loaded.runner.adapters.hold(adapter, weights.low))
         return weights.facts
 
@@ -190,7 +190,7 @@ class LocalExecutor:
             self._device.serve(loaded.runner, loaded.idle, loaded.residence.quiet)
         except Stopped:
             pass
-        except BaseException as failure:  # there is nobody else on this thread to catch it
+        except BaseException as failure:  # nothing else on this thread would catch it
             error = failure
         if loaded is not None:
             loaded.residence.close()
@@ -201,7 +201,7 @@ class LocalExecutor:
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+        with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(callback, *args)
 
     # On the event loop
@@ -213,7 +213,7 @@ class LocalExecutor:
     def _settle(self, step: LocalStep, outcome: StepResult | Exception) -> None:
         self._in_flight.discard(step)
         if isinstance(outcome, Exception):
-            self._line = max(self._line, step.line + 1)  # whoever plans from now on knows that the old line has failed
+            self._line = max(self._line, step.line + 1)  # plans from now on know of the failure
             _fail(step.future, outcome)
         elif not step.future.done():
             step.future.set_result(outcome)
@@ -241,7 +241,7 @@ class LocalExecutor:
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """End what failed. A step behind it may be dropped without ever being awaited, which is no news."""
+    """Fail a future. That of a later step may be dropped without being awaited, which is not logged."""
     if not future.done():
         future.set_exception(error)
         future.exception()

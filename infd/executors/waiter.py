@@ -1,7 +1,7 @@
-"""Wait for the device on a thread of its own, so that the device thread can issue what arrives meanwhile.
+"""Wait for a GPU's steps on a thread of its own, so that the device thread can launch further plans meanwhile.
 
-Steps end in the order in which they were issued, so one thread waits for one after the other. It is started with the
-first of them: where the device's work is the host's, there is none.
+Steps end in the order of their launch, so one thread waits for them in turn. It starts with the first step that is
+waited for: on a CPU there is none, and no thread.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 class Waiter(Generic[T]):
-    """Waits, and tells. Leaving its context waits for all that it was given."""
+    """Waits for steps and reports their ends. Leaving its context waits for all steps taken."""
 
     def __init__(
         self, wait: Callable[[T], None], tell: Callable[[T, Exception | None], None], begin: Callable[[], None]
     ) -> None:
-        """All are called on the waiter's thread: `begin` first, `tell` with what `wait` raised, if it did."""
+        """All are called on the waiter's thread: `begin` first; `tell` with what `wait` raised, or None."""
         self._wait = wait
         self._tell = tell
         self._begin = begin
@@ -39,7 +39,7 @@ class Waiter(Generic[T]):
             self._thread = None
 
     def take(self, what: T) -> None:
-        """Wait for this, behind what was given before."""
+        """Wait for this step after the steps taken before."""
         if self._thread is None:
             self._thread = Thread(target=self._run, name="infd-waiter", daemon=True)
             self._thread.start()
@@ -51,6 +51,6 @@ class Waiter(Generic[T]):
             error = None
             try:
                 self._wait(*given)
-            except Exception as raised:  # it belongs to whoever is told
+            except Exception as raised:  # `tell` passes it on
                 error = raised
             self._tell(*given, error)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from infd.errors import CheckpointError, DeviceLost, OutOfMemory
-from infd.executors import device
+from infd.executors import device_thread
 from infd.executors.local import LocalExecutor
 from infd.request import SamplingParams
 from infd.runner.arenas.arena import CPU
@@ -454,7 +454,7 @@ async def test_it_is_told_when_nothing_is_computed(monkeypatch):
     residence = await runs.between(lambda loaded: loaded.residence)
     assert await asyncio.to_thread(residence.quiet.wait, 60)
     assert not await runs.between(lambda loaded: loaded.residence.quiet.is_set())
-    monkeypatch.setattr(device, "IDLE_S", 600)
+    monkeypatch.setattr(device_thread, "IDLE_S", 600)
     assert (await runs.forward(start(0, [3], 1)).sample()).tokens == continuation([3], 1)
     assert not residence.quiet.is_set()
     await runs.close()

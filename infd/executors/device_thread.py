@@ -1,12 +1,12 @@
 """The device thread: the only place where torch runs.
 
-Steps are begun strictly in order: forward, the word to sample, sample. A GPU is only given them. What came of a step is
-read when the GPU is past it, which is waited for elsewhere (`waiter.py`): a plan that arrives meanwhile is issued at
-once, so that the GPU goes from one step to the next. A step samples before the one before it is read, where it may.
+Steps start strictly in order: forward, permission to sample, sample. On a GPU both halves only launch work. The waiter
+(`waiter.py`) reports when the GPU has finished a step; then its result is read. A plan that arrives in between is
+launched at once, so that the GPU goes from one step to the next. A step with permission samples before the previous
+step is read.
 
-A step that fails takes with it every step of its line: those issued before
-the loop heard of the failure. Their plans stand on tokens and pages that never
-came to be, so they must not run.
+A failed step fails every later step of its line: the steps issued before the event loop heard of the failure. Their
+plans rely on tokens and pages that the failed step never produced, so they must not run.
 """
 
 from __future__ import annotations
@@ -31,24 +31,29 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[Any]
 
 
-IDLE_S = 0.05  # without work, and there is time for other things
+IDLE_S = 0.05  # without work, before idle work is done
 
 
 class Order:
-    """A step as the device thread sees it: the plan, its line, and, once told, the mask to sample under."""
+    """A step as the device thread sees it.
 
-    __slots__ = ("line", "mask", "number", "plan", "told")
+    line         see above; the event loop counts it up with each failure that it hears of
+    number       in the order in which the device thread took the steps
+    may_sample   whether permission has arrived, and with it the mask
+    """
+
+    __slots__ = ("line", "mask", "may_sample", "number", "plan")
 
     def __init__(self, plan: StepPlan, line: int) -> None:
         self.plan = plan
         self.line = line
-        self.number = 0  # in the order in which the device took them
-        self.told = False
+        self.number = 0
+        self.may_sample = False
         self.mask: Mask | None = None
 
 
-class Go:
-    """The word that an order may sample."""
+class MaySample:
+    """Permission for an order to sample."""
 
     __slots__ = ("mask", "order")
 
@@ -58,26 +63,30 @@ class Go:
 
 
 class Errand:
-    """Other work for the device thread, done between the steps before it and those behind it."""
+    """Other work for the device thread, done after the steps issued before it and before any later step."""
 
     __slots__ = ("_done", "_work")
 
     def __init__(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
-        """Both are called on the device thread; `done` with what `work` returned, or with what it raised."""
+        """Both are called on the device thread; `done` with the result of `work`, or with the exception it raised."""
         self._work = work
         self._done = done
 
     def run(self) -> None:
         try:
             outcome = self._work()
-        except Exception as error:  # it belongs to whoever sent the errand
+        except Exception as error:  # the errand's sender handles it
             self._done(None, error)
         else:
             self._done(outcome, None)
 
 
 class Issued:
-    """A step of which all is issued, and what was raised when it was waited for."""
+    """A step whose two halves are launched.
+
+    landed  whether the device has finished it
+    error   raised by the wait for it
+    """
 
     __slots__ = ("error", "landed", "landing", "order")
 
@@ -89,7 +98,7 @@ class Issued:
 
 
 class Landed:
-    """The news that the device is past a step."""
+    """The waiter's report that the device has finished a step."""
 
     __slots__ = ("error", "issued")
 
@@ -98,17 +107,17 @@ class Landed:
         self.error = error
 
 
-class Device:
-    """What runs on the device thread. `inbox` takes orders, words to sample, errands, and None to end.
+class DeviceThread:
+    """The loop of the device thread. `inbox` takes orders, permissions to sample, errands, and None to end.
 
-    answer  called with each order and what came of it, on the device thread
+    answer  called on the device thread with each order and its result or exception
     """
 
     def __init__(self, answer: Callable[[Order, StepResult | Exception], None]) -> None:
-        self.inbox: SimpleQueue[Order | Go | Errand | Landed | None] = SimpleQueue()
+        self.inbox: SimpleQueue[Order | MaySample | Errand | Landed | None] = SimpleQueue()
         self._answer = answer
         self._backlog: deque[Order | Errand] = deque()
-        self._begun: tuple[Order, Forwarded] | None = None  # it has yet to sample
+        self._begun: tuple[Order, Forwarded] | None = None  # the step that has yet to sample
         self._unread: deque[Issued] = deque()
         self._taken = 0
         self._failed: Order | None = None
@@ -117,8 +126,8 @@ class Device:
     def serve(self, runner: Runner, idle: Callable[[], bool] = lambda: False, quiet: Event | None = None) -> None:
         """Take orders until Stopped is raised.
 
-        idle   does a little work that can wait until nothing else is to do; returns whether there may be more
-        quiet  is set while that is so
+        idle   does a little work that waits for a moment without steps; returns whether there may be more
+        quiet  is set while there are no steps
         """
         quiet = quiet or Event()
 
@@ -137,8 +146,8 @@ class Device:
                 quiet.clear()
 
     def _do_next(self, runner: Runner, waiter: Waiter[Issued]) -> bool:
-        """Do what is to be done first of what can be done now; return whether there was anything."""
-        if self._begun is not None and self._begun[0].told:
+        """Do the first thing that can be done now; return whether there was one."""
+        if self._begun is not None and self._begun[0].may_sample:
             self._sample(runner, waiter, *self._begun)
         elif self._unread and self._unread[0].landed:
             self._read(runner, self._unread.popleft())
@@ -155,7 +164,7 @@ class Device:
         return True
 
     def _rest(self, idle: Callable[[], bool], quiet: Event) -> None:
-        """Give work a moment to arrive; if there is none, do what waits for that."""
+        """Wait IDLE_S for work; if none arrives, do idle work."""
         if self._backlog:
             return
         try:
@@ -188,9 +197,9 @@ class Device:
 
     @contextmanager
     def _guarded(self, runner: Runner, order: Order) -> Iterator[bool]:
-        """Yield whether the order's line still stands. What is raised in here fails the order, and its line with it."""
+        """Yield whether no earlier step of the order's line has failed. An exception fails the order, and its line."""
         failed = self._failed
-        # With overlap, a step is read after the one behind it was issued, and may have failed: that is not its fault.
+        # With overlap, a step is read after the next step was launched; a failure of that one is not this one's.
         if failed is not None and order.line == failed.line and order.number > failed.number:
             assert self._failure is not None
             self._answer(order, self._failure)
@@ -198,21 +207,21 @@ class Device:
             return
         try:
             yield True
-        except Exception as error:  # whatever a step raises belongs to those who wait for it
+        except Exception as error:  # the step's future raises it
             self._failed, self._failure = order, runner.diagnose(error)
             self._answer(order, self._failure)
 
     def _receive(self, *, wait: bool) -> None:
-        """Take in what has arrived, and wait for something to arrive if told so."""
+        """Take all messages that have arrived; if `wait`, wait for one first."""
         while wait or not self.inbox.empty():
             self._take(self.inbox.get())
             wait = False
 
-    def _take(self, message: Order | Go | Errand | Landed | None) -> None:
+    def _take(self, message: Order | MaySample | Errand | Landed | None) -> None:
         if message is None:
             raise Stopped
-        if isinstance(message, Go):
-            message.order.told, message.order.mask = True, message.mask
+        if isinstance(message, MaySample):
+            message.order.may_sample, message.order.mask = True, message.mask
         elif isinstance(message, Landed):
             message.issued.landed, message.issued.error = True, message.error
         else:

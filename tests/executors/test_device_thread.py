@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.executors.device import Device, Errand, Go, Order
+from infd.executors.device_thread import DeviceThread, Errand, MaySample, Order
 from infd.runner.pulse import Stopped
 from infd.scheduler.plan import StepPlan
 
@@ -81,7 +81,7 @@ class Run:
     def __init__(self, runner: Paced) -> None:
         self.runner = runner
         self.answers: dict[int, object] = {}
-        self.device = Device(self._answer)
+        self.device = DeviceThread(self._answer)
 
     def _answer(self, order, outcome):
         self.answers[order.plan.number] = outcome
@@ -96,7 +96,7 @@ class Run:
         self.go(self.order(number))
 
     def go(self, order: Order, mask: object = None) -> None:
-        self.device.inbox.put(Go(order, mask))
+        self.device.inbox.put(MaySample(order, mask))
 
     def errand(self, name: str) -> None:
         self.device.inbox.put(Errand(lambda: self.runner._say("errand", name), lambda *_: None))
