@@ -16,6 +16,7 @@ from infd.http.formats.completions import CompletionFormat
 from infd.http.formats.openai import DONE
 from infd.http.gathering import Gathering
 from infd.http.json_body import decode
+from infd.http.pieces import PIECE_TOKENS
 from infd.request import FinishReason, TokenLogprobs
 from infd.text.markup import Aside
 from tests.http.model import tokenizer
@@ -199,6 +200,21 @@ def test_completion_logprobs_are_parallel_lists_whose_offsets_go_on():
         "top_logprobs": [{"c": -0.5, "ab": -1.0}],
     }
     assert second["choices"][0]["logprobs"]["text_offset"] == [2]
+
+
+@pytest.mark.parametrize("count", [PIECE_TOKENS, PIECE_TOKENS + 1, 3 * PIECE_TOKENS])
+def test_many_tokens_in_one_event_are_explained_as_each_in_its_own(count: int):
+    scores = [TokenLogprobs(-i / 7, (300, 301), (-i / 7, -i / 3)) for i in range(count)]
+    for make in (lambda: chat_format(logprobs=True, top_logprobs=2), lambda: completion_format(logprobs=2)):
+        one, many = make(), make()
+        at_once = decoded(one.events(part("b" * count, token_ids=[300] * count, logprobs=scores)))
+        singly = [
+            event for each in scores for event in decoded(many.events(part("b", token_ids=[300], logprobs=[each])))
+        ]
+        lists = at_once[-1]["choices"][0]["logprobs"]
+        told = [logprobs for event in singly if (logprobs := event["choices"][0]["logprobs"])]
+        assert lists == {name: [value for each in told for value in each[name]] for name in lists}
+        assert {len(values) for values in lists.values()} == {count}
 
 
 def test_token_ids_are_shown_where_asked_with_the_prompt_they_answer():

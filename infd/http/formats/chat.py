@@ -130,8 +130,13 @@ class ChatFormat(OpenAIErrors):
         return framed(filled(chunk, arrays(explained)))
 
     def _event(self, delta: ChoiceDelta) -> Pieces:
-        explained = self._explain_tokens(delta)
-        choice = ChatChunkChoice(index=delta.index, delta=self._delta(delta), logprobs=self._logprobs_hole())
+        explained: dict[str, Pieces] = {}
+        choice = ChatChunkChoice(index=delta.index, delta=self._delta(delta))
+        if self._logprobs and len(delta.token_ids) <= PIECE_TOKENS:
+            # A few tokens are encoded with the chunk: quicker than a list of their own.
+            choice.logprobs = ChatLogprobs(content=list(map(self._likely, delta.token_ids, delta.logprobs)))
+        else:
+            explained, choice.logprobs = self._explain_tokens(delta), self._logprobs_hole()
         if self._show_ids:
             choice.token_ids = delta.token_ids
         if delta.finish is not None:

@@ -72,6 +72,12 @@ class CompletionFormat(OpenAIErrors):
     def events(self, delta: ChoiceDelta) -> Pieces:
         if delta.finish is None and self._only_text and delta.prompt is None:
             return [msgspec.json.encode(delta.text).join(self._frames[delta.index])] if delta.text else []
+        if self._logprobs is not None and delta.prompt is None and len(delta.token_ids) <= PIECE_TOKENS:
+            # A few tokens are encoded with the chunk: quicker than lists of their own.
+            choice = self._choice(delta, {})
+            tokens = zip(delta.token_ids, delta.logprobs, strict=True)
+            choice.logprobs, self._offsets[delta.index] = self._likely(tokens, self._offsets[delta.index])
+            return [event(msgspec.json.encode(self._chunk([choice])))]
         explained = self.explain(delta)
         return framed(filled(self._chunk([self._choice(delta, explained)]), arrays(explained)))
 
