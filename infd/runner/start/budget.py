@@ -1,8 +1,8 @@
-"""Decide what a device's memory is for, and say so.
+"""Decide how much memory the cache gets, and log why.
 
-On a GPU infd may take a share of what was free when it came. The weights are there by now. The largest step is tried,
-on a cache that is just large enough, to see what it takes for a moment; the rest is for the cache. On a CPU, where
-memory is everybody's, the cache gets a share of what is free.
+On a GPU infd may take a share of the memory that was free when it started. The weights are loaded by now. The largest
+step is run, on a cache just large enough for it, to measure its peak; the cache gets the rest. On a CPU the cache gets
+a share of the host's free memory.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ if TYPE_CHECKING:
     from infd.runner.start.runners import Runners
 
 MIB: Final = 2**20
-HOST_SHARE: Final = 0.6  # of what a host has free once the weights are loaded; the rest is for activations and others
-GRAPH_BYTES: Final = 8 * MIB  # of each captured size, at least: a driver takes memory for several at once
+HOST_SHARE: Final = (
+    0.6  # of the host's free memory once the weights are loaded; activations and other programs get the rest
+)
+GRAPH_BYTES: Final = 8 * MIB  # of each CUDA graph, at least: a driver takes memory for several at once
 
 
 class Footprint(Struct, frozen=True):
-    """What steps take beside weights and cache, in bytes.
+    """The memory of steps beside weights and cache, in bytes.
 
     tokens    of the largest step that fits
-    step      most that it takes, for a moment
-    decoding  the same of a step in which every row decodes
-    lasting   what stays beside weights and cache when they are over
-    graph     what a captured step keeps, beside what it computes in
+    step      its peak
+    decoding  the peak of a step in which every row decodes
+    lasting   kept after the steps: rows, workspaces, kernels
+    graph     kept by a CUDA graph, beside the memory it computes in
     """
 
     tokens: int
@@ -49,11 +51,11 @@ class Footprint(Struct, frozen=True):
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """A GPU's memory in bytes, by what it is for.
+    """A GPU's memory in bytes, by use.
 
-    others   held when infd came: by other processes, and by CUDA for this one
+    others   held when infd started: by other processes, and by CUDA for this one
     share    of the rest that infd may take
-    graphs   what captured steps are expected to keep
+    graphs   expected for CUDA graphs
     """
 
     total: int
@@ -65,14 +67,14 @@ class Budget(Struct, frozen=True, kw_only=True):
 
     @property
     def room(self) -> Room:
-        """Return what is left for the cache."""
+        """Return the bytes left for the cache."""
         moment = max(self.footprint.step, self.footprint.decoding)
         mine = int((self.total - self.others) * self.share)
         left = mine - self.weights - self.footprint.lasting - moment - self.graphs
         return Room(max(0, left), f"what weights and steps leave of {self.share:.0%} of the GPU")
 
     def explain(self, cache: int) -> str:
-        """Say it line by line. cache: the bytes it takes in the end"""
+        """Return the budget as lines of text. cache: the bytes that the cache takes in the end"""
         parts = [
             (self.others, "held before infd came, by others and by CUDA"),
             (self.weights, "weights"),
@@ -95,12 +97,12 @@ def on_host(bank: Bank) -> Room:
 def draw_up(
     runners: Runners, bank: Bank, weights: Arena, config: Config, *, most: int, graphs: Graphs | None
 ) -> Budget:
-    """Try the largest step on a GPU, and return what is for what.
+    """Run the largest step on a GPU, and return the budget.
 
-    most    tokens of the largest step; where that does not fit, a half of it is tried, and so on
-    graphs  captures the smallest step, to see what that keeps
+    most    tokens of the largest step; if it does not fit, half as many are tried, and so on
+    graphs  captures the smallest step, to measure what a graph keeps
 
-    Raises OutOfMemory where no step fits.
+    Raises OutOfMemory if no step fits.
     """
     tokens = most
     while (found := _footprint(runners, bank, weights, tokens, graphs)) is None:
@@ -116,13 +118,13 @@ def draw_up(
         share=config.device.memory_utilization,
         weights=weights.size,
         footprint=found,
-        # Captured steps compute in memory of their own, and torch keeps what they were tried in on their stream.
+        # Graphs compute in memory of their own, and torch keeps the memory of the runs before capture on their stream.
         graphs=2 * found.decoding + captured * max(found.graph, GRAPH_BYTES) if config.device.graphs else 0,
     )
 
 
 def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs: Graphs | None) -> Footprint | None:
-    """Run a step of so many tokens, or of as many as there are rows for; return None where it does not fit."""
+    """Run a step of `tokens`, or of as many as fit the rows; return None if it does not fit the memory."""
     layout, rows, longest = runners.layout, runners.rows, runners.setup.max_len
     length = min(longest - 1, tokens)
     prompts = ceil_div(tokens, length) * sum(ceil_div(length, group.page_tokens) for group in layout.groups)
@@ -131,15 +133,15 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
     try:
         runner, cache = runners.build(pages, longest, purpose="the cache of a first step", graphs=graphs)
         long = TrialPlans(layout, pages=pages, rows=rows, max_model_len=longest)
-        wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # a token, and the one that it chooses
+        wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # one prompt token and one sampled token
         scored = LIKELIEST if layout.divisible else None  # their logits take memory too
         plan = long.plan(min(tokens, long.room), scored)
-        run(runner, plan)  # sets up what stays
+        run(runner, plan)  # first: allocates what is kept
         step = bank.peak(partial(run, runner, plan))
         decoding = bank.peak(partial(run, runner, wide.plan(rows)))
         graph = bank.kept(runner.idle)
         bank.trim()
-        # While the runner is there: the one that serves has rows of its own, as many and no longer ones.
+        # While this runner exists: the serving runner has as many rows, at most as long.
         lasting = bank.held() - bank.others - weights.size - cache.size
         return Footprint(tokens, step, decoding, max(0, lasting), graph)
     except Exception as error:

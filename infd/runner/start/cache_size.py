@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Room(NamedTuple):
-    """The bytes that a cache may take, and why so many."""
+    """The bytes that the cache may take, and the reason for logs."""
 
     bytes: int
     why: str
 
 
 class CacheSize(Struct, frozen=True):
-    """How many pages there are, what they cost, and why not more or fewer.
+    """The number of pages, their bytes, and the reason for logs.
 
     pages          ids 1..pages; page 0 is scratch and counted in bytes only
-    max_model_len  the longest sequence that these pages hold
+    max_model_len  the longest sequence that the pages hold
     """
 
     pages: int
@@ -49,10 +49,10 @@ def size_cache(
 ) -> CacheSize:
     """Choose the number of pages, and the longest sequence that fits them.
 
-    wanted       bytes asked for, or None to take all of `room`
-    step_tokens  bounds a step; groups with a window hold a step's tokens beside it
+    wanted       configured bytes, or None to take all of `room`
+    step_tokens  most tokens of a step; a group with a window holds them in addition to its window
 
-    Raises OutOfMemory where no prompt and answer fit, of a token each.
+    Raises OutOfMemory if not even a prompt and an answer of one token each fit.
     """
     if not layout.groups:
         return CacheSize(0, 0, max_model_len, "the model keeps no cache")

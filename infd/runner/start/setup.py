@@ -1,6 +1,6 @@
-"""Decide what is computed of a checkpoint, and how: device, type, kernels, model, longest sequence.
+"""Choose a checkpoint's device, dtype, kernels and longest sequence, and build its model without weights.
 
-Nothing is read but headers and config.json, and no memory is taken.
+Reads config.json and the headers of weight files only; allocates no memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class ModelSetup(NamedTuple):
-    """A model, and what it computes with.
+    """A model without weights, and its kernels.
 
     dtype    of activations
     device   where its tensors lie
@@ -49,10 +49,10 @@ def set_up(
     memory: torch.device,
     candidates: Mapping[str, Sequence[Candidate]],
 ) -> ModelSetup:
-    """Decide what is computed of a checkpoint, and how.
+    """Build a checkpoint's model. Raises CheckpointError, ConfigError, DeviceMissing.
 
-    device  what computes
-    memory  where tensors lie; apart from `device` only where nothing is to be computed
+    device  kernels are chosen for
+    memory  device of the tensors; differs from `device` only for `infd warm`, which computes nothing
     """
     described = checkpoint.config
     try:
@@ -62,9 +62,9 @@ def set_up(
         ops = select(device, dtype, candidates, head=head_size(described))
         max_len = resolved.max_len or longest(config.model.max_model_len, registry.transformers_length(described))
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
-    except CheckpointError as error:  # it knows what config.json says, not where that lies
+    except CheckpointError as error:  # raised without the directory
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    ops.ask("rows", "draw")  # what the runner computes with: a refusal is heard before weights are read
+    ops.ask("rows", "draw")  # for the runner; now, so that a refusal ends the start before weights are read
     if model.targets:
         ops.ask("lora")
     return ModelSetup(model, ops, dtype, memory, max_len)

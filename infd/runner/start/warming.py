@@ -1,8 +1,8 @@
-"""Compile every kernel that a model needs of a GPU, before that is asked to serve, or where there is none.
+"""Compile every kernel that a model needs on a GPU, before it serves, or on a machine without a GPU.
 
-The steps with which a runner warms up are issued on tensors without storage, so what is compiled is what serving calls
-for, argument by argument. It takes neither the weights nor the GPU's memory. They are issued as steps that are captured
-are, too, and with adapters: any may be loaded later, so these are made up.
+The steps with which a runner warms up are issued on tensors without storage, so the kernels compiled are those that
+serving calls, with the same arguments. That needs neither the weights nor a GPU's memory. The steps are also issued as
+captured steps, and with adapters: any adapter may be loaded later, so these are made up.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 GPU = torch.device("cuda")
 NOWHERE = torch.device("meta")
-RANKS = (16, 32, 64)  # of adapters: no mixture of any calls for other kernels than these do one by one
+RANKS = (16, 32, 64)  # of adapters: mixtures of any ranks call no kernels but those that these call one by one
 
 
 class Launched:
-    """Implements `runner.graphs.Graphs`: steps are computed from lasting buffers, and launched kernel by kernel."""
+    """Implements `runner.graphs.Graphs`: steps read lasting buffers, and every kernel is launched."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return work
@@ -69,7 +69,7 @@ class Unstored:
 
 
 class Warmed(Struct, frozen=True):
-    """What was done: for which GPU, and each kernel that it needs."""
+    """The GPU that was compiled for, each kernel it needs, and the attention tilings that were measured."""
 
     gpu: str
     entries: list[Entry]
@@ -81,8 +81,8 @@ def warm(
 ) -> Warmed:
     """Compile for `target`, or for the GPU of this machine, into the directory that the settings name.
 
-    notify  called with every kernel, when it is there
-    tune    measure first how attention is best cut on the GPU here
+    notify  called with every kernel once it is compiled or found
+    tune    measure the best tiling of attention on this machine's GPU, too
 
     Raises StartError.
     """
@@ -123,7 +123,7 @@ def warm(
 
 
 def _tune(asked: Sequence[Shape], device: torch.device) -> dict[str, Found]:
-    """Measure how attention over heads of these shapes is best cut, and keep it beside the compiled kernels."""
+    """Measure the best tiling of attention for heads of these shapes, and keep it beside the compiled kernels."""
     from infd.kernels.triton import blocks, tilings
     from infd.kernels.triton.tuning import tune
 
@@ -148,9 +148,9 @@ def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> Abstract
 def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
     """Issue a model's first steps, and those with adapters, with a GPU's kernels and without storage.
 
-    flashinfer  whether its kernels are called for, too
+    flashinfer  whether FlashInfer's kernels are compiled, too
 
-    Returns the shapes of heads that Triton's attention was asked for.
+    Returns the shapes of heads that Triton's attention was called with.
     """
     with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
         setup = set_up(config, checkpoint, GPU, NOWHERE, _unasked(candidates(config), flashinfer))
@@ -171,7 +171,7 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
 def adapted_steps(
     plans: TrialPlans, slots: DeviceSlots, targets: Sequence[Target], dtype: torch.dtype
 ) -> Iterator[StepPlan]:
-    """Plan the smallest steps with adapters that change all they can, and have `slots` hold them."""
+    """Plan the smallest steps with adapters that change every target, and load these into `slots`."""
     for rank in RANKS if targets else ():
         adapter, plan = Adapter("warm", rank), plans.plan(1)
         slots.hold(adapter, dict(_changes(targets, rank, dtype)))
@@ -188,7 +188,7 @@ def _changes(targets: Sequence[Target], rank: int, dtype: torch.dtype) -> Iterat
 
 
 def _unasked(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) -> Mapping[str, Sequence[Candidate]]:
-    """Leave the candidates that a GPU would be given, which cannot be asked."""
+    """Return the candidates that would be chosen on a GPU, without asking a GPU what it lacks."""
     left = insisting("triton", candidates)
     if not flashinfer:
         return left
