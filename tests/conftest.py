@@ -1,4 +1,4 @@
-"""What tests of several rooms share."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["built", "library", "tiny"]
 
 if not torch.cuda.is_available():
-    # Triton looks at this when a kernel is defined, its own among them; transformers' models import triton if they can.
+    # Triton reads the variable when a kernel is defined, its own kernels included; transformers imports triton.
     os.environ["TRITON_INTERPRET"] = "1"
 
 
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def gpu() -> torch.device:
-    """Return a GPU, or skip. Tests that take it are those of `-m gpu`."""
+    """Return a GPU, or skip. `-m gpu` selects the tests with this fixture."""
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     return torch.device("cuda", torch.cuda.current_device())
@@ -40,13 +40,13 @@ def gpu() -> torch.device:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Keep torch to one thread: tiny products gain nothing from more, and on a busy machine the others only spin."""
+    """Limit torch to one thread: tiny products gain nothing from more, and on a busy machine others only spin."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Start real `infd start` processes; whatever is left of them at the end is killed."""
+    """Start `infd start` processes; kill those still running at the end."""
     daemons: list[Daemon] = []
 
     def start(*arguments: str, listening: socket.socket | None = None, **variables: str) -> Daemon:

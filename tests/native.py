@@ -11,7 +11,7 @@ from infd.kernels.cpu.library import BEST_FIRST, Library, NativeMissing, why_not
 
 @pytest.fixture(scope="session")
 def built() -> None:
-    """Skip where there are no native kernels, unless a compiler says that there should be."""
+    """Skip without native kernels, unless a compiler is present, which should have built them."""
     reason = why_not()
     if reason is not None and shutil.which("g++") and shutil.which("cmake"):
         pytest.fail(f"native kernels: {reason} (`make native` builds them)")

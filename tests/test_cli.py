@@ -1,4 +1,4 @@
-"""`infd` as its user meets it, up to the point where serving begins."""
+"""The `infd` command line, except serving."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--kv-cache-bytes SIZE" in capsys.readouterr().out
 
 
-# What is read to check a tokenizer takes a few milliseconds to import.
+# Modules that vet a tokenizer take a few milliseconds to import.
 HEAVY = ("torch", "transformers", "aiohttp", "rich")
 
 

@@ -1,4 +1,4 @@
-"""Where a setting comes from, and what is said when it is wrong."""
+"""Sources of settings, and messages for wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages come out of a stream as they went in, however it is cut; none is larger than the limit."""
+"""Messages survive any fragmentation of a stream; none exceeds the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The man pages say what the programs do."""
+"""The man pages match commands and settings."""
 
 from __future__ import annotations
 

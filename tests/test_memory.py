@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-# Two threads take memory from the C library; then it says how many heaps it has.
+# Two threads allocate; then malloc_info reports the number of heaps.
 TAKE = """
 import ctypes, sys, threading
 from infd.memory import share_heap

@@ -1,4 +1,4 @@
-"""What is promised about installing: versions, files, the unit."""
+"""Installation: versions, files, the systemd unit."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def unsynchronised() -> Iterator[None]:
-    """Return a context in which torch raises whatever would wait for the GPU."""
+    """Return a context in which torch raises on any operation that waits for the GPU."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says, once, that this is a prototype; the mode is set by then
+            warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
             torch.cuda.set_sync_debug_mode("error")
         yield
     finally:

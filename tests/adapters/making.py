@@ -25,12 +25,12 @@ def make(checkpoint: Path, directory: Path, *, seed: int = 0, r: int = 4, **sett
     from peft import LoraConfig, get_peft_model
 
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # PEFT warns of transformers, and of heads that share their weight
+        warnings.simplefilter("ignore")  # PEFT warns about transformers and tied heads
         settings = {"target_modules": EVERY_PRODUCT, "lora_alpha": 8, **settings}
         adapted = get_peft_model(oracle(checkpoint), LoraConfig(r=r, init_lora_weights=False, **settings))
         generator = torch.Generator().manual_seed(seed)
         for name, tensor in adapted.named_parameters():
-            if "lora_" in name:  # each factor's product is about as large as what it is added to
+            if "lora_" in name:  # the update is about as large as the base weight
                 tensor.normal_(0.0, 0.4 * tensor.shape[1] ** -0.5, generator=generator)
         adapted.save_pretrained(directory)
     model: PreTrainedModel = adapted.eval()

@@ -1,4 +1,4 @@
-"""Adapters that ship beside the embedded model fit it."""
+"""The shipped adapters match the embedded model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters that a stranger made: refused by name, before memory is taken, and never from outside the root."""
+"""Untrusted adapters are refused by name, before memory is allocated, and never read from outside the root."""
 
 from __future__ import annotations
 

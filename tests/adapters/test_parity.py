@@ -1,4 +1,4 @@
-"""Adapters against PEFT, in float32: every target, every way to say rank and scale, many of them in one batch."""
+"""Adapters equal PEFT in float32: every target, every setting of rank and scale, many adapters in one batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def text(seed: int) -> list[int]:
 def off(ours: Tensor, theirs: Tensor) -> float:
     assert ours.shape == theirs.shape
     difference = (ours - theirs).abs().max().item()
-    return difference if difference == difference else float("inf")  # noqa: PLR0124 -- NaN is as far off as can be
+    return difference if difference == difference else float("inf")  # noqa: PLR0124 -- NaN counts as infinite
 
 
 def expect(model: PreTrainedModel, tokens: list[int]) -> Tensor:
@@ -45,7 +45,7 @@ def expect(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 
 
 class Bench:
-    """A model of ours, and slots with adapters read from directories."""
+    """infd's model, with adapter slots filled from directories."""
 
     def __init__(self, checkpoint: Path, device: torch.device) -> None:
         self.ops = select(device, torch.float32)

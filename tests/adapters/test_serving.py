@@ -1,4 +1,4 @@
-"""Adapters through the whole engine on real tensors: answers are PEFT's, and what is unloaded is out of memory."""
+"""Adapters through the whole engine on real tensors: answers equal PEFT's, and unloading frees memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 
 class Expected:
-    """Adapters of one checkpoint, and what PEFT generates with each."""
+    """Adapters of one checkpoint, and PEFT's generated tokens with each."""
 
     def __init__(self, checkpoint: Path, root: Path) -> None:
         self.root = root

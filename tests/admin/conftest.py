@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class House:
-    """A daemon in miniature: engine, admin server, and what a request needs to stay in flight."""
+    """Engine and admin server, and a request that stays in flight."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -35,7 +35,7 @@ class House:
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:
-        """The engine runs."""
+        """Run the engine within the block."""
         await self.engine.load()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.engine.run())
@@ -49,7 +49,7 @@ class House:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[tuple[str, Choices]]:
-        """A request that does not go on, because no step completes."""
+        """Submit a request that stays in flight, because no step completes."""
         self.executor.gate.clear()
         async with self.engine.admit(1, 100) as ticket:
             sampling = SamplingParams(max_tokens=5)

@@ -1,4 +1,4 @@
-"""`infdctl` as a process, as an operator's script sees it."""
+"""`infdctl` as a process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def infdctl(*arguments: str | Path, **environment: str) -> tuple[int, str, str]:
-    """Run it; return exit code, standard output and standard error."""
+    """Run infdctl; return exit code, standard output and standard error."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

@@ -1,4 +1,4 @@
-"""What happened, as an operator reads it later or along: over the socket, and with `infdctl events`."""
+"""Recent and new events, over the admin socket and with `infdctl events`."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_a_reader_who_takes_nothing_is_dropped_and_others_read_on(
         await asyncio.sleep(0)
     async with reading(house, "?follow=true") as lines:
         sent = 0
-        while house.admin._feeds.open > 1:  # what kernel and buffers hold is no measure of ours
+        while house.admin._feeds.open > 1:  # the size of socket buffers is unknown
             events.tell("step", "failed", **{name: name * 250 for name in "abcdefghij"})
             sent += 1
             await lines.readline()

@@ -55,7 +55,7 @@ def test_the_kernel_names_this_process_as_its_own_peer() -> None:
 
 
 class CrowdedSocket:
-    """What a peer with more groups than fit into one answer looks like."""
+    """A connection whose peer has more groups than getsockopt returns."""
 
     def getsockopt(self, level: int, option: int, buflen: int, /) -> bytes:
         if option == socket.SO_PEERCRED:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.admin.conftest import House
 
-PATIENCE_S = 30.0  # only a test that fails waits this long
+PATIENCE_S = 30.0  # reached only by a failing test
 
 
 async def ask(path: Path, method: str, target: str, **options: Any) -> tuple[int, dict[str, Any]]:

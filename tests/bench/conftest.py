@@ -1,4 +1,4 @@
-"""bench/ holds scripts, which find each other beside themselves."""
+"""Make the scripts of bench/ importable."""
 
 import sys
 from pathlib import Path

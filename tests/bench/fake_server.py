@@ -1,6 +1,6 @@
-"""A small OpenAI endpoint with known behaviour: each prompt costs 10 tokens and 2 a word.
+"""A small OpenAI endpoint with known behaviour: a prompt has 10 tokens plus 2 per word.
 
-As a program it takes a port.
+As a program its argument is a port.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class FakeOpenAI:
-    """Answers with `max_tokens` pieces of text.
+    """Answers with `max_tokens` text chunks.
 
-    fail  given the number of a streamed request (from 0), may say how it ends: "refuse", "error", "cut", "vanish",
-          "short" (of a token), "reason" (with a finish reason, and no [DONE])
+    fail  returns, for the number of a streamed request (from 0), how it ends: "" (normally), "refuse", "error", "cut",
+          "vanish", "short" (one token less), "reason" (with a finish reason, without [DONE])
     """
 
     def __init__(self, *, usage: bool = True, fail: Callable[[int], str] = lambda number: "") -> None:
@@ -81,7 +81,7 @@ class FakeOpenAI:
             if chat:
                 await self.send(response, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
             for _ in range(count):
-                # A text full of what the generator searches for.
+                # A text that contains the generator's search patterns.
                 text = '"content": "x" "usage": {} data: [DONE]'
                 await self.send(response, {"choices": [{"delta": {"content": text}} if chat else {"text": text}]})
                 await asyncio.sleep(0)

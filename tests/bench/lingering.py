@@ -1,4 +1,4 @@
-"""A part that finds one thing and then waits: for the interrupt that ends it, or with --deaf for more than that."""
+"""A stage that writes one result, then waits for the interrupt, which --deaf ignores."""
 
 import argparse
 import json

@@ -43,7 +43,7 @@ async def contest(
     gb_s: Callable[[], float] = _steady,
     tell: Any = lambda text: None,
 ) -> Report:
-    """Compare fakes named a, b, ..."""
+    """Compare fake servers named a, b, ..."""
     async with AsyncExitStack() as stack:
         servers = []
         for name, fake in zip("abc", fakes, strict=False):
@@ -79,7 +79,7 @@ async def test_all_are_offered_the_same_and_no_prompt_comes_twice(tmp_path: Path
     prompts = sorted(body["prompt"] for body in first.bodies)
     assert prompts == sorted(body["prompt"] for body in second.bodies)
     assert len(set(prompts)) == len(prompts)
-    assert len({prompt[:40] for prompt in prompts}) == len(prompts)  # nor does one begin as another
+    assert len({prompt[:40] for prompt in prompts}) == len(prompts)  # no two share a prefix
     assert all(body["ignore_eos"] and body["temperature"] == 0 for body in first.bodies)
 
 
@@ -157,7 +157,7 @@ async def test_a_server_that_cannot_be_started_is_left_out_with_the_reason(
         with pytest.raises(Refused, match=reason):
             await compare(plan, (Server(name="a", url=fake.url), server), _steady, tmp_path, tell=told.append)
     if "99" in server.command:
-        assert told[-1] == "  b: 99"  # what it printed
+        assert told[-1] == "  b: 99"  # the server's output
 
 
 def window(number: int, server: str, *, good: bool = True, **figures: float) -> Window:
@@ -206,7 +206,7 @@ async def test_a_frozen_server_computes_nothing_until_it_is_thawed() -> None:
     async with ServerProcess("fake", command, port, ready="/v1/models", environment=_path()) as server:
         assert server.resident_bytes() > 2**20
         server.freeze()
-        os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOWAIT)  # noqa: ASYNC222 - returns once it has stopped
+        os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOWAIT)  # noqa: ASYNC222 - returns once the server is frozen
         spent = server.cpu_s()
         async with aiohttp.ClientSession() as session:
             asked = asyncio.create_task(session.get(f"{server.url}/v1/models"))
@@ -236,7 +236,7 @@ async def test_what_a_server_started_ends_with_it_and_runs_on_its_cores(tmp_path
     state = Path(f"/proc/{child}/stat")
     with suppress(FileNotFoundError):
         while state.read_text().rpartition(")")[2].split()[0] != "Z":  # noqa: ASYNC240
-            await asyncio.sleep(0)  # killed, and not gone yet
+            await asyncio.sleep(0)  # killed, not yet a zombie
 
 
 def test_the_memory_is_read_by_a_thread_on_each_core() -> None:

@@ -199,7 +199,7 @@ def test_a_case_that_fails_or_ends_its_process_does_not_end_the_others(
         "def holds(probe): return {'number': 1.0}\n"
         "gpu_probe.CASES = (fails, ends, holds)\n"
         "gpu_probe.attempt(sys.argv[sys.argv.index('--cases') + 1:], 'cpu')\n"
-        "os._exit(9)\n"  # as CUDA may, when a process that has lost it ends
+        "os._exit(9)\n"  # as CUDA may at exit after a lost device
     )
     monkeypatch.setattr(gpu_probe, "__file__", str(script))
     monkeypatch.setenv("PYTHONPATH", str(first_gpu.BENCH))

@@ -1,4 +1,4 @@
-"""The parts of the daemon that a real process cannot be made to show."""
+"""Behaviour of the daemon that tests with a real process cannot trigger."""
 
 from __future__ import annotations
 

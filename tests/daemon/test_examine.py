@@ -1,4 +1,4 @@
-"""`infd config check` and `infd models` say of a checkpoint what `infd start` will, in its words, and without torch."""
+"""`infd config check` and `infd models` report a checkpoint's faults as `infd start` does, without torch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def remove(directory: Path) -> None:
 
 
 def shard(directory: Path) -> None:
-    """Have the index name a file that is not there."""
+    """Make the index name a missing file."""
     tensors = load_file(directory / "model.safetensors")
     remove(directory)
     names = sorted(tensors)
@@ -80,7 +80,7 @@ def shard(directory: Path) -> None:
 
 
 def promise(directory: Path) -> None:
-    """Have the index name a tensor that its file does not hold."""
+    """Make the index name a tensor that its file lacks."""
     (directory / "model.safetensors").rename(directory / "model-1.safetensors")
     files = {"model.embed_tokens.weight": "model-1.safetensors", "model.more.weight": "model-1.safetensors"}
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
@@ -98,7 +98,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("architecture", STRANGE)
 def test_an_architecture_that_is_not_supported_is_refused_as_that(checkpoint: Path, architecture: str) -> None:
-    """None of these states a longest sequence as others do, which is no reason against it."""
+    """These configs lack max_position_embeddings, which is no fault."""
     kind, reason = STRANGE[architecture]
     table = {"architectures": [architecture], "model_type": kind, "vocab_size": 512, "num_hidden_layers": 2}
     (checkpoint / "config.json").write_text(json.dumps(table))

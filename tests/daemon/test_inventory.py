@@ -1,4 +1,4 @@
-"""`infd models` tells what is here and what could be served."""
+"""`infd models` lists the models on this machine, and whether infd can serve them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    """Put a copy of the embedded model into a hub's cache, changed."""
+    """Put a modified copy of the embedded model into a hub's cache."""
 
     def cache(name: str, *, without: tuple[str, ...] = (), main: bool = True, **settings: object) -> Path:
         repository = tmp_path / f"models--{name.replace('/', '--')}"

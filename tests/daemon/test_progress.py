@@ -1,4 +1,4 @@
-"""How far a long start has come is told, seldom enough to be read."""
+"""Progress of a long start is reported at a readable rate."""
 
 from __future__ import annotations
 

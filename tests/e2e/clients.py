@@ -1,6 +1,6 @@
-"""Clients of a real daemon, many at once, and what they look at in it.
+"""Concurrent clients of a real daemon, and checks of its status.
 
-`make soak` sets INFD_SOAK to 1, and everything is done as often as SAFETY.md says; otherwise it is a hundredth of that.
+`make soak` sets INFD_SOAK to 1 and runs the counts of SAFETY.md; otherwise counts are a hundredth.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from tests.e2e.process import Daemon
 
 SHARE = float(os.environ.get("INFD_SOAK", "0.01"))
-FULL = SHARE > 0.01  # times are looked at as well
+FULL = SHARE > 0.01  # also checks times
 
 
 def scaled(count: int) -> int:
-    """Return how often to do what SAFETY.md wants done `count` times."""
+    """Return the scaled number of repetitions for SAFETY.md's `count`."""
     return max(2, round(count * SHARE))
 
 
 class Neighbour:
-    """A well-behaved stream, to be compared with itself when it is alone."""
+    """A well-behaved stream, compared with the same stream alone."""
 
     def __init__(self, address: tuple[str, int], tokens: int) -> None:
         self._address = address
@@ -59,7 +59,7 @@ async def ask(address: tuple[str, int], path: str, body: dict[str, Any]) -> tupl
 
 
 def vanish(writer: asyncio.StreamWriter) -> None:
-    """Be gone as a client is that was killed: the peer sees a reset."""
+    """Disconnect as a killed client does: the peer sees a reset."""
     no_time = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_time)
     writer.transport.abort()
@@ -75,7 +75,7 @@ def resident_kib(daemon: Daemon) -> int:
 
 
 def idle_status(daemon: Daemon) -> Status:
-    """Return the daemon's status once everything accepted has ended."""
+    """Return the daemon's status once all accepted requests have ended."""
     client = AdminClient([str(daemon.admin_socket)], timeout_s=60)
     for _ in range(10_000):
         status = client.get("/v1/status", Status)

@@ -1,4 +1,4 @@
-"""A real `infd start` under a service manager of ours: a process, its notifications, its log."""
+"""Run `infd start` under a test service manager: a process, its notifications, its log."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 60.0  # only a test that fails waits this long
-# Become another program, with a socket at the place and under the names of sd_listen_fds(3).
+PATIENCE_S = 60.0  # reached only by a failing test
+# Executes another program with a socket at descriptor 3 and the variables of sd_listen_fds(3).
 PASS_ON = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
@@ -30,11 +30,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class Daemon:
-    """One process.
+    """One daemon process.
 
-    arguments  for `infd start`, after those that keep it to itself: a free port, its own admin socket, no files of /etc
-    variables  of its environment
-    listening  a socket to pass to it as systemd does
+    arguments  for `infd start`, after those that isolate it: a free port, an own admin socket, no files of /etc
+    variables  environment variables
+    listening  a socket to pass as systemd does
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class Daemon:
         self._pidfd = os.pidfd_open(self.process.pid)
 
     def ready(self) -> Daemon:
-        """Wait until it says READY."""
+        """Wait for READY."""
         self.wait_for("READY", "1")
         return self
 
     def wait_for(self, name: str, value: str) -> None:
-        """Wait for a notification, or fail when the process ends without it."""
+        """Wait for a notification; fail if the process ends without it."""
         while not any(said.get(name) == value for said in self.notified):
             if not self.hear():
                 raise AssertionError(f"never said {name}={value}; it said {self.notified}\n{self.log_text()}")
 
     def exit_code(self) -> int:
-        """Wait for its end, and for what it said until then."""
+        """Wait for the process's end and its last output."""
         while self.hear():
             pass
         return self.process.wait(PATIENCE_S)
@@ -91,8 +91,8 @@ class Daemon:
         return self.log_file.read_text(errors="replace")
 
     def log(self, message: str) -> dict[str, Any]:
-        """Return the one record with this message."""
-        whole = self.log_text().rpartition("\n")[0]  # the last line may be half written
+        """Return the only log record with this message."""
+        whole = self.log_text().rpartition("\n")[0]  # the last line may be incomplete
         records = [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
         (found,) = [record for record in records if record["message"] == message]
         return found
@@ -115,7 +115,7 @@ class Daemon:
 
     @contextmanager
     def stream(self, **fields: Any) -> Iterator[Events]:
-        """Ask for a streamed completion. Entered once the first event has come."""
+        """Stream a completion; the block starts after the first event."""
         body = {"model": "embedded", "prompt": "once", "stream": True, "ignore_eos": True, **fields}
         connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE_S)
         try:
@@ -136,7 +136,7 @@ class Daemon:
         self._manager.close()
 
     def hear(self) -> bool:
-        """Take in one notification. Return False once the process has ended and said everything."""
+        """Read one notification. Return False once the process has ended and all are read."""
         heard, _, _ = select.select([self._manager, self._pidfd], [], [], PATIENCE_S)
         assert heard, f"neither a word nor an end of it\n{self.log_text()}"
         if self._manager not in heard:
@@ -147,7 +147,7 @@ class Daemon:
 
 
 class Events:
-    """The `data:` events of an answer; ends after [DONE], or where the connection does."""
+    """Yield the `data:` events of an answer, until [DONE] or the connection's end."""
 
     def __init__(self, answer: http.client.HTTPResponse) -> None:
         self._answer = answer

@@ -1,4 +1,4 @@
-"""`infd chat` and `infd models` as processes: on a terminal, in a pipe, and where nothing answers."""
+"""`infd chat` and `infd models` as processes: on a terminal, in a pipe, and without a server."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_without_a_key_or_a_daemon_it_says_what_to_do(daemon: Daemon, tmp_path: 
 
 
 class Typist:
-    """Somebody at a terminal of their own."""
+    """A user at a pseudo-terminal."""
 
     def __init__(self, command: list[str], variables: dict[str, str]) -> None:
         self._terminal, theirs = pty.openpty()
@@ -81,7 +81,7 @@ class Typist:
             env=variables,
             start_new_session=True,
             cwd=ROOT,
-            # Whoever runs the tests in the background may have it ignored.
+            # A background job may have SIGINT ignored.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (no threads yet)
         )
         os.close(theirs)
@@ -91,7 +91,7 @@ class Typist:
         os.write(self._terminal, text.encode())
 
     def see(self, text: str) -> None:
-        """Wait until it is shown, after what was seen before."""
+        """Wait until the terminal shows the text, after the output seen so far."""
         while text not in self.seen:
             self._look(text)
         self.seen = self.seen.partition(text)[2]
@@ -106,7 +106,7 @@ class Typist:
         self.seen += data.decode(errors="replace")
 
     def see_more(self) -> None:
-        """Wait until any words are shown, beside what only steers the terminal."""
+        """Wait until the terminal shows words, without counting control sequences."""
         while len(STEERING.sub("", self.seen).split()) < 5:  # an answer is on its way, not the end of a line
             self._look("words")
 
@@ -114,13 +114,13 @@ class Typist:
         self.process.send_signal(signal.SIGINT)
 
     def waits(self) -> None:
-        """Wait until it waits for a key: a signal that finds the line editor drawing is kept until the next one."""
+        """Wait until the process waits for a key: the line editor defers signals while drawing."""
         status = Path(f"/proc/{self.process.pid}/stat")
         while status.read_text().rpartition(") ")[2][0] != "S":
             self.process.poll()
 
     def gone(self) -> int:
-        """Wait for its end, reading what it still says."""
+        """Wait for the process's end, reading its output."""
         with suppress(AssertionError):
             while True:
                 self._look("an end")
@@ -145,7 +145,7 @@ def test_on_a_terminal_one_talks_stops_an_answer_and_leaves(daemon: Daemon, tmp_
         typist.see("> ")
         typist.type("/thinking off\r")
         typist.see("it answers at once")
-        typist.see("> ")  # before it, an end of input is a key like any other once the line editor takes over
+        typist.see("> ")  # before the prompt, the line editor would read ^D as a key
         typist.type("\x04")
         assert typist.gone() == 0
 

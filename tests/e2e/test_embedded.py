@@ -1,6 +1,6 @@
-"""The embedded model, served as it ships: what it says makes sense.
+"""The embedded model as shipped gives sensible answers.
 
-In float32 and greedily, so that the answers are the same on every machine.
+Greedy, in float32, so that answers are equal on every machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whatever a client sends, it hears what the table of errors says, and its neighbours lose no token by it.
+"""Hostile requests get the documented errors, and concurrent requests lose no token.
 
-Every test runs `infd start` with a well-behaved stream beside the attack. Its
-tokens are those of the same stream alone, and afterwards the daemon holds nothing
-that it did not hold before.
+Every test runs `infd start` with a well-behaved stream beside the attack. The
+stream's tokens equal those of the stream alone, and afterwards the daemon holds
+no resource that it did not hold before.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: the peer sees a reset
 PATIENCE_S = 60.0  # only a test that fails waits this long
 
 
-# A neighbour, and what is left of an attack
+# A concurrent stream, and checks after an attack
 
 
 def tokens_of(events: Events) -> list[int]:
@@ -62,7 +62,7 @@ def descriptors(daemon: Daemon) -> int:
 
 
 def come_to_rest(daemon: Daemon, most_descriptors: int) -> Status:
-    """Wait until everything accepted has ended and the connections are closed. Every look is an answer awaited."""
+    """Wait until all accepted requests have ended and connections are closed, polling the daemon's status."""
     client = AdminClient([str(daemon.admin_socket)], timeout_s=PATIENCE_S)
     for _ in range(10_000):
         status = client.get("/v1/status", Status)
@@ -74,7 +74,7 @@ def come_to_rest(daemon: Daemon, most_descriptors: int) -> Status:
 
 @contextmanager
 def unharmed(daemon: Daemon) -> Iterator[None]:
-    """Run the body beside a neighbour; afterwards look for what it cost, and for what is left of it."""
+    """Run the block beside a stream; then check the stream's tokens, and resources still held."""
     with daemon.stream(**NEIGHBOUR) as events:
         alone = tokens_of(events)
     before = descriptors(daemon)
@@ -90,7 +90,7 @@ def unharmed(daemon: Daemon) -> Iterator[None]:
     assert "Traceback" not in daemon.log_text()
 
 
-# What clients say
+# Requests
 
 
 def post(connection: HTTPConnection, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
@@ -101,7 +101,7 @@ def post(connection: HTTPConnection, path: str, body: Any, headers: dict[str, st
 
 
 def refusal(connection: HTTPConnection, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[Any, ...]:
-    """Return status, param and code of an answer that has the body of an error."""
+    """Return status, param and code of an error answer."""
     status, answer = post(connection, path, body, headers)
     assert set(answer) == {"error"}, (body, answer)
     error = answer["error"]
@@ -125,7 +125,7 @@ def written(path: str, body: dict[str, Any]) -> bytes:
 
 
 def answers_to(daemon: Daemon, data: bytes) -> bytes:
-    """Send bytes, and return all that comes until the connection is closed."""
+    """Send bytes, and return all bytes received until the connection closes."""
     with socket.create_connection(daemon.address, timeout=PATIENCE_S) as client:
         client.sendall(data)
         return everything_from(client)
@@ -508,7 +508,7 @@ def test_strangers_at_the_admin_socket_leave_nothing_and_change_nothing(start_da
 
 
 def test_extreme_sampling_costs_the_sequences_beside_it_no_token(start_daemon: Start) -> None:
-    """On a real model: whatever one row asks of the sampler, the rows of the same steps are sampled as ever."""
+    """On a real model, one row's sampling parameters do not change other rows' tokens."""
     daemon = start_daemon("--device", "cpu", "--dtype", "float32", "--set", "device.threads=1").ready()
     everything = {str(token_id): 100 for token_id in range(512)}
     extremes: list[dict[str, Any]] = [

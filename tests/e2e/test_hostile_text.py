@@ -1,4 +1,4 @@
-"""A checkpoint whose template and tokenizer do what they can to stop the daemon: it lives, answers others, and ends."""
+"""With a hostile chat template and tokenizer the daemon survives, answers other requests, and stops when asked to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Daemon]
 
 PATIENCE_S = 60.0  # only a test that fails waits this long
-# Asked to, C code keeps the interpreter for hours: jinja's filter wraps a text in time of its length's square.
+# C code can hold the interpreter lock for hours: jinja's wordwrap takes quadratic time.
 TEMPLATE = (
     "{% if messages[-1].content == 'hang' %}{{ ('x' * 4000000) | wordwrap(1) }}{% endif %}"
     "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -60,7 +60,7 @@ def chat(content: str) -> dict[str, Any]:
 
 
 def begin(daemon: Daemon, content: str) -> socket.socket:
-    """Send a chat, and do not wait for the answer."""
+    """Send a chat request without waiting for the answer."""
     data = json.dumps(chat(content)).encode()
     client = socket.create_connection(daemon.address, timeout=PATIENCE_S)
     head = (
@@ -71,14 +71,14 @@ def begin(daemon: Daemon, content: str) -> socket.socket:
 
 
 def worker(daemon: Daemon) -> int:
-    """Return the one process that the daemon has started."""
+    """Return the daemon's only child process."""
     tasks = Path(f"/proc/{daemon.process.pid}/task").iterdir()
     (child,) = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     return child
 
 
 def wait_until_busy(pid: int, daemon: Daemon) -> None:
-    """Wait until a process runs, rather than waits for something. Every look is an answer of the daemon's awaited."""
+    """Wait until a process is in state R, polling the daemon between checks."""
     for _ in range(10_000):
         assert daemon.get("/livez")[0] == 200
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R":

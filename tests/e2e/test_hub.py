@@ -1,4 +1,4 @@
-"""A real daemon whose model is on a hub: it listens while it fetches, and starts offline the next time."""
+"""A daemon with a model from a hub listens while fetching, and starts offline the next time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From start to exit, as systemd, an operator and a client see it. Nothing here imports torch, nor does the daemon."""
+"""From start to exit, for systemd, operators and clients. Neither tests nor daemon import torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 QUICK = ("--set", "device.null_step_ms=5")
 SLOW = ("--set", "device.null_step_ms=100")
-ENDLESS = 2000  # tokens, which at SLOW no test lives to see
+ENDLESS = 2000  # tokens; at SLOW longer than any test
 
 
 def test_it_becomes_ready_says_so_and_answers(start_daemon: Start) -> None:
@@ -317,4 +317,4 @@ def test_answered_requests_leave_no_descriptor_open(start_daemon: Start) -> None
     for _ in range(5):
         last = ask()
 
-    assert last <= first + 1  # the connection just closed may not have been noticed yet
+    assert last <= first + 1  # the daemon may not have noticed the last close

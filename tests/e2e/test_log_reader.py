@@ -1,4 +1,4 @@
-"""Whoever reads the log, or does not: the daemon serves, stops when told to, and its exit code is its own."""
+"""Without a reader of its log, the daemon serves, stops on a signal, and its exit code is unchanged."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Become another program, without standard streams.
+# Executes another program without standard streams.
 CLOSED = "import os, sys; os.closerange(0, 3); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 @contextmanager
 def daemon(directory: Path, stderr: int, *before: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Run `infd start` until it is ready. Yield it and the Unix socket on which it serves."""
+    """Run `infd start`. Yield, once ready, the process and its Unix socket."""
     door = directory / "door"
     command = [*before, sys.executable, "-m", "infd", "start", "--device", "null", "--config", os.devnull]
     command += ["--host", f"unix:{door}", "--admin-socket", str(directory / "admin.sock")]

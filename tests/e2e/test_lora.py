@@ -1,4 +1,4 @@
-"""Adapters on a real daemon with the embedded model: the `openai` package asks for them, `infdctl` changes them."""
+"""Adapters on a daemon with the embedded model: requests with the `openai` package, changes with `infdctl`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REAL = (*REAL, "--set", "scheduler.step_tokens=64", "--set", "device.threads=1")
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, PreTrainedModel]]:
-    """Two adapters of the embedded model beneath one root, and PEFT's word for what they do."""
+    """Two adapters of the embedded model beneath one root, and PEFT's results with them."""
     root = tmp_path_factory.mktemp("adapters")
     every = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens"]
     return {
@@ -50,7 +50,7 @@ def client(daemon: Daemon) -> openai.AsyncOpenAI:
 
 
 def ctl(daemon: Daemon, *arguments: str) -> tuple[int, Any, str]:
-    """Run infdctl; return its exit code, what its --json says, and what it tells people."""
+    """Run infdctl; return exit code, JSON output and standard error."""
     done = subprocess.run(
         [sys.executable, "-c", RUN, "--socket", str(daemon.admin_socket), *arguments, "--json"],
         cwd=ROOT,
@@ -63,7 +63,7 @@ def ctl(daemon: Daemon, *arguments: str) -> tuple[int, Any, str]:
 
 
 async def likelihoods(api: openai.AsyncOpenAI, model: str) -> list[float]:
-    """Return the log-probability of each token of PROMPT but the first, as a model of that name says."""
+    """Return the log-probability of each token of PROMPT but the first, from the model or adapter `name`."""
     answer = await api.completions.create(
         model=model, prompt=PROMPT, max_tokens=1, temperature=0, extra_body={"prompt_logprobs": 0}
     )
@@ -168,7 +168,7 @@ def test_what_may_not_or_cannot_be_loaded_is_refused_with_what_to_do(
 
 
 def test_without_a_root_nothing_is_loaded_over_the_socket(start_daemon: Start) -> None:
-    daemon = start_daemon("--model", str(embedded.path())).ready()  # named by its directory, it is one like any other
+    daemon = start_daemon("--model", str(embedded.path())).ready()  # by directory: no default lora.root
     code, _, err = ctl(daemon, "load-lora", "a", "a")
 
     assert code == 1

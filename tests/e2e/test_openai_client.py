@@ -1,4 +1,4 @@
-"""The `openai` package works against infd as it is."""
+"""The unmodified `openai` package works with infd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded model behind a device process of its own, as clients and systemd see it."""
+"""The embedded model with device.own_process, for clients and systemd."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT = [5, 17, 300, 41]
 
 
 def worker_of(daemon: Daemon) -> int:
-    """Return the id of the process that drives the device."""
+    """Return the pid of the device process."""
     task = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
     (child,) = (
         int(pid)

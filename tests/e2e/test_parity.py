@@ -1,4 +1,4 @@
-"""Greedy answers through the whole engine equal transformers' `generate`, however requests share the device."""
+"""Greedy answers through the whole engine equal transformers' `generate`, in any mix of requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEW = 24
 
 
 class Expected:
-    """Prompts, and what transformers generates after each; clear[i] counts the leading answers beyond doubt."""
+    """Prompts, and transformers' tokens after each; clear[i] counts leading tokens with a clear margin."""
 
     def __init__(self, directory: Path) -> None:
         model = oracle(directory)
@@ -40,7 +40,7 @@ class Expected:
             self.clear.append(clear)
 
     def compare(self, got: list[list[int]]) -> None:
-        """Every answer agrees as far as it is clear; skipped positions must be few."""
+        """Assert equal tokens up to the first unclear margin, and few skipped positions."""
         skipped = sum(NEW - clear for clear in self.clear)
         assert skipped <= 0.15 * NEW * len(self.prompts), f"{skipped} positions of {NEW * len(self.prompts)} skipped"
         for ours, theirs, clear in zip(got, self.answers, self.clear, strict=True):
@@ -76,7 +76,7 @@ async def generate(engine: Engine, prompt: list[int]) -> list[int]:
 
 
 async def begun(engine: Engine, prompts: list[list[int]]) -> list[asyncio.Task[list[int]]]:
-    """Return the answers to come of requests that are inside."""
+    """Return the futures of answers to submitted requests."""
     answers = [asyncio.create_task(generate(engine, prompt)) for prompt in prompts]
     inside = engine.status().accepted + len(prompts)
     while engine.status().accepted < inside:

@@ -1,4 +1,4 @@
-"""Pause, sleep and what follows, as clients, operators and systemd see it."""
+"""Pause, sleep, wake and resume, for clients, operators and systemd."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_request_that_comes_during_a_pause_is_answered_after_it(start_daemon: 
 
 
 def fewest_descriptors(daemon: Daemon) -> int:
-    """Count what is open, without a connection whose end the daemon has not noticed yet."""
+    """Count open connections, except one whose close the daemon may not have noticed."""
     directory = f"/proc/{daemon.process.pid}/fd"
     counts = []
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""The embedded model with its weights and its cache made smaller, served as anyone would."""
+"""The embedded model with quantized weights and cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever clients do, a daemon comes back to where it began: `make soak` in full, `make test` a hundredth of it."""
+"""After misbehaving clients the daemon holds no resources: `make soak` in full, `make test` a hundredth."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AT_ONCE = 50
 
 
 async def killed(address: tuple[str, int], chance: random.Random) -> None:
-    """Ask for a long stream and be gone at some moment: before an answer, at its head, or in the middle."""
+    """Request a long stream and disconnect before the answer, at its headers, or within it."""
     body = {
         "messages": [{"role": "user", "content": "x" * chance.randrange(400)}],
         "max_tokens": 500,
@@ -61,10 +61,10 @@ async def test_clients_killed_at_any_moment_leak_nothing_and_cost_a_neighbour_no
 
     status = await asyncio.to_thread(idle_status, daemon)
     assert status.pages_referenced == 0
-    assert status.terminal["disconnect"] > CLIENTS // 10  # others had their answer, or had not asked
+    assert status.terminal["disconnect"] > CLIENTS // 10  # other clients had their answer, or had sent no request
     assert status.terminal["error"] == 0
     assert "Traceback" not in daemon.log_text()
-    async with asyncio.timeout(60):  # connections that were reset are closed soon after
+    async with asyncio.timeout(60):  # resets are noticed soon after
         while descriptors(daemon) > descriptors_before:
             await asyncio.sleep(0)
     grown = resident_kib(daemon) - resident_before
@@ -73,7 +73,7 @@ async def test_clients_killed_at_any_moment_leak_nothing_and_cost_a_neighbour_no
 
 
 async def dripping(address: tuple[str, int]) -> float:
-    """Send headers that never end, a little at a time. Return for how many seconds they were listened to."""
+    """Send endless headers slowly. Return the seconds until the daemon closes the connection."""
     loop = asyncio.get_running_loop()
     reader, writer = await asyncio.open_connection(*address)
     began = loop.time()
@@ -87,7 +87,7 @@ async def dripping(address: tuple[str, int]) -> float:
 
 
 async def probe(address: tuple[str, int]) -> float:
-    """Ask for readiness on a connection of its own, as a balancer does. Return how long it took."""
+    """Request /readyz on a new connection, as a load balancer does. Return the seconds taken."""
     began = asyncio.get_running_loop().time()
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"GET /readyz HTTP/1.1\r\nHost: infd\r\nConnection: close\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Clients, adapters and memory come and go, and nothing is left: `make soak` in full, `make test` a hundredth of it."""
+"""Churn of clients, adapters and memory leaks nothing: `make soak` in full, `make test` a hundredth."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REFUSED = [
 
 
 class Client:
-    """Asks for one thing after another, on one connection while it can."""
+    """Sends requests in sequence, on one connection as long as it stays open."""
 
     def __init__(self, address: tuple[str, int], chance: random.Random) -> None:
         self._address = address
@@ -51,7 +51,7 @@ class Client:
         self._refused = [request(path, body) for path, body in REFUSED]
 
     async def ask(self) -> str:
-        """Ask for something. Return its status, or "left" where we did, early."""
+        """Send a request. Return its status, or "left" after an early disconnect."""
         chance, kind = self._chance, self._chance.random()
         if kind < 0.05:
             return await self._answer(chance.choice(self._refused))
@@ -109,7 +109,7 @@ def request(path: str, body: dict[str, Any]) -> bytes:
 
 
 class Operators:
-    """Two of them, each with a verb after another for as long as clients ask."""
+    """Two operators that send verbs as long as clients send requests."""
 
     def __init__(self, daemon: Daemon, busy: Callable[[], bool]) -> None:
         self._admin = AdminClient([str(daemon.admin_socket)], timeout_s=60)
@@ -121,7 +121,7 @@ class Operators:
         return await asyncio.to_thread(self._admin.post, f"/v1/{verb}", reply, asked, patient=True)
 
     async def _some_steps(self, count: int) -> None:
-        """Let the daemon get on with its work: most requests shall be answered."""
+        """Pause between verbs, so that most requests are answered."""
         goal: int | None = None
         while self._busy():
             steps = (await asyncio.to_thread(self._admin.get, "/v1/status", Status)).steps
@@ -159,7 +159,7 @@ async def test_answers_refusals_disconnects_adapters_and_sleeps_in_turn_leave_no
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(config))
         (tmp_path / name / "adapter_model.safetensors").write_bytes(bytes(1000 * number))
     daemon = await asyncio.to_thread(
-        # On a busy machine a client of ours may be long in writing what it wants.
+        # On a busy machine a test client may be slow to send its request.
         lambda: start_daemon("--lora-root", str(tmp_path), *QUICK, "--set", "server.header_timeout_s=60").ready()
     )
     chance = random.Random(1)
@@ -196,11 +196,11 @@ async def test_answers_refusals_disconnects_adapters_and_sleeps_in_turn_leave_no
     assert min(outcomes["200"], outcomes["400"], outcomes["left"]) > 0
     assert not FULL or min(outcomes["404"], outcomes["503"]) > 0, "some came while an adapter or the memory was away"
     assert min(verbs["sleep"], verbs["wake"], verbs["loras/load"]) >= PARTS // 2
-    async with asyncio.timeout(60):  # connections that were reset are closed soon after
+    async with asyncio.timeout(60):  # resets are noticed soon after
         while descriptors(daemon) > open_before:
             await asyncio.sleep(0)
         while len((await asyncio.to_thread(admin.get, "/v1/dump", Dump)).tasks) > tasks:
             pass
-    # Pages that an allocator keeps are no leak, and are kept within the first tenths.
+    # Pages retained by the allocator are no leak; the first tenths reach their plateau.
     assert resident[-1] - resident[1] < 10 * 1024
     assert "Traceback" not in daemon.log_text()

@@ -1,4 +1,4 @@
-"""More than a daemon can serve, and less than it needs: `make soak` in full, `make test` a hundredth of it."""
+"""Overload and scarce resources: `make soak` in full, `make test` a hundredth."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def gaps(address: tuple[str, int], tokens: int) -> list[float]:
 
 
 def reading_nothing(address: tuple[str, int]) -> socket.socket:
-    """Ask for a long stream with much to say of every token, and take none of it."""
+    """Request a long stream with large events, and read none of it."""
     body = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": True, "logprobs": 20, "n": 4}
     data = json.dumps(body).encode()
     client = socket.socket()
@@ -61,7 +61,7 @@ def reading_nothing(address: tuple[str, int]) -> socket.socket:
 
 
 async def at_rest(daemon: Daemon) -> Status:
-    """Return the daemon's status once nothing runs and nothing waits for the device."""
+    """Return the daemon's status once no choice runs or waits."""
     client = AdminClient([str(daemon.admin_socket)], timeout_s=60)
     while (status := await asyncio.to_thread(client.get, "/v1/status", Status)).running or status.waiting:
         pass
@@ -94,7 +94,7 @@ async def test_slow_readers_hold_little_and_cost_a_neighbour_no_token(start_daem
         f"{SLOW_READERS} slow readers of 4 choices with logprobs=20: resident memory grew by {grown / SLOW_READERS:.0f}"
         f" KiB each; a neighbour's p99 token gap {p99[0]:.1f} ms alone, {p99[1]:.1f} ms beside them"
     )
-    # Pages that an allocator keeps are not buffers: what is asserted is the order of magnitude.
+    # The allocator retains pages beside buffers, so only the order of magnitude is asserted.
     assert grown < 2 * BUFFERED_KIB * SLOW_READERS
 
 
@@ -103,7 +103,7 @@ ANSWERS = scaled(10_000)
 
 
 async def completed(address: tuple[str, int]) -> tuple[bool, float]:
-    """Ask for a completion. Return whether it was answered rather than refused as too many, and how long that took."""
+    """Request a completion. Return (answered rather than 429, seconds taken)."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     reader, writer = await ask(address, "/v1/completions", {"prompt": "x", "max_tokens": TOKENS, "ignore_eos": True})
@@ -115,9 +115,9 @@ async def completed(address: tuple[str, int]) -> tuple[bool, float]:
 
 
 async def tokens_per_step(daemon: Daemon, clients: int) -> tuple[float, int, list[float]]:
-    """Ask from so many clients at once until ANSWERS are given.
+    """Send requests from concurrent clients until there are ANSWERS answers.
 
-    Return the tokens that a step brought on average, the longest queue seen, and how long refusals took.
+    Return mean tokens per step, the longest queue seen, and the refusals' times.
     """
     address, admin = daemon.address, AdminClient([str(daemon.admin_socket)], timeout_s=60)
     before = await asyncio.to_thread(admin.get, "/v1/status", Status)
@@ -130,7 +130,7 @@ async def tokens_per_step(daemon: Daemon, clients: int) -> tuple[float, int, lis
             answers += answered
             if not answered:
                 refusals.append(took)
-                await asyncio.sleep(0.02)  # a third of what an answer takes
+                await asyncio.sleep(0.02)  # a third of an answer's time
 
     asking = [asyncio.create_task(client()) for _ in range(clients)]
     while not all(task.done() for task in asking):
@@ -146,8 +146,8 @@ async def test_three_times_the_load_costs_no_work_and_the_queue_stays_short(star
     limits = ("--set", f"scheduler.max_num_seqs={ROWS}", "--set", f"scheduler.max_waiting={WAITING}")
     daemon = await asyncio.to_thread(lambda: start_daemon(*QUICK, *limits).ready())
 
-    # At the start all clients may come before the first plan gives any of them a row, so as many as may wait are the
-    # most of whom none can ever be refused; while there are twice as many as rows, no row is empty.
+    # At the start all clients may arrive before the first plan, so the queue's bound is the largest number of clients
+    # without refusals; twice as many clients as rows keep all rows busy.
     peak, _, refused_at_peak = await tokens_per_step(daemon, WAITING)
     goodput, longest, refusals = await tokens_per_step(daemon, 3 * (ROWS + WAITING))
 
@@ -164,7 +164,7 @@ async def test_three_times_the_load_costs_no_work_and_the_queue_stays_short(star
 
 
 def begin_with(code: str, directory: Path) -> dict[str, str]:
-    """Return the variables of a process that runs this code before its own."""
+    """Return environment variables that make a Python process run `code` first."""
     (directory / "sitecustomize.py").write_text(code)
     return {"PYTHONPATH": str(directory)}
 

@@ -1,4 +1,4 @@
-"""A daemon that is stopped under load owes nobody an answer: `make soak` in full, `make test` a hundredth of it."""
+"""A daemon stopped under load leaves no accepted request unanswered: `make soak` in full, `make test` a hundredth."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.exhaustive
 ROUNDS, RESTARTS = scaled(200), scaled(50)
 CLIENTS = 12
 STEPS = ("--set", "device.null_step_ms=1", "--set", "scheduler.max_num_seqs=8")
-# Not accepted: nobody listened; the connection was closed without a word; the answer was 503.
+# Not accepted: connection refused, closed without an answer, or 503.
 NOT_ACCEPTED = {"refused", "closed", "503"}
 
 
 async def outcome(address: tuple[str, int], tokens: int, *, stream: bool) -> str:
-    """Ask for a completion on a connection of its own. Return how it ended: its finish reason, or what went wrong."""
+    """Request a completion on a new connection. Return its finish reason or the failure."""
     body = {"prompt": "x", "max_tokens": tokens, "ignore_eos": True, "stream": stream}
     try:
         reader, writer = await ask(address, "/v1/completions", body)
@@ -94,7 +94,7 @@ async def test_a_restart_with_activated_sockets_refuses_nobody(start_daemon: Sta
         daemon = await asyncio.to_thread(lambda: start_daemon(*STEPS, listening=kept).ready())
         clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
         for number in range(1, RESTARTS + 1):
-            async with asyncio.timeout(60):  # only ever reached by a failure
+            async with asyncio.timeout(60):  # reached only by a failing test
                 while ends.get("length", 0) < number * 3 * CLIENTS:
                     await asyncio.sleep(0.001)
             daemon.signal(signal.SIGTERM)

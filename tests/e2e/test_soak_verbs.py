@@ -1,6 +1,6 @@
-"""Operators at the admin socket race clients of the `openai` package, on a real daemon with the embedded model.
+"""Admin verbs race clients of the `openai` package, on a daemon with the embedded model.
 
-Nobody is answered wrongly, half or never. `make soak` has ten times as many verbs.
+Every answer is correct and complete. `make soak` sends ten times as many verbs.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ SETTINGS = (
     *("--set", "device.threads=1", "--set", "scheduler.step_tokens=64", "--set", "lora.host_bytes=1000000"),
 )
 NEW = 12
-CLEAR = 1e-2  # a lead of one token over the next that no other order of sums can undo
+CLEAR = 1e-2  # a top-2 margin that no order of sums can reverse
 
 
 class Race:
-    """One daemon, those who ask it, and those who change it meanwhile.
+    """One daemon, its clients and its operators.
 
-    answers   what each model says to each question as long as nobody changes anything, as far as it is beyond doubt
-    outcomes  of requests
-    verbs     that were done, and those that were overtaken
+    answers   each model's answer to each question without concurrent verbs, up to the first unclear margin
+    outcomes  counts of requests by outcome
+    verbs     counts of verbs done and overtaken
     """
 
     def __init__(self, daemon: Daemon, api: openai.AsyncOpenAI) -> None:
@@ -80,7 +80,7 @@ class Race:
             model, question = self._chance.choice(MODELS), self._chance.choice(QUESTIONS)
             try:
                 finish, text = await (self._whole if self._chance.random() < 0.5 else self._stream)(model, question)
-            except openai.APIError as refusal:  # a status, or the last event of a stream that was held for long
+            except openai.APIError as refusal:  # a status, or the last event of a held stream
                 if refusal.code not in {"model_not_found", "paused", "sleeping", "aborted"}:
                     raise
                 self.outcomes[refusal.code] += 1
@@ -98,7 +98,7 @@ class Race:
         return answer.choices[0].finish_reason, answer.choices[0].message.content or ""
 
     async def _stream(self, model: str, question: str) -> tuple[str | None, str]:
-        """Read a stream to its end, or leave it: then the first of the two is None."""
+        """Read a stream to its end, or disconnect early; then the first result is None."""
         finish, text, leaves = None, "", self._chance.random() < 0.2
         async with await self._api.chat.completions.create(**_asked(model, question), stream=True) as stream:
             async for chunk in stream:
@@ -141,7 +141,7 @@ class Race:
         await self._move("wake", tags=self._chance.choice([None, ["weights"], ["kv_cache"]]))
 
     async def _resume(self) -> None:
-        """Let it be ready for some answers, if nobody else minds."""
+        """Make the daemon ready for some answers, unless another operator's verb overtakes."""
         await self._move("resume")
         goal = self._answered + self._chance.randrange(6)
         while self._busy and self._answered < goal:
@@ -150,7 +150,7 @@ class Race:
 
     @property
     def _busy(self) -> bool:
-        """Whether verbs are left, or answers missing without which all of it would prove little."""
+        """Whether verbs remain, or too few answers were completed."""
         return self._left > 0 or self._answered <= ENOUGH
 
     @property
@@ -167,7 +167,7 @@ class Race:
     async def _abort(self) -> None:
         found = await asyncio.to_thread(self._admin.get, "/v1/requests", Requests)
         if found.requests:
-            with suppress(Refused):  # it has ended by itself
+            with suppress(Refused):  # the request has already ended
                 await self._do(f"requests/{self._chance.choice(found.requests).id}/abort", Aborted)
 
     async def _reload(self) -> None:
@@ -179,11 +179,11 @@ class Race:
         await self._load(name)
 
     async def _load(self, name: str) -> None:
-        with suppress(Refused):  # others are in use, and leave it no room
+        with suppress(Refused):  # adapters in use occupy the memory
             await self._do("loras/load", LoraChanged, name=name, path=name, in_place=True)
 
     async def run(self) -> None:
-        """Let them all go on until the verbs are done, and then those who ask to their ends."""
+        """Run until the verbs are done and the clients have finished."""
         async with asyncio.TaskGroup() as clients:
             for _ in range(6):
                 clients.create_task(self.client())
@@ -235,7 +235,7 @@ async def test_verbs_at_the_socket_racing_clients_spoil_no_answer_and_leave_noth
     loras = await asyncio.to_thread(admin.get, "/v1/loras", Loras)
     assert (loras.loras, loras.bytes) == ([], 0)
     assert race.outcomes["length"] + race.outcomes["stop"] > ENOUGH
-    async with asyncio.timeout(PATIENCE_S):  # connections that were left are closed soon after
+    async with asyncio.timeout(PATIENCE_S):  # disconnects are noticed soon after
         while descriptors(daemon) > open_before:
             await asyncio.sleep(0)
         while len((await asyncio.to_thread(admin.get, "/v1/dump", Dump)).tasks) > tasks:

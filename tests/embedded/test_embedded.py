@@ -1,4 +1,4 @@
-"""The embedded checkpoints are such as anybody can load, and small."""
+"""The embedded checkpoints are small and load in transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the embedded model is taught about infd is what the code does."""
+"""The facts about infd that the embedded model learns agree with the code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.exhaustive
 
 ROOT = Path(infd.__file__).parent.parent
 
-# What the facts promise and other hands are building. An entry goes as soon as it is there.
+# Features that facts state and the code does not have yet; remove an entry with its feature.
 AWAITED: set[str] = set()
 CHECKS = sorted({check for fact in facts.FACTS for check in fact.check})
 
@@ -78,7 +78,7 @@ def _value(text: str) -> object:
 
 
 def on_the_command_line(words: list[str]) -> bool:
-    """Follow a command line through click: program, commands, an option, one of its choices."""
+    """Return whether click knows a command line: program, commands, an option, one of its choices."""
     command: click.Command = {"infd": infd_cli, "infdctl": infdctl}[words[0]]
     for place, word in enumerate(words[1:], 1):
         if word.startswith("--"):

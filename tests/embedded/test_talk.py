@@ -1,4 +1,4 @@
-"""Facts, manners and ignorance: drawn alike for a seed, right by their own measure, and never from what is held out."""
+"""Facts, manners and unknown: equal for equal seeds, correct by their own expectations, without held-out phrases."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_no_question_that_is_held_out_is_drawn_for_training():
 
 
 def test_no_phrase_with_blanks_that_is_held_out_is_drawn_for_training():
-    """Each subject's held-out phrases, cut at their blanks, do not come up."""
+    """No training conversation contains a subject's held-out phrases, cut at their blanks."""
     groups = [table.questions for table in manners.TABLES] + [
         tuple(asked) for asked in slots.read("unknown")["questions"].values()
     ]
@@ -98,7 +98,7 @@ def test_no_phrase_that_is_held_out_stands_among_those_for_training_alone(file: 
 
 
 def asked(phrase: str | list[str]) -> str:
-    """Return the question of a story, which is told with its closing words; of any other phrase, all."""
+    """Return the question of a story, without its closing sentence; of any other phrase, all."""
     return phrase if isinstance(phrase, str) else phrase[0]
 
 
@@ -153,7 +153,7 @@ def test_what_is_known_is_not_asked_as_unknown():
 
 
 def test_what_was_told_is_what_is_asked_for():
-    """The value stands in the conversation before it is asked for."""
+    """The value precedes the question about it."""
     seen = 0
     for conversation in drawn("chat", 2000):
         answer = conversation.messages[-1]["content"]

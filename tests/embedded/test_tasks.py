@@ -1,4 +1,4 @@
-"""What the model learns its tasks from: right answers, valid calls, and nothing held out in training."""
+"""Generated tasks have correct answers and valid calls, and training excludes held-out items."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def drawn(subject: ModuleType, pool: Pool, count: int, seed: int = 7) -> list[Co
 
 
 def until_seen(subject: ModuleType, times: int, sees: Callable[[Conversation], bool]) -> None:
-    """Draw for training until something that is rare has been seen so many times."""
+    """Draw for training until a rare condition was met `count` times."""
     rng = Random(7)
     seen = drawings = 0
     while seen < times:
@@ -47,7 +47,7 @@ def name(subject: ModuleType) -> str:
 
 @pytest.fixture(scope="module")
 def sample() -> Callable[[ModuleType, Pool], list[Conversation]]:
-    """Enough of each subject to see what is rare; drawn once."""
+    """Conversations of each subject, enough for rare cases; drawn once."""
     return {
         (subject, pool): drawn(subject, pool, 20_000 if pool is Pool.TRAIN else 4_000)
         for subject in SUBJECTS
@@ -91,7 +91,7 @@ def test_no_question_of_the_evaluation_is_asked_in_training(sample, subject: Mod
         }
         for pool in Pool
     }
-    # Of greetings and thanks alone both pools have their own; of everything else names and numbers differ too.
+    # Greetings and thanks differ between pools by phrase only; other subjects also by names and numbers.
     assert not asked[Pool.TRAIN] & asked[Pool.HELD_OUT]
 
 
@@ -118,7 +118,7 @@ def test_the_template_renders_every_conversation(sample, subject: ModuleType):
         assert [json.loads(call) for call in written] == last_calls(conversation)
 
 
-# Arithmetic, computed again from the text
+# Arithmetic, recomputed from the text
 
 
 SIGNS: dict[str, Callable[[int, int], float]] = {
@@ -185,7 +185,7 @@ def test_the_answer_is_about_what_was_asked(phrase: str, question: str, answer: 
 
 
 def pairs(conversations: list[Conversation], sign: str) -> set[tuple[int, int]]:
-    """Collect the pairs that an operation is asked of, by the equation that opens the answer."""
+    """Collect an operation's pairs of numbers from the equations that begin answers."""
     opening = re.compile(rf"(\d+) {re.escape(sign)} (\d+) = ")
     return {
         (int(found[1]), int(found[2]))

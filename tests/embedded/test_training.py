@@ -1,4 +1,4 @@
-"""The recipe: what is learnt of a conversation, a network as transformers has it, and a run that can be interrupted."""
+"""The recipe: loss weights of a conversation, parity of the network with transformers, and resumed runs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_no_examination_question_is_drawn_for_training(mixed):
 
 @pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing`:FutureWarning"
-)  # PEFT calls transformers by its older name
+)  # PEFT uses a deprecated name of transformers
 @pytest.mark.parametrize("adapted", [False, True], ids=["plain", "adapted"])
 def test_the_network_is_what_transformers_and_peft_make_of_its_files(tmp_path: Path, tokenizer, adapted: bool):
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ def test_nothing_measured_has_no_spread() -> None:
 def test_figures_of_a_known_run() -> None:
     samples = [
         sample(ttft_s=0.1, gaps_s=[0.01, 0.03], output_tokens=3),
-        sample(ttft_s=0.3, gaps_s=[0.02, 0.02], output_tokens=5),  # two pieces held two tokens each
+        sample(ttft_s=0.3, gaps_s=[0.02, 0.02], output_tokens=5),  # two chunks had two tokens each
     ]
     report = summarise(Settings(url="u"), "m", "now", 2.0, samples, {"timeout": 1})
 

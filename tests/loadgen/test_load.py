@@ -41,7 +41,7 @@ async def test_completions_are_measured_alike() -> None:
         report = await offer(settings)
 
     assert report.tokens.output == 6
-    assert len(server.bodies) == 3  # one of them to warm up
+    assert len(server.bodies) == 3  # one is the warm-up
     assert server.bodies[0]["ignore_eos"] is True
     assert report.latency_ms.inter_token is not None
 

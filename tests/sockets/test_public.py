@@ -1,4 +1,4 @@
-"""Where the endpoint can be made to listen."""
+"""Addresses and sockets on which the endpoint can listen."""
 
 from __future__ import annotations
 

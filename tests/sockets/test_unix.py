@@ -55,7 +55,7 @@ def test_what_is_not_a_socket_is_never_removed(tmp_path: Path) -> None:
         UnixListener(path)
     assert path.read_text() == "precious"
     path.unlink()
-    UnixListener(path).close()  # the lock was let go
+    UnixListener(path).close()  # the lock was released
 
 
 def test_a_missing_directory_is_made_closed_to_others(tmp_path: Path) -> None:

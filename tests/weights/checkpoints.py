@@ -1,4 +1,4 @@
-"""Write safetensors files byte by byte, sound ones and broken ones."""
+"""Write valid and broken safetensors files byte by byte."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(directory: Path, tensors: Mapping[str, Tensor], config: Mapping[str, A
 
 
 def write_sharded(directory: Path, shards: Mapping[str, Mapping[str, Tensor]]) -> Path:
-    """Write a checkpoint in several files, by file name, and its index."""
+    """Write a sharded checkpoint, by file name, with its index."""
     (directory / "config.json").write_text("{}")
     for file, tensors in shards.items():
         (directory / file).write_bytes(safetensors(tensors))

@@ -1,4 +1,4 @@
-"""A checkpoint is believed only as far as its bytes agree with it."""
+"""Checkpoints whose headers and bytes disagree are refused."""
 
 from __future__ import annotations
 

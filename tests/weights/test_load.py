@@ -1,4 +1,4 @@
-"""Checkpoint tensors reach the rows that they are meant for, or nothing is loaded at all."""
+"""Checkpoint tensors are loaded into the right rows, or loading fails before any is read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Slot(Parameter):
 
 
 class Turned(Slot):
-    """A matrix that does not lie as checkpoints have it."""
+    """A matrix whose layout differs from the checkpoint's."""
 
     def rows(self, first: int, count: int) -> None:
         return None
@@ -40,7 +40,7 @@ class Turned(Slot):
 
 
 class Shelf:
-    """A model as loading sees it."""
+    """A minimal Loadable."""
 
     def __init__(self, *parameters: Slot, unread: frozenset[str] = frozenset()) -> None:
         self.parameters, self.unread = parameters, unread

@@ -1,4 +1,4 @@
-"""Which checkpoints an operator may name while the daemon runs."""
+"""Checkpoints that `infdctl load-weights` may name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading holds the weights once, and little besides."""
+"""Loading needs memory for one copy of the weights and little more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 LOADING = Path(__file__).parents[2] / "bench" / "loading.py"
 MIB = 2**20
 SIZE_MIB = 96
-SLACK_MIB = 64 * SIZE_MIB / 1024  # 64 MiB are granted to a checkpoint of 1 GiB
+SLACK_MIB = 64 * SIZE_MIB / 1024  # 64 MiB for a checkpoint of 1 GiB
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
