@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
+from markupsafe import Markup
 
 from infd.text.fuel import Exhausted
 
@@ -30,6 +31,7 @@ OBJECT: Final = 2**8  # bytes of a namespace, a macro, a cycler
 CHARACTER: Final = 96  # bytes of a one-character string and its entry in a list
 WORD: Final = 44  # most bytes a character of a text that is split at white space
 NUMBER: Final = 2**11  # most characters of one field of a format, besides its values
+ESCAPED: Final = 5  # characters of an escaped one: &#34;
 STRFTIME: Final = 256  # most characters for one character of a date's format
 UNSIZED: Final = 2**16  # assumed length of an iterator; jinja's range has less than twice as many items
 MAX_BITS: Final = 2**12  # of an integer
@@ -140,6 +142,11 @@ def length(value: object) -> int:
     return len(value) if isinstance(value, Sized) else UNSIZED
 
 
+def growth(text: object) -> int:
+    """Return the factor by which a text lengthens its operands: Markup escapes them."""
+    return ESCAPED if isinstance(text, Markup) else 1
+
+
 def pay_to_join(fuel: Fuel, items: object, between: object) -> None:
     """Pay to print `items`, which is no iterator, and to join the texts with `between`."""
     pay_to_print(fuel, between)
@@ -152,15 +159,15 @@ def pay_to_join(fuel: Fuel, items: object, between: object) -> None:
     if isinstance(items, list | tuple | Mapping | Set) and cost > LARGEST_PRINTED:  # texts are not escaped
         printed -= sum(NODE + len(item) for item in items if isinstance(item, str))
     _check_printed(printed)
-    fuel.burn_for_text(cost + count * gap)
+    fuel.burn_for_text((cost + count * gap) * growth(between))
 
 
 def pay_to_replace(fuel: Fuel, text: object, old: object, new: object) -> None:
     for value in (text, old, new):
         pay_to_print(fuel, value)
-    text = str(text)
+    text = text if isinstance(text, str) else str(text)
     fuel.burn(len(text))
-    fuel.burn_for_text(len(text) + text.count(str(old)) * len(str(new)))
+    fuel.burn_for_text((len(text) + text.count(str(old)) * len(str(new))) * growth(text))
 
 
 def pay_to_indent(fuel: Fuel, text: object, arguments: tuple[object, ...]) -> None:
@@ -182,7 +189,7 @@ def pay_to_format(fuel: Fuel, form: str, values: object) -> None:
     if isinstance(values, Mapping):  # a form may name a value many times
         cost *= max(1, form.count("%("))
     _check_printed(cost)
-    fuel.burn_for_text(len(form) + form.count("%") * NUMBER + cost)
+    fuel.burn_for_text(len(form) + form.count("%") * NUMBER + cost * growth(form))
 
 
 def pay_to_fill(fuel: Fuel, form: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -191,7 +198,7 @@ def pay_to_fill(fuel: Fuel, form: str, args: tuple[Any, ...], kwargs: Mapping[st
     cost = fields * walk(fuel, (args, kwargs))
     if "!" in form or not all(isinstance(value, str) for value in (*args, *kwargs.values())):
         _check_printed(cost)
-    fuel.burn_for_text(len(form) + fields * NUMBER + cost)
+    fuel.burn_for_text(len(form) + fields * NUMBER + cost * growth(form))
 
 
 def check_braces(form: str) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Filters that print their operands.
 _PRINTING: Final = frozenset(
     (
-        *("capitalize", "center", "e", "escape", "forceescape", "lower", "pprint", "safe", "string", "striptags"),
+        *("capitalize", "center", "lower", "pprint", "safe", "string", "striptags"),
         *("tojson", "trim", "truncate", "upper", "urlencode", "wordcount", "wordwrap", "xmlattr"),
     )
 )
@@ -47,7 +47,7 @@ _PRINTING: Final = frozenset(
 _SORTING: Final = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 _LAZY: Final = frozenset(("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice"))
 # Filters that may take more time, over a text without arguments, than its length.
-_NOT_LINEAR: Final = _SORTING | _LAZY | {"join", "list", "title"}
+_NOT_LINEAR: Final = _SORTING | _LAZY | {"e", "escape", "forceescape", "join", "list", "title"}
 # Names that a template cannot write.
 _TURNS, _JOINED, _MADE, _BODY, _COMPARED, _SUBTRACTED, _KEY = (
     *("each turn", "joined parts", "made value", "each call", "compared", "subtracted", "a key"),
@@ -285,6 +285,9 @@ def _pay_to_filter(fuel: Fuel, name: str, value: Any, args: tuple[Any, ...], kwa
         case "title":
             costs.pay_to_print(fuel, value)
             costs.pay_to_split(fuel, name, str(value), ())
+        case "e" | "escape" | "forceescape":
+            costs.pay_to_print(fuel, value)
+            fuel.burn_for_text(walk(fuel, value) * costs.ESCAPED)
         case "format" if isinstance(value, str):
             costs.pay_to_format(fuel, value, kwargs or args)
         case _ if name in _LAZY:
@@ -319,6 +322,8 @@ def pay_for_operator(fuel: Fuel, operator: str, left: Any, right: Any) -> None:
             pass
         case "+", _, _:
             fuel.burn(memory(left) + memory(right))
+            if type(left) is not type(right) and isinstance(left, str) and isinstance(right, str):  # one is Markup
+                fuel.burn_for_text((len(left) + len(right)) * costs.ESCAPED)
         case ("*", int(), int()) if left.bit_length() + right.bit_length() > MAX_BITS:
             raise SecurityError("computes too large a number")
         case ("**", int(), int()) if left.bit_length() * abs(right) > MAX_BITS:

@@ -146,6 +146,9 @@ LARGE = {
     "texts side by side": "{{ " + "t ~ " * 400 + "'" + SMILES + "' }}",
     "what a structure prints": "{{ ([t ~ '" + SMILES + "'] * 400) | string }}",
     "numbers": "{% set n = 9 ** 600 %}{{ ([n] * 400000) | string }}",
+    "quotes": "{{ ('\"' * 8000000 ~ '" + SMILES + "') | e | length }}",
+    "quotes beside markup": "{{ ('\"' * 8000000 ~ '" + SMILES + "') + (' ' | safe) }}",
+    "quotes in markup": "{{ (' ' | safe).join(['\"' * 8000000 ~ '" + SMILES + "']) | length }}",
     "bytes": "{{ (1).to_bytes(999999999, 'big') }}",
     "keys": "{{ [dict([(t, 1)]).keys() - []] * 999 }}",
 }
