@@ -21,6 +21,7 @@ def test_a_prompt_in_chunks_beside_a_stranger_is_what_transformers_says(tmp_path
     package = Package()
     monkeypatch.setitem(sys.modules, "flashinfer", package)
     ops = select(CPU, torch.float32, insisting("flashinfer", CANDIDATES))
+    ops.ask(*CANDIDATES)
     monkeypatch.undo()
     pair = Pair(make(variant, tmp_path, head_dim=64), ops=ops, device=CPU)
     driver = pair.driver(page_tokens)
