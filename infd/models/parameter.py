@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from infd.kernels.families.matrices import Packable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-    from infd.kernels.families.matrices import Form
+    from infd.kernels.families.matrices import Form, Packing
 
 
 class Source(Struct, frozen=True):
@@ -45,6 +47,10 @@ class Parameter:
         """Return a view of `tensor` that takes checkpoint rows unchanged, or None if they must go through `place`."""
         return self.tensor.narrow(0, first, count) if self.shape else self.tensor
 
+    def packing(self, dtype: torch.dtype) -> Packing | None:
+        """Return how native code places rows of `dtype`, or None if only `place` does."""
+        return None
+
     def place(self, first: int, rows: torch.Tensor) -> None:
         """Write the checkpoint rows [n, ...] to the parameter's rows from `first` on."""
         self.tensor.narrow(0, first, rows.shape[0]).copy_(rows)
@@ -61,6 +67,9 @@ class Matrix(Parameter):
 
     def rows(self, first: int, count: int) -> torch.Tensor | None:
         return self.form.rows(self.tensor, first, count)
+
+    def packing(self, dtype: torch.dtype) -> Packing | None:
+        return self.form.packing(self.tensor, dtype) if isinstance(self.form, Packable) else None
 
     def place(self, first: int, rows: torch.Tensor) -> None:
         self.form.place(self.tensor, first, rows)

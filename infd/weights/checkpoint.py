@@ -81,9 +81,18 @@ class TensorFile:
         while buffer:
             count = os.preadv(self._descriptor, [buffer], offset)
             if not count:
-                raise CheckpointError(f"{self.path}: the file became shorter while it was read")
+                raise self.cut_short()
             buffer = buffer[count:]
             offset += count
+
+    def cut_short(self) -> CheckpointError:
+        """Return the error to raise where the file ends before its header says."""
+        return CheckpointError(f"{self.path}: the file became shorter while it was read")
+
+    @property
+    def descriptor(self) -> int:
+        """Return the open file's descriptor."""
+        return self._descriptor
 
     def stamp(self) -> tuple[int, int]:
         """Return the file's size in bytes and its modification time in nanoseconds."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from infd.errors import CheckpointError
 from infd.rounding import round_up
+from infd.weights import parts
 from infd.weights.formats.plain import DTYPES, PlainReader
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.weights.checkpoint import Checkpoint, StoredTensor
+    from infd.weights.parts import FilePart, Fill, Packing
 
 ALIGNMENT = 64  # bytes: a cache line and a CPU's widest load; suffices for GPU kernels
 PROBLEMS_SHOWN = 20
@@ -61,6 +63,9 @@ class Parameter(Protocol):
     def rows(self, first: int, count: int) -> Tensor | None:
         """Return a view of rows [first, first + count) in the checkpoint's layout; None: use `place` instead."""
 
+    def packing(self, dtype: torch.dtype) -> Packing | None:
+        """Return how native code does what `place` does with rows of `dtype`; None: only `place` does."""
+
     def place(self, first: int, rows: Tensor) -> None:
         """Convert floating-point `rows` to the parameter's form and store them, starting at row `first`."""
 
@@ -93,6 +98,16 @@ class _Place(NamedTuple):
         else:
             reader.read(stored, rows)
 
+    def parts(self, stored: StoredTensor) -> list[FilePart] | None:
+        """Return the tensor in parts that native code fills, or None where it cannot."""
+        first, count = self.source.row, self.source.shape[0] if self.source.shape else 1
+        dtype = DTYPES[stored.dtype]
+        if (rows := self.parameter.rows(first, count)) is not None:
+            direct = rows.dtype == dtype and rows.device.type == "cpu"
+            return list(parts.copied(stored, rows)) if direct else None
+        packing = self.parameter.packing(dtype)
+        return None if packing is None else list(parts.packed(stored, packing, first))
+
 
 Places = dict[str, _Place]
 
@@ -103,11 +118,16 @@ def required_bytes(model: Loadable) -> int:
 
 
 def load(
-    model: Loadable, checkpoint: Checkpoint, arena: Arena, progress: Callable[[int, int], None] | None = None
+    model: Loadable,
+    checkpoint: Checkpoint,
+    arena: Arena,
+    progress: Callable[[int, int], None] | None = None,
+    natively: Fill | None = None,
 ) -> None:
     """Allocate every parameter in `arena` and read its values.
 
-    progress  called with (bytes read, bytes to read), at 0 and every few megabytes
+    progress  called with (bytes read, bytes to read), at 0 and at least every second as long as the disk reads
+    natively  fills what it can, without the interpreter
 
     Raises CheckpointError: before any allocation if the checkpoint does not match the model, later if a file was
     truncated.
@@ -115,7 +135,7 @@ def load(
     places = check(model, checkpoint)
     for parameter in model.parameters:
         parameter.tensor = arena.take(parameter.shape, parameter.dtype)
-    fill(places, checkpoint, progress)
+    fill(places, checkpoint, progress, natively)
 
 
 def check(model: Loadable, checkpoint: Checkpoint) -> Places:
@@ -128,7 +148,12 @@ def check(model: Loadable, checkpoint: Checkpoint) -> Places:
     return places
 
 
-def fill(places: Places, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> None:
+def fill(
+    places: Places,
+    checkpoint: Checkpoint,
+    progress: Callable[[int, int], None] | None = None,
+    natively: Fill | None = None,
+) -> None:
     """Read every tensor to its destination, replacing present values. Raises CheckpointError if truncated."""
     total = sum(checkpoint.tensors[name].bytes for name in places)
     done = 0
@@ -141,9 +166,18 @@ def fill(places: Places, checkpoint: Checkpoint, progress: Callable[[int, int], 
 
     report(0)
     reader = PlainReader(report)
+    given: list[FilePart] = []
+    owners: list[StoredTensor] = []
     for stored in checkpoint.stored_order():
-        if stored.name in places:
-            places[stored.name].read(reader, stored)
+        if (place := places.get(stored.name)) is None:
+            continue
+        if natively is None or (found := place.parts(stored)) is None:
+            place.read(reader, stored)
+        else:
+            given += found
+            owners += [stored] * len(found)
+    if natively is not None and (short := natively(given, report)) is not None:
+        raise owners[short].file.cut_short()
 
 
 def _problems(model: Loadable, places: Places, checkpoint: Checkpoint) -> Iterator[str]:

@@ -64,6 +64,13 @@ class Library:
         return None if text is None else text.decode()
 
 
+def address(kernel: Callable[..., Any]) -> int:
+    """Return where a kernel's code begins, for other native code to call."""
+    found = ctypes.cast(kernel, POINTER).value  # type: ignore[arg-type]  # a kernel is a ctypes function
+    assert found is not None
+    return found
+
+
 def why_not() -> str | None:
     """Return the reason why native kernels are unavailable, or None."""
     try:

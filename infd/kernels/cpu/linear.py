@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infd.kernels.cpu.library import INT, POINTER, Library
+from infd.kernels.cpu.library import INT, POINTER, Library, address
 from infd.kernels.cpu.product import Product, product
+from infd.kernels.families.matrices import Packing
 from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class Panels:
         assert rows.shape[1] == self._inputs
         assert first + rows.shape[0] <= self._outputs
         pack[rows.dtype](kept.data_ptr(), self._inputs, rows.data_ptr(), first, rows.shape[0])
+
+    def packing(self, kept: Tensor, dtype: torch.dtype) -> Packing | None:
+        if (kernel := self._kernels.pack.get(dtype)) is None:
+            return None
+        return Packing(address(kernel), kept.data_ptr(), self._inputs, PANEL)
 
     def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         rows, inputs = x.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from infd.kernels.cpu.library import INT, POINTER
+from infd.kernels.cpu.library import INT, POINTER, address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ class Addressable(Protocol):
 def product(kernel: Callable[..., Any], kept: Tensor, bias: Tensor | None, outputs: int, inputs: int) -> Product:
     """Return the product of x [T, inputs] with a matrix [outputs, inputs], in the form that `kernel` reads."""
     return Product(
-        multiply=ctypes.cast(kernel, POINTER).value,  # type: ignore[arg-type]  # a kernel is a ctypes function
+        multiply=address(kernel),
         weights=kept.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
         outputs=outputs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -10,6 +10,28 @@ if TYPE_CHECKING:
 
 
 LEAST_ROWS: Final = 4  # with fewer rows, torch's matrix products round differently
+
+
+class Packing(NamedTuple):
+    """How C code makes rows [n, inputs] of one type a matrix's rows from `first` on, as `Form.place` does.
+
+    pack   address of a function (place, inputs, rows, first, n), called by several threads at once
+    place  address of the matrix
+    step   rows that are faster placed together, where `first` is a multiple of it
+    """
+
+    pack: int
+    place: int
+    inputs: int
+    step: int
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """A form that C code can place rows in."""
+
+    def packing(self, kept: Tensor, dtype: torch.dtype) -> Packing | None:
+        """Return how rows of `dtype` are placed; None: by `Form.place` alone."""
 
 
 class Form(Protocol):

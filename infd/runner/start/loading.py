@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from infd.adapters.reading import AdapterReader
 from infd.errors import CheckpointError, ConfigError, OutOfMemory, RequestFailed
+from infd.kernels.cpu import fill
 from infd.kernels.families.attention import FLOAT8
 from infd.kernels.flashinfer import modules
 from infd.kernels.select import vocabulary_of
@@ -149,7 +150,7 @@ def _build(
         if progress is not None:
             progress(done, total)
 
-    load(setup.model, checkpoint, weights, report)
+    load(setup.model, checkpoint, weights, report, fill.here())
     dtype, how = _name_of(setup.dtype), config.model.quantization
     made = {"none": dtype}  # what a form is called: by what its numbers are
     kept = made.get(how, how)

@@ -1,0 +1,76 @@
+"""Read parts of files to where they belong without the interpreter: `native/fill.cpp`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from errno import ENODATA
+from typing import TYPE_CHECKING, Final
+
+from infd.kernels.cpu.library import INT, POINTER, Library, NativeMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    FilePart = tuple[int, int, int, int | None, int, int, int, int]  # the fields of FillPart
+
+TURN_S: Final = 1.0  # between two reports
+
+
+class FillPart(ctypes.Structure):
+    """FillPart of `native/fill.cpp`."""
+
+    _fields_ = (
+        ("file", INT),
+        ("offset", INT),
+        ("bytes", INT),
+        ("pack", POINTER),
+        ("place", POINTER),
+        ("inputs", INT),
+        ("first", INT),
+        ("rows", INT),
+    )
+
+
+class FillProgress(ctypes.Structure):
+    """FillProgress of `native/fill.cpp`."""
+
+    _fields_ = (("next", INT), ("failed", INT), ("error", INT))
+
+
+class Fill:
+    """Fills parts on all threads of this thread's OpenMP."""
+
+    def __init__(self, library: Library | None = None, turn_s: float = TURN_S) -> None:
+        """Raises NativeMissing."""
+        library = library or Library()
+        self._fill = library.kernel("fill", POINTER, INT, POINTER, ctypes.c_double)
+        self._turn_s = turn_s
+
+    def __call__(self, parts: Sequence[FilePart], report: Callable[[int], None]) -> int | None:
+        """Fill all parts; return the first one whose file ended early, None if all are filled.
+
+        report  called with the bytes just read, at least every TURN_S
+
+        Raises OSError.
+        """
+        given = (FillPart * len(parts))(*(FillPart(*part) for part in parts))
+        progress = FillProgress(0, 0, 0)
+        done = 0
+        while done < len(parts):
+            self._fill(ctypes.addressof(given), len(parts), ctypes.addressof(progress), self._turn_s)
+            if progress.error == ENODATA:
+                return int(progress.failed)
+            if progress.error:
+                raise OSError(progress.error, os.strerror(progress.error))
+            before, done = done, min(progress.next, len(parts))
+            report(sum(part.bytes for part in given[before:done]))
+        return None
+
+
+def here() -> Fill | None:
+    """Return what fills parts in this process, None where there are no native kernels."""
+    try:
+        return Fill()
+    except NativeMissing:
+        return None

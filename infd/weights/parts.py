@@ -1,0 +1,85 @@
+"""Cut tensors into parts that native code reads to their destination without the interpreter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from infd.weights.checkpoint import StoredTensor
+
+PART_BYTES: Final = 2**19  # stays in a core's cache between being read and being packed
+
+
+class Packing(Protocol):
+    """See `kernels/families/matrices.py`."""
+
+    @property
+    def pack(self) -> int: ...
+    @property
+    def place(self) -> int: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+
+
+class FilePart(NamedTuple):
+    """Bytes of a file and their destination.
+
+    file   descriptor
+    pack   address of the function that packs [rows, inputs] into `place` from row `first` on; None: the bytes are
+           copied to the address `place`
+    """
+
+    file: int
+    offset: int
+    bytes: int
+    pack: int | None
+    place: int
+    inputs: int = 0
+    first: int = 0
+    rows: int = 0
+
+
+class Fill(Protocol):
+    """Native code that fills parts."""
+
+    def __call__(self, parts: Sequence[FilePart], report: Callable[[int], None]) -> int | None:
+        """Fill all parts. Return the index of one whose file ends early, or None.
+
+        report  called with the bytes read since the last call, at least every second
+
+        Raises OSError.
+        """
+
+
+def copied(stored: StoredTensor, rows: Tensor) -> Iterator[FilePart]:
+    """Yield the parts of a tensor whose bytes are copied to `rows`, contiguous and of the same size."""
+    for start in range(0, stored.bytes, PART_BYTES):
+        size = min(PART_BYTES, stored.bytes - start)
+        yield FilePart(stored.file.descriptor, stored.offset + start, size, None, rows.data_ptr() + start)
+
+
+def packed(stored: StoredTensor, packing: Packing, first: int) -> Iterator[FilePart]:
+    """Yield the parts of a matrix [n, inputs] that becomes the rows from `first` on."""
+    count = stored.shape[0]
+    width = stored.bytes // max(count, 1)
+    most = max(1, PART_BYTES // max(width * packing.step, 1)) * packing.step
+    row = 0
+    while row < count:
+        rows = min(most - (first + row) % packing.step, count - row)  # a later part begins at a multiple of `step`
+        yield FilePart(
+            stored.file.descriptor,
+            stored.offset + row * width,
+            rows * width,
+            packing.pack,
+            packing.place,
+            packing.inputs,
+            first + row,
+            rows,
+        )
+        row += rows
