@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ TABLE: dict[str, set[str]] = {
     "cli": ALL,
     "daemon": ALL,
     "__main__": {"cli"},
-    "man": {"cli", "admin"},
     "http": {"engine", "text"},
     "admin": {"engine", "text", "loadgen"},
     "loadgen": set(),
@@ -227,3 +227,26 @@ def test_the_check_sees_a_circle():
     edges = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
 
     assert circles(edges) == {frozenset("abc"), frozenset("de")}
+
+
+TOUR = (HOUSE / "README.md").read_text()
+
+
+def test_every_path_that_the_tour_names_exists():
+    paths = {name for name in re.findall(r"`([^`\s]+)`", TOUR) if re.fullmatch(r"[\w./]+(\.py|\w/)", name)}
+    assert len(paths) > 100
+    assert not {path for path in paths if not (HOUSE / path).exists() and not (HOUSE.parent / path).exists()}
+
+
+def test_the_tour_says_who_may_import_whom_as_the_table_does():
+    *rooms, leaves = re.search(r"```\n(cli .*?)```", TOUR, re.DOTALL)[1].splitlines()
+    told = {}
+    for line in rooms:
+        names, _, rest = line.partition("  ")
+        imported = rest.strip().partition(";")[0]
+        told |= {
+            name: {"everything": ALL, "leaves only": set()}.get(imported, set(imported.split(", ")))
+            for name in names.split()
+        }
+
+    assert told | {leaf: set() for leaf in leaves.split()[1:]} == TABLE
