@@ -54,7 +54,7 @@ async def test_a_task_that_is_awaited_is_not_interrupted(tmp_path: Path):
     assert not interrupted
 
 
-async def test_a_task_whose_caller_goes_before_its_turn_is_dropped():
+async def test_a_queued_task_without_a_caller_is_dropped():
     begun, release, done = threading.Event(), threading.Event(), []
     with closing(Offload()) as offload:
         first = asyncio.create_task(offload.apart(lambda: (begun.set(), release.wait(LONG_S))))

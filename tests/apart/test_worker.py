@@ -95,7 +95,7 @@ def test_refusals_are_those_that_were_raised(worker: Worker):
     assert ask(worker, "pid") == before
 
 
-def test_a_new_process_begins_with_what_is_kept(worker: Worker):
+def test_a_new_process_repeats_kept_tasks(worker: Worker):
     assert worker.keep(Do("count"), int, seconds=LONG_S) == 1
     with pytest.raises(TextFailed):
         ask(worker, "abort")

@@ -49,7 +49,7 @@ async def test_an_answer_comes_in_words_with_its_thoughts_apart():
     assert models == [MODEL, "alias"]
 
 
-async def test_a_reader_who_leaves_ends_the_work():
+async def test_closing_the_answer_ends_the_servers_work():
     async with speaking("on and " * 1000) as endpoint:
 
         def leave() -> None:
@@ -70,7 +70,7 @@ async def test_where_nothing_answers_it_says_how_to_start_a_daemon(tmp_path: Pat
             await ask(ChatClient(url))
 
 
-async def test_what_the_server_refuses_is_told_in_its_own_words():
+async def test_a_refusal_of_the_server_is_shown_in_its_words():
     async with serving(keys=Keys.of("secret")) as endpoint:
         with pytest.raises(NotAnswered, match="INFD_API_KEY or with --key-file"):
             await ask(ChatClient(endpoint.url))
@@ -106,7 +106,7 @@ def test_an_address_that_is_none_is_a_usage_error(url: str):
         ChatClient(url)
 
 
-def test_a_conversation_is_sent_whole_and_asks_only_for_what_was_said():
+def test_a_request_holds_the_whole_conversation_and_only_set_options():
     conversation = Conversation(system="Be brief.", temperature=0.5, max_tokens=None)
     conversation.say("a")
     conversation.answered("b")
@@ -155,7 +155,7 @@ def test_a_question_that_got_no_answer_is_undone():
     assert conversation.turns == []
 
 
-def test_commands_do_what_help_says(tmp_path: Path):
+def test_commands_match_their_help(tmp_path: Path):
     conversation = Conversation()
     conversation.say("a")
     file = tmp_path / "saved.json"

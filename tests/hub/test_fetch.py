@@ -42,7 +42,7 @@ def refusal(get: Any, kind: type[StartError], *args: Any, **options: Any) -> str
     return str(refused.value)
 
 
-def test_only_safetensors_and_what_belongs_to_them_is_fetched(hub: StandIn, get: Any):
+def test_only_safetensors_and_their_small_files_are_fetched(hub: StandIn, get: Any):
     directory = get()
 
     assert hub.fetched() == {
@@ -79,7 +79,7 @@ def test_an_index_cannot_name_files_outside_the_model(hub: StandIn, get: Any):
     assert "expected the name of a file" in refusal(get, CheckpointError, "org/evil")
 
 
-def test_what_is_here_is_not_fetched_again_and_serves_offline(hub: StandIn, get: Any):
+def test_cached_files_are_not_fetched_again_and_work_offline(hub: StandIn, get: Any):
     first = get()
     hub.asked.clear()
 
@@ -123,7 +123,7 @@ def test_a_gated_model_says_where_to_accept_its_terms(hub: StandIn, get: Any):
     assert "HF_TOKEN" in said
 
 
-def test_a_name_that_is_nowhere_is_said_to_be_neither_directory_nor_model(get: Any):
+def test_an_unknown_name_is_reported_as_neither_directory_nor_model(get: Any):
     assert refusal(get, CheckpointError, "org/none").startswith("org/none is neither a directory here nor a model at")
 
 
@@ -139,7 +139,7 @@ def test_offline_with_the_weights_missing_names_the_variable_too(hub: StandIn, g
     assert "not complete" in refusal(get, CheckpointError, offline=True)
 
 
-def test_a_model_without_safetensors_says_what_it_has(hub: StandIn, get: Any):
+def test_a_model_without_safetensors_is_refused_with_its_files(hub: StandIn, get: Any):
     hub.files["org/old"] = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
 
     said = refusal(get, CheckpointError, "org/old")
@@ -236,7 +236,7 @@ def test_modelscope_fetches_the_same_files(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("error", "kind"), [(ConnectionError("no route"), FetchFailed), (ValueError("no such model"), CheckpointError)]
 )
-def test_what_modelscope_says_is_passed_on(
+def test_errors_of_modelscope_are_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[StartError]
 ):
     monkeypatch.setitem(sys.modules, "modelscope", Library(tmp_path, error))

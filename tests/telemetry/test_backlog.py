@@ -40,7 +40,7 @@ def test_pieces_are_written_in_their_order() -> None:
     assert reader.taken == [b"1", b"2", b"3"]
 
 
-def test_what_a_stalled_reader_missed_is_counted_where_it_is_missing() -> None:
+def test_pieces_dropped_for_a_stalled_reader_are_counted_in_their_place() -> None:
     reader = Reader()
     log = backlog(reader, most_bytes=4)
     log.put(b"1111")
@@ -57,7 +57,7 @@ def test_what_a_stalled_reader_missed_is_counted_where_it_is_missing() -> None:
     assert reader.taken == [b"1111", b"(2 lost)", b"4"]
 
 
-def test_a_reader_who_is_gone_ends_nothing() -> None:
+def test_a_closed_reader_does_not_stop_the_thread() -> None:
     reader = Reader()
     log = backlog(reader)
     reader.leave.release(2)

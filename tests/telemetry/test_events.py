@@ -25,7 +25,7 @@ async def test_the_oldest_are_forgotten_and_numbers_go_on():
     assert await heard(events, 3) == []
 
 
-async def test_a_number_of_an_earlier_life_begins_with_the_first():
+async def test_a_number_of_an_earlier_process_starts_at_the_first_event():
     events = Events()
     following = asyncio.ensure_future(heard(events, 900, follow=True))
     await asyncio.sleep(0)
@@ -44,7 +44,7 @@ async def test_facts_are_short_and_plain():
     assert len(msgspec.json.encode(event)) < 4 * LONGEST
 
 
-async def test_all_who_read_along_hear_of_every_event_and_of_the_end():
+async def test_each_follower_reads_every_event_and_ends():
     events = Events()
     following = [asyncio.ensure_future(heard(events, since, follow=True)) for since in (0, 0, 1)]
     for word in ("one", "two"):
@@ -59,7 +59,7 @@ async def test_all_who_read_along_hear_of_every_event_and_of_the_end():
     assert await asyncio.gather(*following) == [every] * 3
 
 
-async def test_one_who_lags_is_told_how_much_is_missing():
+async def test_a_slow_follower_is_given_the_number_of_missed_events():
     events = Events(most=2)
     events.tell("state", "one")
     reading = events.read(follow=True)

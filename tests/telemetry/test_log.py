@@ -152,7 +152,7 @@ def test_a_journal_that_is_gone_ends_nothing(tmp_path: Path) -> None:
         handler.close()
 
 
-def test_a_journal_that_stalls_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_stalled_journal_delays_no_caller(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(str(tmp_path / "journal"))
         journal.settimeout(PATIENCE_S)
@@ -165,7 +165,7 @@ def test_a_journal_that_stalls_holds_up_nobody(tmp_path: Path) -> None:
     assert numbers == [*range(3000)]
 
 
-def test_lines_lost_are_told_as_a_record_with_their_count() -> None:
+def test_lost_lines_are_reported_as_a_record_with_their_count() -> None:
     line = log.Plain().format(gap_record(7))
 
     assert line.endswith(" WARNING infd.log lines were lost: the log's reader did not keep up dropped=7")

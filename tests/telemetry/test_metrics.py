@@ -51,7 +51,7 @@ def test_without_compat_only_names_of_our_own_appear() -> None:
     assert all(name.startswith("infd_") for name in names)
 
 
-def test_prompt_tokens_are_told_apart_by_where_they_came_from() -> None:
+def test_prompt_tokens_are_counted_by_source() -> None:
     metrics = Metrics("tiny")
     metrics.prompt_tokens, metrics.prompt_tokens_cached = 10, 4
     found = samples(metrics)
@@ -110,7 +110,7 @@ def test_every_state_has_a_series() -> None:
     assert set(STATES) == {state.value for state in State}
 
 
-def test_reasons_become_labels_and_who_leaves_has_aborted_to_others() -> None:
+def test_reasons_become_labels_and_a_disconnect_counts_as_abort_for_vllm() -> None:
     metrics = Metrics("tiny")
     metrics.terminal["abort"] = 1
     metrics.terminal["disconnect"] = 1

@@ -66,7 +66,7 @@ def test_prompts_are_the_same_as_in_process(name: str, worker: Worker):
     assert there.reads("tools") == here.reads("tools")
 
 
-def test_a_template_that_takes_too_long_is_the_requests_fault_and_costs_nobody_else(worker: Worker):
+def test_a_slow_template_fails_its_own_request_only(worker: Worker):
     slow = ChatTemplate({"default": "{{ messages[0].content | wordwrap(1) }}"}, worker=worker)
 
     with pytest.raises(TooCostly, match=r"^chat template: took more than 1\.2 s") as refused:
@@ -85,7 +85,7 @@ def test_a_template_that_takes_too_long_is_the_requests_fault_and_costs_nobody_e
     ],
     ids=["sums of lists", "chains of comparisons", "deep keys", "numbers"],
 )
-def test_whatever_else_a_template_does_it_ends(source: str, worker: Worker, monkeypatch: pytest.MonkeyPatch):
+def test_an_unvetted_template_ends_at_its_limit(source: str, worker: Worker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(apart, "COMPILE_S", 0.5)  # compiling renders a message of one word
     template = ChatTemplate({"default": source}, worker=worker)
 
@@ -94,13 +94,13 @@ def test_whatever_else_a_template_does_it_ends(source: str, worker: Worker, monk
     assert ChatTemplate({"default": APART + "ok"}, worker=worker).render(HELLO) == "ok"
 
 
-def test_a_template_that_is_wrong_is_said_to_be(worker: Worker):
+def test_a_broken_template_is_refused_with_its_mistake(worker: Worker):
     for source, reason in (("{% if %}", "wrong in line 1"), ("{{ x | nothing }}", "No filter named 'nothing'")):
         with pytest.raises(InvalidRequest, match=reason):
             ChatTemplate({"default": source}, worker=worker).render(HELLO)
 
 
-def test_what_a_template_writes_of_a_call_is_found_out_apart(tmp_path: Path, worker: Worker):
+def test_the_syntax_of_calls_is_chosen_by_rendering_in_the_worker(tmp_path: Path, worker: Worker):
     tokenizer = Tokenizer.load(write(tmp_path, byte_level()))
     template = ChatTemplate({"default": APART + TEMPLATES["qwen3"]}, worker=worker)
 
@@ -132,7 +132,7 @@ def test_ids_and_texts_are_the_same_as_in_process(kind: str, tmp_path: Path, wor
     ]
 
 
-def test_a_lone_surrogate_is_the_clients_mistake_there_too(tmp_path: Path, worker: Worker):
+def test_a_lone_surrogate_is_the_clients_mistake_in_the_worker_too(tmp_path: Path, worker: Worker):
     with pytest.raises(InvalidRequest, match="not valid Unicode at character 2"):
         Tokenizer.load(hostile(tmp_path), worker).encode("ok\ud800")
 
@@ -187,7 +187,7 @@ def test_an_added_token_of_which_nothing_is_left_is_a_reason_to_run_apart(tmp_pa
     assert tokenizer.encode("e") == tokenizer.encode("e")
 
 
-def test_a_tokenizer_whose_text_could_not_be_streamed_is_refused_by_name(tmp_path: Path, worker: Worker):
+def test_a_tokenizer_without_a_table_of_pieces_is_refused_in_the_worker(tmp_path: Path, worker: Worker):
     directory = hostile(tmp_path, kind="wordpiece")
 
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: infd has no table for its decoder"):

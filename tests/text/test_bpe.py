@@ -105,10 +105,10 @@ def test_the_embedded_vocabulary_is_loaded_so():
         {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}},
     ],
 )
-def test_what_is_not_written_as_the_library_writes_it_is_left_to_the_library(state: dict[str, Any]):
+def test_a_file_in_another_form_is_left_to_the_library(state: dict[str, Any]):
     assert loaded(state) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff"])
-def test_what_is_no_tokenizer_is_left_to_the_library(content: bytes):
+def test_a_malformed_file_is_left_to_the_library(content: bytes):
     assert bpe.load(content) is None

@@ -71,10 +71,10 @@ PAIRS = [(one, other) for one in TEMPLATES for other in CONVERSATIONS if other !
 @pytest.mark.parametrize(("template", "conversation"), PAIRS)
 def test_the_prompt_is_that_of_transformers(theirs: Any, template: str, conversation: str):
     source, messages = TEMPLATES[template], CONVERSATIONS[conversation]
-    given = [{"tools": tools, "documents": documents} for tools in (None, TOOLS) for documents in (None, DOCUMENTS)]
+    extras = [{"tools": tools, "documents": documents} for tools in (None, TOOLS) for documents in (None, DOCUMENTS)]
     for options in (ASK, PLAIN, CONTINUE):
         for kwargs in VARIABLES:
-            for more in given:
+            for more in extras:
                 mine = rendered(ours(source), messages, kwargs=kwargs, **options, **more)
 
                 assert mine == rendered_by_transformers(theirs, source, messages, kwargs=kwargs, **options, **more)
@@ -175,7 +175,7 @@ def test_a_checkpoint_whose_template_is_wrong_can_be_loaded(tmp_path: Path):
 @pytest.mark.parametrize(
     "name", ["messages", "tools", "add_generation_prompt", "bos_token", "raise_exception", "namespace"]
 )
-def test_a_request_cannot_set_what_is_not_its_own(name: str):
+def test_a_request_cannot_set_reserved_variables(name: str):
     with pytest.raises(InvalidRequest, match=f"cannot set {name}") as refusal:
         ours(CHATML).render(HELLO, kwargs={name: 1})
 
@@ -183,7 +183,7 @@ def test_a_request_cannot_set_what_is_not_its_own(name: str):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "reason"),
     [
         ("{{ raise_exception('no, ' + messages[0].content) }}", "no, Hello"),
         ("a\n{% if %}", "wrong in line 2"),
@@ -196,8 +196,8 @@ def test_a_request_cannot_set_what_is_not_its_own(name: str):
         ("{{ raise_exception('x' * 10000) }}", r"\.\.\.$"),
     ],
 )
-def test_a_failing_template_is_a_refusal_that_says_why(source: str, said: str):
-    with pytest.raises(InvalidRequest, match=said) as refusal:
+def test_a_failing_template_is_a_refusal_that_says_why(source: str, reason: str):
+    with pytest.raises(InvalidRequest, match=reason) as refusal:
         ours(source).render(HELLO)
 
     assert refusal.value.status == 400
@@ -205,7 +205,7 @@ def test_a_failing_template_is_a_refusal_that_says_why(source: str, said: str):
 
 
 @pytest.mark.parametrize(
-    ("messages", "options", "said"),
+    ("messages", "options", "reason"),
     [
         ([], {}, "empty"),
         (HELLO, {"continue_final_message": True}, "exclude each other"),
@@ -216,12 +216,12 @@ def test_a_failing_template_is_a_refusal_that_says_why(source: str, said: str):
         ),
     ],
 )
-def test_contradictions_are_refused(messages: list[dict[str, Any]], options: dict[str, Any], said: str):
-    with pytest.raises(InvalidRequest, match=said):
+def test_contradictions_are_refused(messages: list[dict[str, Any]], options: dict[str, Any], reason: str):
+    with pytest.raises(InvalidRequest, match=reason):
         ours(CHATML).render(messages, **options)
 
 
-def test_continuing_what_the_template_leaves_out_is_refused():
+def test_a_message_that_the_template_drops_cannot_be_continued():
     with pytest.raises(InvalidRequest, match="leaves out"):
         ours("{{ messages[0].role }}").render(HELLO, continue_final_message=True, add_generation_prompt=False)
 
@@ -258,17 +258,17 @@ def test_a_file_of_its_own_comes_before_the_configuration_and_a_given_file_befor
     (tmp_path / "chat_template.jinja").write_text("own file, é")
     assert ChatTemplate.load(Tokenizer.load(tmp_path)).render(HELLO) == "own file, é"
 
-    (tmp_path / "given.jinja").write_text("given {{ bos_token }}")
-    assert ChatTemplate.load(tokenizer, tmp_path / "given.jinja").render(HELLO) == "given <s>"
+    (tmp_path / "extras.jinja").write_text("extras {{ bos_token }}")
+    assert ChatTemplate.load(tokenizer, tmp_path / "extras.jinja").render(HELLO) == "extras <s>"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff", b"{% if %}"])
 def test_a_given_file_that_is_no_template_stops_the_start(tmp_path: Path, content: bytes | None):
-    file = tmp_path / "given.jinja"
+    file = tmp_path / "extras.jinja"
     if content is not None:
         file.write_bytes(content)
 
-    with pytest.raises(ConfigError, match=r"given\.jinja"):
+    with pytest.raises(ConfigError, match=r"extras\.jinja"):
         ChatTemplate.load(Tokenizer.load(write(tmp_path, byte_level())), file)
 
 
@@ -280,9 +280,7 @@ def test_a_prompt_that_begins_with_bos_says_so():
     assert not ChatTemplate({"default": ""}).begins_with_bos("")
 
 
-def test_a_model_whose_chats_will_be_refused_is_told_to_the_operator_when_it_loads(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_or_broken_template_is_logged_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ChatTemplate.load(Tokenizer.load(write(tmp_path, byte_level(), chat_template=CHATML)))
     assert not caplog.records
 

@@ -68,13 +68,13 @@ def test_an_answer_that_goes_on_may_go_on_thinking(continued: str, answer: str, 
 
 def test_a_thought_streams_as_it_comes():
     reading = Reading(Qwen3().start(ASKED, ""))
-    told = []
+    returned = []
     for part in ["<think>", "\n", "Two", "\n", " and", "</", "b>", "\n</think>", "\n\n", "Four", "."]:
         content = reading.feed(part)
         aside = reading.take()
-        told.append(content or (aside.thought if aside is not None else ""))
+        returned.append(content or (aside.thought if aside is not None else ""))
 
-    assert told == ["", "", "Two", "", "\n and", "", "</b>", "", "", "Four", "."]
+    assert returned == ["", "", "Two", "", "\n and", "", "</b>", "", "", "Four", "."]
 
 
 def test_the_tokens_of_a_thought_are_counted_with_its_marks():
@@ -119,8 +119,8 @@ def test_nothing_is_lost_but_marks_and_the_newlines_beside_them(pieces: list[str
     message = read(Reading(Qwen3().start(OPENED if begun else ASKED, "")), parts)
 
     assert message == read(Reading(Qwen3().start(OPENED if begun else ASKED, "")), list(text))
-    told = message.thought + message.content
+    returned = message.thought + message.content
     kept = text if begun else text.replace("<think>", "", text.lstrip().startswith("<think>"))
     opened = begun or text.lstrip().startswith("<think>")
     kept = kept.replace("</think>", "", opened)
-    assert told.replace("\n", "").lstrip() == kept.replace("\n", "").lstrip()
+    assert returned.replace("\n", "").lstrip() == kept.replace("\n", "").lstrip()

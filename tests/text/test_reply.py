@@ -92,9 +92,9 @@ def test_min_tokens_and_inclusion_mean_what_they_mean_for_the_whole_text(
 ):
     ids = byte_ids(text)
 
-    said = stream(ids, stops, include_stop_str_in_output=include, min_tokens=min_tokens)
+    ended = stream(ids, stops, include_stop_str_in_output=include, min_tokens=min_tokens)
 
-    assert said == whole(ids, stops, include=include, min_tokens=min_tokens)
+    assert ended == whole(ids, stops, include=include, min_tokens=min_tokens)
 
 
 @settings(max_examples=300, deadline=None)
@@ -125,9 +125,9 @@ def test_a_stop_string_may_end_inside_a_token():
     vocabulary = tokenizer()
     ids = vocabulary.encode("the quick brown fox", add_special_tokens=False)
 
-    said = stream(ids, ["ui"])
+    ended = stream(ids, ["ui"])
 
-    assert said.text == "the q"
+    assert ended.text == "the q"
 
 
 def test_text_that_only_looked_like_a_stop_string_is_sent():
@@ -142,7 +142,7 @@ def test_a_stop_string_that_does_not_count_yet_is_not_held_back():
     assert Reply(tokenizer(), StopStrings(["ab"]), min_tokens=9).feed(byte_ids("ab")) is None
 
 
-def test_what_was_held_back_is_sent_at_the_end():
+def test_held_text_is_sent_at_the_end():
     reply = Reply(tokenizer(), StopStrings(["END"]))
     reply.feed(byte_ids("THE EN"))
 

@@ -179,7 +179,7 @@ def test_a_value_is_paid_for_before_it_is_made(source: str):
 
 
 @pytest.mark.parametrize("source", LENGTHY.values(), ids=LENGTHY)
-def test_fuel_ends_what_would_take_long(source: str):
+def test_a_long_computation_runs_out_of_fuel(source: str):
     template = ChatTemplate({"default": source}, limits=Limits(fuel=Limits().fuel // 4, seconds=1e9))
 
     with pytest.raises(InvalidRequest):
@@ -257,7 +257,7 @@ def test_a_rendering_can_have_tighter_limits_than_its_template():
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {"corners"}))
-def test_short_chats_are_within_what_the_event_loop_spares(name: str):
+def test_short_chats_fit_the_limits_of_the_event_loop(name: str):
     no_deadline = Limits(
         fuel=BRIEF.fuel, output_characters=BRIEF.output_characters
     )  # without the deadline, which a busy machine may miss

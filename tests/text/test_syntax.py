@@ -13,7 +13,7 @@ from infd.text.reply import Reply
 from infd.text.stops import StopStrings
 from infd.text.syntax import Syntax
 from tests.text.templates import TEMPLATES
-from tests.text.transcripts import Message, said
+from tests.text.transcripts import Message, message_of
 from tests.text.vocabularies import KINDS, byte_level, wrap
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def test_marks_are_seen_even_where_the_tokenizer_hides_them(kind: str):
     reply.feed(ids)
     content = reply.finish()
 
-    message = said(content, [aside_of(reply)])
+    message = message_of(content, [aside_of(reply)])
     assert (message.thought.strip(), message.content.strip()) == ("fox", "dog")
     plain = Reply(vocabulary)
     plain.feed(ids)
@@ -118,6 +118,8 @@ def test_a_reply_is_the_same_however_its_tokens_come(kind: str, stops: tuple[str
             content += reply.finish()
             asides.append(aside_of(reply))
             if kind == "byte_level":  # the other kind writes spaces around marks
-                assert said(content, asides) == MESSAGE
-            counts.add((said(content, asides), sum(aside.thought_tokens for aside in asides if aside is not None)))
+                assert message_of(content, asides) == MESSAGE
+            counts.add(
+                (message_of(content, asides), sum(aside.thought_tokens for aside in asides if aside is not None))
+            )
     assert len(counts) == 1

@@ -61,7 +61,7 @@ def test_ids_and_texts_equal_those_of_transformers(kind: str, tmp_path: Path):
     ],
     ids=lambda config: next(iter(config)),
 )
-def test_what_tokenizer_config_adds_is_added(config: dict[str, Any], tmp_path: Path):
+def test_tokens_of_tokenizer_config_are_added(config: dict[str, Any], tmp_path: Path):
     directory = write(tmp_path, byte_level(), **config)
     ours, theirs = Tokenizer.load(directory), AutoTokenizer.from_pretrained(directory)
     text = "the dog <pad> <|extra|> <image> </s> <eos> <late> 👍"
@@ -225,7 +225,9 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path):
 @pytest.mark.parametrize(
     ("start", "packages"), [(b"\n\x0e\n", "sentencepiece protobuf"), (b"IQ== 0\n", "tiktoken")], ids=str
 )
-def test_what_a_conversion_takes_is_named(start: bytes, packages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_conversion_names_its_missing_packages(
+    start: bytes, packages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(conversion, "find_spec", lambda name: None)
     (tmp_path / "tokenizer.model").write_bytes(start)
 

@@ -110,7 +110,7 @@ def test_a_transcript_is_the_same_message_wherever_it_is_cut(name: str):
 
 def test_arguments_stream_as_they_come():
     reading = hermes()
-    told = []
+    returned = []
     for part in [
         "<tool_call>\n",
         '{"name": ',
@@ -125,9 +125,9 @@ def test_arguments_stream_as_they_come():
     ]:
         assert reading.feed(part) == ""
         aside = reading.take()
-        told.append(None if aside is None else [(call.name, call.arguments) for call in aside.calls])
+        returned.append(None if aside is None else [(call.name, call.arguments) for call in aside.calls])
 
-    assert told == [
+    assert returned == [
         None,
         None,
         None,
@@ -141,11 +141,11 @@ def test_arguments_stream_as_they_come():
     ]
 
 
-def test_text_is_told_at_once_unless_it_may_begin_a_call():
+def test_text_is_returned_at_once_unless_it_may_begin_a_call():
     reading = hermes()
-    told = [reading.feed(part) for part in ["a", " b", " ", "<", "c", " <tool", "_call>", " x", "y\n", "z"]]
+    returned = [reading.feed(part) for part in ["a", " b", " ", "<", "c", " <tool", "_call>", " x", "y\n", "z"]]
 
-    assert told == ["a", " b", "", "", " <c", "", "", " <tool_call> x", "y", "\nz"]
+    assert returned == ["a", " b", "", "", " <c", "", "", " <tool_call> x", "y", "\nz"]
 
 
 def test_only_the_first_call_counts_where_one_is_wanted():
@@ -195,7 +195,7 @@ def test_hostile_text_is_content(text: str):
         assert read(hermes(), in_parts(text, size)) == Message(text)
 
 
-def test_deep_arguments_are_told_as_they_are():
+def test_deep_arguments_are_passed_on_unchanged():
     deep = '{"a":' * 50_000 + "1" + "}" * 50_000
 
     assert read(hermes(), in_parts(block("f", deep), 1000)) == Message(calls=(("f", deep),))
@@ -219,9 +219,7 @@ json_values = st.recursive(
     ascii=st.booleans(),
     size=st.integers(1, 9),
 )
-def test_whatever_json_allows_as_arguments_comes_back(
-    calls: list[tuple[str, dict[str, object]]], ascii: bool, size: int
-):
+def test_any_json_object_is_parsed_as_arguments(calls: list[tuple[str, dict[str, object]]], ascii: bool, size: int):
     written = tuple((name, json.dumps(arguments, ensure_ascii=ascii)) for name, arguments in calls)
     text = "\n".join(block(name, arguments) for name, arguments in written)
 
@@ -261,8 +259,8 @@ def test_garbage_is_the_same_message_wherever_it_is_cut_and_no_word_is_lost(piec
     if not message.calls:
         assert message.content == text
     for word in ("é", "a"):
-        told = message.content + "".join(name + arguments for name, arguments in message.calls)
-        lost = text.count(word) - told.count(word)
+        returned = message.content + "".join(name + arguments for name, arguments in message.calls)
+        lost = text.count(word) - returned.count(word)
         # Text between a call's arguments and the end of its object belongs to the object.
         assert lost >= 0
         assert lost == 0 or message.calls

@@ -209,7 +209,7 @@ def test_a_table_of_short_normalized_forms_is_none_to_object_to():
     assert vetting.tokenizers.read(content)[1] is None
 
 
-def test_what_other_files_add_is_looked_at_too():
+def test_tokens_of_other_files_are_vetted_too():
     ordinary = Additions(({"content": "<a>", "special": True},), ("<b>",), False)
     long = Additions((), ("a" * 2000,), False)
     strange = Additions(({"content": "<a>", "__reduce__": 1},), (), False)

@@ -20,7 +20,7 @@ class Message(NamedTuple):
     calls: tuple[tuple[str, str], ...] = ()
 
 
-def said(content: str, asides: Iterable[Aside | None]) -> Message:
+def message_of(content: str, asides: Iterable[Aside | None]) -> Message:
     whole = joined(asides)
     if whole is None:
         return Message(content)
@@ -36,7 +36,7 @@ def read(reading: Reading, parts: Iterable[str]) -> Message:
     content += reading.finish()
     asides.append(reading.take())
     check_deltas([call for aside in asides if aside is not None for call in aside.calls])
-    return said(content, asides)
+    return message_of(content, asides)
 
 
 def check_deltas(deltas: Sequence[CallDelta]) -> None:
