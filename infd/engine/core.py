@@ -30,15 +30,15 @@ NOTHING: Final = Capacity(
 
 
 class EngineCore:
-    """What computes requests. `load` replaces all parts by those for the loaded model.
+    """Computes requests. `load` rebuilds all parts for the loaded model.
 
-    loaded     whether a model is loaded; until then the scheduler can hold nothing
+    loaded     whether a model is loaded; before that the scheduler can admit nothing
     capacity   what the device can hold
     scheduler  decides what each step computes
     in_flight  every choice that is queued and has not ended
     loop       issues and commits the steps
-    record     of the committed steps
-    ended      set whenever a choice, or a request before it was queued, has ended
+    record     counts and times the committed steps
+    ended      set whenever a choice ends, or a request ends before it is queued
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class EngineCore:
         return capacity
 
     def check(self, request: Request) -> None:
-        """Refuse a request that could never be computed. Raises InvalidRequest, PromptTooLong."""
+        """Check a request's token ids against the model. Raises InvalidRequest, PromptTooLong."""
         tokens, limit = len(request.prompt), self.capacity.max_model_len
         if not tokens:
             raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
@@ -95,7 +95,7 @@ class EngineCore:
     def forget_prefixes(self, *, preempting: bool) -> tuple[int, int]:
         """Empty the prefix cache; return how many pages it held, and how many sequences were preempted.
 
-        preempting  running sequences are recomputed; otherwise they go on with the pages they hold
+        preempting  running sequences are recomputed; otherwise they continue with their pages
         """
         self._roots.renew()
         preempted = len(self.scheduler.running) if preempting else 0
@@ -106,7 +106,7 @@ class EngineCore:
         return pages, preempted
 
     def forget_adapter(self, adapter: Adapter) -> None:
-        """Free the weights of an adapter that nobody uses any more, on the device too."""
+        """Free the weights of an unused adapter, in host memory and on the device."""
         self._executor.forget_adapter(adapter, self.scheduler.adapters.drop(adapter))
 
     def watch(self, *, busy: bool) -> bool:

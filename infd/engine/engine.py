@@ -1,4 +1,4 @@
-"""The engine: admits requests, runs the model's steps, and follows the operators' verbs."""
+"""The engine: admits requests, runs the model's steps, and carries out operators' commands."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ log = logging.getLogger("infd.engine")
 
 
 class Engine:
-    """Everything between a request and the device; assembles the parts, none of which knows it.
+    """Everything between a request and the device; builds the parts, none of which refers to the engine.
 
-    events     what happened lately
+    events     recent events
     lifecycle  the current state
     adapters   which adapters are served under which names
     core       scheduler, step loop and choices in flight
@@ -54,7 +54,7 @@ class Engine:
         names: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """names: what clients call the model itself."""
+        """names: model names that clients may send for the model without an adapter."""
         self.events = Events()
         self.lifecycle = Lifecycle(self.events)
         self.executor = executor
@@ -111,9 +111,9 @@ class Engine:
             self._running.cancel()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait until every reader has left; False if the time ran out.
+        """Refuse new requests and wait until every reader has left; False after `timeout_s`.
 
-        Requests that are frozen would never finish, and are failed at once.
+        Frozen requests would never finish: they fail at once.
         """
         if self.lifecycle.state is not State.DRAINING:
             self.lifecycle.enter(State.DRAINING)
@@ -128,7 +128,7 @@ class Engine:
         return True
 
     def fail_all(self, error: Exception) -> None:
-        """End every stream with one error event; refuse requests not queued yet, and pursue no target any more."""
+        """End every stream with one error event; refuse requests not queued yet, and stop lifecycle transitions."""
         self.admission.close()
         self.control.stop()
         self.core.in_flight.fail_all(error)
@@ -146,9 +146,9 @@ class Engine:
 
     @asynccontextmanager
     async def admit(self, choices: int, body_bytes: int) -> AsyncIterator[Ticket]:
-        """Reserve places in the queue. Leaving the block, for any reason, ends the request; callers have no other way.
+        """Reserve places in the queue. Leaving the block, for any reason, ends the request; nothing else does.
 
-        Raises NotReady or Overloaded before anything is spent. While the engine is paused or wakes, this may wait.
+        Raises NotReady or Overloaded before any work is done. May wait while the engine is paused or wakes.
         """
         ticket = self.admission.reserve(choices, body_bytes)
         try:
@@ -163,7 +163,7 @@ class Engine:
         self.admission.require_room()
 
     def abort(self, request_id: str) -> bool:
-        """End a request with "abort". False if there is none with this id."""
+        """End a request with "abort". False if no request has this id."""
         ticket = self.admission.find(request_id)
         if ticket is None:
             return False
@@ -174,7 +174,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether the device has work."""
+        """Whether steps are in flight, or memory is being released or restored."""
         return self.control.changing_memory or self.core.loop.in_flight > 0
 
     @property
@@ -192,11 +192,11 @@ class Engine:
         return Status.of(self.lifecycle, self.core, self.admission, self.executor.memory, dict(self._metrics.terminal))
 
     def gauges(self) -> Gauges:
-        """Return the metrics that are read rather than counted."""
+        """Return the current values of all gauge metrics."""
         return gauges(self.status(), self.core, self.admission, self.adapters, self.control.level)
 
     def requests(self) -> list[RequestRow]:
-        """Return every request that is being worked on or read, oldest first."""
+        """Return every request whose reader has not left, oldest first."""
         return [RequestRow.of(ticket) for ticket in self.admission]
 
     def describe(self) -> dict[str, Any]:

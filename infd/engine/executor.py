@@ -1,8 +1,8 @@
-"""The interface between the engine and whatever computes.
+"""The interface between the engine and the device.
 
 An executor runs plans strictly in the order given. A step has two halves,
 `forward` and `sample`, so that a mask that depends on the previous step can be
-made while the forward pass runs; a result arrives only after `sample`.
+computed during the forward pass; a result arrives only after `sample`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Step(Protocol):
 
 
 class Executor(Protocol):
-    """Where plans are computed: a thread with a device, a null device, later a pipeline of processes."""
+    """Computes plans: on a device thread, in another process, or on a null device."""
 
     depth: int  # steps to keep in flight
 
     @property
     def memory(self) -> Memory:
-        """What is in memory. No step is issued unless it is whole."""
+        """Residency of weights and cache. No step is issued unless both are loaded."""
 
     @property
     def sleepless(self) -> str:
-        """Why memory cannot be released; empty where it can."""
+        """Why memory cannot be released; empty if it can."""
 
     async def load(self, lost: Callable[[DeviceLost], None] | None = None) -> Capacity:
         """Load the model and allocate the cache. Raises StartError. Called once, on the event loop.
@@ -52,7 +52,7 @@ class Executor(Protocol):
         """
 
     def forward(self, plan: StepPlan) -> Step:
-        """Issue a step without waiting for it. Never raises: errors come through `Step.sample`."""
+        """Issue a step without waiting for it. Never raises: errors are set on the future of `Step.sample`."""
 
     def gives_back(self, level: int) -> frozenset[MemoryPart]:
         """Return the parts that a sleep of this level releases."""
@@ -60,14 +60,14 @@ class Executor(Protocol):
     async def sleep(self, level: int) -> int:
         """Release the cache's memory after the steps issued so far, at level 2 the weights' too.
 
-        At level 1 a GPU's weights move to host memory, if they fit there. Returns by how many bytes the device's
-        memory, on a CPU the process, shrank.
+        At level 1 a GPU's weights move to host memory, if they fit. Returns the bytes freed: of device memory, on a
+        CPU of the process's memory.
         """
 
     async def wake(self, parts: Collection[MemoryPart]) -> None:
         """Restore these parts: the cache empty, the weights from host memory or their files.
 
-        Raises StartError; then nothing is restored, and `wake` may be called again.
+        Raises StartError; no part is restored then, and `wake` may be called again.
         """
 
     async def load_weights(self, path: str) -> None:
@@ -77,12 +77,12 @@ class Executor(Protocol):
         """
 
     async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
-        """Read the adapter at `adapter.path`, off the device and off the loop; check that it fits the loaded model.
+        """Read the adapter at `adapter.path` in another thread, and check it against the loaded model.
 
         Its weights stay in host memory until `forget_adapter`; later plans may load them into a slot.
 
-        root  a directory that must contain it; None: no restriction
-        room  most bytes of host memory that it may take
+        root  directory that must contain `adapter.path`; None: no restriction
+        room  most bytes of host memory that the adapter may take
 
         Raises CheckpointError, AdapterTooLarge.
         """
@@ -96,10 +96,10 @@ class Executor(Protocol):
         device, weights_bytes, cache_bytes, threads, load_s
         dtype         of activations
         quantization  the form of the weights
-        vocabulary    the form of embedding and head, if another
+        vocabulary    the form of embedding and head, if it differs from `quantization`
         cache_dtype   of cached keys and values
         ops           the kernel selection: {family, chosen, refused: {name: reason}} each
-        kernels       on a GPU: how many were compiled, and how many were found compiled
+        kernels       on a GPU: how many were compiled, and how many were read from the cache of compiled kernels
         graphs        on a GPU: the captured sizes of decoding steps
         resident      while memory is released: bytes that stayed on the device, by use
         """

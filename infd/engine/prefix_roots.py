@@ -1,8 +1,7 @@
 """Decide which requests may share cached prefixes.
 
-A prefix key begins with a root: a hash of everything besides the tokens that
-cached values depend on, and of their owner. Requests with different roots share
-no pages.
+A prefix key begins with a root: a hash of the model, the adapter, the tenant,
+the cache salt and an epoch. Requests with different roots share no pages.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class PrefixRoots:
         self._epoch = 0
 
     def renew(self) -> None:
-        """Give all later requests other roots, so that they share nothing that was computed before."""
+        """Start a new epoch: later requests share no page with earlier ones."""
         self._epoch += 1
 
     def of(self, request: Request, adapter: Adapter | None) -> bytes:

@@ -78,7 +78,7 @@ class Status(Struct, kw_only=True):
 
 
 def gauges(status: Status, core: EngineCore, admission: Admission, adapters: Adapters, sleep_level: int) -> Gauges:
-    """Return the metrics that are read rather than counted."""
+    """Return the current values of all gauge metrics."""
     read = Gauges(
         state=status.state,
         running=status.running,

@@ -1,4 +1,4 @@
-"""What the engine reports to, and the clock by which it measures durations."""
+"""The engine's event log and metrics, and the clock that measures durations."""
 
 from __future__ import annotations
 

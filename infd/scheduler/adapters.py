@@ -1,8 +1,8 @@
 """Decide which adapter is loaded in which slot of the device.
 
 At most `per_step` adapters have running sequences, so every step can compute
-all that run. The device holds `slots` of them: an idle one stays loaded until
-another needs its slot. Slot 0 is the model itself.
+all of them. The device holds `slots` adapters: an idle adapter stays loaded
+until another adapter needs its slot. Slot 0 is the model itself.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class AdapterSlots(Resource):
         return list(self._users)
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
-        """Say whether a sequence's adapter may run beside those that run. Nothing is reserved: others may pass."""
+        """Return whether a sequence's adapter may run. Ignores `reserved`: later arrivals may be admitted first."""
         return seq.adapter is None or seq.adapter in self._users or len(self._users) < self.per_step
 
     def take(self, seq: Sequence, plan: StepPlan) -> None:
-        """Give a sequence its adapter's slot, which the plan loads if the adapter is in none."""
+        """Set a sequence's slot; if its adapter is not loaded, add its load to the plan."""
         adapter = seq.adapter
         if adapter is None:
             return
@@ -70,7 +70,7 @@ class AdapterSlots(Resource):
                 self._idle[adapter] = None
 
     def undo(self, plan: StepPlan) -> None:
-        """Empty the slots that a failed step was to load: whoever needs such an adapter has it loaded again."""
+        """Empty the slots that a failed step was to load; a sequence that needs such an adapter loads it again."""
         for load in plan.loads:
             if self._slots.get(load.adapter) == load.slot:
                 self.drop(load.adapter)

@@ -1,6 +1,7 @@
-"""Decide which pages a sequence holds, and which of them other sequences may find.
+"""Decide which pages a sequence holds, and which pages other sequences may share.
 
-A page is indexed by the step that fills it, and un-indexed if that step fails.
+A page is indexed when the step that fills it is planned, and un-indexed if that
+step fails.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ Tables = list[list[int]]  # page ids by group and page index; 0 where the page i
 
 
 class Cache(Resource):
-    """The KV cache: the pages of all running sequences, and those kept for others to find.
+    """The KV cache: the pages of all running sequences, and the unreferenced pages of the prefix index.
 
     pool         reference counts of pages
     index        which page holds which prefix
-    page_tokens  of the smallest page: how much a sequence computes between two pages that it can index
+    page_tokens  tokens of the smallest page of any group; 0 without groups
     """
 
     def __init__(self, capacity: Capacity, *, prefix_caching: bool) -> None:
@@ -41,19 +42,19 @@ class Cache(Resource):
         self._running = 0  # sequences that hold pages
         self._found: tuple[int, Tables] = (0, [])  # tokens and pages of the prefix hit that `fits` has accepted
         self._refused: tuple[Sequence, int] | None = None  # the sequence that did not fit, and the pages available then
-        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # by step in flight: pages it fills, and for whom
+        self._unsettled: dict[int, dict[Sequence, list[int]]] = {}  # by step in flight and sequence: pages it fills
 
     # Admission
 
     def looks_up(self, seq: Sequence) -> bool:
-        """Whether a waiting sequence may use cached pages. A page holds no logits, so not to score its prompt."""
+        """Return whether a waiting sequence may use cached pages. Scoring needs logits, which no page holds."""
         return self._prefix_caching and not seq.scoring
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
-        """Say whether there are pages for a sequence's known tokens and for the next page of every running answer.
+        """Return whether there are pages for a sequence's known tokens, and the next page of every running sequence.
 
         With nothing running every sequence fits. A prompt still being computed needs no further pages set aside: it
-        takes all that is left of a step, so nobody is admitted before its end.
+        takes all remaining tokens of a step, so no sequence is admitted before its end.
         """
         available = self.pool.available
         if (seq, available) == self._refused:
@@ -71,7 +72,7 @@ class Cache(Resource):
         return True
 
     def take(self, seq: Sequence, plan: StepPlan) -> None:
-        """Let a sequence begin with the cached pages of its prefix."""
+        """Start a sequence with the cached pages of its prefix."""
         hit, seq.tables = self._found
         for table in seq.tables:
             for page in table:
@@ -82,7 +83,7 @@ class Cache(Resource):
         self._running += 1
 
     def release(self, seq: Sequence) -> None:
-        """Take all pages from a sequence; what it had computed is to be computed again."""
+        """Release all pages of a sequence; its computed tokens must be computed again."""
         for table in seq.tables:
             for page in reversed(table):  # the end of a prefix is evicted before its beginning
                 if page:
@@ -107,7 +108,7 @@ class Cache(Resource):
         return hit, tables
 
     def _pages_to_run(self, seq: Sequence, found: int = 0) -> int:
-        """Bound the pages that a waiting sequence takes besides `found`, the next page of its answer included."""
+        """Return the most pages that a waiting sequence takes besides `found`, the next page included."""
         peak = self._layout.peak_pages(len(seq.tokens), self._step_tokens)
         return max(0, peak - found) + len(self._groups)
 
@@ -118,7 +119,7 @@ class Cache(Resource):
         missing = 0
         for group, table in zip(self._groups, seq.tables, strict=True):
             page = min(group.pages_droppable(seq.computed), len(table)) - 1
-            while page >= 0 and table[page]:  # before a page that was dropped, all were
+            while page >= 0 and table[page]:  # all pages before a dropped page were dropped too
                 self.pool.release(table[page])
                 table[page] = 0
                 page -= 1
@@ -126,7 +127,10 @@ class Cache(Resource):
         return missing
 
     def extend(self, seq: Sequence, end: int) -> list[tuple[int, int, int]]:
-        """Give a sequence the pages it lacks, which are available; return group, index and page of each."""
+        """Append the pages a sequence lacks for tokens [computed, end); return group, index and page of each.
+
+        `shortage` has found them available.
+        """
         granted: list[tuple[int, int, int]] = []
         for number, (group, table) in enumerate(zip(self._groups, seq.tables, strict=True)):
             for index in range(len(table), group.pages_needed(seq.computed, end).stop):
@@ -136,10 +140,10 @@ class Cache(Resource):
         seq.covered = min(len(table) * group.page_tokens for group, table in zip(self._groups, seq.tables, strict=True))
         return granted
 
-    # What other sequences may find
+    # Prefix index
 
     def offer(self, seq: Sequence, step: int) -> None:
-        """Index the full pages whose tokens are known and computed; `step`, in flight, computes the last of them."""
+        """Index the full pages whose tokens are known and computed; `step`, in flight, computes their last tokens."""
         settled = min(seq.computed, len(seq.tokens))
         if settled - seq.indexed < self.page_tokens or not self._prefix_caching:
             return
@@ -158,12 +162,12 @@ class Cache(Resource):
         self._unsettled.pop(plan.number, None)
 
     def undo(self, plan: StepPlan) -> None:
-        """Un-index the pages that a failed step was to fill, whoever for."""
+        """Un-index the pages that a failed step was to fill, for all its sequences."""
         for pages in self._unsettled.pop(plan.number, {}).values():
             self._forget(pages)
 
     def withdraw(self, seq: Sequence) -> None:
-        """Un-index the pages that a sequence holds, and those it has released while a step was still to fill them."""
+        """Un-index the pages that a sequence holds, and its released pages that a step in flight still fills."""
         for table in seq.tables:
             self._forget(table)
         for fresh in self._unsettled.values():

@@ -1,4 +1,4 @@
-"""What a page of the cache means, as a contract between model, scheduler and runner.
+"""The meaning of a cache page, shared by model, scheduler and runner.
 
 A layout is a list of page groups: layers that keep the keys and values of the
 same tokens. All groups share one pool of page ids, because a page has the same
@@ -42,24 +42,24 @@ class PageGroup(Struct, frozen=True, kw_only=True):
         return max(0, computed - self.window + 1) // self.page_tokens
 
     def first_missing(self, boundary: int, cached: Callable[[int], bool]) -> int | None:
-        """Return the first token of the first uncached page that resuming at token `boundary` needs.
+        """Return the first token of the first uncached page that computing from token `boundary` needs.
 
-        None: computing can start at `boundary`. Otherwise no boundary between that token and `boundary` will do either.
+        None: computing can start at `boundary`. Otherwise no boundary between that token and `boundary` is possible.
         """
         missing = next((page for page in self.pages_needed(boundary, boundary) if not cached(page)), None)
         return None if missing is None else missing * self.page_tokens
 
 
 class Regimes(Struct, frozen=True, kw_only=True):
-    """The lengths that the rotary angles of a sequence's keys depend on, besides positions.
+    """The sequence lengths that rotary angles depend on, besides positions.
 
     A sequence runs under one regime, a number, and shares pages only with sequences of the same regime: equal tokens
     then have equal angles at equal positions. Regime 0 is that of short sequences.
 
-    outgrown     a sequence of more tokens has regime 1, from its first token on; a sequence that grows beyond is
-                 recomputed (longrope)
-    prompt_over  a sequence with a longer prompt has its prompt's length as regime: the prompt's angles depend on it,
-                 those of generated tokens on positions alone (dynamic)
+    outgrown     a sequence of more tokens has regime 1, from its first token on; a sequence that grows beyond this
+                 length is recomputed (longrope)
+    prompt_over  a sequence with a longer prompt has its prompt's length as regime: the angles of the prompt depend on
+                 that length, the angles of generated tokens on positions alone (dynamic)
     """
 
     outgrown: int | None = None
@@ -98,7 +98,7 @@ class CacheLayout(Struct, frozen=True):
         return lcm(*(group.page_tokens for group in self.groups))
 
     def peak_pages(self, tokens: int, step_tokens: int) -> int:
-        """Bound the pages that one sequence of `tokens` holds at once, computed in chunks of at most `step_tokens`."""
+        """Return the most pages that a sequence of `tokens` holds at once, in chunks of at most `step_tokens`."""
         return sum(self._peak(group, tokens, step_tokens) for group in self.groups)
 
     @staticmethod
@@ -106,7 +106,7 @@ class CacheLayout(Struct, frozen=True):
         every = ceil_div(tokens, group.page_tokens)
         if group.window is None:
             return every
-        # Behind the window, the window itself and one chunk, each possibly cut by a page edge.
+        # The window and one chunk; both ends may be within a page.
         return min(every, ceil_div(group.window + step_tokens, group.page_tokens) + 1)
 
 
@@ -117,8 +117,8 @@ class Capacity(Struct, frozen=True, kw_only=True):
     rows            most running sequences
     step_tokens     token budget of a step
     mixed_tokens    token budget of a step that also decodes; None: step_tokens
-    crowded_tokens  the same while many prompts wait for their first token; None: mixed_tokens
-    score_cost      tokens of the budget that a token takes whose successor is scored: its logits are computed too
+    crowded_tokens  token budget of a mixed step while many prompts wait for their first token; None: mixed_tokens
+    score_cost      budget tokens that a prompt token costs if it is scored: its logits are computed too
     max_model_len   longest sequence, prompt and generated tokens together
     vocab_size      token ids are 0..vocab_size - 1
     """

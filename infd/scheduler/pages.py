@@ -58,7 +58,7 @@ class PagePool:
         self._references[page] += 1
 
     def release(self, page: int) -> None:
-        """Drop a reference. Without any, the page is cached if it is indexed, else free."""
+        """Drop a reference. After the last, the page is cached if it is indexed, else free."""
         self._references[page] -= 1
         assert self._references[page] >= 0, f"page {page} released more often than held"
         if not self._references[page]:
@@ -68,14 +68,14 @@ class PagePool:
                 self._free.append(page)
 
     def forget(self, page: int) -> None:
-        """Take a page out of the prefix index, whether it is referenced or not."""
+        """Remove a page from the prefix index, whether it is referenced or not."""
         self._index.forget(page)
         if page in self._cached:
             del self._cached[page]
             self._free.append(page)
 
     def forget_all(self) -> int:
-        """Empty the prefix index; return how many pages were in it."""
+        """Empty the prefix index; return how many pages it held."""
         count = len(self._index)
         self._index.clear()
         self._free += reversed(self._cached)

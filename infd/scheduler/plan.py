@@ -1,8 +1,8 @@
-"""What one step computes, and its result: the messages between scheduler and executor.
+"""Messages between scheduler and executor: a step's plan and its result.
 
 Plain values only. A plan is a snapshot: a device thread, or another process,
-reads it while the scheduler plans the next one. It names rows; which sequence
-holds a row is known to the scheduler alone (`Scheduled`).
+reads it while the scheduler plans the next step. It names rows; only the
+scheduler maps rows to sequences (`Scheduled`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from infd.request import Adapter, TokenLogprobs, Want
 
 
 class Join(Struct):
-    """A sequence takes a row: everything the row must hold before its first span.
+    """A sequence joins the persistent batch: the state of its row before the first span.
 
     tokens  all known tokens, prompt and generated
-    wants   of its request
+    wants   the request's wants
     tables  page ids per group, by page index; 0 where the page is behind the window
-    seed    of its noise: the request's, and the choice's index added
-    slot    of its adapter; 0: the model itself
-    regime  of its rotary angles: see Regimes
+    seed    noise seed: the request's seed plus the choice's index
+    slot    the adapter's slot; 0: the model itself
+    regime  regime of the rotary angles, see Regimes
     """
 
     row: int
@@ -44,7 +44,7 @@ class Grant(Struct, gc=False):
 
 
 class Load(Struct, frozen=True):
-    """An adapter replaces whatever is in a slot of the device."""
+    """Write an adapter's weights into a slot of the device."""
 
     slot: int
     adapter: Adapter
@@ -54,7 +54,7 @@ class Span(Struct, gc=False):
     """Compute `count` tokens of a row's sequence from `start`: their cache entries, and the readouts named here.
 
     samples  whether to sample the token after the last one
-    scores   after how many tokens, counted from the first, to score the prompt token that follows
+    scores   how many leading tokens have their successor, a prompt token, scored
     """
 
     row: int
@@ -65,7 +65,7 @@ class Span(Struct, gc=False):
 
 
 class StepPlan(Struct):
-    """One step. Loads first, then joins, then grants, then all spans in one forward pass."""
+    """One step: loads first, then joins, then grants, then all spans in one forward pass."""
 
     number: int
     joins: list[Join]
@@ -79,12 +79,12 @@ class StepPlan(Struct):
 
 
 class StepResult(Struct):
-    """What a step's spans produced, in the plan's order.
+    """The outputs of a step's spans, in the plan's order.
 
-    accepted         tokens each span yielded: 1 if it samples, else 0 (more under speculation)
-    tokens           the yielded ids, span after span
-    logprobs         by span index, one per yielded token, if requested
-    prompt_logprobs  by span index, one per token that it scores
+    accepted         sampled tokens of each span: 1 if it samples, else 0 (more under speculation)
+    tokens           the sampled ids, span after span
+    logprobs         by span index, one per sampled token, if requested
+    prompt_logprobs  by span index, one per scored token
     failed           by span index: the fault of a sequence that failed alone (staging, non-finite logits, sampling)
     """
 

@@ -1,9 +1,9 @@
 """Decide the order of the queue.
 
 Priority is a head start in the queue, not a class: each level of priority is
-worth `patience` arrivals. A request is therefore overtaken by a bounded number
-of later ones, whatever their priority, and the order never changes while it
-waits, runs or is preempted.
+worth `patience` arrivals. A bounded number of later requests, of any priority,
+can therefore overtake a request, and its place never changes while it waits,
+runs or is preempted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Policy:
         return self._arrivals + max(-LEVELS, min(priority, LEVELS)) * self._patience, self._arrivals
 
     def may_pass(self, seq: Sequence, waiting: Sequence) -> bool:
-        """Say whether a later arrival may run before `waiting`, which lacks a resource that the later one has."""
+        """Return whether `seq` may be admitted before `waiting`, an earlier sequence that lacks a resource."""
         return seq.order[0] <= waiting.order[0] + self._patience
 
 
@@ -38,10 +38,10 @@ def by_order(seq: Sequence) -> Order:
 
 
 def split_decoding(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-    """Return the running sequences that decode, being owed one token, and the others, both in order.
+    """Return the running sequences that decode (one token to compute), and the others, both in order.
 
-    Decoding sequences draw first on a step's token budget: a prompt fills what
-    they leave, so it never pauses a stream.
+    Decoding sequences draw first on a step's token budget: prompts fill the
+    remaining tokens, so a prompt never pauses a stream.
     """
     decoding: list[Sequence] = []
     others: list[Sequence] = []

@@ -1,9 +1,8 @@
 """Find cached pages by prefix.
 
 A page's key is a hash over its tokens and the key of the page before it, so
-equal keys mean equal prefixes. The first key's parent is all else that cached
-values depend on: a root from the engine (model, adapter, tenant, epoch), and
-the regime of rotary angles.
+equal keys mean equal prefixes. The parent of the first key is a root from the
+engine (model, adapter, tenant, salt, epoch) with the regime of rotary angles.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class PrefixIndex:
         return self._pages.get((group, key))
 
     def put(self, group: int, key: bytes, page: int) -> bool:
-        """Index a page; return False if another page holds that prefix already."""
+        """Index a page; return False if another page is indexed for that prefix already."""
         if (group, key) in self._pages:
             return False
         self._pages[group, key] = page
@@ -52,7 +51,7 @@ class PrefixIndex:
 
 
 def page_keys(seq: Sequence, page_tokens: int) -> list[bytes]:
-    """Return the keys of all full pages of the sequence's known tokens. Kept in it, extended as it grows."""
+    """Return the keys of all full pages of a sequence's known tokens; cached in `seq.keys`."""
     keys = seq.keys.setdefault(page_tokens, [])
     tokens = seq.tokens
     parent = keys[-1] if keys else seq.root
@@ -65,7 +64,7 @@ def page_keys(seq: Sequence, page_tokens: int) -> list[bytes]:
 def longest_hit(seq: Sequence, layout: CacheLayout, index: PrefixIndex) -> int:
     """Return the longest prefix of the sequence, in tokens, at which every group can resume.
 
-    At least one token is left to compute: its logits are needed.
+    Shorter than the sequence by at least one token: the logits of the last token are needed.
     """
     if not layout.groups:
         return 0

@@ -1,8 +1,8 @@
-"""What a sequence needs to run, of which there is only so much.
+"""The limited resources that a running sequence holds.
 
 Admission asks each resource in turn and knows none of them by name. A further
 resource (state slots, an encoder's budget) is one class, one entry of
-`Scheduler.resources`, and a field of Sequence for what was taken.
+`Scheduler.resources`, and a field of Sequence for the sequence's share.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ if TYPE_CHECKING:
 class Resource(Protocol):
     """Taken when a sequence is admitted, released when it finishes or is preempted.
 
-    Steps run in order, so what is released may be taken in the very next plan.
+    Steps run in order, so a released share may be taken in the very next plan.
+    A resource defines only the methods that it needs.
 
-    A verb that means nothing to a resource is left out of its class.
-
-    passable  whether sequences that fit may be admitted before an earlier one that this resource has no room for
+    passable  whether later sequences may be admitted before an earlier sequence that this resource cannot admit
     """
 
     passable: ClassVar[bool] = False
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
-        """Say whether a waiting sequence may run in the step being planned.
+        """Return whether a waiting sequence may run in the step being planned.
 
-        reserved  earlier sequences that wait for their last step to commit: leave them what they will take
+        reserved  earlier sequences that wait for their last step to commit; their shares are not available
         """
 
     def take(self, seq: Sequence, plan: StepPlan) -> None:
-        """Give a sequence, for which `fits` has just been true, what it holds while it runs."""
+        """Take a sequence's share, after `fits` returned True for it."""
         return
 
     def release(self, seq: Sequence) -> None:
-        """Take back what a running sequence holds."""
+        """Release the share of a running sequence."""
         return
 
     def settle(self, plan: StepPlan) -> None:
@@ -48,11 +47,11 @@ class Resource(Protocol):
         return
 
     def undo(self, plan: StepPlan) -> None:
-        """Forget what a failed step was to write or load. Its sequences have been released."""
+        """Undo the writes and loads of a failed step. Its sequences have been released."""
         return
 
     def verify(self, running: Collection[Sequence]) -> None:
-        """Assert that the running sequences hold all that is not free."""
+        """Assert that the shares of all running sequences and the free rest make up the whole."""
         return
 
 

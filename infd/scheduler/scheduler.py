@@ -1,11 +1,11 @@
 """Decide what each step computes.
 
 Plain integers only: no torch, no clock, no await. There is no prefill or
-decode phase; a sequence is simply owed the tokens not yet computed.
+decode phase: every sequence computes its known tokens that are not yet cached.
 
-Steps run strictly in the order planned. Pages and rows released here may
-therefore be granted in the very next plan, even while earlier steps that use
-them are still in flight.
+Steps run strictly in the order planned. Released pages and rows may therefore
+be granted in the very next plan, even while earlier steps that use them are
+still in flight.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(Struct, gc=False):
-    """What a step produced for one sequence, and whether that ended it.
+    """A step's output for one sequence, and whether it ended the sequence.
 
     prompt_logprobs  of the whole prompt if requested, with the sequence's first outcome
     prompt_computed  prompt tokens that were not cached, with the sequence's first outcome
@@ -60,7 +60,7 @@ class Scheduled(Struct):
 
     @property
     def admitted(self) -> list[Sequence]:
-        """Return the sequences admitted to this step: theirs are its last spans, in the order of the joins."""
+        """The sequences admitted to this step: those of the last spans, in the order of the joins."""
         return self.sequences[len(self.sequences) - len(self.plan.joins) :]
 
 
@@ -68,8 +68,9 @@ class Scheduler:
     """Sequences, and the resources they share.
 
     waiting and running are each in queue order (`policy.py`). A running
-    sequence holds some of each resource; a preempted one waits again, in its
-    old place. A sequence on hold, whose reader has fallen behind, is in neither.
+    sequence holds its share of each resource; a preempted sequence returns to
+    its old place in `waiting`. A sequence on hold, whose reader is paused, is
+    in neither.
     """
 
     def __init__(
@@ -88,12 +89,12 @@ class Scheduler:
         self.rows = RowPool(capacity.rows)
         self.cache = Cache(capacity, prefix_caching=prefix_caching)
         self.adapters = AdapterSlots(max_adapters, max_adapters_per_step)
-        # In the order in which admission asks: the cheapest first, since most plans admit nobody.
+        # In the order in which admission asks: the cheapest first, since most plans admit no sequence.
         self.resources: tuple[Resource, ...] = (self.budget, self.rows, self.adapters, self.cache)
-        self.preemptions = 0  # for want of pages
+        self.preemptions = 0  # for lack of pages
         self.undone = 0  # steps rolled back
         self.prefix_queries = 0  # prompt tokens looked up in the cache
-        self.prefix_hits = 0  # and found there
+        self.prefix_hits = 0  # prompt tokens found in the cache
         self._policy = Policy(priority_patience)
         self._number = 0  # of the next plan
         self._held: set[Sequence] = set()
@@ -101,7 +102,7 @@ class Scheduler:
     # The caller's side
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence. Its request has been checked: it fits max_model_len."""
+        """Queue a sequence. `EngineCore.check` has checked its prompt against max_model_len."""
         assert seq.prompt_tokens < self.capacity.max_model_len
         seq.limit = min(seq.limit, self.capacity.max_model_len)
         seq.token_cost = self.capacity.score_cost if seq.scoring else 1
@@ -109,7 +110,7 @@ class Scheduler:
         insort(self.waiting, seq, key=by_order)
 
     def remove(self, seq: Sequence, finish: FinishReason, failure: BaseException | None = None) -> None:
-        """End a sequence now. Steps in flight still compute tokens for it, which are dropped."""
+        """End a sequence now. Tokens that steps in flight still compute for it are dropped."""
         if seq.finish is not None:
             return
         seq.finish, seq.failure = finish, failure
@@ -129,13 +130,16 @@ class Scheduler:
         return seq in self._held
 
     def resume(self, seq: Sequence) -> None:
-        """Put a sequence that is on hold back in its old place in the queue."""
+        """Return a held sequence to its old place in the queue."""
         if seq in self._held:
             self._held.remove(seq)
             insort(self.waiting, seq, key=by_order)
 
     def plan(self, only: Container[Sequence] | None = None) -> Scheduled | None:
-        """Fill the next step, with no sequences but `only` if given; return None if nothing can be computed now."""
+        """Fill the next step; return None if no sequence can be computed now.
+
+        only  the sequences that may be planned; None: all
+        """
         step, budget = Scheduled(StepPlan(self._number, [], [], [], []), []), self.budget
         decoding, others = split_decoding(self.running)
         starting = self._starting(others)
@@ -150,7 +154,7 @@ class Scheduler:
         return step
 
     def commit(self, step: Scheduled, result: StepResult) -> list[Outcome]:
-        """Append what a step produced to its sequences, except those removed or held since. Steps commit in order."""
+        """Append a step's tokens to its sequences, except those removed or held since. Steps commit in order."""
         plan = step.plan
         outcomes: list[Outcome] = []
         at = 0
@@ -181,7 +185,7 @@ class Scheduler:
         return outcomes
 
     def rollback(self, steps: Iterable[Scheduled]) -> None:
-        """Undo steps: all those in flight, in any order, because one failed.
+        """Undo all steps in flight, in any order, because a step failed.
 
         Their sequences go back to their old places in the queue, with the
         tokens known so far; pages that these steps were to fill leave the index.
@@ -194,15 +198,15 @@ class Scheduler:
                     seq.in_flight -= 1
                 if seq.row is not None:
                     self._requeue(seq)
-        for step in steps:  # only now: a later step's sequences may use an adapter that an earlier step was to load
+        for step in steps:  # after all releases: a later step's sequences may use an adapter loaded by an earlier step
             for resource in self.resources:
                 resource.undo(step.plan)
 
     def forget_prefixes(self, root: Callable[[Sequence], bytes], *, preempting: bool) -> int:
-        """Empty the prefix cache, and give every sequence the new root of its prefix keys; return the pages forgotten.
+        """Empty the prefix index, and set the new root of every sequence's prefix keys; return the pages un-indexed.
 
-        preempting  send running sequences back to the queue, to be computed again from their first token; else they
-                    keep their pages, none of which is indexed any more
+        root        returns the new root of a sequence
+        preempting  recompute running sequences from their first token; else they keep their pages, un-indexed
         """
         if preempting:
             for seq in list(self.running):
@@ -215,7 +219,7 @@ class Scheduler:
         return self.cache.forget()
 
     def shrink(self, step: Scheduled) -> bool:
-        """Halve the token budget, as this step did not fit into memory; False if the step cannot be halved."""
+        """Halve the token budget because a step did not fit into memory; False if the step cannot be halved."""
         plan = step.plan
         if plan.tokens < 2 or not self.capacity.layout.divisible:
             return False
@@ -235,7 +239,7 @@ class Scheduler:
     # One step
 
     def _fill(self, step: Scheduled, sequences: list[Sequence], budget: int, only: Container[Sequence] | None) -> int:
-        """Add a span of each running sequence, in this order, until the token budget is spent; return what is left."""
+        """Add a span of each sequence, in order, until the token budget is spent; return the remaining tokens."""
         for seq in sequences:
             if not budget:
                 break
@@ -244,9 +248,9 @@ class Scheduler:
         return budget
 
     def _add_span(self, step: Scheduled, seq: Sequence, budget: int) -> int:
-        """Add a span of at most `budget` tokens; return how many it counts as, 0 if nothing can be computed now.
+        """Add a span that costs at most `budget` tokens; return its cost, 0 if the sequence cannot be computed now.
 
-        A span cut short counts as all that was left, even what score_cost leaves over: nobody is admitted behind it.
+        A truncated span costs the whole budget, even a rest smaller than score_cost: no sequence is admitted behind it.
         """
         plan = step.plan
         planned = len(seq.tokens) + seq.in_flight
@@ -254,7 +258,7 @@ class Scheduler:
         if not count or seq.row is None:
             return 0  # its last token is in flight, or it was preempted a moment ago
         if seq.computed >= seq.regime_limit:
-            self._requeue(seq)  # under its next regime all its tokens have other angles
+            self._requeue(seq)  # in its next regime the angles of all its tokens differ
             return 0
         cost = count * seq.token_cost
         if cost > budget:
@@ -277,7 +281,7 @@ class Scheduler:
         return cost
 
     def _starting(self, others: Many[Sequence]) -> int:
-        """Return how many requests wait for their first token, except those that no row is free for."""
+        """Return how many requests wait for their first token, not counting sequences without a free row."""
         near = (*others, *self.waiting[: self.rows.available])
         return len({id(seq.request) for seq in near if not seq.generated})
 
@@ -343,7 +347,7 @@ class Scheduler:
         )
 
     def _allocate(self, plan: StepPlan, seq: Sequence, end: int) -> bool:
-        """Take the pages for tokens [computed, end), preempting later sequences if there is no other way."""
+        """Take the pages for tokens [computed, end), preempting later sequences if too few are available."""
         shortage = self.cache.shortage(seq, end)
         while self.cache.pool.available < shortage:
             victim = next(s for s in reversed(self.running) if s.last_step != plan.number)
@@ -359,7 +363,7 @@ class Scheduler:
     def _commit_span(
         self, step: int, seq: Sequence, span: Span, tokens: list[int], number: int, result: StepResult
     ) -> Outcome | None:
-        """Append what `step` produced for its span of this number; None if its reader need not be told."""
+        """Append the output of span `number` of `step` to its sequence; None if it has nothing for the reader."""
         if span.scores and seq.scoring:
             seq.score(span.start, result.prompt_logprobs[number])
         if tokens:
@@ -388,14 +392,12 @@ class Scheduler:
             if len(known) >= seq.limit:
                 self.remove(seq, FinishReason.LENGTH)
                 return kept
-        if seq.last_step > step:
-            self.cache.offer(
-                seq, seq.last_step
-            )  # a step in flight computes tokens that were not known when it was planned
+        if seq.last_step > step:  # a step in flight computes tokens that were not known when it was planned
+            self.cache.offer(seq, seq.last_step)
         return len(tokens)
 
     def _fail(self, seq: Sequence, failure: Exception) -> Outcome:
-        """End a sequence in an error, even if it has just finished otherwise, and un-index the pages it has written."""
+        """End a sequence with an error, even if it has just finished otherwise, and un-index its pages."""
         self.cache.withdraw(seq)
         self.remove(seq, FinishReason.ERROR, failure)
         seq.finish, seq.failure = FinishReason.ERROR, failure
@@ -404,7 +406,7 @@ class Scheduler:
     # Between the queues
 
     def _preempt(self, seq: Sequence) -> None:
-        """Make room for an earlier sequence."""
+        """Release a sequence's resources for an earlier sequence."""
         self._requeue(seq)
         self.preemptions += 1
 
@@ -414,7 +416,7 @@ class Scheduler:
         insort(self.waiting, seq, key=by_order)
 
     def _dequeue(self, seq: Sequence) -> None:
-        """Remove a sequence from wherever it is, and release what it holds."""
+        """Remove a sequence from `running`, `waiting` or hold, and release its share of every resource."""
         if seq.row is not None:
             self._release(seq)
         elif seq in self._held:

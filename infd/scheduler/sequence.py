@@ -15,12 +15,12 @@ Order = tuple[int, int]  # a place in the queue: the smaller goes first
 
 
 class Sequence:
-    """Tokens known, tokens planned, resources held, and why it ended.
+    """Tokens known, tokens planned, resources held, and the finish reason.
 
-    A sequence is owed the tokens in [computed, planned), except the token at
-    its limit, which nothing follows. `computed` counts the tokens that are
-    cached or will be once the steps in flight have run; `planned` counts the
-    known tokens and those that these steps will sample.
+    Tokens [computed, planned) are to be computed, except the token at the
+    limit, which has no successor. `computed` counts the tokens that are cached
+    or will be once the steps in flight have run; `planned` counts the known
+    tokens and the tokens that these steps will sample.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Sequence:
         adapter: Adapter | None = None,
         first: Sequence | None = None,
     ) -> None:
-        """first: the first choice of the same prompt, if this is a later one."""
+        """first: the first choice of the same prompt; None if this is the first."""
         self.request = request
         self.adapter = adapter
         self.choice = choice
@@ -82,23 +82,23 @@ class Sequence:
                     self.seed = sampling.seed + choice
                     self.min_tokens = sampling.min_tokens
                     self.end_ids = end_ids
-                    self.limit += sampling.max_tokens  # known tokens at which it ends
-                case Score():  # the first choice's are those of all
-                    self.scoring = choice == 0 and self.prompt_tokens > 1  # log-probabilities still to come
+                    self.limit += sampling.max_tokens  # the sequence ends at this many known tokens
+                case Score():  # only the first choice scores the prompt that all choices share
+                    self.scoring = choice == 0 and self.prompt_tokens > 1  # until all log-probabilities are known
         self.prompt_logprobs: list[TokenLogprobs] = []  # known, and not yet in an outcome
-        self.token_cost = 1  # as how many tokens of the budget each of its own counts
-        self.regime = 0  # of its rotary angles, see Regimes
-        self.regime_limit = self.limit  # tokens that may be computed under its regime
+        self.token_cost = 1  # budget tokens per computed token
+        self.regime = 0  # regime of the rotary angles, see Regimes
+        self.regime_limit = self.limit  # most tokens computed in this regime
 
-        self.order: Order = (0, 0)  # kept through preemption
+        self.order: Order = (0, 0)  # unchanged by preemption
         self.computed = 0
         self.in_flight = 0  # samples not yet committed
-        self.last_step = -1  # number of the last plan it was in since its admission
-        self.dropped_through = -1  # results of plans up to this number are dropped: it was put on hold after them
+        self.last_step = -1  # number of the last plan with a span of this sequence, since its admission
+        self.dropped_through = -1  # results of plans up to this number are dropped: the sequence was held after them
         self.row: int | None = None
-        self.slot = 0  # of its adapter, while it runs
+        self.slot = 0  # the adapter's slot while the sequence runs
         self.tables: list[list[int]] = []  # page ids per group; 0 where dropped behind a window
-        self.covered = 0  # tokens that the tables have room for
+        self.covered = 0  # tokens that the tables' pages can hold
         self.keys: dict[int, list[bytes]] = {}  # prefix keys of the full pages, by page_tokens
         self.indexed = 0  # leading tokens whose pages were offered to the prefix index
         self.prompt_cached: int | None = None  # prompt tokens found in the cache when it first ran
@@ -116,7 +116,7 @@ class Sequence:
 
     @property
     def root(self) -> bytes:
-        """The parent of its first prefix key."""
+        """The parent of the first prefix key."""
         return self.prefix_root + self.regime.to_bytes(4, "little") if self.regime else self.prefix_root
 
     @property
@@ -125,7 +125,7 @@ class Sequence:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing that its request wants is still to come."""
+        """Whether all tokens are generated and all prompt log-probabilities are known."""
         return len(self.tokens) >= self.limit and not self.scoring
 
     @property
@@ -139,10 +139,10 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
     def score(self, start: int, logprobs: list[TokenLogprobs]) -> None:
-        """Append log-probabilities of the prompt's tokens after token `start`, as far as they are not known yet.
+        """Append the log-probabilities of the prompt tokens after token `start` that are not known yet.
 
-        A sequence preempted in its prompt begins again while its last step is still in flight, so two steps may score
-        the same tokens.
+        A sequence preempted in its prompt may be admitted again while its last step is in flight, so two steps may
+        score the same tokens.
         """
         assert start <= len(self.prompt_logprobs), "part of the prompt was not scored"
         self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]

@@ -1,4 +1,4 @@
-"""Decide how many tokens a step may hold: fewer beside decoding sequences, and after a step that did not fit."""
+"""Decide how many tokens a step computes: fewer if it also decodes, and after a step that did not fit into memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from infd.scheduler.sequence import Sequence
 
 CALM_STEPS: Final = 64  # committed after a halving before the budget is doubled again
-CROWD: Final = 8  # requests without a first token; more of them make crowded_tokens the budget of a mixed step
+CROWD: Final = 8  # with more requests without a first token, crowded_tokens is the budget of a mixed step
 
 
 class TokenBudget(Resource):
-    """A sequence takes nothing at its admission: each of its spans draws on `remaining`.
+    """The token budget of a step. Admission takes none of it: each span draws on `remaining`.
 
     limit      tokens of the next step: Capacity.step_tokens, halved when a step did not fit into memory
-    remaining  tokens that the step being planned can still take
+    remaining  tokens of the step being planned that are not yet spent
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -32,12 +32,13 @@ class TokenBudget(Resource):
         self._calm = 0  # steps committed since the last halving
 
     def mixed(self, decoding: int, starting: int) -> int:
-        """Return how many prompt tokens a step takes that also decodes for so many sequences, if it has room.
+        """Return how many prompt tokens a step may compute beside its decoding sequences; `limit` bounds it further.
 
+        decoding  sequences that decode in this step
         starting  requests that wait for their first token, and could be computed
 
-        Prompts fill the step up to mixed_tokens, or add half as many tokens as decode, whichever is more. Decoding
-        sequences wait for one step, a crowd of prompts for all steps to come, and a token costs less in a larger step.
+        Prompts fill the step up to mixed_tokens (with more than CROWD starting requests: crowded_tokens), or take the
+        average of that size and the decoding tokens, whichever is more: a token costs less in a larger step.
         """
         if not decoding:
             return self.limit
@@ -45,7 +46,10 @@ class TokenBudget(Resource):
         return max(size - decoding, (size + decoding) // 2)
 
     def halve(self, tokens: int) -> None:
-        """Allow half as many tokens as a step that did not fit into memory; it counted as so many, two at least."""
+        """Set the budget to half the tokens of a step that did not fit into memory.
+
+        tokens  the step's cost, at least 2
+        """
         self.limit = min(tokens, self.limit) // 2
         self._calm = 0
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from infd.errors import RequestError
     from infd.request import Adapter, Request
 
-BYTES_PER_TOKEN: Final = 4  # of a body that is not tokenized yet; the reservation is corrected when it is
+BYTES_PER_TOKEN: Final = 4  # estimates a body's prompt tokens until `QueueBudget.exchange` counts them
 
 
 class Admission:
@@ -65,7 +65,7 @@ class Admission:
 
     @property
     def unfinished(self) -> int:
-        """Choices admitted and not ended: in flight, or still being prepared. Those held at the gate do not count."""
+        """Choices in flight or being prepared; choices of requests held at the gate do not count."""
         preparing = (ticket for ticket in self if ticket.expired is None and not ticket.held)
         return len(self._core.in_flight) + sum(ticket.reservation.choices for ticket in preparing)
 
@@ -98,7 +98,7 @@ class Admission:
             ticket.held = False
 
     def retire(self, ticket: Ticket) -> None:
-        """The caller has left: end the choices that it did not wait for."""
+        """End the unfinished choices of a ticket whose caller has left, and forget the ticket."""
         ticket.deadlines.cancel()
         self.budget.release(ticket.reservation)
         self._core.in_flight.retire(ticket)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Reservation(Struct):
-    """Places in the queue of a request that is not queued yet. Changed by its budget only."""
+    """Queue places of a request that is not queued yet. Changed by QueueBudget only."""
 
     choices: int
     tokens: int
@@ -25,7 +25,7 @@ class Reservation(Struct):
 class QueueBudget:
     """Counts waiting choices and prompt tokens against `scheduler.max_waiting` and `scheduler.max_waiting_tokens`.
 
-    reserved_choices  of requests not queued yet
+    reserved_choices  choices of requests not queued yet
     queued_tokens     prompt tokens reserved, or queued and not yet planned
     """
 
@@ -66,11 +66,11 @@ class QueueBudget:
         self.queued_tokens += tokens
 
     def dequeue(self, tokens: int) -> None:
-        """The choice was planned for the first time, or ended before."""
+        """Stop counting the prompt of a choice that was planned for the first time, or ended before that."""
         self.queued_tokens -= tokens
 
     def _require_tokens(self, tokens: int, beside: int) -> None:
-        """Raise Overloaded if `tokens` do not fit beside those that wait. A prompt that waits alone always fits."""
+        """Raise Overloaded if `tokens` do not fit beside the waiting tokens. A prompt that waits alone always fits."""
         most = self._bounds.max_waiting_tokens
         if beside and beside + tokens > most:
             raise Overloaded(f"{beside} prompt tokens are waiting, of at most {most}: {tokens} more would be too many")

@@ -1,4 +1,4 @@
-"""How long a request may wait for its first step, and how long it may live."""
+"""Limit the time until a request's first step, and until its end."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Deadlines:
             self._life = loop.call_later(life_s, expire, RequestTimeout(life_s))
 
     def started(self) -> None:
-        """The first step is planned: stop the queue timer."""
+        """Stop the queue timer: the first step is planned."""
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None
 
     def cancel(self) -> None:
-        """The request has ended: stop both timers."""
+        """Stop both timers: the request has ended."""
         self.started()
         if self._life is not None:
             self._life.cancel()

@@ -19,7 +19,7 @@ class Gate:
     """
 
     def __init__(self, lifecycle: Lifecycle, hold_s: float) -> None:
-        """hold_s: how long a request may wait here."""
+        """hold_s: most seconds that a request waits at the gate."""
         self.holds = False
         self._hold_s = hold_s
         self._lifecycle = lifecycle
@@ -66,5 +66,5 @@ class Gate:
                 waiter.set_exception(self.not_ready(reason))
 
     def not_ready(self, reason: str = "") -> NotReady:
-        """Return the error for a request that cannot be taken now."""
+        """Return the error for a request refused in the current state."""
         return NotReady(self._lifecycle.state.value, reason or self._lifecycle.reason)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Need(Protocol):
-    """Something that must be there before a request is queued."""
+    """Something to acquire before a request is queued."""
 
     async def acquire(self) -> None:
-        """Wait until it is there, and hold it. Where this raises or is cancelled, nothing is held."""
+        """Wait for the need, and hold it. If this raises or is cancelled, nothing is held."""
 
     def release(self) -> None:
         """Undo one `acquire`. Never raises."""
@@ -24,9 +24,9 @@ class Need(Protocol):
 
 @asynccontextmanager
 async def prepare(needs: Iterable[Need]) -> AsyncIterator[None]:
-    """Acquire the needs in order; release them in reverse when the block ends, or when one cannot be acquired.
+    """Acquire the needs in order; release them in reverse when the block ends, or when an `acquire` fails.
 
-    Sequences queued within the block hold for themselves what they need for longer.
+    Sequences queued within the block acquire their adapter again, and hold it until their terminal event.
     """
     held: list[Need] = []
     try:
@@ -40,9 +40,9 @@ async def prepare(needs: Iterable[Need]) -> AsyncIterator[None]:
 
 
 class AdapterNeed:
-    """The weights of the adapter `name` in host memory; None: the model itself, which needs none.
+    """The weights of the adapter `name` in host memory; with name None (the model itself) nothing is acquired.
 
-    adapter  the one that `name` means, once acquired
+    adapter  the adapter named `name`, once acquired
     """
 
     def __init__(self, registry: Adapters, name: str | None) -> None:

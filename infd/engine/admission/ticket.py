@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 class Times(Struct, frozen=True):
-    """When a ticket's choices, taken together, reached each stage (monotonic seconds). None: not yet."""
+    """When a ticket's first choice reached each stage, and when its latest token came (monotonic seconds).
+
+    None: not yet.
+    """
 
     admitted: float
     started: float | None
@@ -38,16 +41,16 @@ class Times(Struct, frozen=True):
 
 
 class Ticket:
-    """Made by `Engine.admit` before any work is spent on a request.
+    """A request's reserved place in the queue, from `Engine.admit` until its reader leaves.
 
     client         the API key's name, for `infdctl ps`
-    adapter        by name
+    adapter        the adapter's name; None: the model itself
     choices        empty until submitted
-    prompt_tokens  of all its requests; the choices of one share its prompt
-    cached_tokens  of these, found in the prefix cache
-    departure      how its reader leaves if it leaves before the end: disconnect, or slow_reader if dropped
-    held           whether it waits at the gate
-    expired        why it ended before it was queued: out of time, or aborted
+    prompt_tokens  of all requests; a prompt counts once for all its choices
+    cached_tokens  of `prompt_tokens`, found in the prefix cache
+    departure      metrics label of a reader that leaves early: disconnect, or slow_reader if dropped
+    held           whether the request waits at the gate
+    expired        the error that ended the request before it was queued: a timeout, or an abort
     """
 
     def __init__(
@@ -59,10 +62,10 @@ class Ticket:
         submit: Submit,
         expire: Expire,
     ) -> None:
-        """Start its deadlines.
+        """Start the deadlines.
 
-        submit  queues its requests
-        expire  ends it; called by its deadlines
+        submit  queues the ticket's requests
+        expire  ends the request; called by the deadlines
         """
         self.id = id
         self.reservation = reservation
@@ -95,7 +98,7 @@ class Ticket:
 
     @asynccontextmanager
     async def unless_expired(self) -> AsyncIterator[None]:
-        """Run a block that waits before the requests are queued; `expire` interrupts it, and is raised."""
+        """Run a block that waits before the requests are queued; `expire` interrupts the block and raises its error."""
         if self.expired is not None:
             raise self.expired
         try:
@@ -109,7 +112,7 @@ class Ticket:
             self._waiting = None
 
     def expire(self, error: RequestError) -> None:
-        """End it before it is queued. Its caller gets the first error given here."""
+        """End the request before it is queued. `unless_expired` raises the error of the first call."""
         if self.expired is not None:
             return
         self.expired = error
@@ -122,7 +125,7 @@ class Ticket:
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens handed to its reader."""
+        """Tokens delivered to the reader."""
         return sum(choice.stream.delivered for choice in self.choices)
 
     @property

@@ -1,8 +1,8 @@
 """Pause, resume, sleep and wake the engine.
 
-Each verb sets a target; one task moves the engine to the latest target. Verbs
-may race: a later target ends the transition to an earlier one with Overtaken,
-and a target that is reached already changes nothing.
+Each command sets a target; one task moves the engine to the latest target.
+Commands may race: a later target ends the transition to an earlier target with
+Overtaken, and a target that is reached already changes nothing.
 """
 
 from __future__ import annotations
@@ -55,19 +55,20 @@ class LifecycleControl:
         self._memory = memory
         self._events = telemetry.events
         self._now = telemetry.now
-        self._reached = Target()  # the last target reached, or as near as a failed transition came
+        self._reached = Target()  # the last target reached, or the state in which a failed transition ended
         self._before_sleep = Target()
         self._latest: Transition | None = None
         self._mover: asyncio.Task[None] | None = None
         self._loader: asyncio.Task[None] | None = None
-        self._idle: tuple[int, float] | None = None  # choices accepted, and since when there was nothing to do
+        self._idle: tuple[int, float] | None = None  # choices accepted when the engine became idle, and when that was
 
-    # Verbs
+    # Commands
 
     def pause(self, mode: Mode = "wait", new: Arrivals | None = None) -> Transition:
         """Run no step until `resume`. A sleeping engine is woken first. Raises WrongState.
 
-        new  None: new requests are held, or refused if those in flight are aborted
+        mode  what happens to requests in flight
+        new   what happens to new requests; None: "reject" with mode "abort", else "hold"
         """
         new = new or ("reject" if mode == "abort" else "hold")
         return self._aim(Target(state=State.PAUSED, mode=mode, new=new))
@@ -79,7 +80,7 @@ class LifecycleControl:
         now = self.target
         if now.state is not State.SLEEPING:
             self._before_sleep = now
-        new = self._before_sleep.new  # requests that are held keep their promise of an answer
+        new = self._before_sleep.new  # requests held at the gate by the pause stay held
         if self._before_sleep.state is State.READY:
             new = "hold" if by_itself or self._settings.wake_on_request else "reject"
         level = max(level, now.level)
@@ -121,7 +122,7 @@ class LifecycleControl:
 
     @property
     def level(self) -> int:
-        """The level of sleep asked for, 1 or 2; 0 unless the engine is asleep."""
+        """The requested level of sleep, 1 or 2; 0 unless the engine is asleep."""
         if self._lifecycle.state is not State.SLEEPING:
             return 0
         return max(self._reached.level, self.target.level)
@@ -132,13 +133,13 @@ class LifecycleControl:
 
     @property
     def wakes_on_request(self) -> bool:
-        """Whether the engine sleeps, and the next request would make it ready."""
+        """Whether the engine sleeps, and the next request wakes it."""
         now = self.target
         wakes = self._settings.wake_on_request or now.by_itself
         return now.state is State.SLEEPING and self._before_sleep.state is State.READY and wakes
 
     def on_request(self) -> None:
-        """A request has arrived: wake for it, if the engine sleeps and the settings say so."""
+        """Wake the engine for a new request if `wakes_on_request`."""
         if self.wakes_on_request and self._lifecycle.state in STEERABLE:
             self.wake()
 
@@ -155,7 +156,7 @@ class LifecycleControl:
             self.sleep(level=self._settings.idle_sleep_level, by_itself=True)
 
     def stop(self) -> bool:
-        """Pursue no target any more: the engine drains or has failed. Return whether steps are held, for good."""
+        """Cancel all transitions: the engine drains or has failed. Return whether steps are held; they stay held."""
         for task in (self._mover, self._loader):
             if task is not None:
                 task.cancel()
@@ -174,7 +175,7 @@ class LifecycleControl:
     # Towards the target
 
     def _aim(self, target: Target) -> Transition:
-        """Set the target, and have the mover pursue it."""
+        """Set the target, and start the task that moves the engine there."""
         latest, now = self._latest, self._now()
         self._require_steerable()
         known = self.target
@@ -194,13 +195,13 @@ class LifecycleControl:
             if target.mode != "wait":
                 self._core.loop.hold()
         self._gate.recheck()
-        self._core.ended.set()  # wakes a mover that waits for requests to finish: it is overtaken
+        self._core.ended.set()  # `_hold_steps` may wait for requests to finish, and raises Overtaken now
         if self._mover is None or self._mover.done():
             self._mover = self._start(self._move(), "lifecycle")
         return transition
 
     async def _move(self) -> None:
-        """Reach the latest target, and each that overtakes it meanwhile."""
+        """Reach the latest target, and every later target set meanwhile."""
         while (transition := self._latest) is not None and not transition.ended.done():
             error: Exception | None = None
             try:
@@ -221,7 +222,7 @@ class LifecycleControl:
             self._report(transition)
 
     async def _reach(self, transition: Transition) -> None:
-        """Move the engine to a target. Raises Overtaken, or the error that prevents it."""
+        """Move the engine to a target. Raises Overtaken, or the error of the failed part."""
         target = transition.target
         if target.state is State.READY:
             await self._start_steps(transition)
@@ -251,7 +252,10 @@ class LifecycleControl:
         transition.frozen = self._admission.unfinished
 
     async def _hold_steps(self, transition: Transition) -> None:
-        """Deal with requests in flight as the target says, and return once no step runs. Raises Overtaken."""
+        """Abort, finish or freeze requests in flight, by the target's mode; return once no step runs.
+
+        Raises Overtaken.
+        """
         admission, loop = self._admission, self._core.loop
         if transition.target.mode == "abort":
             transition.aborted = admission.abort_all()
@@ -300,7 +304,7 @@ class LifecycleControl:
             log.error("weights were not loaded: %s", error, extra=fields)
 
     def _fall_back(self, error: Exception) -> None:
-        """A target could not be reached: stay asleep or paused, whichever memory permits."""
+        """Enter SLEEPING if memory is released, else PAUSED, after a transition failed."""
         if self._memory.released:
             if self._reached.state is not State.SLEEPING:
                 self._reached = Target(state=State.SLEEPING, mode="keep", new="reject", level=1)

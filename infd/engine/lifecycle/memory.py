@@ -1,7 +1,7 @@
 """Release and restore the model's memory, and replace its weights, while no step runs.
 
-The kernels would compute zeros from released memory without an error, so steps are held before memory is released
-and start again only when all of it is restored.
+Kernels would read zeros from released memory without an error, so steps are held before memory is released and start
+again only when all parts are restored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ModelMemory:
-    """The executor's memory: one change at a time."""
+    """The executor's memory; changes are serialized."""
 
     def __init__(self, executor: Executor, core: EngineCore, adapters: Adapters, lifecycle: Lifecycle) -> None:
         self._executor = executor
@@ -36,7 +36,7 @@ class ModelMemory:
 
     @property
     def sleepless(self) -> str:
-        """Why memory cannot be released; empty where it can."""
+        """Why memory cannot be released; empty if it can."""
         return self._executor.sleepless
 
     @property
@@ -53,19 +53,19 @@ class ModelMemory:
         return self._executor.gives_back(level)
 
     async def release(self, level: int) -> int:
-        """Release memory as a sleep of this level does; return by how many bytes it shrank."""
+        """Release the parts of `released_by(level)`; return the bytes freed."""
         if level > 1:
-            self._adapters.store()  # like the weights, they are read again when needed
+            self._adapters.store()  # adapters are read from their files again when needed, like the weights
         async with self._changing:
             try:
                 return await self._executor.sleep(level)
             finally:
-                # Also where this sleep failed, or the cache was released before.
+                # Also if this sleep failed, or the cache was released earlier.
                 if MemoryPart.CACHE in self.released:
                     self._core.forget_prefixes(preempting=True)
 
     async def restore(self, parts: frozenset[MemoryPart]) -> None:
-        """Take back those of these parts that are released. Raises StartError."""
+        """Restore the released ones among `parts`. Raises StartError."""
         async with self._changing:
             missing = parts & self.released
             if missing:
@@ -77,7 +77,7 @@ class ModelMemory:
         async with self._changing:
             self._require_held_steps()
             await self._executor.load_weights(path)
-            # Frozen sequences keep what the old weights computed for them; no other sequence may share it.
+            # Frozen sequences keep pages computed by the old weights; no other sequence may share these pages.
             self._core.forget_prefixes(preempting=False)
 
     def _require_held_steps(self) -> None:

@@ -54,10 +54,10 @@ class Transition:
     """One operator's request to reach a target, or to load weights.
 
     ended        resolves when the target is reached; raises the error that prevented it
-    took_s       from the request to its end
-    aborted      choices that it ended
+    took_s       from the operator's request to the end of the transition
+    aborted      choices ended by the transition
     frozen       choices that wait until steps run again
-    freed_bytes  by which the memory of the device, on a CPU of the process, shrank
+    freed_bytes  of device memory, on a CPU of the process's memory
     """
 
     def __init__(self, target: Target, now: float) -> None:
@@ -77,13 +77,13 @@ class Transition:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
-            self.ended.exception()  # marks it as retrieved: it is no news if nobody awaits it
+            self.ended.exception()  # else asyncio logs the error if nobody awaits `ended`
 
     @property
     def error(self) -> BaseException | None:
         return self.ended.exception() if self.ended.done() else None
 
     async def result(self, wait_s: float | None = None) -> bool:
-        """Wait for the end, at most `wait_s` seconds; return whether it has come. Raises the transition's error."""
+        """Wait at most `wait_s` seconds for `ended`; return whether it is done. Raises the transition's error."""
         await asyncio.wait([self.ended], timeout=wait_s)
         return self.ended.done() and self.ended.result() is None

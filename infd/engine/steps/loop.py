@@ -73,7 +73,7 @@ class StepLoop:
         self.wake()
 
     def wake(self) -> None:
-        """A sequence may have become plannable, or a result is in."""
+        """Plan again: a sequence may have become plannable."""
         self._news.set()
 
     def hold(self) -> None:
@@ -116,7 +116,7 @@ class StepLoop:
                 while self._in_flight and self._in_flight[0].result.done():
                     await self._commit(self._in_flight.popleft())
         finally:
-            self._deliver()  # committed tokens reach their readers, whatever ends the loop
+            self._deliver()  # committed tokens reach their readers even if a step or the device failed
 
     async def _commit(self, issued: Issued) -> None:
         """Commit a step, or undo it if it failed. Raises DeviceLost."""
@@ -141,7 +141,7 @@ class StepLoop:
                 return
             step = self._scheduler.plan(suspects)
             if step is None and suspects is not None:
-                self._suspects.dismiss()  # they wait for a sequence outside their group
+                self._suspects.dismiss()  # the suspects wait for a sequence outside their group
                 continue
             if step is None:
                 return
@@ -152,7 +152,7 @@ class StepLoop:
             self._on_plan(issued)
 
     async def _recover(self, failed: Issued, error: BaseException) -> list[Outcome]:
-        """Undo the failed step and those in flight behind it; fail the sequence that causes it, once it is found."""
+        """Undo the failed step and the steps in flight behind it; fail the sequence at fault once it is found."""
         number, sequences = failed.step.plan.number, len(failed.step.sequences)
         log.error("step %d of %d sequences failed", number, sequences, exc_info=error)
         without_frames(error)

@@ -1,4 +1,4 @@
-"""Record the steps: how many there were, when the last one ended, whether one is stuck, whether pages leak."""
+"""Record the steps: their number, the last step's time, whether a step is stuck, whether pages leak."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StepRecord:
     """Updated with every committed step, and checked about once a second.
 
     steps      committed so far
-    last_time  when the last of them was committed, in Unix time; 0 before the first
+    last_time  Unix time of the last commit; 0 before the first
     """
 
     def __init__(self, scheduler: Scheduler, pulse: Callable[[], int], telemetry: Telemetry) -> None:
@@ -38,8 +38,8 @@ class StepRecord:
     def committed(self, issued: Issued, outcomes: Sequence[Outcome]) -> None:
         """Count a step.
 
-        `iteration_tokens` is what vLLM 0.33 observes: only steps with an outcome for some choice, and a prompt's
-        computed tokens all at once, in the step of its choice's first token.
+        `iteration_tokens` counts as vLLM 0.33 does: only steps with an outcome, and all computed tokens of a prompt in
+        the step of its choice's first token.
         """
         now = self._now()
         self.steps += 1
@@ -55,7 +55,7 @@ class StepRecord:
 
     @property
     def age_s(self) -> float | None:
-        """How long ago the last step was committed."""
+        """Seconds since the last step was committed."""
         return None if self._last is None else self._now() - self._last
 
     @property
@@ -72,7 +72,7 @@ class StepRecord:
         return self._watchdog.check(self._now(), busy=busy) and not known
 
     def verify_idle(self) -> None:
-        """Verify, while nothing is in flight, that no page is held. Skipped if no step ran since the last time."""
+        """Verify, while no choice is in flight, that no page is referenced. Skipped if no step ran since."""
         if self._verified == self.steps:
             return
         self._verified = self.steps

@@ -1,8 +1,8 @@
 """Find the one sequence that makes a step fail, by bisection.
 
-The sequences of a failed step run again in halves. A half that computes what
-the failed step should have is cleared; a half that fails is split again, until
-a sequence fails alone.
+The sequences of a failed step run again in halves. A half that computes its
+spans of the failed step is cleared; a half that fails is split again, until a
+sequence fails alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Suspects:
-    """Groups still to be run: each sequence with the number of tokens it must have computed to be cleared."""
+    """Groups to run again: each sequence with the number of computed tokens that clears it."""
 
     def __init__(self) -> None:
         self._groups: list[dict[Sequence, int]] = []
@@ -32,7 +32,7 @@ class Suspects:
         return None
 
     def accuse(self, step: Scheduled) -> Sequence | None:
-        """Suspect the sequences of a failed step. If there is only one, return it instead."""
+        """Suspect the sequences of a failed step. A single sequence is not suspected but returned."""
         spans = zip(step.sequences, step.plan.spans, strict=True)
         group = {seq: span.start + span.count for seq, span in spans if seq.finish is None}
         if self._groups:
@@ -45,5 +45,5 @@ class Suspects:
         return None
 
     def dismiss(self) -> None:
-        """Stop suspecting the group on trial: it cannot run alone."""
+        """Clear the group on trial: it cannot run alone."""
         self._groups.pop()

@@ -1,7 +1,8 @@
-"""Tell a long step from a stuck one.
+"""Distinguish a long step from a stuck step.
 
-The device counts its progress, layer by layer. If that count does not move for
-longer than any step ever took, while steps are in flight, a step is stuck.
+The device counts its progress, layer by layer. A step is stuck if steps are in
+flight and the count has not changed for PATIENCE_S, and for PATIENCE_STEPS
+times the longest step so far.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ PATIENCE_STEPS = 20  # times the longest step so far
 
 
 class Watchdog:
-    """Checked about once a second."""
+    """Finds stuck steps; checked about once a second."""
 
     def __init__(self, pulse: Callable[[], int]) -> None:
-        """pulse: the device's count, see Executor.pulse."""
+        """pulse: returns the device's progress count, see Executor.pulse."""
         self.stuck = False
         self._pulse = pulse
         self._count = -1
@@ -27,7 +28,7 @@ class Watchdog:
         self._longest_s = 0.0
 
     def took(self, seconds: float) -> None:
-        """A step was committed."""
+        """Record the duration of a committed step."""
         self._longest_s = max(self._longest_s, seconds)
 
     def check(self, now: float, *, busy: bool) -> bool:

@@ -18,7 +18,7 @@ class ChoiceState(Struct, eq=False):
     stream: Stream
     admitted: float
     submitted: float
-    prompt_tokens: int  # 0 for siblings, which share the first one's prompt
+    prompt_tokens: int  # 0 for later choices of the same prompt
     started: float | None = None  # first planned
     first: float | None = None  # first token
     last: float = 0.0  # latest token

@@ -25,7 +25,7 @@ class FanOut:
     """Outcomes committed and not yet delivered, in order."""
 
     def __init__(self, deliver: Callable[[Outcome, float], None], clock: Callable[[], float]) -> None:
-        """deliver: called with an outcome and the clock's time, in seconds."""
+        """deliver: called with an outcome and the clock's time in seconds."""
         self._deliver = deliver
         self._clock = clock
         self._queue: deque[Outcome] = deque()
@@ -48,7 +48,7 @@ class FanOut:
             asyncio.get_running_loop().call_soon(self._drain)
 
     def _deliver_within(self, budget_s: float) -> None:
-        """Deliver outcomes, at least one, until none are left or the budget is spent."""
+        """Deliver at least one outcome, and more until the queue is empty or `budget_s` is spent."""
         queue, deliver, clock = self._queue, self._deliver, self._clock
         now = clock()
         until = now + budget_s

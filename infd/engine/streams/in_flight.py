@@ -46,7 +46,7 @@ class InFlight:
         telemetry: Telemetry,
         on_change: Callable[[], None],
     ) -> None:
-        """on_change: called when there may be something to plan, or a choice has ended."""
+        """on_change: called when a sequence may have become plannable, or a choice has ended."""
         self.accepted = 0
         self._scheduler = scheduler
         self._roots = roots
@@ -65,9 +65,10 @@ class InFlight:
     def begin(
         self, ticket: Ticket, requests: Many[Request], watchers: Many[Watcher | None], adapter: Adapter | None
     ) -> Choices:
-        """Queue a sequence for each choice of a ticket's requests, which ask for one adapter.
+        """Queue a sequence for each choice of a ticket's requests.
 
         watchers  one per choice, or None
+        adapter   of all requests; held by each sequence until its terminal event
         """
         choices = Choices(watchers, partial(self.resume, ticket))
         streams = iter(choices.streams)
@@ -77,15 +78,16 @@ class InFlight:
             for index in range(request.choices):
                 seq = Sequence(request, index, prefix_root=root, adapter=adapter, first=first)
                 first = first or seq
-                # The first choice leaves its siblings no room until its prompt is planned; then they find it cached.
+                # The first choice takes the whole step budget until its prompt is planned; its siblings then find the
+                # prompt's pages in the prefix index.
                 self._queue(seq, next(streams), ticket, prompt_tokens=0 if index else len(request.prompt))
         self._on_change()
         return choices
 
     def _queue(self, seq: Sequence, stream: Stream, ticket: Ticket, *, prompt_tokens: int) -> None:
-        """Queue a choice. Its adapter is held until its terminal event.
+        """Queue a choice, and hold its adapter until its terminal event.
 
-        prompt_tokens  0 for a sibling of a choice with the same prompt
+        prompt_tokens  0 for later choices of the same prompt
         """
         choice = ChoiceState(seq, stream, ticket.admitted, self._now(), prompt_tokens)
         self._scheduler.add(seq)
@@ -100,35 +102,38 @@ class InFlight:
             self._end(seq, FinishReason.LENGTH)
 
     def end(self, ticket: Ticket, finish: FinishReason | None, error: Exception | None = None) -> int:
-        """End the choices of a ticket that have not ended; return how many. finish None: the reader has left."""
+        """End a ticket's unfinished choices; return how many there were.
+
+        finish  None: the reader has left
+        """
         alive = [choice.seq for choice in ticket.choices if choice.seq in self._alive]
         for seq in alive:
             self._end(seq, finish, error)
         return len(alive)
 
     def retire(self, ticket: Ticket) -> None:
-        """The reader of a ticket has left, for whatever reason."""
+        """End a ticket's unfinished choices, and observe its metrics: its reader has left."""
         self.end(ticket, None)
         if ticket.choices:
             self._metrics.retired(ticket.choices)
 
     def fail_all(self, error: Exception) -> None:
-        """End every choice with one error event, after all that was committed for it."""
+        """Deliver all committed outcomes, then end every choice with one error event."""
         self._fan_out.flush()
         for seq in list(self._alive):
             try:
                 self._end(seq, FinishReason.ERROR, error)
-            except Exception:  # the scheduler may be what failed; the other readers must get their error all the same
+            except Exception:  # the scheduler itself may have failed; the other readers must still get their error
                 log.exception("%s could not be removed", seq)
 
     def resume(self, ticket: Ticket) -> None:
-        """The reader of a ticket's choices has caught up."""
+        """Queue a ticket's choices again: their reader has caught up."""
         for choice in ticket.choices:
             self._scheduler.resume(choice.seq)
         self._on_change()
 
     def planned(self, issued: Issued) -> None:
-        """A step was issued: the sequences it admits have left the queue."""
+        """Record that the sequences admitted to an issued step have left the queue."""
         for seq in issued.step.admitted:
             choice, ticket = self._alive[seq]
             if choice.started is None:
@@ -140,7 +145,7 @@ class InFlight:
                 self._metrics.planned(choice)
 
     def committed(self, outcomes: list[Outcome]) -> None:
-        """A step was committed: deliver its outcomes in a later turn of the event loop."""
+        """Deliver a committed step's outcomes in a later turn of the event loop."""
         self._fan_out.post(outcomes)
 
     def _deliver(self, outcome: Outcome, now: float) -> None:
@@ -174,11 +179,14 @@ class InFlight:
                 self._scheduler.hold(sibling.seq)
 
     def _end(self, seq: Sequence, finish: FinishReason | None, error: BaseException | None = None) -> None:
-        """Give a choice its one terminal event. finish None: the reader has left."""
+        """Send a choice's terminal event, and remove the choice from queue, scheduler and metrics.
+
+        finish  None: the reader has left, and gets no event
+        """
         choice, ticket = self._alive.pop(seq)
         if choice.started is None:
             self._budget.dequeue(choice.prompt_tokens)
-        if finish is not None:  # first, so that the reader gets it even if something below raises
+        if finish is not None:  # first, so that the reader gets its event even if a call below raises
             failure = error if isinstance(error, InfdError) else RequestFailed("this request failed")
             choice.stream.end(finish, failure if finish is FinishReason.ERROR else None)
         self._metrics.ended(choice, finish.value if finish else ticket.departure, self._now())

@@ -18,12 +18,12 @@ class RequestMetrics:
         self._metrics = metrics
 
     def planned(self, choice: ChoiceState) -> None:
-        """A choice is in a plan for the first time."""
+        """Record a choice that is in a plan for the first time."""
         assert choice.started is not None
         self._metrics.queue.observe(choice.started - choice.submitted)
 
     def delivered(self, choice: ChoiceState, tokens: int, now: float) -> None:
-        """Tokens are about to be pushed to a choice's stream; `choice.last` is the time of the previous ones."""
+        """Record tokens pushed next to a choice's stream; `choice.last` is still the time of the previous tokens."""
         metrics = self._metrics
         metrics.generation_tokens += tokens
         if choice.first is not None:
@@ -39,7 +39,7 @@ class RequestMetrics:
             metrics.request_computed_tokens.observe(choice.prompt_tokens - cached)
 
     def ended(self, choice: ChoiceState, reason: str, now: float) -> None:
-        """A choice has had its terminal event."""
+        """Record the terminal event of a choice."""
         metrics, seq = self._metrics, choice.seq
         metrics.terminal[reason] += 1
         if seq.adapter is not None:
@@ -55,6 +55,6 @@ class RequestMetrics:
                 metrics.per_token.observe((choice.last - choice.first) / (seq.generated - 1))
 
     def retired(self, choices: Sequence[ChoiceState]) -> None:
-        """The reader of a ticket's choices has left."""
+        """Record the choices of a ticket whose reader has left."""
         self._metrics.request_choices.observe(choices[0].seq.request.choices)
         self._metrics.request_longest_tokens.observe(max(choice.seq.generated for choice in choices))

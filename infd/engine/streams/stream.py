@@ -1,10 +1,10 @@
 """The buffers between the engine and a caller: one stream per choice.
 
-The engine pushes tokens, the caller takes them at its own pace. A slow caller
-gets several tokens in one delta and never holds up the engine; for a caller
-that has fallen behind (PENDING_BYTES), no further steps are computed. A caller
-that waits may take tokens during the push, unbuffered: most tokens go that way.
-Each stream ends with exactly one terminal event.
+The engine pushes tokens, the caller reads deltas at its own pace. A slow caller
+gets several tokens in one delta and never blocks the engine; a caller with more
+than PENDING_BYTES unread is paused: no further steps are computed for it. A
+caller that waits may consume tokens during the push, unbuffered: most tokens
+are delivered so. Each stream ends with exactly one terminal event.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from infd.request import TokenLogprobs
 
 
-# Pending for one caller, all choices together, before it counts as behind. The step or two committed until then come on
-# top, and as much again is in its handler, as Structs and as the bytes of events.
+# Most unread bytes of one caller's choices before it is paused. The steps in flight at that moment add to them, and
+# its handler holds about as many bytes more, as Structs and encoded events.
 PENDING_BYTES: Final = 64 * 2**10
-# Approximate sizes: of a token with its text; of its log-probability; of one alternative to it.
+# Approximate sizes: a token with its text; its log-probability; an alternative token with its log-probability.
 TOKEN_BYTES: Final = 64
 LOGPROBS_BYTES: Final = 256
 LIKELY_BYTES: Final = 72
 
 
 class Watcher(Protocol):
-    """Reads a choice's tokens as they are pushed, and may end the choice: stop strings."""
+    """Reads a choice's tokens as they are pushed, and ends the choice at a stop string."""
 
     def feed(self, token_ids: list[int]) -> int | None:
-        """Return how many of these tokens complete a stop, or None if they complete none.
+        """Return how many of these tokens there are up to the end of a stop string; None if no stop string ends here.
 
         The end id that finishes a choice is not fed.
         """
@@ -48,18 +48,18 @@ class Taker(Protocol):
     """Called with the new tokens of an unfinished choice while its caller waits for news."""
 
     def __call__(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Return whether the tokens are taken. If not, they are buffered and the caller is woken."""
+        """Return whether the tokens were consumed. If not, they are buffered and the caller is woken."""
 
 
 class Delta(Struct):
-    """What was pushed since the caller last took a delta.
+    """The tokens pushed since the caller read the previous delta, and the choice's end.
 
-    token_ids        with the end id that finished the choice, if one did
-    logprobs         one per token, if asked for
+    token_ids        including the end id that finished the choice, if any
+    logprobs         one per token, if requested
     finish           set in the last delta only
     stop_id          the end id that finished the choice
-    error            set where finish is ERROR
-    prompt_logprobs  of all prompt tokens but the first, if asked for, in the first delta of the first choice
+    error            set if finish is ERROR
+    prompt_logprobs  of all prompt tokens but the first, if requested; in the first delta of the first choice
     """
 
     token_ids: list[int]
@@ -82,7 +82,7 @@ class Stream:
         self.delivered = 0  # tokens
         self.inbox = inbox
         self._pending: Delta | None = None
-        self._bytes = 0  # about the size of the pending delta
+        self._bytes = 0  # approximate size of the pending delta
 
     def push(
         self,
@@ -91,7 +91,7 @@ class Stream:
         finish: FinishReason | None = None,
         prompt_logprobs: Many[TokenLogprobs] = (),
     ) -> bool:
-        """Push new tokens. Return True if the watcher found a stop in them, which ends the stream there.
+        """Push new tokens. Return True if the watcher found a stop string, which ends the stream there.
 
         prompt_logprobs  in the first push only
         """
@@ -151,12 +151,12 @@ class Stream:
 
 
 class Inbox:
-    """How the streams of one ticket notify their caller. Shared by all streams, so that none refers to the others.
+    """Notifies the caller of one ticket's streams. Streams share the inbox, not references to each other.
 
     news           indices of the streams with a pending delta, in order
-    waiter         resolves with the next news
-    taker          takes tokens unbuffered; it refers to all streams, so it is set only within `Choices.offered`
-    pending_bytes  about the size of all pending deltas
+    waiter         resolved when a stream has a delta
+    taker          consumes tokens unbuffered; refers to all streams, so it is set only within `Choices.offered`
+    pending_bytes  approximate size of all pending deltas
     """
 
     __slots__ = ("news", "pending_bytes", "taker", "waiter")
@@ -169,11 +169,13 @@ class Inbox:
 
     @property
     def full(self) -> bool:
-        """Whether the caller has fallen behind: a caller that keeps up never leaves as much."""
+        """Whether more than PENDING_BYTES are unread."""
         return self.pending_bytes > PENDING_BYTES
 
     def taken(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Offer tokens to the taker if the caller waits; it waits only when all deltas are taken."""
+        """Offer tokens to the taker if the caller waits, which it does only with no delta pending; return whether the
+        taker consumed them.
+        """
         if self.taker is None or self.waiter is None or self.waiter.done():
             return False
         return self.taker(index, token_ids, logprobs)
@@ -188,11 +190,11 @@ class Inbox:
 class Choices:
     """All choices of one ticket, iterated as (index, Delta) until each has ended.
 
-    Indices count choice after choice, request after request, in the order submitted.
+    Indices number the choices of the first request, then those of the next, in the order submitted.
     """
 
     def __init__(self, watchers: Many[Watcher | None], on_relief: Callable[[], None]) -> None:
-        """on_relief: called when a caller that had fallen behind has caught up."""
+        """on_relief: called when a paused caller has read enough to continue."""
         self._inbox = Inbox()
         self.streams = [Stream(self._inbox, index, watcher) for index, watcher in enumerate(watchers)]
         self._open = len(self.streams)
@@ -200,12 +202,12 @@ class Choices:
 
     @property
     def too_much(self) -> bool:
-        """Whether the caller has fallen behind, so that no further steps are computed for it."""
+        """Whether the caller is paused: more than PENDING_BYTES are unread."""
         return self._inbox.full
 
     @property
     def ready(self) -> bool:
-        """Whether a delta is pending, so that a caller can gather all deltas of one step."""
+        """Whether a delta is pending; lets a caller read all deltas of one step."""
         return bool(self._inbox.news)
 
     def __aiter__(self) -> Choices:
@@ -236,7 +238,7 @@ class Choices:
         return inbox.waiter
 
     def take(self) -> tuple[int, Delta]:
-        """Return a pending delta, as the iteration does. Call it only while `ready`."""
+        """Return the index and delta of the stream that has waited longest. Call only while `ready`."""
         stream, behind = self.streams[self._inbox.news.popleft()], self.too_much
         delta = stream.take()
         if behind and not self.too_much:
