@@ -5,7 +5,7 @@ Steps start strictly in order: forward, permission to sample, sample. On a GPU b
 launched at once, so that the GPU goes from one step to the next. A step with permission samples before the previous
 step is read.
 
-A failed step fails every later step of its line: the steps issued before the event loop heard of the failure. Their
+A failed step fails every later step of its line: the steps issued before the event loop received the failure. Their
 plans rely on tokens and pages that the failed step never produced, so they must not run.
 """
 
@@ -37,9 +37,9 @@ IDLE_S = 0.05  # without work, before idle work is done
 class Order:
     """A step as the device thread sees it.
 
-    line         see above; the event loop counts it up with each failure that it hears of
-    number       in the order in which the device thread took the steps
-    may_sample   whether permission has arrived, and with it the mask
+    line        incremented by the event loop at each failure, see above
+    number      in the order in which the device thread received the steps
+    may_sample  whether permission to sample, and with it the mask, has arrived
     """
 
     __slots__ = ("line", "mask", "may_sample", "number", "plan")
@@ -63,19 +63,19 @@ class MaySample:
 
 
 class Errand:
-    """Other work for the device thread, done after the steps issued before it and before any later step."""
+    """Other work for the device thread, done after the steps issued so far and before any later step."""
 
     __slots__ = ("_done", "_work")
 
     def __init__(self, work: Callable[[], Any], done: Callable[[Any, Exception | None], None]) -> None:
-        """Both are called on the device thread; `done` with the result of `work`, or with the exception it raised."""
+        """Both run on the device thread: `work`, then `done` with its result and None, or None and its exception."""
         self._work = work
         self._done = done
 
     def run(self) -> None:
         try:
             outcome = self._work()
-        except Exception as error:  # the errand's sender handles it
+        except Exception as error:  # the errand's future raises it
             self._done(None, error)
         else:
             self._done(outcome, None)
@@ -84,8 +84,8 @@ class Errand:
 class Issued:
     """A step whose two halves are launched.
 
-    landed  whether the device has finished it
-    error   raised by the wait for it
+    landed  whether the device has finished the step
+    error   raised while the waiter waited for the step
     """
 
     __slots__ = ("error", "landed", "landing", "order")
@@ -108,8 +108,9 @@ class Landed:
 
 
 class DeviceThread:
-    """The loop of the device thread. `inbox` takes orders, permissions to sample, errands, and None to end.
+    """The loop of the device thread.
 
+    inbox   receives orders, permissions to sample, errands, and None to end
     answer  called on the device thread with each order and its result or exception
     """
 
@@ -124,20 +125,20 @@ class DeviceThread:
         self._failure: Exception | None = None
 
     def serve(self, runner: Runner, idle: Callable[[], bool] = lambda: False, quiet: Event | None = None) -> None:
-        """Take orders until Stopped is raised.
+        """Run orders until Stopped is raised.
 
-        idle   does a little work that waits for a moment without steps; returns whether there may be more
-        quiet  is set while there are no steps
+        idle   does a short piece of idle work; returns whether more may be pending
+        quiet  set while no step is in flight
         """
         quiet = quiet or Event()
 
         def wait(issued: Issued) -> None:
             runner.wait(issued.landing)
 
-        def tell(issued: Issued, error: Exception | None) -> None:
+        def report(issued: Issued, error: Exception | None) -> None:
             self.inbox.put(Landed(issued, error))
 
-        with runner.active(), Waiter(wait, tell, runner.attend) as waiter:
+        with runner.active(), Waiter(wait, report, runner.attend) as waiter:
             while True:
                 if self._begun is None and not self._unread:
                     self._rest(idle, quiet)
@@ -146,7 +147,7 @@ class DeviceThread:
                 quiet.clear()
 
     def _do_next(self, runner: Runner, waiter: Waiter[Issued]) -> bool:
-        """Do the first thing that can be done now; return whether there was one."""
+        """Do the next possible piece of work: sample, read, forward or run an errand; False if none is possible."""
         if self._begun is not None and self._begun[0].may_sample:
             self._sample(runner, waiter, *self._begun)
         elif self._unread and self._unread[0].landed:
@@ -186,7 +187,7 @@ class DeviceThread:
                 issued = Issued(order, runner.sample(forwarded, order.mask), landed=not runner.overlaps)
                 self._unread.append(issued)
                 if not issued.landed:
-                    waiter.take(issued)
+                    waiter.add(issued)
 
     def _read(self, runner: Runner, issued: Issued) -> None:
         with self._guarded(runner, issued.order) as may_run:
@@ -199,7 +200,7 @@ class DeviceThread:
     def _guarded(self, runner: Runner, order: Order) -> Iterator[bool]:
         """Yield whether no earlier step of the order's line has failed. An exception fails the order, and its line."""
         failed = self._failed
-        # With overlap, a step is read after the next step was launched; a failure of that one is not this one's.
+        # With overlap, a step is read after the next step was launched: the later step's failure does not concern it.
         if failed is not None and order.line == failed.line and order.number > failed.number:
             assert self._failure is not None
             self._answer(order, self._failure)
@@ -212,7 +213,7 @@ class DeviceThread:
             self._answer(order, self._failure)
 
     def _receive(self, *, wait: bool) -> None:
-        """Take all messages that have arrived; if `wait`, wait for one first."""
+        """Handle all messages that have arrived; if `wait`, wait for the first."""
         while wait or not self.inbox.empty():
             self._take(self.inbox.get())
             wait = False

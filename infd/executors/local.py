@@ -32,12 +32,12 @@ R = TypeVar("R")
 
 
 def build_runner(config: Config, pulse: Pulse, progress: Callable[[int, int], None] | None = None) -> Loaded:
-    """Load what `config` names. Raises StartError.
+    """Load the configured model onto its device. Raises StartError.
 
     progress  called with (bytes of weights read, bytes to read)
     """
     memory = headstart(config)
-    from infd.runner.start.loading import build  # torch comes with it
+    from infd.runner.start.loading import build  # imports torch
 
     return build(config, pulse, progress, memory)
 
@@ -61,7 +61,7 @@ class LocalExecutor:
     """Computes with torch, on a CPU or one GPU. `config.model.path` is a checkpoint directory."""
 
     def __init__(self, config: Config, build: Callable[[Config, Pulse], Loaded] = build_runner) -> None:
-        self.depth = config.device.depth or 1  # settled by `load`, which knows the device
+        self.depth = config.device.depth or 1  # `load` sets the device's
         self._config = config
         self._build = build
         self._facts: dict[str, Any] = {"device": config.device.kind, "ops": []}
@@ -74,7 +74,7 @@ class LocalExecutor:
         self._whole = True
         self._errands: set[asyncio.Future[Any]] = set()
         self._offload = Offload(threads=1)
-        self._parts: Loaded | None = None  # touched on the device thread only
+        self._model: Loaded | None = None  # its runner is used on the device thread only
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Loaded] | None = None
@@ -88,7 +88,7 @@ class LocalExecutor:
         self._thread = Thread(target=self._run, name="infd-device", daemon=True)
         self._thread.start()
         loaded = await self._loaded
-        self._loaded, self._parts = None, loaded
+        self._loaded, self._model = None, loaded
         self.depth = loaded.depth
         self._facts = loaded.facts
         return loaded.capacity
@@ -109,29 +109,29 @@ class LocalExecutor:
         self._device.inbox.put(MaySample(step, mask))
 
     def between(self, work: Callable[[Loaded], R]) -> asyncio.Future[R]:
-        """Have the device thread do `work` after the steps issued so far and before any later step.
+        """Run `work` on the device thread after the steps issued so far and before any later step.
 
-        The future resolves on the event loop, and raises what `work` raises; no step fails with it.
+        Returns a future of the result, resolved on the event loop. An exception of `work` fails the future and no step.
         """
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        if self._parts is None or self._ended is None or self._ended.done():
+        if self._model is None or self._ended is None or self._ended.done():
             _fail(future, DeviceLost("the device thread does not run"))
             return future
         self._errands.add(future)
-        self._device.inbox.put(Errand(partial(work, self._parts), partial(self._post, self._returned, future)))
+        self._device.inbox.put(Errand(partial(work, self._model), partial(self._post, self._returned, future)))
         return future
 
     @property
     def memory(self) -> Memory:
-        return Memory() if self._parts is None else self._parts.residence.memory
+        return Memory() if self._model is None else self._model.residence.memory
 
     @property
     def sleepless(self) -> str:
-        return "the model is not loaded" if self._parts is None else self._parts.residence.refusal
+        return "the model is not loaded" if self._model is None else self._model.residence.refusal
 
     def gives_back(self, level: int) -> frozenset[MemoryPart]:
-        assert self._parts is not None
-        return self._parts.residence.gives_back(level)
+        assert self._model is not None
+        return self._model.residence.gives_back(level)
 
     async def sleep(self, level: int) -> int:
         return await self._change(lambda loaded: loaded.residence.sleep(level))
@@ -143,7 +143,7 @@ class LocalExecutor:
         await self._change(lambda loaded: loaded.residence.load(path))
 
     async def _change(self, work: Callable[[Loaded], R]) -> R:
-        """Change memory on the device thread; no step runs before the change ends, even if its caller is cancelled."""
+        """Change memory on the device thread; no step runs before the change ends, even if the caller is cancelled."""
         self._whole = False
         done = self.between(work)
         await asyncio.wait([done])
@@ -151,9 +151,9 @@ class LocalExecutor:
         return done.result()
 
     async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
-        assert self._parts is not None
-        weights = await self._offload(self._parts.reader.read, adapter.path, root, room)
-        # After the errand that may still forget an earlier generation, before every plan that names this one.
+        assert self._model is not None
+        weights = await self._offload(self._model.reader.read, adapter.path, root, room)
+        # After any errand that forgets an earlier generation, before any plan that loads this adapter.
         self.between(lambda loaded: loaded.runner.adapters.hold(adapter, weights.low))
         return weights.facts
 
@@ -161,9 +161,9 @@ class LocalExecutor:
         self.between(lambda loaded: loaded.runner.adapters.forget(adapter, slot))
 
     def describe(self) -> dict[str, Any]:
-        if self._parts is None:
+        if self._model is None:
             return self._facts
-        return self._facts | self._parts.runner.facts() | self._parts.residence.facts()
+        return self._facts | self._model.runner.facts() | self._model.residence.facts()
 
     def pulse(self) -> int:
         return self._pulse.count
@@ -213,7 +213,7 @@ class LocalExecutor:
     def _settle(self, step: LocalStep, outcome: StepResult | Exception) -> None:
         self._in_flight.discard(step)
         if isinstance(outcome, Exception):
-            self._line = max(self._line, step.line + 1)  # plans from now on know of the failure
+            self._line = max(self._line, step.line + 1)  # later plans are made after the rollback
             _fail(step.future, outcome)
         elif not step.future.done():
             step.future.set_result(outcome)
@@ -236,12 +236,12 @@ class LocalExecutor:
         self._errands.clear()
         if self._ended is not None:
             self._ended.set_result(None)
-        if self._lost is not None and self._parts is not None and not self._closing:
+        if self._lost is not None and self._model is not None and not self._closing:
             self._lost(error if isinstance(error, DeviceLost) else DeviceLost(f"the device thread ended: {error!r}"))
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Fail a future. That of a later step may be dropped without being awaited, which is not logged."""
+    """Fail a future, and mark its exception as retrieved: steps behind a failed step may never be awaited."""
     if not future.done():
         future.set_exception(error)
         future.exception()

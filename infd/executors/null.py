@@ -1,8 +1,8 @@
-"""An executor that computes nothing: for lifecycle tests, and for measuring what infd itself costs.
+"""An executor that computes nothing: for lifecycle tests, and for measuring infd's own overhead.
 
-A token is a hash of (seed, position). It stays among ids that are ordinary
-pieces of text in common vocabularies, whose special tokens stand at the ends
-and whose single bytes stand in the lower half.
+A token is a hash of (seed, position). Token ids come from the third quarter of
+the vocabulary: common vocabularies have special tokens at the ends and single
+bytes in the lower half.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import StepPlan
 
 STEP_TOKENS = 2048
-SEED_FACTOR, POSITION_FACTOR = 0x9E3779B1, 0x85EBCA77  # odd and large: neighbours come out far apart
+SEED_FACTOR, POSITION_FACTOR = 0x9E3779B1, 0x85EBCA77  # odd and large: hashes of neighbours are far apart
 
 
 class Sizes(Protocol):
-    """The two numbers of a model that matter even where none is computed."""
+    """The sizes of a model that the null executor reports."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -42,7 +42,7 @@ class Sizes(Protocol):
 
 
 class NullStep:
-    """A step whose result is made up when it is due."""
+    """A step in flight; its result is made up when the step ends."""
 
     __slots__ = ("_executor", "plan", "result")
 
@@ -59,12 +59,16 @@ class NullStep:
 class NullExecutor:
     """Runs one step after another, each `device.null_step_ms` long; at 0 a step is done on the loop's next turn."""
 
-    def __init__(self, config: Config, sizes: Callable[[], Sizes], beside: Callable[[], Path]) -> None:
-        """Ask for `sizes` when loading, which may raise StartError, and for what is `beside` the model after that."""
+    def __init__(self, config: Config, sizes: Callable[[], Sizes], weights_root: Callable[[], Path]) -> None:
+        """Load nothing yet.
+
+        sizes         called by `load`; may raise StartError
+        weights_root  called by `load_weights` if model.weights_root is not set: the directory that must contain weights
+        """
         self.depth = config.device.depth or 1
         self._config = config
         self._sizes = sizes
-        self._beside = beside
+        self._weights_root = weights_root
         self._step_s = config.device.null_step_ms / 1000
         self._first = 0
         self._ordinary = 1
@@ -95,7 +99,7 @@ class NullExecutor:
         return NullStep(self, plan, asyncio.get_running_loop().create_future())
 
     def run(self, step: NullStep) -> None:
-        """Start a step as soon as the one before it is done."""
+        """Start a step when the previous step is done."""
         loop = asyncio.get_running_loop()
         if not self._step_s:
             loop.call_soon(self._finish, step)
@@ -113,14 +117,14 @@ class NullExecutor:
         return 0
 
     async def wake(self, parts: Collection[MemoryPart]) -> None:
-        held = self.memory
+        before = self.memory
         self.memory = Memory(
-            weights=Residency.LOADED if MemoryPart.WEIGHTS in parts else held.weights,
-            cache=Residency.LOADED if MemoryPart.CACHE in parts else held.cache,
+            weights=Residency.LOADED if MemoryPart.WEIGHTS in parts else before.weights,
+            cache=Residency.LOADED if MemoryPart.CACHE in parts else before.cache,
         )
 
     async def load_weights(self, path: str) -> None:
-        root = self._config.model.weights_root or str(self._beside())
+        root = self._config.model.weights_root or str(self._weights_root())
         checkpoint.read_config(checkpoint.locate(path, root))
         self.memory = Memory(cache=self.memory.cache)
 
@@ -132,7 +136,7 @@ class NullExecutor:
         return AdapterFacts(config.base_model_name_or_path or "", config.r, size, files.stamp())
 
     def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
-        """Nothing was held."""
+        """Do nothing: no weights are held."""
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -150,7 +154,7 @@ class NullExecutor:
         return self._steps
 
     async def close(self) -> None:
-        """Nothing to free: what is due on the loop ends with it."""
+        """Do nothing: timers of steps in flight end with the event loop."""
 
     def _finish(self, step: NullStep) -> None:
         self._steps += 1
@@ -176,7 +180,7 @@ class NullExecutor:
         return result
 
     def _explain(self, plan: StepPlan, result: StepResult) -> None:
-        """Make up log-probabilities where they are asked for."""
+        """Make up the requested log-probabilities."""
         token = iter(result.tokens)
         for i, span in enumerate(plan.spans):
             if span.scores:
@@ -188,6 +192,6 @@ class NullExecutor:
                     result.logprobs[i] = [self._likely(sampled, self._logprobs[span.row])]
 
     def _likely(self, token: int, most: int, rank: int | None = None) -> TokenLogprobs:
-        """Make up `most` tokens, the likeliest of them `token`."""
+        """Make up log-probabilities of the `most` likeliest tokens, `token` first."""
         top = tuple(self._first + (token - self._first + k) % self._ordinary for k in range(most))
         return TokenLogprobs(-1.0, top, tuple(-1.0 - k for k in range(most)), rank)

@@ -1,8 +1,8 @@
 """An executor in a process of its own, behind a socket pair.
 
 The engine's side: it encodes orders, resolves futures, and keeps the last state
-that the other side reported. The process that computes runs `worker.py`. If it
-ends, the device is lost.
+that the worker reported. The worker process runs `worker.py`. If it ends, the
+device is lost.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 
-ENDING_S: Final = 4.0  # that the process may take to free everything
-START: Final = 0  # the call of the first order
+ENDING_S: Final = 4.0  # for the worker to free everything
+START: Final = 0  # `call` number of wire.Start
 
 
-class Other(Protocol):
-    """The process on the other side."""
+class WorkerProcess(Protocol):
+    """The process of the worker, as asyncio.subprocess.Process."""
 
     async def wait(self) -> int:
-        """Return its exit code once it has ended; negative: the signal that ended it."""
+        """Wait for the process to end; return its exit code; negative: the signal that ended it."""
 
     def kill(self) -> None: ...
 
 
-async def worker(theirs: socket.socket) -> Other:
-    """Start the process that computes; `theirs` is its side of the socket pair."""
+async def worker(theirs: socket.socket) -> WorkerProcess:
+    """Start the worker process; `theirs` is its side of the socket pair."""
     command = (sys.executable, "-m", "infd.executors.worker", str(theirs.fileno()))
     return await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL)
 
@@ -69,14 +69,14 @@ class RemoteExecutor:
         config: Callable[[], Config],
         progress: Callable[[int, int], None] = lambda done, total: None,
         journal_stream: str = "",
-        spawn: Callable[[socket.socket], Awaitable[Other]] = worker,
+        spawn: Callable[[socket.socket], Awaitable[WorkerProcess]] = worker,
     ) -> None:
         """Start nothing yet.
 
-        config          asked by `load`
+        config          called by `load`
         progress        called with (bytes of weights read, bytes to read)
-        journal_stream  of the environment, for the other side's log
-        spawn           starts the other side, given its socket
+        journal_stream  the daemon's JOURNAL_STREAM, for the worker's log
+        spawn           starts the worker with its side of the socket pair
         """
         self.depth = 1
         self.sleepless = "the model is not loaded"
@@ -91,7 +91,7 @@ class RemoteExecutor:
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count(START)
         self._connection: wire.Connection | None = None
-        self._process: Other | None = None
+        self._process: WorkerProcess | None = None
         self._watching: asyncio.Task[None] | None = None
         self._lost: DeviceLost | None = None
         self._closing = False
@@ -173,7 +173,7 @@ class RemoteExecutor:
             await self._watching
 
     async def _call(self, order: Callable[[int], wire.Order]) -> Any:
-        """Send an order that is answered by a Returned or Raised; return the value. Raises the error."""
+        """Send an order with a `call` number; return the value of its Returned. Raises the fault of its Raised."""
         if self._connection is None or self._lost is not None:
             raise self._lost or DeviceLost("the device's process does not run")
         call = next(self._numbers)
@@ -182,7 +182,7 @@ class RemoteExecutor:
         return await answer
 
     async def _watch(self, lost: Callable[[DeviceLost], None] | None) -> None:
-        """Wait for the end of the process, and fail whatever still waits for it."""
+        """Wait for the end of the process, and fail all steps and calls in flight."""
         assert self._connection is not None
         assert self._process is not None
         await self._connection.ended
@@ -220,7 +220,7 @@ class RemoteExecutor:
                 self._progress(done, total)
             case wire.Loaded():
                 self._state = answer.state
-                if not (started := self._calls.pop(START)).done():  # who loads may have been cancelled
+                if not (started := self._calls.pop(START)).done():  # `load` may have been cancelled
                     started.set_result(answer)
             case wire.Returned(call, state, value):
                 self._state = state
@@ -232,7 +232,7 @@ class RemoteExecutor:
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Fail a future that nobody may await: a step dropped behind a failed one is no news."""
+    """Fail a future, and mark its exception as retrieved: steps behind a failed step may never be awaited."""
     if not future.done():
         future.set_exception(error)
         future.exception()

@@ -1,7 +1,7 @@
-"""Wait for a GPU's steps on a thread of its own, so that the device thread can launch further plans meanwhile.
+"""Wait for a GPU's steps on a separate thread, so that the device thread can launch further plans meanwhile.
 
-Steps end in the order of their launch, so one thread waits for them in turn. It starts with the first step that is
-waited for: on a CPU there is none, and no thread.
+Steps end in the order of their launch, so one thread waits for them in turn. The first step starts the thread; a CPU's
+steps are not waited for, and start none.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ T = TypeVar("T")
 
 
 class Waiter(Generic[T]):
-    """Waits for steps and reports their ends. Leaving its context waits for all steps taken."""
+    """Waits for steps and reports their ends. Leaving its context waits for all steps added.
+
+    T  a step in flight
+    """
 
     def __init__(
-        self, wait: Callable[[T], None], tell: Callable[[T, Exception | None], None], begin: Callable[[], None]
+        self, wait: Callable[[T], None], report: Callable[[T, Exception | None], None], begin: Callable[[], None]
     ) -> None:
-        """All are called on the waiter's thread: `begin` first; `tell` with what `wait` raised, or None."""
+        """All are called on the waiter's thread: `begin` first, `report` with the exception of `wait` or None."""
         self._wait = wait
-        self._tell = tell
+        self._report = report
         self._begin = begin
-        self._given: SimpleQueue[tuple[T] | None] = SimpleQueue()
+        self._steps: SimpleQueue[tuple[T] | None] = SimpleQueue()
         self._thread: Thread | None = None
 
     def __enter__(self) -> Self:
@@ -34,23 +37,23 @@ class Waiter(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         if self._thread is not None:
-            self._given.put(None)
+            self._steps.put(None)
             self._thread.join()
             self._thread = None
 
-    def take(self, what: T) -> None:
-        """Wait for this step after the steps taken before."""
+    def add(self, step: T) -> None:
+        """Wait for this step after the steps added before."""
         if self._thread is None:
             self._thread = Thread(target=self._run, name="infd-waiter", daemon=True)
             self._thread.start()
-        self._given.put((what,))
+        self._steps.put((step,))
 
     def _run(self) -> None:
         self._begin()
-        while (given := self._given.get()) is not None:
+        while (step := self._steps.get()) is not None:
             error = None
             try:
-                self._wait(*given)
-            except Exception as raised:  # `tell` passes it on
+                self._wait(*step)
+            except Exception as raised:  # `report` passes the exception on
                 error = raised
-            self._tell(*given, error)
+            self._report(*step, error)

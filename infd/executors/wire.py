@@ -1,8 +1,8 @@
-"""The messages between the engine and an executor in another process, and how they travel.
+"""The messages between the engine and an executor in another process, and their transport.
 
 Every message is a struct of plain values. The socket keeps frames in order, as
 the device thread's inbox does, so plans, adapters and changes of memory run in
-the order in which they were issued. The end of the stream is the end of the other side.
+the order in which they were issued. End of stream: the other process has ended.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from infd.request import Adapter, AdapterFacts
 from infd.scheduler.layout import Capacity
 from infd.scheduler.plan import StepPlan, StepResult
 
-# To the executor. `step` and `call` are numbers that its answer repeats.
+# To the executor. Its answer repeats the `step` or `call` number.
 
 
 class Start(Struct, tag=True):
-    """Load what the settings name. Answered by Loaded, or Raised with call 0.
+    """Load the configured model. Answered by Loaded, or Raised with call 0.
 
-    journal_stream  of the daemon's environment, for the log
+    journal_stream  the daemon's JOURNAL_STREAM, for the log
     """
 
     config: Config
@@ -84,21 +84,24 @@ Order = Start | Forward | Sample | Sleep | Wake | LoadWeights | ReadAdapter | Fo
 
 
 class State(Struct):
-    """The executor's properties that change: its memory, and `Executor.describe`."""
+    """The executor's changing properties: `Executor.memory`, and facts from `Executor.describe`."""
 
     memory: Memory
     facts: dict[str, Any]
 
 
 class Progress(Struct, tag=True):
-    """Bytes of weights read, and to read."""
+    """Bytes of weights read so far, and in total."""
 
     done: int
     total: int
 
 
 class Loaded(Struct, tag=True):
-    """gives_back: by level of sleep."""
+    """The model is loaded.
+
+    gives_back  Executor.gives_back by level of sleep
+    """
 
     capacity: Capacity
     depth: int
@@ -118,7 +121,10 @@ class Failed(Struct, tag=True):
 
 
 class Returned(Struct, tag=True):
-    """A call has ended. value: an AdapterFacts, or the number that the call returns."""
+    """A call has ended.
+
+    value  AdapterFacts of ReadAdapter, bytes freed by Sleep, None of others
+    """
 
     call: int
     state: State
@@ -144,28 +150,28 @@ Answer = Progress | Loaded | Result | Failed | Returned | Raised | Beat
 class Connection(asyncio.Protocol):
     """One side of a socket pair.
 
-    ended  resolves once the other side has gone and all that it sent was received
+    ended  resolves once the other side has closed and all its messages were received
     """
 
     def __init__(self, receives: Any, receive: Callable[[Any], None]) -> None:
-        """receive: called with each message, of the type `receives`."""
+        """Decode received messages as the type `receives`, and call `receive` with each."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reader = frames.Reader(receives)
         self._receive = receive
         self._transport: asyncio.Transport | None = None
 
     def send(self, message: Struct) -> None:
-        """Send a message. Where the other side has gone, `ended` says so."""
+        """Send a message. If the other side has closed, the message is lost and `ended` resolves."""
         assert self._transport is not None
         self._transport.write(frames.frame(message))
 
     def close(self) -> None:
-        """Send what is left and end."""
+        """Close after sending all buffered messages."""
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
 
     def data_received(self, data: bytes) -> None:
         for message in self._reader.feed(data):

@@ -1,8 +1,8 @@
-"""The process that computes for a RemoteExecutor: one executor, driven by orders from a socket.
+"""The worker process of a RemoteExecutor: one executor, driven by orders from a socket.
 
-Run as `python -m infd.executors.worker DESCRIPTOR`. It ends when it is told to,
-or when the other side has gone. Signals are the daemon's to handle: what stops
-the daemon stops this process through the socket.
+Run as `python -m infd.executors.worker DESCRIPTOR`. It ends at wire.Close, or
+when the daemon's side of the socket closes. It ignores signals: the daemon
+handles them and ends the worker through the socket.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None]
     Build = Callable[[wire.Start, Progress], Executor]
 
-BEAT_S: Final = 0.25  # between two looks at the pulse
+BEAT_S: Final = 0.25  # between two reports of the pulse
 LEVELS: Final = (1, 2)  # of sleep
 
 
 def local(start: wire.Start, progress: Progress) -> Executor:
-    """Return an executor over this process's device thread, and send this process's log where the daemon's goes."""
+    """Return an executor over this process's device thread; log to the daemon's destination."""
     log.configure(start.config.log, start.journal_stream)
     return LocalExecutor(start.config, partial(build_runner, progress=progress))
 
 
 class Worker:
-    """Answers orders with the executor that the first of them starts."""
+    """Answers orders with the executor that wire.Start, the first order, builds."""
 
     def __init__(self, build: Build) -> None:
         self._loop = asyncio.get_running_loop()
         self.connection = wire.Connection(wire.Order, self._receive)
-        self.closed: asyncio.Future[None] = self._loop.create_future()  # resolves at the order to close
+        self.closed: asyncio.Future[None] = self._loop.create_future()  # resolves at wire.Close
         self._build = build
         self._tasks: set[asyncio.Task[None]] = set()
         self._steps: dict[int, Any] = {}
@@ -62,7 +62,7 @@ class Worker:
         return self._executor
 
     async def run(self) -> None:
-        """Answer until told to close, and free everything; return at once if the other side goes first."""
+        """Answer orders until wire.Close, then free everything; return at once if the other side closes first."""
         self._begin(self._beat())
         await asyncio.wait((self.closed, self.connection.ended), return_when=asyncio.FIRST_COMPLETED)
         if self.closed.done() and self._executor is not None:
@@ -111,14 +111,14 @@ class Worker:
     async def _load(self) -> wire.Loaded:
         executor = self.executor
         capacity = await executor.load(self._lose)
-        given = {level: executor.gives_back(level) for level in LEVELS}
-        return wire.Loaded(capacity, executor.depth, executor.sleepless, given, self._state())
+        by_level = {level: executor.gives_back(level) for level in LEVELS}
+        return wire.Loaded(capacity, executor.depth, executor.sleepless, by_level, self._state())
 
     async def _answer(self, call: int, work: Coroutine[Any, Any, Any]) -> None:
-        """Send what a call returns or raises."""
+        """Send a call's result or its exception."""
         try:
             value = await work
-        except Exception as error:  # whatever a call raises is its caller's
+        except Exception as error:  # the caller's `_call` raises it
             if not isinstance(error, InfdError):
                 logging.getLogger("infd.executors").exception("a call failed")
             self.connection.send(wire.Raised(call, self._state(), Fault.of(error)))
@@ -138,7 +138,7 @@ class Worker:
         self.connection.close()
 
     def _report(self, done: int, total: int) -> None:
-        """Report progress. Called on the device thread."""
+        """Send wire.Progress. Called on the device thread."""
         self._loop.call_soon_threadsafe(self.connection.send, wire.Progress(done, total))
 
     def _state(self) -> wire.State:
@@ -146,7 +146,7 @@ class Worker:
 
 
 async def serve(ours: socket.socket, build: Build) -> int:
-    """Answer the orders that come from a socket until its other side ends. Return the exit code."""
+    """Answer orders from a socket until wire.Close or its other side closes. Return the exit code."""
     worker = Worker(build)
     await asyncio.get_running_loop().create_unix_connection(lambda: worker.connection, sock=ours)
     await worker.run()

@@ -1,7 +1,7 @@
-"""What a step computes from hidden states, besides the cache: one class for each kind of want.
+"""Readouts: the outputs of a step that are computed from hidden states, one class for each kind of want.
 
 The runner has a tuple of readouts and knows none by name. A further readout
-(pooling, routed experts) is a member of `request.Want`, a word on `Span`, a
+(pooling, routed experts) is a member of `request.Want`, a field of `Span`, a
 field of `StepResult`, a class here, and an entry in that tuple.
 """
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 class Selection(Struct):
     """The tokens of a step that one readout reads, M of them.
 
-    index            [M + padding] int64: into the packed step. For a readout that narrows, the last is repeated if
-                     products need more rows; others have no padding
+    index            [M + padding] int64: indices into the packed step. A readout that narrows repeats the last index
+                     if matrix products need more rows; other readouts have no padding
     rows, positions  [M + padding] int64: of these tokens
-    adapters         of these tokens; None if no token of the step has one
+    adapters         of these tokens; None if no token of the step has an adapter
     narrowed         whether the model returns the hidden states of these tokens alone
     """
 
@@ -41,36 +41,44 @@ class Selection(Struct):
     narrowed: bool
 
     def of(self, hidden: Tensor) -> Tensor:
-        """Return the hidden states of these tokens, from those that the model has returned."""
+        """Select the hidden states of these tokens.
+
+        hidden  [T, width], or if narrowed [M + padding, width]: the model's output
+        ->      [M + padding, width]
+        """
         return hidden if self.narrowed else hidden[self.index]
 
 
 class Readout(Protocol):
-    """Computes one kind of want. Lives on the device thread.
+    """Computes one kind of want. Used on the device thread only.
 
-    narrows  whether it reads one token a span at most, so that the last layer is worth computing for these alone
+    narrows  whether it reads at most one token per span, so that the last layer may compute these tokens alone
     """
 
     narrows: ClassVar[bool]
 
     def stage(self, joins: Sequence[Join]) -> None:
-        """Keep what the requests of joining rows want of it."""
+        """Store the parameters of joining rows for this readout."""
 
     def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
-        """Return the tokens it reads, ascending indices into the packed step; offsets[i] is the i-th span's first."""
+        """Return the tokens to read, as ascending indices into the packed step; span i begins at offsets[i]."""
 
     def compute(self, spans: Sequence[Span], selection: Selection, hidden: Tensor) -> Reading:
-        """Issue what needs no mask. `selection` is of what `select` returned, which was not empty."""
+        """Issue all work that needs no mask. Called only if `select` returned tokens.
+
+        selection  the tokens that `select` returned
+        hidden     see Selection.of
+        """
 
 
 class Reading(Protocol):
-    """What a readout computes of one step, on its way to the host."""
+    """A readout's output for one step, first on the device, then on the host."""
 
     def sample(self, mask: Array | None) -> None:
-        """Issue the rest, once the step's mask is known."""
+        """Issue the remaining work, once the step's mask is known."""
 
     def download(self, staging: Staging) -> None:
         """Start copies to the host. Only then may another step be issued before `read`."""
 
     def read(self, result: StepResult) -> None:
-        """Write into the result of the step, which the device has computed."""
+        """Write the output into the step's result. The device has finished the step."""

@@ -1,7 +1,7 @@
 """Score the tokens of prompts.
 
-Nothing is sampled from these logits, so they need not exist all at once: a
-prompt's would fill gigabytes.
+The logits of a whole prompt would fill gigabytes, so they are computed and
+scored in blocks.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ NOT_FINITE: Final = Fault.of(RequestFailed("the model's logits are not finite"))
 
 
 class ScoredSpan(Struct, frozen=True):
-    """A span whose tokens' successors are scored.
+    """A span with scored prompt tokens.
 
-    span    its index in the plan
-    tokens  how many successors
-    top     how many of the most likely tokens too
+    span    index in the plan
+    tokens  number of scored tokens: successors of the span's leading tokens
+    top     number of likeliest tokens to report with each score
     """
 
     span: int
@@ -49,10 +49,10 @@ class ScoredSpan(Struct, frozen=True):
 
 
 class Scored(Reading):
-    """The scores of one step: of M tokens, span after span.
+    """The scores of M tokens of one step, span after span.
 
-    finite  [M] bool: whether their logits are
-    rank    [M] int64: 1 where no token is likelier
+    finite  [M] bool: whether all logits of the row are finite
+    rank    [M] int64: 1 if no token is likelier
     """
 
     def __init__(self, spans: Sequence[ScoredSpan], finite: Tensor, rank: Tensor, values: scores.Scores) -> None:
@@ -62,7 +62,7 @@ class Scored(Reading):
         self._scores = values
 
     def sample(self, mask: Array | None) -> None:
-        """Nothing is left to issue."""
+        """Do nothing: scores need no mask."""
 
     def download(self, staging: Staging) -> None:
         self._finite, self._rank = staging.down(self._finite), staging.down(self._rank)
@@ -84,7 +84,7 @@ class Scored(Reading):
 
 
 class Scoring(Readout):
-    """Reads `request.Score`."""
+    """Computes `request.Score`."""
 
     narrows: ClassVar[bool] = False
 

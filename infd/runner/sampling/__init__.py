@@ -1,16 +1,16 @@
 """The stages that turn logits into a token, one per file, in this order.
 
-1. scores       keeps the raw logits of rows that want log-probabilities
+1. scores       keeps the raw logits of rows with requested log-probabilities
 2. penalties    repetition, then presence and frequency
 3. bias         adds logit_bias
 4. floor        forbids end ids until min_tokens are generated
 5. words        forbids the last token of a bad word
-6. mask         forbids what a grammar, or the list of allowed tokens, does not name
-The token is then the largest logit or, by the kernel family `draw`, one drawn at
-random: temperature, min-p, top-k, top-p, noise.
+6. mask         forbids tokens outside the grammar's mask or allowed_token_ids
+The token is then the argmax or, sampled by the kernel family `draw`, random:
+temperature, min-p, top-k, top-p, noise.
 
-Each stage is a function of the logits, [N, vocab] float32, of the rows that ask
-for it and of their parameters; `runner/sampler.py` picks the rows. Stages 2 to 6
-change the logits in place; 2 and 6, which look at a whole vocabulary, are
-kernels of the family `draw`, too.
+Each stage is a function of the logits, [N, vocab] float32, of the rows that
+request it and of their parameters; `runner/sampler.py` selects the rows. Stages
+2 to 6 change the logits in place; 2 and 6, which read a whole vocabulary, are
+also kernels of the family `draw`.
 """

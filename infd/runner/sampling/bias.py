@@ -9,5 +9,10 @@ if TYPE_CHECKING:
 
 
 def add(logits: Tensor, row: Tensor, token: Tensor, bias: Tensor) -> None:
-    """Add bias[i] to the logit of token[i] in row[i]; all three [entries], no pair twice."""
+    """Add bias[i] to the logit of token[i] in row[i].
+
+    logits      [N, vocab] float32
+    row, token  [E] int64; no pair occurs twice
+    bias        [E] float32
+    """
     logits.index_put_((row, token), bias, accumulate=True)

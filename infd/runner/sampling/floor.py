@@ -1,4 +1,4 @@
-"""Keep an answer from ending before it has min_tokens tokens."""
+"""Forbid end ids until min_tokens are generated."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ if TYPE_CHECKING:
 
 
 def forbid(logits: Tensor, row: Tensor, token: Tensor) -> None:
-    """Make token[i] impossible in row[i]; both [entries]."""
-    logits.index_put_((row, token), logits.new_full((), float("-inf")))  # filled there: a copy would be waited for
+    """Set the logit of token[i] in row[i] to -inf; row and token are [E] int64, logits [N, vocab]."""
+    logits.index_put_((row, token), logits.new_full((), float("-inf")))  # on the device: a copy would synchronize

@@ -1,4 +1,4 @@
-"""Say how likely the chosen token and the most likely ones were, by the model's own logits."""
+"""Compute log-probabilities of sampled and likeliest tokens from the model's unmodified logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ if TYPE_CHECKING:
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of some rows: chosen [n], top [n, k] descending, top_ids [n, k] int64."""
+    """Log-probabilities of n rows.
+
+    chosen   [n] of the chosen tokens
+    top      [n, k] of the k likeliest tokens, descending
+    top_ids  [n, k] int64
+    """
 
     chosen: Tensor
     top: Tensor
@@ -17,12 +22,12 @@ class Scores(NamedTuple):
 
 
 def score(logits: Tensor, token: Tensor, most: int) -> Scores:
-    """Return log-softmax at the tokens chosen [n], and at the `most` largest of each row of logits [n, vocab]."""
+    """Return the log-softmax of logits [n, vocab] at token [n], and at the `most` largest logits of each row."""
     total = logits.logsumexp(-1, keepdim=True)
     top, top_ids = logits.topk(most, -1)
     return Scores((logits.gather(1, token[:, None]) - total)[:, 0], top - total, top_ids)
 
 
 def rank(logits: Tensor, token: Tensor) -> Tensor:
-    """Return the place [n] int64 of the tokens [n] among all of logits [n, vocab], 1 for the most likely."""
+    """Return the rank [n] int64 of token [n] in its row of logits [n, vocab]; 1: the likeliest."""
     return 1 + (logits > logits.gather(1, token[:, None])).sum(-1)

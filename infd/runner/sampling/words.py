@@ -1,4 +1,4 @@
-"""Keep an answer from spelling words that it must not."""
+"""Forbid tokens that would complete a bad word."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def forbid(logits: Tensor, row: Tensor, last: Tensor, word: Tensor, fits: Tensor) -> None:
-    """Make impossible the token that would complete a word.
+def forbid(logits: Tensor, row: Tensor, last: Tensor, word: Tensor, matches: Tensor) -> None:
+    """Set the logit of each bad word's last token to -inf if the row's latest tokens are the word's other tokens.
 
-    row, last   [W] int64: the row of logits that word i concerns, and the word's last token
-    word, fits  [E]: for each token of a word before its last, which word it is of, and whether the answer has it there
+    logits     [N, vocab] float32
+    row, last  [W] int64: row and last token of each word
+    word       [E] int64: for each token before the last of its word, the index of the word
+    matches    [E] bool: whether the row's token at that place equals the word's
     """
-    missing = logits.new_zeros(len(row)).index_add_(0, word, (~fits).to(logits.dtype))
-    # Added, not written: words that end alike name one place, and only some of them may be about to be completed.
+    missing = logits.new_zeros(len(row)).index_add_(0, word, (~matches).to(logits.dtype))
+    # Added, not assigned: several words may end in the same token, and a word that does not match adds 0.
     penalty = logits.new_zeros(len(row)).masked_fill_(missing == 0, float("-inf"))
     logits.index_put_((row, last), penalty, accumulate=True)
