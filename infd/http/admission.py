@@ -1,7 +1,7 @@
 """Refuse requests for generated text before their bodies are read.
 
-Under overload a refusal costs one look at the queue: nothing is received, decoded or rendered for a request that could
-not be queued.
+Under overload a refusal costs one check of the queue's length: infd receives, decodes and renders no body that cannot
+be queued.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def guarded(handler: Handler) -> Handler:
-    """Guard a route that generates text. Raises NotReady, Overloaded."""
+    """Return a handler that checks the key's cap and the queue before `handler` runs. Raises NotReady, Overloaded."""
 
     @wraps(handler)
     async def admit(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""The answer to one generation as it grows: token ids become text, choice by choice."""
+"""The growing answer to one generation: each choice's new token ids are decoded to text."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class ChoiceDelta(Struct):
-    """What is new in one choice.
+    """The new part of one choice.
 
-    logprobs     one per token, where requested
+    logprobs     one per token if requested, else empty
     stop_reason  the stop string, or the id among the request's stop_token_ids, that finished the choice
-    prompt       in a choice's first delta, where it repeats its prompt
-    aside        thoughts and calls that were taken out of its text
+    prompt       set in a choice's first delta if the choice repeats its prompt
+    aside        thoughts and tool calls, removed from `text`
     """
 
     index: int
@@ -40,11 +40,12 @@ class ChoiceDelta(Struct):
 
 
 class PromptReport(Struct):
-    """What the choices of one prompt repeat of it: one report for all of them.
+    """The part of a prompt that its choices repeat; all choices of the prompt share one report.
 
-    echo    its text; None where not requested
-    scored  whether its log-probabilities were requested
-    scores  one per token but the first, once the first choice has brought them; none if it was aborted before
+    echo    the prompt's text; None: not requested
+    scored  whether the prompt's log-probabilities were requested
+    scores  log-probabilities of every prompt token except the first; empty until the first choice's first delta, and
+            if the first choice is aborted before that delta
     """
 
     token_ids: tuple[int, ...]
@@ -54,17 +55,17 @@ class PromptReport(Struct):
 
     @property
     def logprobs(self) -> Iterator[TokenLogprobs | None]:
-        """Yield one per token; None for the first, which nothing precedes, and for all if the scores are missing."""
+        """Yield one entry per prompt token: None for the first token, and for every token if `scores` is empty."""
         return chain(repeat(None, len(self.token_ids) - len(self.scores)), self.scores)
 
 
 class Answer:
-    """Iterate to get all deltas that have come since the last look; raises what ended a choice in an error.
+    """An async iterator: each item is the list of deltas since the previous item. Raises the error of a failed choice.
 
     choices_each  choices generated for each prompt
-    reports       one per prompt, or none
-    stop_ids      end ids that the request names itself
-    show_stop_id  whether the text of such an id belongs to the answer
+    reports       one per prompt; empty if the choices repeat nothing of their prompts
+    stop_ids      the request's stop_token_ids
+    show_stop_id  whether the answer ends with the text of the stop id
     """
 
     def __init__(
@@ -103,8 +104,8 @@ class Answer:
         return len(self._replies) == 1
 
     def offered(self, taker: Taker) -> AbstractContextManager[None]:
-        """Offer tokens to `taker` within this block, as `Choices.offered` does, except a choice's first tokens if it
-        repeats its prompt: the iteration brings these, with the report.
+        """Offer tokens to `taker` within this block, as `Choices.offered` does. If a choice repeats its prompt, its
+        first tokens are not offered: the iteration returns these tokens together with the report.
         """
 
         def unless_unreported(index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
@@ -113,7 +114,7 @@ class Answer:
         return self._choices.offered(unless_unreported if self._unreported else taker)
 
     def delta(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> ChoiceDelta:
-        """Return the delta of new tokens in a choice that has not finished."""
+        """Return the delta for new tokens of an unfinished choice."""
         reply = self._replies[index]
         delta = ChoiceDelta(index, reply.take(), token_ids, logprobs)
         if reply.reading is not None:
@@ -128,7 +129,7 @@ class Answer:
         return delta
 
     def _report(self, delta: ChoiceDelta, scores: Sequence[TokenLogprobs]) -> None:
-        """Add the prompt's report to a choice's first delta. The scores come with the first choice."""
+        """Add the prompt's report to a choice's first delta. The first choice of a prompt delivers `scores`."""
         prompt, choice = divmod(delta.index, self._choices_each)
         delta.prompt = self._reports[prompt]
         if not choice:
@@ -141,13 +142,13 @@ class Answer:
             return self.delta(index, new.token_ids, new.logprobs)
         if new.finish is FinishReason.ERROR:
             error = new.error or RequestFailed("the engine gave no reason")
-            raise error.with_traceback(None)  # many streams may end with one error object: each raises it anew
+            raise error.with_traceback(None)  # streams may share one error object; each raises it
         stop_id = new.stop_id if new.stop_id in self._stop_ids else None
         reply = self._replies[index]
         if stop_id is not None and self._show_stop_id:
             reply.feed([stop_id])
         delta = ChoiceDelta(index, reply.finish(), new.token_ids, new.logprobs, new.finish, stop_id)
-        if reply.stop_reason is not None:  # the last bytes may complete a stop string after the engine ended it
+        if reply.stop_reason is not None:  # the last bytes may complete a stop string
             delta.finish, delta.stop_reason = FinishReason.STOP, reply.stop_reason
         if reply.reading is not None:
             delta.aside = reply.reading.take()

@@ -1,4 +1,4 @@
-"""The HTTP server: every route, the order of the middlewares, and the listeners."""
+"""The HTTP server: all routes, the order of the middlewares, and the listeners."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from infd.offload import Offload
     from infd.telemetry.metrics import Metrics
 
-# The kernel doubles it, and a slow reader has at most 256 KiB on our side besides (engine/streams/stream.py).
+# Linux doubles this size. This process buffers up to 256 KiB more for a slow reader (engine/streams/stream.py).
 SEND_BUFFER_BYTES: Final = 64 * 2**10
 BACKLOG: Final = 1024
-# After the engine has ended their work, handlers only write a last event, unless their reader lags.
+# At shutdown the engine has already ended every request: a handler only writes a last event, unless its reader lags.
 SHUTDOWN_S: Final = 0.5
 # Time for an accepted client to send its first request, and the interval at which `hear_out` checks.
 MOMENT_S: Final = 0.2
@@ -42,7 +42,7 @@ APIS: Final[dict[str, Api[Any]]] = {"/v1/chat/completions": CHAT, "/v1/completio
 
 
 def application(service: Service) -> web.Application:
-    """Return the routes and the middlewares around them."""
+    """Return the aiohttp application: the routes and the middlewares around them."""
     app = web.Application(
         middlewares=[
             middleware.record,
@@ -99,16 +99,16 @@ class HttpServer:
         self.service.served = model
 
     async def start(self, sockets: Iterable[socket.socket]) -> None:
-        """Accept connections on these sockets, which are bound already. The server closes them."""
+        """Accept connections on `sockets`, which are already bound. The server closes the sockets."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
         loop, service = asyncio.get_running_loop(), self.service
         for listening in sockets:
-            # Accepted sockets inherit it.
+            # Accepted sockets inherit the buffer size.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             if listening.family != socket.AF_UNIX:
-                # What the last bytes of a response wait for, when we have written all and closed.
+                # Bounds the transmission of a response's last bytes after the server has closed the connection.
                 listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
             create = loop.create_unix_server if listening.family == socket.AF_UNIX else loop.create_server
             self._listeners.append(
@@ -121,7 +121,7 @@ class HttpServer:
         self._heart = loop.create_task(self.service.streams.keep_alive(), name="http-keep-alive")
 
     def close_listeners(self) -> None:
-        """Accept no more connections; open ones stay."""
+        """Accept no more connections; open connections stay."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()

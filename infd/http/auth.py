@@ -1,7 +1,7 @@
-"""API keys: which key a request carries, and the key's limits.
+"""API keys: identify the key of a request, and enforce the key's limits.
 
-Only hashes of keys are kept, and every request is compared with all of them, so that the time taken does not tell which
-one came close.
+The server stores only hashes of keys, and compares every request's key with all hashes, so that response times reveal
+no partial match.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Key(Struct, frozen=True):
-    """One client. Cached prefixes are shared within its tenant.
+    """The API key of one client. Keys of one tenant share cached prefixes.
 
-    in_flight  most requests at once; None: no cap
-    priority   smallest (earliest) value that its requests may have; None: any
+    in_flight  maximum requests in flight; None: no cap
+    priority   smallest (earliest) priority that requests with this key may set; None: any
     """
 
     name: str
@@ -33,7 +33,7 @@ class Key(Struct, frozen=True):
     priority: int | None = None
 
     def place(self, asked: int | None) -> int:
-        """Return the priority of a request. Raises InvalidRequest if the request asks for less than the key allows."""
+        """Return the priority of a request. Raises InvalidRequest if `asked` is below the key's smallest priority."""
         if asked is None:
             return max(0, self.priority or 0)
         if self.priority is not None and asked < self.priority:
@@ -44,7 +44,7 @@ class Key(Struct, frozen=True):
 
 
 class Keys:
-    """All keys of this server; without any, requests need none."""
+    """All API keys of this server. With no keys configured, requests need no key."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._keys = tuple(keys)
@@ -54,14 +54,14 @@ class Keys:
 
     @classmethod
     def of(cls, secret: str, name: str = "default") -> Keys:
-        """Return the one key with this secret."""
+        """Return a `Keys` that holds one key, with this secret."""
         return cls([Key(name, sha256(secret.encode()).digest(), name)])
 
     @classmethod
     def parse(cls, text: str, origin: str) -> Keys:
-        """Read lines `name:sha256-of-key[:tenant] [in_flight=N] [priority=N]`; blank ones and `#` comments are skipped.
+        """Read lines `name:sha256-of-key[:tenant] [in_flight=N] [priority=N]`; skip blank lines and `#` comments.
 
-        The tenant is the key's name unless declared. Raises ConfigError, naming `origin` and the line.
+        The tenant defaults to the key's name. Raises ConfigError, naming `origin` and the line.
         """
         keys: dict[str, Key] = {}
         for number, line in enumerate(map(str.strip, text.splitlines()), 1):
@@ -91,9 +91,9 @@ class Keys:
         return cls(keys.values())
 
     def identify(self, authorization: str | None) -> Key | None:
-        """Return the key that an Authorization header carries, or None if the server has no keys.
+        """Return the key in an Authorization header, or None if the server has no keys.
 
-        Raises Unauthorized.
+        Raises Unauthorized for a missing or unknown key.
         """
         if not self._keys:
             return None
@@ -111,7 +111,7 @@ class Keys:
 
 
 class InFlight:
-    """Counts the requests that each key has in flight."""
+    """The number of requests in flight, by key."""
 
     def __init__(self) -> None:
         self._of: dict[str, int] = {}

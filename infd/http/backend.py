@@ -1,4 +1,4 @@
-"""What `generate` works with, whichever API a request came by: the engine, and the model served."""
+"""The dependencies of `generate`, equal for all APIs: the engine, the settings, the threads and the served model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """`served` is None until a model is loaded: the listener opens before."""
+    """Engine, settings, threads and served model. `served` is None until a model is loaded."""
 
     def __init__(self, engine: Engine, config: Config, offload: Offload) -> None:
         self.engine = engine
@@ -24,7 +24,7 @@ class Backend:
         self.served: ServedModel | None = None
 
     def model(self) -> ServedModel:
-        """Return the model served. Raises NotReady while none is loaded."""
+        """Return the served model. Raises NotReady while no model is loaded."""
         if self.served is None:
             lifecycle = self.engine.lifecycle
             # The engine may be ready a moment before its tokenizer is.

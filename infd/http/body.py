@@ -1,7 +1,8 @@
 """Receive a request's body and decode it.
 
-Size is checked first, then nesting and types (`json_body`). A body has a deadline, which moves only while the body
-arrives at a pace. All bodies together are bounded too, because they arrive before anything is queued.
+The size is checked first, then nesting and types (`json_body`). A body's deadline moves with every chunk, by the time
+that the chunk takes at the slowest permitted pace (`server.body_pace`). The sum of all bodies being received is also
+bounded, because a body is received before its request is queued.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Decoding fewer bytes is quicker than handing them to a thread.
+# Decoding a smaller body takes less time than handing it to a thread.
 SMALL_BYTES: Final = 64 * 2**10
 
 
@@ -41,7 +42,7 @@ async def read(request: web.Request, decoder: msgspec.json.Decoder[T]) -> tuple[
 
 
 async def _receive(request: web.Request, data: bytearray, service: Service) -> None:
-    """Append the body to `data` as it arrives, counting it among all bodies. Raises RequestError."""
+    """Append the body to `data` as it arrives, and add its size to `service.bodies_bytes`. Raises RequestError."""
     server = service.config.server
     # A few compressed kilobytes can decompress to gigabytes.
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":

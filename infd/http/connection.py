@@ -1,11 +1,11 @@
-"""One connection: its limits, the answer to bytes that are not HTTP, and how it is closed.
+"""One connection: its limits, the response to bytes that are not HTTP, and the close.
 
-A connection that we close is first closed for writing only: for LINGER_S, up to LINGER_BYTES of further input are read
-and dropped. Bytes that arrive at a closed socket are answered with a reset, and a reset discards the answer if the
-client has not read it yet.
+The server first closes a connection for writing only: for LINGER_S it reads and drops up to LINGER_BYTES of further
+input. TCP answers bytes that arrive at a closed socket with a reset, and a reset discards a response that the client
+has not read yet.
 
-A client that closes its side between requests, or after whole ones, counts as gone. One that closes its side within a
-request gets a 400.
+A client that closes its side between requests, or after a whole request, counts as gone. A client that closes its side
+within a request gets a 400.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 16 * 2**10
 HEADERS: Final = 100
-# A client that reads less than HIGH_WATER bytes in this time is dropped.
+# A connection is dropped if its client reads less than HIGH_WATER bytes in this time.
 STALL_S: Final = 30.0
-# Read and dropped of a connection that we close, and of a body that no handler reads.
+# Limits on reading and dropping: input after a closing response, and a body that no handler reads.
 LINGER_S: Final = 5.0
 LINGER_BYTES: Final = 8 * 2**20
-# Turns of the loop that headers get after their deadline: they may have arrived, and the loop was late to read them.
+# Event loop iterations after the headers' deadline: a busy loop may not have read headers that arrived in time.
 TURNS: Final = 10
 
 LIMITS: Final[dict[str, Any]] = {
@@ -89,9 +89,9 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._header_deadline: asyncio.Handle | None = None
         self._stall_deadline: asyncio.TimerHandle | None = None
         self._linger_deadline: asyncio.TimerHandle | None = None
-        self._linger_bytes = LINGER_BYTES  # may still be read and dropped
-        self._arriving: StreamReader | None = None  # body of the newest request, until it is whole
-        self._answered = False  # whether that request was answered before its body was whole
+        self._linger_bytes = LINGER_BYTES  # remaining bytes to read and drop
+        self._arriving: StreamReader | None = None  # body of the newest request, until complete
+        self._answered = False  # whether that request was answered before its body was complete
         self._refused = False  # further input is dropped, not parsed
         self._ended = False  # the client has closed its side
         self._stream: asyncio.Transport | None = None  # also while it closes, when `transport` is None
@@ -112,13 +112,13 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._paused and isinstance(exc, TimeoutError):
-            self._count_slow_reader()  # TCP_USER_TIMEOUT is as long as STALL_S, and often over a moment sooner
+            self._count_slow_reader()  # TCP_USER_TIMEOUT equals STALL_S, and often expires just before it
         self._connections.leave(self)
         for deadline in (self._header_deadline, self._stall_deadline, self._linger_deadline):
             if deadline is not None:
                 deadline.cancel()
         super().connection_lost(exc)
-        self._stream = self._arriving = None  # both refer to us
+        self._stream = self._arriving = None  # both refer back to this connection
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -128,14 +128,14 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._look_at_input()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open, for an answer to a request that is not whole."""
+        """Return whether the connection stays open, to answer an incomplete request."""
         self._ended = True
         if self._linger_deadline is not None:
             return False
         if self._refused or not self._within_a_request():
             return self._refused
         if self._answered and self._arriving is not None and not self._arriving.is_eof():
-            return False  # only a body that no handler reads is not whole
+            return False  # the incomplete part is a body that no handler reads
         cut = InvalidHttp("the input ended before the request was whole")
         if not self._refuse(cut):
             self._messages.append((_ErrInfo(cut.status, cut, str(cut)), EMPTY_PAYLOAD))
@@ -149,7 +149,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         self._answered = request.content is self._arriving
         answer, gone = await super().finish_response(request, resp, start_time)
         if request.content.is_eof() and not request.content.at_eof():
-            request.content.read_nowait()  # no handler read it, and aiohttp keeps it until the next request
+            request.content.read_nowait()  # aiohttp would keep an unread body until the next request
         self._look_at_input()  # input after a declined upgrade is parsed only now
         if not gone and not answer.keep_alive:
             self._linger()
@@ -165,14 +165,14 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             self._stall_deadline.cancel()
 
     def busy(self) -> None:
-        """Note that the request, or its body, has arrived: the server works for this client."""
+        """Record that the request, or its body, has arrived: the server works for this client."""
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
         self._connections.busy(self)
 
     def silent(self) -> None:
-        """Note that the server waits for this client: for a body or the next request."""
+        """Record that the server waits for this client: for a body or the next request."""
         self._connections.silent(self)
 
     def drop(self) -> None:
@@ -189,7 +189,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     ) -> web.StreamResponse:
         """Answer a request that the parser refused before it reached a route, and close the connection."""
         if isinstance(exc, ConnectionError):
-            raise exc  # the client has gone: there is nothing to answer or log
+            raise exc  # the client has gone: no response, no log record
         if status != InvalidRequest.status or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
         refusal = exc if isinstance(exc, InvalidHttp) else _explain(message or "")
@@ -200,7 +200,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         return response
 
     def _within_a_request(self) -> bool:
-        """Whether the parser waits for more of a head or a body. The parser cannot be used after this call."""
+        """Return whether the parser waits for the rest of headers or a body. This call makes the parser unusable."""
         assert self._parser is not None
         try:
             return self._parser.feed_eof() is not None
@@ -208,7 +208,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             return True
 
     def _look_at_input(self) -> None:
-        """Note the body that began to arrive, or the parser's error."""
+        """Record a body that has begun to arrive, or the parser's error."""
         if not self._messages:
             return
         newest, body = self._messages[-1]
@@ -218,7 +218,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             self._arriving, self._answered = None if body.is_eof() else body, False
 
     def _refuse(self, error: InvalidHttp) -> bool:
-        """Parse no more requests. Return whether a body was still arriving: then the body's reader raises the error."""
+        """Parse no more requests. Return whether a body was still arriving; if so, the body's reader raises `error`."""
         self._refused = True
         body, self._arriving = self._arriving, None
         if body is None or body.is_eof():
@@ -227,11 +227,11 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         return True
 
     def _linger(self) -> None:
-        """Close for writing, and drop further input until the client closes too."""
+        """Close the connection for writing, and drop further input until the client closes its side."""
         stream = self._stream
         if stream is None or stream.is_closing():
             return
-        self._refused = self._force_close = True  # aiohttp ends its task, and leaves the transport to us
+        self._refused = self._force_close = True  # aiohttp ends its task, and does not close the transport
         self.busy()
         self.silent()
         if self._ended or self._linger_bytes < 0:
@@ -248,10 +248,10 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if self._linger_deadline is not None:
             self._stream.close()
         else:
-            self._stream.pause_reading()  # the refusal is not sent yet
+            self._stream.pause_reading()  # the error response is not sent yet
 
     def _headers_are_late(self, turns: int) -> None:
-        """Close after this many turns of the loop, unless the request has begun by then."""
+        """Close the connection after `turns` more iterations of the event loop, unless the request begins before."""
         if turns:
             self._header_deadline = self._loop.call_soon(self._headers_are_late, turns - 1)
         else:
@@ -270,23 +270,23 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
 
 
 def leaves_too_much_unread(request: web.BaseRequest) -> bool:
-    """Whether too much of the body is unread for the connection to be used again."""
+    """Return whether the unread rest of the body is too large to drop, so that the connection cannot be reused."""
     body, size = request.content, request.content_length
     return not body.is_eof() and (size is None or size > LINGER_BYTES or body.exception() is not None)
 
 
 def speak_our_version(request: web.BaseRequest) -> None:
-    """Make the status line name our version of HTTP, not the client's (RFC 9110, 6.2)."""
+    """Make the status line name the server's version of HTTP, not the client's (RFC 9110, 6.2)."""
     request._cache["version"] = request._version = HttpVersion11
 
 
 def _explain(complaint: str) -> InvalidHttp | UnknownVersion:
-    """Return the error for a complaint of the parser."""
+    """Return the error for a message of aiohttp's parser."""
     if "Invalid HTTP version" in complaint or "Pause on PRI" in complaint:
         return UnknownVersion()
     return InvalidHttp("the request is not valid HTTP/1.1")
 
 
 def of(request: web.BaseRequest) -> Connection:
-    """Return the connection on which a request came."""
+    """Return the connection of a request."""
     return cast("Connection", request.protocol)

@@ -1,8 +1,8 @@
-"""Limit the number of connections, and choose which one is dropped for a new one.
+"""Limit the number of connections, and choose the connection to drop for a new connection.
 
 A connection is silent while the server waits for its client: for the headers or the body of a request, or for the next
-request. At a cap the connection silent for longest is dropped for the new one, so that clients that open connections
-and send nothing keep no other client out. If none is silent, the new one is refused.
+request. At a cap the server drops the connection that has been silent for longest, so that idle connections keep no
+client out. If no connection is silent, the server refuses the new connection.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("infd.http")
 
-# Descriptors for everything else: weights, caches, the admin socket, logs, the event loop; at most half of all.
+# File descriptors reserved for weights, caches, the admin socket, logs and the event loop; at most half of all.
 KEPT_DESCRIPTORS: Final = 128
-# Prefix that a customer usually gets in IPv6: one client can use all its addresses.
+# Providers usually assign a customer one IPv6 prefix of this length; one client can use all of its addresses.
 SHARED_PREFIX: Final = 64
 
 
 class Droppable(Protocol):
-    """A connection."""
+    """A connection, as `Connections` sees it."""
 
     address: str  # empty for a Unix socket
 
@@ -48,7 +48,7 @@ class Connections:
             )
         self._most_per_address = server.max_connections_per_address
         self._metrics = metrics
-        self._at: dict[str, int] = {}  # number open, by address
+        self._at: dict[str, int] = {}  # number of open connections, by address
         self._open: set[Droppable] = set()
         self.unheard: set[Droppable] = set()  # open, without a request so far
         self._silent: dict[Droppable, None] = {}  # silent for longest first
@@ -58,7 +58,7 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: Droppable) -> None:
-        """Add a new connection, which is silent at first. Raises Overloaded if there is no room for it."""
+        """Add a new connection, silent at first. Raises Overloaded if a cap is reached and no connection is silent."""
         address = connection.address
         if address and self._at.get(address, 0) >= self._most_per_address:
             self._make_room(self._silent_at.get(address), "your address has too many connections, all of them in use")
@@ -71,7 +71,7 @@ class Connections:
         self._metrics.connections = len(self._open)
 
     def leave(self, connection: Droppable) -> None:
-        """Remove a connection. Harmless when repeated."""
+        """Remove a connection. A repeated call does nothing."""
         if connection not in self._open:
             return
         self._open.discard(connection)
@@ -83,13 +83,13 @@ class Connections:
         self._metrics.connections = len(self._open)
 
     def silent(self, connection: Droppable) -> None:
-        """Note that the server waits for the client."""
+        """Record that the server waits for the connection's client."""
         if connection in self._open:
             self._silent[connection] = None
             self._silent_at.setdefault(connection.address, {})[connection] = None
 
     def busy(self, connection: Droppable) -> None:
-        """Note that the server works for the client."""
+        """Record that the server works for the connection's client."""
         self.unheard.discard(connection)
         if connection in self._silent:
             del self._silent[connection]
@@ -108,7 +108,7 @@ class Connections:
 
 
 def address_of(peername: object) -> str:
-    """Return the address that limits count by: a host, or an IPv6 network; empty for a Unix socket."""
+    """Return the address by which connections are counted: IPv4 host or IPv6 network; empty for a Unix socket."""
     if not isinstance(peername, tuple):
         return ""
     address = ipaddress.ip_address(peername[0].partition("%")[0])
@@ -120,6 +120,6 @@ def address_of(peername: object) -> str:
 
 
 def descriptors() -> int:
-    """Return how many connections this process may hold open."""
+    """Return the maximum number of connections that the limit of open files permits."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else max(soft - KEPT_DESCRIPTORS, soft // 2, 1)

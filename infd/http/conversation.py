@@ -1,4 +1,4 @@
-"""Convert the messages and tools of a chat request to what chat templates read."""
+"""Convert the messages and tools of a chat request to the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as templates read them. Raises InvalidRequest, Unsupported, naming the message."""
+    """Return the messages as dicts for a chat template. Raises InvalidRequest, Unsupported, naming the message."""
     return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
 def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return tools as templates read them, their keys in one order, so that equal tools give equal text.
+    """Return the tools as dicts for a chat template. The order of keys is fixed, so that equal tools render equally.
 
     Raises InvalidRequest, naming the tool.
     """
@@ -42,7 +42,7 @@ def _message(message: Message, at: str) -> dict[str, Any]:
     refuse_not_built(message, message.NEUTRAL, at=f"{at}.")
     if message.role == "function":
         raise Unsupported(f"the role {brief(message.role)!r}, which 'tool' has replaced,", param=f"{at}.role")
-    # Open models were trained with one name for both.
+    # Open models were trained with the role "system" alone.
     read: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest("only the assistant calls tools", param=f"{at}.tool_calls")
@@ -78,7 +78,7 @@ def _content(message: Message, at: str) -> str | list[dict[str, str]]:
 
 
 def _call(call: Called, at: str) -> dict[str, Any]:
-    # Some clients send nothing where a tool takes nothing.
+    # Some clients send an empty string for a call without arguments.
     arguments = _object(call.function.arguments.encode("utf-8", "surrogatepass") or b"{}", f"{at}.arguments")
     read: dict[str, Any] = {"type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
     return read if call.id is None else {"id": call.id, **read}
@@ -97,7 +97,7 @@ def _tool(tool: Tool, at: str) -> dict[str, Any]:
 
 
 def _object(data: bytes, param: str) -> dict[str, Any]:
-    """Return the object that a JSON text is. Raises InvalidRequest."""
+    """Parse a JSON object. Raises InvalidRequest, naming `param`."""
     if exceeds_depth(data, SCHEMA_DEPTH):
         raise InvalidRequest(f"{param} is nested more than {SCHEMA_DEPTH} levels deep", param=param)
     try:

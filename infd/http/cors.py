@@ -1,6 +1,6 @@
-"""Cross-origin requests: which pages a browser lets send requests here and read the answers.
+"""Cross-origin requests (CORS): the origins whose pages a browser allows to send requests here and to read responses.
 
-Only browsers obey this: it protects their users, not the server.
+Only browsers enforce CORS; it protects their users, not the server.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ANY: Final = "*"
-MAX_AGE_S: Final = 7200  # the longest that every browser honours
+MAX_AGE_S: Final = 7200  # the largest value that every browser honours
 READABLE: Final = "X-Request-Id, Retry-After"
 
 
 class Origins:
-    """The origins allowed by the settings: exact ones, or any."""
+    """The origins that the settings allow: exact origins, or all."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """Answer a preflight request; None for other requests and for origins that are not allowed.
+        """Return the response to a preflight request; None for other requests and for origins that are not allowed.
 
-        A preflight carries no key, because browsers send none with it.
+        A preflight request needs no API key: browsers send preflight requests without credentials.
         """
         method = request.headers.get("Access-Control-Request-Method")
         if request.method != "OPTIONS" or method is None or not self._allows(request.headers.get("Origin")):
@@ -35,19 +35,19 @@ class Origins:
             "Access-Control-Allow-Methods": "GET, POST",
             "Access-Control-Max-Age": str(MAX_AGE_S),
         }
-        # Named one by one: for browsers `*` does not mean Authorization.
+        # The header lists names, not `*`: for browsers `*` excludes Authorization.
         if asked := request.headers.get("Access-Control-Request-Headers"):
             headers["Access-Control-Allow-Headers"] = asked
         return web.Response(status=204, headers=headers)
 
     def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Let the page behind a request read its answer, if it may."""
+        """Set the CORS headers that allow the requesting page to read the response, if its origin is allowed."""
         if not self._allowed:
             return
         if ANY in self._allowed:
             response.headers["Access-Control-Allow-Origin"] = ANY
         else:
-            response.headers.add("Vary", "Origin")  # a cache must not give one page's permission to another
+            response.headers.add("Vary", "Origin")  # a cache must not reuse the response for another origin
             origin = request.headers.get("Origin")
             if not self._allows(origin):
                 return

@@ -1,4 +1,4 @@
-"""One request while it is answered, and where its events go."""
+"""The state of one HTTP request, and the interface through which its streamed events are sent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Events(Protocol):
-    """Sends a streamed answer. Every call takes whole events.
+    """Sends a streamed answer. The argument of every call is whole events.
 
-    writable  whether `write` may be called: the reader has taken everything written before
-    begun     whether anything has been sent: from then on errors are events
+    writable  whether `write` may be called: no earlier bytes are buffered
+    begun     whether the response has begun; after that, errors are sent as events
     """
 
     begun: bool
@@ -32,17 +32,17 @@ class Events(Protocol):
     def write(self, events: bytes) -> None: ...
 
     async def send(self, events: bytes) -> None:
-        """Send, waiting for a reader that lags. Raises ConnectionError when it is gone."""
+        """Send events; wait for a slow reader. Raises ConnectionError if the client has gone."""
 
     async def send_pieces(self, events: Pieces) -> None:
-        """Send events too large to be joined; nothing comes between their pieces."""
+        """Send events too large to be joined. No other bytes are sent between the pieces."""
 
 
 class Exchange(Struct):
-    """One request: its key, its ids, its ticket.
+    """One HTTP request: its key, ids and ticket.
 
-    error   that was reported to the client
-    errors  how errors are reported: in the API's format, then in the answer's
+    error   the error reported to the client
+    errors  encodes errors: in the format of the API, and once the request is queued, of its answer
     """
 
     internal_id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -53,18 +53,18 @@ class Exchange(Struct):
     errors: Errors = OPENAI_ERRORS
 
     def begin(self, ticket: Ticket, client_id: str | None) -> None:
-        """Note the ticket. An id in a header takes precedence over one in the body."""
+        """Set the ticket. The request id in the X-Request-Id header takes precedence over `client_id` from the body."""
         self.ticket = ticket
         self.client_id = self.client_id or client_id
 
     @property
     def id(self) -> str:
-        """The request's id in the X-Request-Id header and in the log."""
+        """The request id in the X-Request-Id header and in the log."""
         return self.client_id or (self.internal_id if self.ticket is None else self.ticket.id)
 
     @property
     def queued(self) -> bool:
-        """Whether the request was queued; whatever ends it before is a refusal."""
+        """Whether the request was queued. An error before that is a refusal."""
         return self.ticket is not None and bool(self.ticket.choices)
 
     @property
@@ -72,7 +72,7 @@ class Exchange(Struct):
         return "" if self.key is None else self.key.name
 
     def priority(self, asked: int | None) -> int:
-        """Return the priority that the request gets. Raises InvalidRequest."""
+        """Return the priority of the request within its key's limit. Raises InvalidRequest."""
         return asked or 0 if self.key is None else self.key.place(asked)
 
     @property

@@ -1,7 +1,7 @@
-"""`Expect: 100-continue`: a client that sends it waits for permission to send its body.
+"""`Expect: 100-continue`: a client that sends this header waits for permission to send its body.
 
-Permission is given when the body is read, after the key was checked. aiohttp would give it before every middleware:
-without a key, a request id or an access line.
+infd grants permission on reading the body, after the key was checked. aiohttp's own handler would grant permission
+before all middlewares: before the key check, the request id and the access line.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _CONTINUE: Final = "100-continue"
 
 
 async def unanswered(request: web.Request) -> None:
-    """Do nothing: the route's expectation handler, in place of aiohttp's."""
+    """Do nothing. As a route's expectation handler, this function replaces aiohttp's."""
 
 
 def check(request: web.Request) -> None:
-    """Raise UnknownExpectation for any other expectation. HTTP/1.0 has none."""
+    """Raise UnknownExpectation for an expectation other than 100-continue. HTTP/1.0 defines no expectations."""
     if request.version >= HttpVersion11 and request.headers.get("Expect", _CONTINUE).lower() != _CONTINUE:
         raise UnknownExpectation(f"the only expectation known here is {_CONTINUE}")
 
 
 async def invite(request: web.Request) -> None:
-    """Give permission to send the body, if the client waits for it."""
+    """Send `100 Continue` if the client waits for permission to send its body."""
     if request.version >= HttpVersion11 and "Expect" in request.headers:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # this was no part of the answer
+        request.writer.output_size = 0  # `100 Continue` is no part of the response

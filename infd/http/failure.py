@@ -1,4 +1,4 @@
-"""Errors as responses, and in metrics and logs. Their bodies are the formats'."""
+"""Report errors as responses, in metrics and in logs. Formats encode the bodies (formats/)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LOG = logging.getLogger("infd.http")
 
 
 def translate(error: Exception, exchange: Exchange) -> RequestError:
-    """Return what to tell the client. An error that the client cannot fix is logged here, once.
+    """Return the error to report to the client. An error that the client cannot fix is logged here, once.
 
-    Neither error keeps the frames of its handler.
+    The frames of the handler are removed from both errors.
     """
     if isinstance(error, RequestError):
         return without_frames(error)
@@ -32,7 +32,7 @@ def translate(error: Exception, exchange: Exchange) -> RequestError:
 
 
 def count(error: RequestError, metrics: Metrics) -> None:
-    """Count a refusal by its reason. An internal error is not a refusal."""
+    """Count a refused request by its reason. An internal error is not a refusal."""
     if error.status < Internal.status or error.status in (NotReady.status, UnknownVersion.status):
         metrics.rejected[reason(error)] = metrics.rejected.get(reason(error), 0) + 1
 
@@ -43,7 +43,7 @@ def reason(error: RequestError) -> str:
 
 
 def response(error: RequestError, errors: Errors = OPENAI_ERRORS) -> web.Response:
-    """Return the response that an error becomes while no part of another one has been sent."""
+    """Return the response that reports an error, if no part of another response has been sent."""
     answer = web.Response(body=errors.error_body(error), status=error.status, content_type="application/json")
     if error.retry_after_s is not None:
         answer.headers["Retry-After"] = str(error.retry_after_s)
@@ -55,7 +55,7 @@ def response(error: RequestError, errors: Errors = OPENAI_ERRORS) -> web.Respons
 
 
 def raw(error: RequestError) -> bytes:
-    """Return the response as bytes, for a connection that is closed before its first request."""
+    """Return the response that reports an error as bytes, for a connection that is closed before its first request."""
     content = OPENAI_ERRORS.error_body(error)
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",

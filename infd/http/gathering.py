@@ -1,6 +1,6 @@
-"""An answer that is not streamed, gathered delta by delta.
+"""Collect the deltas of an answer that is not streamed.
 
-Log-probabilities are encoded as they come: as objects they take several times as much memory as in the body.
+Log-probabilities are encoded as they arrive: as objects they take several times the memory of their JSON.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class WholeChoice(Struct):
-    """One choice from beginning to end.
+    """One complete choice.
 
-    delta      all that the choice brought, but its log-probabilities
-    explained  those, as `Format.explain` encodes them
+    delta      all deltas of the choice merged into one, without log-probabilities
+    explained  the choice's log-probabilities, encoded by `Format.explain`
     """
 
     delta: ChoiceDelta
@@ -34,9 +34,9 @@ class WholeChoice(Struct):
 
 
 class Gathering:
-    """All choices of one answer.
+    """Collects all choices of one answer.
 
-    explain  encodes the log-probabilities of a delta, those of its prompt too
+    explain  encodes the log-probabilities of a delta and of its prompt report
     """
 
     def __init__(self, choices: int, explain: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
@@ -44,7 +44,7 @@ class Gathering:
         self._explain = explain
 
     def due(self, deltas: Sequence[ChoiceDelta]) -> int:
-        """Return the log-probabilities that adding these deltas encodes, in tokens."""
+        """Return the number of tokens whose log-probabilities `add` would encode for these deltas."""
         due = 0
         for delta in deltas:
             if delta.prompt is not None:
@@ -55,7 +55,7 @@ class Gathering:
 
     @property
     def waiting(self) -> int:
-        """The log-probabilities that `finish` encodes, in tokens."""
+        """The number of tokens whose log-probabilities `finish` would encode."""
         return sum(len(choice.token_ids_waiting) for choice in self._choices)
 
     def add(self, deltas: Sequence[ChoiceDelta]) -> None:
@@ -66,7 +66,7 @@ class Gathering:
                 choice.explain(self._explain)
 
     def finish(self, generated: int, returned: int) -> list[WholeChoice]:
-        """Return the choices in order of index; if fewer are returned than generated for each prompt, the likeliest."""
+        """Return the complete choices in order of index: for each prompt, the likeliest `returned` of `generated`."""
         choices = self._choices
         if returned < generated:
             prompts = [choices[first : first + generated] for first in range(0, len(choices), generated)]
@@ -76,12 +76,12 @@ class Gathering:
                 for choice in sorted(rivals, key=_Choice.mean_logprob, reverse=True)[:returned]
             ]
         for choice in choices:
-            choice.explain(self._explain)  # even if nothing waits: a choice without a token has empty arrays
+            choice.explain(self._explain)  # always: a choice without tokens has empty arrays
         return [choice.whole(index) for index, choice in enumerate(choices)]
 
 
 class _Choice:
-    """One choice as far as it has come."""
+    """One choice, incomplete: the deltas so far."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -95,7 +95,7 @@ class _Choice:
         self._logprobs_sum = 0.0
         self._logprobs_count = 0
         self._prompt_waiting: PromptReport | None = None
-        self.token_ids_waiting: list[int] = []  # whose log-probabilities are not encoded yet
+        self.token_ids_waiting: list[int] = []  # tokens whose log-probabilities are not encoded yet
         self._logprobs_waiting: list[TokenLogprobs] = []
 
     def add(self, delta: ChoiceDelta) -> None:
@@ -120,7 +120,7 @@ class _Choice:
         self.token_ids_waiting, self._logprobs_waiting = [], []
 
     def mean_logprob(self) -> float:
-        """Return how likely a generated token of the choice was on average."""
+        """Return the mean log-probability of the choice's generated tokens."""
         return self._logprobs_sum / self._logprobs_count if self._logprobs_count else 0.0
 
     def whole(self, index: int) -> WholeChoice:

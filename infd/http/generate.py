@@ -1,6 +1,6 @@
-"""Answer a generation, whichever API it came by: queue it, read its tokens, write them in the API's format.
+"""Answer a `Generation` of any API: queue its requests, read the generated tokens, write them in the API's format.
 
-Streamed or not, one loop reads the answer's deltas. Its output sends their events as they come, or gathers them into
+One loop reads the answer's deltas, streamed or not. Its output sends each delta as events, or collects all deltas into
 one body.
 """
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from infd.request import TokenLogprobs, Want
     from infd.text.markup import Reading
 
-CONTEXT_TOKENS: Final = 8  # no character takes as many
-# Encoding the log-probabilities of so many tokens, each with 20 alternatives, takes about 4 ms.
+CONTEXT_TOKENS: Final = 8  # more than the tokens of any one character
+# Encoding the log-probabilities of this many tokens, each with 20 alternatives, takes about 4 ms.
 SHORT_EXPLANATION: Final = 128
 
 
@@ -51,9 +51,10 @@ async def generate(
     backend: Backend,
     events: Events | None = None,
 ) -> Pieces:
-    """Return the body of the answer; with `events`, send it there and return nothing.
+    """Return the body of the answer; with `events`, stream the answer there and return an empty list.
 
-    Raises RequestError, and whatever ends a choice in an error. Leaving, for any reason, ends the engine's work on it.
+    Raises RequestError, and the error of a failed choice. Returning, raising and cancellation all end the engine's work
+    on the generation.
     """
     async with backend.engine.admit(generation.total_choices, generation.body_bytes) as ticket:
         exchange.begin(ticket, generation.fields.request_id)
@@ -69,21 +70,21 @@ async def generate(
         if events is None:
             return await _drain(answer, _Body(answer, format, generation, backend.offload), direct=True)
         stream = _Stream(answer, format, events, backend.offload)
-        # A separate task: waking it for a token does not pass through every middleware. Several choices are not written
-        # directly, so that the tokens of one step go out in one write.
+        # In a separate task, a wake-up for a token does not pass through every middleware. Several choices are not
+        # written directly, so that the tokens of one step are sent in one write.
         return await asyncio.ensure_future(_drain(answer, stream, direct=answer.single))
 
 
 class _Output(Protocol):
-    """Where an answer's deltas go."""
+    """Consumes the deltas of an answer."""
 
     def take(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Take new tokens as the engine hands them out, without waking the task that reads the answer; see Taker."""
+        """Consume new tokens when the engine delivers them, without waking the task that reads the answer (`Taker`)."""
 
     async def add(self, deltas: list[ChoiceDelta]) -> None: ...
 
     async def end(self) -> Pieces:
-        """Finish the answer. Returns the body, if it was not sent as events."""
+        """Finish the answer. Return the body; an empty list if the answer was streamed."""
 
 
 async def _drain(answer: Answer, output: _Output, *, direct: bool) -> Pieces:
@@ -94,7 +95,7 @@ async def _drain(answer: Answer, output: _Output, *, direct: bool) -> Pieces:
 
 
 class _Stream:
-    """Sends the events of deltas as they come."""
+    """Sends each delta as events."""
 
     def __init__(self, answer: Answer, format: Format, events: Events, offload: Offload) -> None:
         self._answer = answer
@@ -124,7 +125,7 @@ class _Stream:
 
 
 class _Body:
-    """Gathers deltas into one body."""
+    """Collects all deltas into one body."""
 
     def __init__(self, answer: Answer, format: Format, generation: Generation, offload: Offload) -> None:
         self._answer = answer
@@ -153,7 +154,7 @@ class _Body:
 
 
 def _explained_tokens(deltas: list[ChoiceDelta]) -> int:
-    """Return how many tokens have log-probabilities in these deltas, their prompts' included."""
+    """Return the number of tokens with log-probabilities in these deltas, prompt tokens included."""
     explained = 0
     for delta in deltas:
         explained += len(delta.logprobs)
@@ -171,7 +172,7 @@ async def _queue(
     exchange: Exchange,
     backend: Backend,
 ) -> Answer:
-    """Queue one request for each prompt. Raises RequestError."""
+    """Queue one request for each prompt, and return the answer to read. Raises RequestError."""
     fields = generation.fields
     _check_prompt_logprobs(generation, prompts, backend.config.limits)
     scored = bool(generation.prompt_logprobs)
@@ -231,7 +232,7 @@ async def _queue(
 def _wants(
     generation: Generation, prompt: Prompt, served: ServedModel, bad_words: tuple[tuple[int, ...], ...]
 ) -> tuple[Want, ...]:
-    """Return the work to do on a prompt. Raises InvalidRequest, PromptTooLong."""
+    """Return the work that the engine does on a prompt. Raises InvalidRequest, PromptTooLong."""
     param = generation.prompt_param
     if not prompt.ids:
         raise InvalidRequest("the prompt is empty", param=param)
@@ -255,7 +256,7 @@ def _wants(
 
 
 def _readings(generation: Generation, prompts: Sequence[Prompt], served: ServedModel) -> list[Reading | None]:
-    """Return what takes each choice's thoughts and calls out of its text; None where all of it is content."""
+    """Return each choice's parser of thoughts and tool calls; None for a choice whose whole text is content."""
     conversation = generation.input
     if not isinstance(conversation, Conversation):
         return []
@@ -272,7 +273,7 @@ def _readings(generation: Generation, prompts: Sequence[Prompt], served: ServedM
 
 
 def _check_calls(generation: Generation, served: ServedModel) -> None:
-    """Refuse tools if infd cannot read this model's calls. Raises Unsupported."""
+    """Refuse tools if infd cannot parse this model's tool calls. Raises Unsupported."""
     conversation = generation.input
     if isinstance(conversation, Conversation) and conversation.tool_names is not None and served.syntax.tools is None:
         raise Unsupported(
@@ -283,7 +284,7 @@ def _check_calls(generation: Generation, served: ServedModel) -> None:
 
 
 def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], limits: LimitsConfig) -> None:
-    """Refuse an answer whose log-probabilities of prompts may be too large. Raises InvalidRequest."""
+    """Raise InvalidRequest if the answer's prompt log-probabilities may exceed limits.prompt_logprobs_bytes."""
     asked, answers = generation.prompt_logprobs, generation.prompt_repeats
     tokens, entries = sum(len(prompt.ids) for prompt in prompts), sum(k + 1 for k in asked.values())
     largest = answers * tokens * entries * ENTRY_BYTES

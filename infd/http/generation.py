@@ -1,4 +1,4 @@
-"""What every API asks for, in one form: a `Generation`. `generate.py` answers it."""
+"""`Generation`: a request for text in a form common to all APIs. `generate.py` answers a `Generation`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 class Conversation(Struct, frozen=True, kw_only=True):
     """One prompt: messages and tools that the model's chat template renders.
 
-    messages               returns the messages as templates read them; called on a thread where the body is large,
-                           raises RequestError
-    tools                  the same for the tools
-    tool_names             of the tools that an answer may call; None: an answer that looks like a call is content
-    max_calls              in one choice, further ones are dropped; None: any number
-    add_generation_prompt  whether the prompt ends with the opening of an assistant message; None: unless
-                           continue_final_message
+    messages               returns the messages as dicts for the template; raises RequestError; called on a thread if
+                           the body is large
+    tools                  returns the tools as dicts for the template, as `messages` does; None: no tools
+    tool_names             names of the tools that an answer may call; None: text that looks like a call is content
+    max_calls              tool calls kept in one choice, further calls are dropped; None: no limit
+    add_generation_prompt  whether the prompt ends with the opening of an assistant message; None: true unless the
+                           answer continues the final message
     continued              text of the final message, which the answer continues; None: the answer is a new message
-    effort                 of reasoning; None: not given
-    template_variables     that the request sets itself
+    effort                 reasoning effort; None: not given
+    template_variables     template variables that the request sets by name
     """
 
     messages: Callable[[], list[dict[str, Any]]]
@@ -38,23 +38,23 @@ class Conversation(Struct, frozen=True, kw_only=True):
 
 
 class Texts(Struct, frozen=True):
-    """One prompt or several: each a text to encode, or token ids."""
+    """One or more prompts; each is a text to encode, or token ids."""
 
     prompts: Sequence[str | Sequence[int]]
 
 
 class Generation(Struct, frozen=True, kw_only=True):
-    """What a request asks for, whichever API it came by. Bounds are checked, except those that depend on the model.
+    """A request for text, in a form common to all APIs. Only bounds that depend on the model remain unchecked.
 
-    fields              that have the same name and meaning in every API
-    input               what the prompts are made of
-    prompt_param        field that the prompts come from, for error messages
+    fields              fields with one name and meaning in every API
+    input               conversation or texts that become the prompts
+    prompt_param        request field that holds the prompts, for error messages
     body_bytes          size of the request's body
-    choices             generated for each prompt
-    returned            of these; where fewer, the likeliest
-    max_tokens          of a choice; None: default_max_tokens, or all that fit if that is None too
-    logprobs            as in SamplingParams
-    prompt_logprobs     Score.top, by each field of the request that asks for prompt log-probabilities
+    choices             choices generated for each prompt
+    returned            choices returned for each prompt; if fewer than `choices`, the likeliest are returned
+    max_tokens          tokens of a choice; None: default_max_tokens; if that is None too, the rest of the context
+    logprobs            see SamplingParams
+    prompt_logprobs     Score.top, by each request field that asks for prompt log-probabilities
     prompt_repeats      choices of a prompt that repeat its log-probabilities
     echo                whether each choice begins with its prompt
     """
@@ -75,5 +75,5 @@ class Generation(Struct, frozen=True, kw_only=True):
 
     @property
     def total_choices(self) -> int:
-        """Choices generated for all prompts together."""
+        """Choices generated for all prompts."""
         return self.choices * (len(self.input.prompts) if isinstance(self.input, Texts) else 1)

@@ -1,13 +1,13 @@
 """The middlewares around every route. Outermost first:
 
-1. record     gives the request its id, and writes its access line when it is over, however it ended
-2. explain    turns what was raised into an error body in the API's words, unless a stream has begun (routes/generating)
-3. frame      refuses versions and framing of HTTP that leave open where the next request begins
-4. preflight  answers browsers that ask whether a page may send a request
-5. authorize  lets nothing through without a key but the paths named in OPEN, compared as the client sent them
+1. record     assigns the request id, and writes the access line after every outcome
+2. explain    answers an exception with an error body in the API's format, if no stream has begun (routes/generating)
+3. frame      refuses HTTP versions and body framing that leave the start of the next request ambiguous
+4. preflight  answers CORS preflight requests
+5. authorize  requires an API key for every path outside OPEN; compares the path as the client sent it
 6. understand refuses expectations (the Expect header) other than 100-continue
 
-`finish_headers` runs last, when a response is about to leave, streamed or not.
+`finish_headers` runs last, before the headers of a response are sent, streamed or not.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 OPEN: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
 METRICS: Final = "/metrics"
 
-# A client's own id is echoed in a header and written to the log: printable and short.
+# A request id from a client is echoed in a header and written to the log, so it must be printable and short.
 _CLIENT_ID: Final = re.compile(r"[!-~]{1,128}")
 _COME_BACK: Final = frozenset({Overloaded.status, NotReady.status})
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
-_LONGEST_PARAM: Final = 128  # characters in the log; some name a field that only the client knows
-_CLIENT_GONE: Final = 499  # proxies log this for a client that left before the answer
+_LONGEST_PARAM: Final = 128  # characters in the log; `param` may contain a field name that the client chose
+_CLIENT_GONE: Final = 499  # nginx's status for a client that disconnects before the response
 
 
 @web.middleware
 async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request its id; write its access line."""
+    """Assign the request id; write the access line."""
     given = request.headers.get("X-Request-Id", "")
     exchange = request[EXCHANGE] = Exchange(
         client_id=given if _CLIENT_ID.fullmatch(given) else None,
@@ -73,13 +73,13 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
             response.headers["X-Request-Id"] = exchange.id
         return response
     except ConnectionError:
-        # aiohttp notices by itself that the client has gone. Raising the error would tie it into a cycle with its task.
+        # aiohttp detects the lost connection itself. A raised error would form a reference cycle with aiohttp's task.
         return web.Response(status=status)
     finally:
         client.silent()
-        del request[EXCHANGE]  # aiohttp keeps the request until the next one comes
+        del request[EXCHANGE]  # aiohttp keeps the request object until the next request arrives
         path = _raw_path(request)
-        if path not in OPEN:  # probes come every second
+        if path not in OPEN:  # health probes arrive every second
             seconds = time.monotonic() - began
             log.access(quiet=path == METRICS, **_access_fields(request, exchange, status, seconds))
             if path != METRICS:
@@ -88,13 +88,13 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer preflight requests of browsers; others pass."""
+    """Answer CORS preflight requests; pass other requests on."""
     return request.app[SERVICE].origins.preflight(request) or await handler(request)
 
 
 @web.middleware
 async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors with their body; a client that has gone gets none."""
+    """Answer an exception with an error body; a lost connection gets no response."""
     exchange, allow = request[EXCHANGE], None
     try:
         return await handler(request)
@@ -121,7 +121,7 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what is not HTTP/1.1 or 1.0, and a body framed as its version does not know (RFC 9112, 6.1)."""
+    """Refuse versions other than HTTP/1.1 and 1.0, and body framing that the version lacks (RFC 9112, 6.1)."""
     if request.version not in (HttpVersion10, HttpVersion11):
         raise UnknownVersion
     codings = request.headers.getall("Transfer-Encoding", ())
@@ -134,7 +134,7 @@ async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 @web.middleware
 async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Identify the key. Unknown paths need one too, so that a client without a key cannot learn which paths exist."""
+    """Identify the API key. Unknown paths require a key too, so that a client without a key cannot probe for paths."""
     service = request.app[SERVICE]
     path = _raw_path(request)
     if path not in OPEN and not (path == METRICS and service.config.metrics.public):
@@ -144,7 +144,7 @@ async def authorize(request: web.Request, handler: Handler) -> web.StreamRespons
 
 @web.middleware
 async def understand(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse other expectations."""
+    """Refuse expectations other than 100-continue."""
     expectations.check(request)
     return await handler(request)
 
@@ -152,13 +152,13 @@ async def understand(request: web.Request, handler: Handler) -> web.StreamRespon
 async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Set X-Request-Id, Retry-After and CORS headers; while draining, close the connection after the answer."""
     service = request.app[SERVICE]
-    response.headers["Server"] = "infd"  # no versions: what runs here is in /version
+    response.headers["Server"] = "infd"  # without a version number; /version reports it
     if (exchange := request.get(EXCHANGE)) is not None:
         response.headers["X-Request-Id"] = exchange.id
     if response.status in _COME_BACK:
         response.headers.setdefault("Retry-After", "1")
     service.origins.mark(request, response)
-    endless = request.version == HttpVersion10 and response.content_length is None  # but for the connection's end
+    endless = request.version == HttpVersion10 and response.content_length is None  # the close ends the body
     if endless or service.engine.lifecycle.state is State.DRAINING or connection.leaves_too_much_unread(request):
         response.force_close()
     if not response.keep_alive:
@@ -167,12 +167,12 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
 
 
 def _raw_path(request: web.Request) -> str:
-    # The path as sent, so that decoding or an absolute-form target cannot disguise another path as an open one.
+    # The undecoded path: percent-encoding or an absolute-form target must not disguise a path as one in OPEN.
     return request.raw_path.partition("?")[0]
 
 
 def _handler(request: web.Request) -> str:
-    """Name the route, not the path: metrics may have only so many labels, and clients choose paths."""
+    """Return the name of the route. Metrics are not labelled by path: clients choose paths, without bound."""
     resource = request.match_info.route.resource
     return "none" if resource is None else resource.name or resource.canonical
 

@@ -1,6 +1,6 @@
-"""JSON too large to be encoded, joined or sent at once, as a list of bytes.
+"""JSON too large to be encoded, joined or sent at once, as a list of bytes objects.
 
-Lists may share their bytes: what several choices repeat is encoded once and kept once.
+Lists may share bytes objects: a part that several choices repeat is encoded and stored once.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ PIECE_TOKENS: Final = 16
 
 
 def hole(name: str) -> Any:
-    """Return a placeholder for a Struct's field whose JSON is encoded separately; `filled` inserts it.
+    """Return a placeholder for a Struct's field that is encoded separately; `filled` inserts the field's JSON.
 
-    Encoded, a placeholder begins and ends with a byte that UTF-8 never contains, so no text is taken for one.
+    An encoded placeholder begins and ends with a byte that UTF-8 never contains, so no text equals a placeholder.
     """
     return msgspec.Raw(b"\xff%b\xff" % name.encode())
 
 
 def filled(around: Struct, fillings: Mapping[str, Pieces]) -> Pieces:
-    """Return the JSON of a Struct with its holes filled, by name."""
+    """Return the JSON of a Struct, with each hole replaced by the filling of its name."""
     pieces: Pieces = []
     for number, piece in enumerate(msgspec.json.encode(around).split(b"\xff")):
         pieces += fillings[piece.decode()] if number % 2 else (piece,)
@@ -47,12 +47,12 @@ def elements(blocks: Iterable[Sequence[Any]]) -> Pieces:
 
 
 def add(pieces: Pieces, block: Sequence[Any]) -> None:
-    """Encode a block, not an empty one, and add it to an array's elements."""
+    """Encode a non-empty block and append it to an array's elements."""
     extend(pieces, [msgspec.json.encode(block)[1:-1]])
 
 
 def extend(pieces: Pieces, more: Pieces) -> None:
-    """Add encoded elements to an array's elements."""
+    """Append encoded elements to an array's elements."""
     if pieces and more:
         pieces.append(b",")
     pieces += more
@@ -70,19 +70,19 @@ def array(*parts: Pieces) -> Pieces:
 
 
 def arrays(elements: Mapping[str, Pieces]) -> dict[str, Pieces]:
-    """Return the JSON of several arrays, given the elements of each by its name."""
+    """Return the JSON of several arrays by name, given the elements of each array by name."""
     return {name: array(pieces) for name, pieces in elements.items()}
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of `size` items; the last one may have fewer."""
+    """Yield lists of `size` items; the last list may be shorter."""
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
 
 
 def joined(pieces: Pieces, least: int) -> Iterator[bytes]:
-    """Yield pieces joined until they have `least` bytes; the last ones may have fewer."""
+    """Yield pieces joined to at least `least` bytes; the last item may be shorter."""
     waiting: Pieces = []
     size = 0
     for piece in pieces:

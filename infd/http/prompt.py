@@ -22,23 +22,25 @@ if TYPE_CHECKING:
     from infd.text.chat import ChatTemplate
     from infd.text.fuel import Limits
 
-# About 4 ms of encoding: longer texts would hold up every stream's tokens.
+# Encoding this many characters takes about 4 ms. Longer texts are encoded on a thread: on the event loop they would
+# delay the tokens of all streams.
 SHORT_CHARACTERS: Final = 4096
-# About 50 ms: longer texts would hold up those of ordinary length.
+# Encoding this many characters takes about 50 ms. Longer texts are encoded on other threads.
 ORDINARY_CHARACTERS: Final = 2**16
 SHORT_WORDS: Final = 64
-# Longest text that is encoded, the larger of these: few texts have more characters a token; 1 MiB takes a second.
+# The longest text that is encoded is max(FREE_CHARACTERS, CHARACTERS_A_TOKEN times the context length). Few texts have
+# more characters a token; encoding 1 MiB takes a second.
 CHARACTERS_A_TOKEN: Final = 16
 FREE_CHARACTERS: Final = 2**20
-# Every step compares the generated tokens with all of them.
+# Every step compares the generated tokens with all bad words.
 BAD_WORD_TOKENS: Final = 2**14
 
 
 class Prompt(Struct, frozen=True):
-    """What the model reads.
+    """The input of the model.
 
-    text  as the client sent it or the template rendered it; None for token ids and for truncated prompts
-    end   of a rendered conversation, which may have begun the answer: a thought
+    text  the text that was encoded; None for prompts sent as token ids, and for truncated prompts
+    end   last characters of a rendered conversation: the template may have opened a thought there
     """
 
     ids: tuple[int, ...]
@@ -47,7 +49,7 @@ class Prompt(Struct, frozen=True):
 
 
 async def read_prompts(generation: Generation, served: ServedModel, offload: Offload) -> list[Prompt]:
-    """Return what the model reads, truncated as the request says. Raises InvalidRequest, Unsupported, PromptTooLong."""
+    """Return the prompts, truncated to truncate_prompt_tokens. Raises InvalidRequest, Unsupported, PromptTooLong."""
     fields = generation.fields
     must_fit = fields.truncate_prompt_tokens is None
     if isinstance(generation.input, Conversation):
@@ -75,11 +77,11 @@ async def read_prompts(generation: Generation, served: ServedModel, offload: Off
 
 
 def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) -> None:
-    """Refuse, before it is encoded, a text that is certainly too long.
+    """Refuse a text that is certainly too long, before it is encoded.
 
-    One that need not fit, because it is cut or only counted, has a bound too: encoding a megabyte takes most of a
-    second of one of a few threads, and its tokens some fifty times its size, while everybody else's texts wait.
-    Raises PromptTooLong, InvalidRequest.
+    A text that need not fit the context, because it is truncated or only counted, has a bound too: encoding 1 MB
+    occupies one of a few threads for most of a second, delays the texts of other requests, and takes about 50 MB for
+    the tokens. Raises PromptTooLong, InvalidRequest.
     """
     most = max(FREE_CHARACTERS, CHARACTERS_A_TOKEN * served.max_model_len)
     if len(text) > most:
@@ -94,7 +96,7 @@ def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) 
 
 
 async def encode(text: str, served: ServedModel, offload: Offload, *, add_special_tokens: bool) -> tuple[int, ...]:
-    """Return the ids of a text."""
+    """Return the token ids of a text. Long texts are encoded on a thread."""
     if served.tokenizer.apart:
         return await offload.apart(_encode, text, served, add_special_tokens=add_special_tokens)
     if len(text) <= SHORT_CHARACTERS:
@@ -104,7 +106,7 @@ async def encode(text: str, served: ServedModel, offload: Offload, *, add_specia
 
 
 async def decode(ids: Sequence[int], served: ServedModel, offload: Offload, *, skip_special_tokens: bool) -> str:
-    """Return the text of ids."""
+    """Return the text of token ids. Long lists are decoded on a thread."""
     decode = served.tokenizer.decode
     if len(ids) <= SHORT_CHARACTERS:
         return decode(ids, skip_special_tokens=skip_special_tokens)
@@ -112,14 +114,14 @@ async def decode(ids: Sequence[int], served: ServedModel, offload: Offload, *, s
 
 
 async def text_of(prompt: Prompt, served: ServedModel, offload: Offload, *, skip_special_tokens: bool) -> str:
-    """Return a prompt's text: as it was given, or decoded from its ids."""
+    """Return a prompt's text: the encoded text if known, else its token ids decoded."""
     if prompt.text is not None:
         return prompt.text
     return await decode(prompt.ids, served, offload, skip_special_tokens=skip_special_tokens)
 
 
 async def bad_word_ids(words: Sequence[str], served: ServedModel, offload: Offload) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences that spell the words, at the start of a text and within one. Raises InvalidRequest."""
+    """Return the token sequences of the words, at the start of a text and after a space. Raises InvalidRequest."""
     if not words:
         return ()
     if sum(map(len, words)) > BAD_WORD_TOKENS:
@@ -143,10 +145,11 @@ async def render(
     must_fit: bool,
     param: str = "messages",
 ) -> Prompt:
-    """Return a conversation as the model's chat template renders it.
+    """Return a conversation rendered by the model's chat template, and encoded.
 
-    A template writes its own special tokens, so none are added unless the request says so.
-    Raises InvalidRequest, Unsupported; if must_fit, PromptTooLong for a text that is certainly too long.
+    Templates write special tokens themselves, so encoding adds special tokens only if the request sets
+    add_special_tokens. Raises InvalidRequest, Unsupported; with `must_fit`, PromptTooLong for a text that is certainly
+    too long.
     """
     variables = template_variables(conversation, served.template)
     continues = conversation.continued is not None
@@ -172,16 +175,17 @@ async def render(
     if served.template.apart or served.tokenizer.apart:
         return await offload.apart(work)
     if body_bytes <= SHORT_CHARACTERS:
-        # A template comes with a checkpoint: it gets a few milliseconds of the loop, and its full time on a thread.
+        # Checkpoints bring their templates: a template gets a few milliseconds on the event loop, and its full time
+        # limit on a thread.
         with suppress(TooCostly):
             return work(BRIEF)
     return await (offload.short(work) if SHORT_CHARACTERS < body_bytes <= ORDINARY_CHARACTERS else offload(work))
 
 
 def template_variables(conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
-    """Return the variables that a request sets in the template. Those that it names itself win.
+    """Return the variables that a request sets in the template; chat_template_kwargs overrides the reasoning effort.
 
-    Raises Unsupported if the request asks for a reasoning effort and the template reads none.
+    Raises Unsupported if the request sets a reasoning effort and the template reads no variable for it.
     """
     given = dict(conversation.template_variables)
     effort = conversation.effort
@@ -197,7 +201,7 @@ def template_variables(conversation: Conversation, template: ChatTemplate) -> di
 
 
 def _truncated(prompt: Prompt, generation: Generation, served: ServedModel) -> Prompt:
-    """Return the last tokens of a prompt, if the request limits how many are read."""
+    """Return a prompt, truncated to its last tokens if the request sets truncate_prompt_tokens."""
     keep = generation.fields.truncate_prompt_tokens
     if keep == -1:
         max_tokens = generation.default_max_tokens if generation.max_tokens is None else generation.max_tokens
@@ -210,9 +214,9 @@ def _encode(text: str, served: ServedModel, *, add_special_tokens: bool) -> tupl
 
 
 def _spelled(words: Sequence[str], served: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """Encode each word at the start of a text, and after a space if that changes only its first token.
+    """Encode each word without a space before it; and with a space, if the space changes only the first token.
 
-    So vLLM defines them; a word that a space changes otherwise is forbidden in its first form alone.
+    vLLM defines bad words so. If the space changes more than the first token, only the form without it is forbidden.
     """
     spelled: list[tuple[int, ...]] = []
     for number, word in enumerate(words):

@@ -1,6 +1,6 @@
-"""Turn a request's sampling fields into SamplingParams.
+"""Convert a request's sampling fields to SamplingParams.
 
-Bounds that are settings are checked here, fixed ones by the schema's types. Defaults come from the model's
+Configurable bounds are checked here, fixed bounds by the types of the schema. Defaults come from the model's
 generation_config.json.
 """
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from infd.http.schema.sampling import GenerationFields, OpenAIRequest
     from infd.http.served_model import ServedModel
 
-# A lower temperature gives the same answer, but divides logits into infinity.
+# A lower temperature samples the same tokens, but dividing the logits by it overflows to infinity.
 COLDEST: Final = 1e-3
-# Seeds are below this, so that a choice can add its index.
+# Upper bound of seeds: adding a choice's index must not overflow.
 SEEDS: Final = 2**62
-# Longer than any neutral value of a field not served yet.
+# No neutral value of an unsupported field is longer.
 LONGEST_NEUTRAL_BYTES: Final = 256
 
 
 def check(request: OpenAIRequest, limits: LimitsConfig) -> None:
-    """Refuse what no model could answer. Raises InvalidRequest, Unsupported."""
+    """Refuse a request that is invalid for every model. Raises InvalidRequest, Unsupported."""
     refuse_not_built(request, request.NEUTRAL, {"best_of": (request.n or 1,)})
     check_fields(request, stop_strings(request), limits)
     if (request.prompt_logprobs or 0) > limits.top_logprobs:
@@ -45,7 +45,7 @@ def check(request: OpenAIRequest, limits: LimitsConfig) -> None:
 
 
 def check_fields(fields: GenerationFields, stop_strings: Sequence[str], limits: LimitsConfig) -> None:
-    """Refuse what exceeds a setting, in the fields that all APIs share. Raises InvalidRequest."""
+    """Refuse values above the configured limits, in the fields that all APIs share. Raises InvalidRequest."""
     if fields.truncate_prompt_tokens == 0:
         raise InvalidRequest("a prompt has at least one token", param="truncate_prompt_tokens")
     if len(fields.bad_words or ()) > limits.bad_words:
@@ -66,7 +66,12 @@ def refuse_not_built(
     also: Mapping[str, tuple[Any, ...]] | None = None,
     at: str = "",
 ) -> None:
-    """Refuse a known field whose value asks for what infd does not serve yet. Raises Unsupported, InvalidRequest."""
+    """Refuse unsupported fields unless their value is null or neutral. Raises Unsupported, InvalidRequest.
+
+    neutral  values that pass, by field
+    also     further values that pass, by field
+    at       path of `fields` in the request, for errors
+    """
     for name in fields.__struct_fields__:
         value = getattr(fields, name)
         if type(value) is not Raw or value is ABSENT:
@@ -86,9 +91,10 @@ def stop_strings(request: OpenAIRequest) -> tuple[str, ...]:
 def max_tokens(
     prompt_tokens: int, asked: int | None, default: int | None, served: ServedModel, *, prompt_param: str
 ) -> int:
-    """Return how many tokens may be generated. `default` None: all that fit.
+    """Return the maximum number of tokens to generate for a choice. Raises PromptTooLong, InvalidRequest.
 
-    Raises PromptTooLong, InvalidRequest.
+    asked    the request's limit; None: `default`
+    default  limit of a request without its own; None: the rest of the context
     """
     room = served.max_model_len - prompt_tokens
     if room < 1:
@@ -115,7 +121,7 @@ def sampling_params(
     logprobs: int | None,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
-    """Return how to choose tokens. Raises InvalidRequest."""
+    """Return the request's sampling parameters, with the model's defaults for missing fields. Raises InvalidRequest."""
     defaults = served.defaults
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
     if choices > 1 and (temperature == 0 or max_tokens == 0):
@@ -158,20 +164,20 @@ def sampling_params(
 
 
 def end_ids(fields: GenerationFields, served: ServedModel) -> frozenset[int]:
-    """Return the ids that finish an answer."""
+    """Return the token ids that finish an answer: stop_token_ids, and the model's end ids unless ignore_eos is set."""
     asked = frozenset(fields.stop_token_ids or ())
     return asked if fields.ignore_eos else asked | served.tokenizer.end_ids
 
 
 def check_ids(ids: Iterable[int], served: ServedModel, param: str) -> None:
-    """Raise InvalidRequest for an id that is not in the vocabulary. The types refuse negative ones."""
+    """Raise InvalidRequest for an id outside the vocabulary. The types of the schema refuse negative ids."""
     largest = max(ids, default=0)
     if largest >= served.vocab_size:
         raise InvalidRequest(f"token id {largest} is not in the vocabulary of {served.vocab_size} tokens", param=param)
 
 
 def _decode(value: Raw, name: str, param: str) -> Any:
-    # Neutral values are short. A raw value was skipped, not decoded, with the body: it may be invalid JSON.
+    # Neutral values are short. Decoding the body skipped raw values without checking them: `value` may be invalid JSON.
     if len(memoryview(value)) > LONGEST_NEUTRAL_BYTES:
         raise Unsupported(name, param=param)
     try:
@@ -181,5 +187,5 @@ def _decode(value: Raw, name: str, param: str) -> Any:
 
 
 def _same(value: Any, known: Any) -> bool:
-    # In Python False == 0 and True == 1; in JSON they are not the same.
+    # Python's False == 0 and True == 1 do not hold in JSON.
     return value == known and isinstance(value, bool) == isinstance(known, bool)

@@ -1,4 +1,4 @@
-"""How bodies are sent."""
+"""Send JSON bodies; large bodies in slices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Body(Payload):
-    """JSON that is written piece by piece, no faster than the client reads it. Its length is known before."""
+    """A JSON body sent in slices, no faster than the client reads. Its length is known, so it is not chunked."""
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__(pieces, content_type="application/json")
@@ -38,6 +38,6 @@ def json(body: bytes, status: int = 200) -> web.Response:
 
 
 def body(pieces: Pieces) -> web.Response:
-    """Return a response with a JSON body, which is sent piece by piece if it is large."""
+    """Return a response with a JSON body, sent in slices if larger than HIGH_WATER."""
     large = sum(map(len, pieces)) > HIGH_WATER
     return web.Response(body=Body(pieces)) if large else json(b"".join(pieces))

@@ -1,4 +1,4 @@
-"""The model served, once it is loaded: names, limits, tokenizer, template, sampling defaults."""
+"""The served model after loading: names, limits, tokenizer, template, sampling defaults."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class SamplingDefaults(Struct, frozen=True, kw_only=True):
-    """Sampling parameters that a request leaves out: those of the model's generation_config.json.
+    """Defaults for sampling parameters that a request omits, from the model's generation_config.json.
 
-    Their max_new_tokens does not count: how long an answer may be is the request's to say, and the context's.
+    infd ignores its max_new_tokens: only the request and the context length limit the length of an answer.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
@@ -40,14 +40,14 @@ class SamplingDefaults(Struct, frozen=True, kw_only=True):
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
-    """The model served: its names, its limits, its tokenizer and template.
+    """The served model: its names, limits, tokenizer and template.
 
-    names          what clients may call it; the first is reported
+    names          names that requests may use; answers report the first
     created        Unix time, seconds
-    max_model_len  prompt and answer together, tokens
+    max_model_len  context length: tokens of prompt and answer together
     vocab_size     token ids are 0..vocab_size - 1
-    syntax         of the thoughts and tool calls in its answers
-    adapters       names of the adapters loaded now, which requests may name in place of the model
+    syntax         markup of thoughts and tool calls in the model's answers
+    adapters       names of the loaded adapters; requests may use these names too
     """
 
     names: tuple[str, ...]
@@ -61,7 +61,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     adapters: Collection[str] = ()
 
     def name(self, asked: str | None) -> str:
-        """Return the name to answer with; without a name, the base model's. Raises ModelNotFound."""
+        """Return the model name that answers report: `asked`, or the base model's. Raises ModelNotFound."""
         if not asked:
             return self.names[0]
         if asked not in self.names and asked not in self.adapters:
@@ -69,6 +69,6 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         return asked
 
     def adapter(self, asked: str | None) -> str | None:
-        """Return the adapter of this name; None if it is the model's own. Raises ModelNotFound."""
+        """Return the adapter named `asked`; None if `asked` names the base model. Raises ModelNotFound."""
         name = self.name(asked)
         return None if name in self.names else name

@@ -1,4 +1,4 @@
-"""State that all routes share: the backend, keys, streams, bodies."""
+"""The state shared by all routes: the backend, API keys, event streams, bytes of received bodies."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from infd.telemetry.metrics import Metrics
 
 
-# Limits of a body if none is configured: five characters a token, each escaped in six bytes.
+# Default limit of a body: five characters a token, each character escaped in six bytes.
 BODY_BYTES: Final = 2**20
 BODY_BYTES_BESIDES: Final = 2**16
 BODY_BYTES_A_TOKEN: Final = 32
 
 
 class Service(Backend):
-    """The backend, and the state of the HTTP server around it."""
+    """The backend, and the state of the HTTP server."""
 
     def __init__(self, engine: Engine, config: Config, metrics: Metrics, keys: Keys, offload: Offload) -> None:
         super().__init__(engine, config, offload)
@@ -37,13 +37,13 @@ class Service(Backend):
         self.streams = Streams()
         self.origins = Origins(config.server.cors_origins)
         self.in_flight = InFlight()
-        self.bodies_bytes = 0  # received of requests that are not decoded yet
+        self.bodies_bytes = 0  # received bytes of all bodies that are not decoded yet
 
     @property
     def largest_body_bytes(self) -> int:
-        """Most bytes of a body: the setting, or what the longest prompt could need.
+        """Maximum size of a body: the setting, or a bound for the longest possible prompt.
 
-        A decoded body can take fifty times its size: a limit above any need would let clients exhaust memory.
+        A decoded body can take fifty times its size, so an unnecessarily high limit would let clients exhaust memory.
         """
         if (configured := self.config.server.max_body_bytes) is not None:
             return configured

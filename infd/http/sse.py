@@ -1,9 +1,9 @@
 """Send server-sent events.
 
-Headers wait for the first event, so that an error before it keeps its own status. If there is no event for a while,
-because the request is queued or the engine paused, the client gets headers, later comments. A slow reader is waited
-for: at most HIGH_WATER and one slice are buffered for it in this process. A client that stops reading is dropped by its
-connection.
+Headers are sent with the first event, so that an error before the first event has its own status. If a stream has no
+event for a while, because the request is queued or the engine paused, the server sends headers, later comments. The
+server waits for a slow reader: this process buffers at most HIGH_WATER and one slice for each stream. The connection
+drops a client that stops reading (connection.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from infd.http.pieces import Pieces
 
-HIGH_WATER: Final = 32 * 2**10  # bytes that may wait in a transport before its writer does
+HIGH_WATER: Final = 32 * 2**10  # bytes buffered in a transport before writers must wait
 BEAT_S: Final = 5.0
 BEATS_TO_HEADERS: Final = 2
 BEATS_TO_PING: Final = 3
@@ -30,7 +30,7 @@ PING: Final = b": ping\n\n"
 
 
 class Streams:
-    """All open event streams, so that one timer keeps them all alive."""
+    """All open event streams; one timer keeps them alive."""
 
     def __init__(self) -> None:
         self._open: set[EventStream] = set()
@@ -44,9 +44,9 @@ class Streams:
         return stream
 
     async def beat(self) -> None:
-        """Count one beat for every stream; a stream quiet for too long gets headers or a comment."""
+        """Call `beat` of every stream."""
         for stream in self:
-            # The stream's handler gets the same error, and ends the request.
+            # The stream's handler gets a ConnectionError too, and ends the request.
             with suppress(ConnectionError):
                 await stream.beat()
 
@@ -58,14 +58,14 @@ class Streams:
 
 
 class EventStream:
-    """One response made of events. A context manager: leaving it removes the stream from the registry."""
+    """One response of events. A context manager: its exit removes the stream from the registry."""
 
     def __init__(self, request: web.Request, registry: set[EventStream]) -> None:
         self.response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "Cache-Control": "no-cache",
-                "X-Accel-Buffering": "no",  # else nginx gathers tokens into pages
+                "X-Accel-Buffering": "no",  # else nginx buffers events
             }
         )
         self.begun = False
@@ -90,18 +90,18 @@ class EventStream:
 
     @property
     def writable(self) -> bool:
-        """Whether `write` may be called: the response has begun, and its reader has taken all that was written."""
+        """Whether `write` may be called: the response has begun, and this process buffers none of its bytes."""
         transport = self._direct
         return transport is not None and not (transport.get_write_buffer_size() or transport.is_closing())
 
     def write(self, events: bytes) -> None:
-        """Write whole events while `writable`. The same bytes as response.write, without its four calls."""
+        """Write whole events while `writable`. Writes the bytes that response.write would, without its four calls."""
         assert self._direct is not None
         self._quiet_beats = 0
         self._direct.write(b"%x\r\n%b\r\n" % (len(events), events))
 
     async def send(self, events: bytes) -> None:
-        """Write whole events. Waits for a reader that lags; raises ConnectionError if the client has gone."""
+        """Write whole events; wait for a slow reader. Raises ConnectionError if the client has gone."""
         self._quiet_beats = 0
         transport = self._transport or await self._begin()
         if len(events) > HIGH_WATER or transport.get_write_buffer_size():
@@ -109,28 +109,28 @@ class EventStream:
         elif self.writable:
             self.write(events)
         else:
-            await self.response.write(events)  # with the headers, the first time: they wait for it
+            await self.response.write(events)  # the first call sends the headers too
             if self.response.headers.get("Transfer-Encoding") == "chunked":
                 self._direct = transport
 
     async def send_pieces(self, events: Pieces) -> None:
-        """Write whole events that are too large to be joined; nothing comes between their pieces."""
+        """Write whole events too large to be joined. No other bytes are sent between the pieces."""
         self._quiet_beats = 0
         if self._transport is None:
             await self._begin()
         await self._send_slowly(joined(events, HIGH_WATER))
 
     async def close(self) -> None:
-        """End the response properly."""
+        """Send the end of the response."""
         self._registry.discard(self)
         await self.response.write_eof()
 
     async def beat(self) -> None:
-        """Count a beat without events; after BEATS_TO_HEADERS send the headers, after BEATS_TO_PING a comment."""
+        """Count a beat; send the headers after BEATS_TO_HEADERS without an event, a comment after BEATS_TO_PING."""
         self._quiet_beats += 1
         if self._quiet_beats < (BEATS_TO_PING if self.begun else BEATS_TO_HEADERS):
             return
-        # A lagging reader has data to read, may be in the middle of an event, and must not delay the others' pings.
+        # A slow reader has unread bytes, perhaps part of an event, and must not delay the pings of other streams.
         if not self._lagging and not self.buffered_bytes:
             await self.send(PING)
 

@@ -1,1 +1,1 @@
-"""How a request becomes a Generation, one file per API."""
+"""Convert an API's request to a `Generation`, one file per API."""

@@ -1,4 +1,4 @@
-"""An API that generates text: what a route, a batch or a caller in process needs of it."""
+"""The interface of an API that generates text."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ Request = TypeVar("Request", bound=GenerationFields)
 class Api(Struct, Generic[Request], frozen=True):
     """An API that generates text.
 
-    generation  given a request, the bytes of its body and the settings: what it asks for; raises RequestError
-    format      the words of its answer
-    errors      the words of errors before there is an answer
+    decoder     decodes the body of a request
+    generation  converts a request, given its body's size in bytes and the settings; raises RequestError
+    format      returns the encoder of a request's answer
+    errors      encodes errors that precede the answer
     """
 
     decoder: msgspec.json.Decoder[Request]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generation:
-    """Return what a chat asks for. Raises InvalidRequest, Unsupported."""
+    """Check a chat request and convert it to a Generation. Raises InvalidRequest, Unsupported."""
     _check(request, config.limits)
     choices = request.n or 1
     return Generation(
@@ -40,8 +40,7 @@ def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generat
 
 
 def _conversation(request: ChatRequest) -> Conversation:
-    # With tool_choice "none" the template does not show the tools: the model would call them, and nothing would read
-    # the calls.
+    # With tool_choice "none" the template gets no tools: the model would call them, and nothing would parse the calls.
     tools = None if request.tool_choice == "none" else request.tools
     variables = request.chat_template_kwargs
     return Conversation(
@@ -57,7 +56,7 @@ def _conversation(request: ChatRequest) -> Conversation:
 
 
 def _check(request: ChatRequest, limits: LimitsConfig) -> None:
-    """Refuse what no model could answer. Raises InvalidRequest, Unsupported."""
+    """Refuse a request that is invalid for every model. Raises InvalidRequest, Unsupported."""
     _check_tools(request)
     sampling.check(request, limits)
     if request.top_logprobs is not None:

@@ -23,11 +23,11 @@ DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
 
 
 def generation(request: CompletionRequest, body_bytes: int, config: Config) -> Generation:
-    """Return what a completion asks for. Raises InvalidRequest, Unsupported."""
+    """Check a completion request and convert it to a Generation. Raises InvalidRequest, Unsupported."""
     prompts = _prompts(request)
     _check(request, len(prompts), config)
     returned, choices = request.n or 1, _choices(request)
-    # The logprobs of an echo are also those of the prompt's tokens.
+    # With echo, `logprobs` also requests the log-probabilities of the prompt's tokens.
     prompt_logprobs = {
         "prompt_logprobs": request.prompt_logprobs,
         "logprobs": request.logprobs if request.echo else None,
@@ -50,7 +50,7 @@ def generation(request: CompletionRequest, body_bytes: int, config: Config) -> G
 
 
 def _check(request: CompletionRequest, prompts: int, config: Config) -> None:
-    """Refuse what no model could answer. Raises InvalidRequest, Unsupported."""
+    """Refuse a request that is invalid for every model. Raises InvalidRequest, Unsupported."""
     sampling.check(request, config.limits)
     n, choices = request.n or 1, _choices(request)
     if choices < n:
@@ -74,7 +74,7 @@ def _choices(request: CompletionRequest) -> int:
 
 
 def _prompts(request: CompletionRequest) -> Sequence[str | list[int]]:
-    """Return the prompts, of whichever of the four forms. Raises InvalidRequest for a mixture."""
+    """Return the prompts: a text, texts, token ids or lists of token ids. Raises InvalidRequest for a mixture."""
     prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt]

@@ -1,1 +1,1 @@
-"""How an answer looks on the wire, streamed and whole, one file per API."""
+"""Encode answers, streamed and whole, one file per API."""

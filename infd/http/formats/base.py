@@ -1,4 +1,4 @@
-"""What formats have in common: framed events, usage, and tokens as text."""
+"""The interface of formats, and their shared functions: framed events, usage, tokens as text."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
     from infd.request import TokenLogprobs
     from infd.text.tokenizer import Tokenizer
 
-# Marks the text in a chunk that is cut in two around it. Encoded, it is b'"\\u0000"', which nothing else contains.
+# Placeholder for the text of a chunk. The encoded chunk is split at the encoded placeholder, b'"\\u0000"', which occurs
+# nowhere else in the chunk.
 PLACE: Final = "\0"
 
 # JSON has no infinity.
 LOWEST_LOGPROB: Final = -9999.0
 
-# Bytes of one token among a prompt's log-probabilities, at most, if its text is no longer than 47 bytes: 43 of names
-# and punctuation, 7 of its id, 24 of a float, 7 of a rank. An echo's are shorter.
+# Maximum bytes of one token's entry in prompt_logprobs, if the token's text is no longer than 47 bytes: 43 of names and
+# punctuation, 7 of the id, 24 of a float, 7 of a rank. A token's entry in the logprobs of an echo is shorter.
 ENTRY_BYTES: Final = 128
 
 
 class Accepted(Struct, frozen=True):
-    """What is known of a generation once it is queued.
+    """A queued generation, as its format needs it.
 
-    model      name to answer with
-    prompts    token ids of each
-    marked_up  whether thoughts or calls may be taken out of the answers, so that there may be no content
+    model      model name that the answer reports
+    prompts    token ids of each prompt
+    marked_up  whether thoughts or tool calls are parsed out of the answers; content may then be missing
     """
 
     ticket: Ticket
@@ -49,27 +50,28 @@ class Accepted(Struct, frozen=True):
 
 
 class Errors(Protocol):
-    """How an API reports an error."""
+    """Encodes errors in the format of an API."""
 
     def error_body(self, error: RequestError) -> bytes:
-        """Return the body of the response, if no event was sent."""
+        """Return the body of an error response."""
 
     def error_events(self, error: RequestError) -> bytes:
-        """Return the framed events that end a stream, the API's last mark included."""
+        """Return the framed events that report an error and end the stream, the API's end marker included."""
 
 
 class Format(Errors, Protocol):
-    """One answer in the words of one API: streamed by `events` and `last_events`, or `whole`."""
+    """Encodes one answer in the format of one API: streamed by `events` and `last_events`, or `whole`."""
 
     def events(self, delta: ChoiceDelta) -> Pieces:
-        """Return the framed events of a delta; none if it has nothing to show yet."""
+        """Return the framed events of a delta; an empty list if the delta changes nothing visible."""
 
     def last_events(self) -> bytes:
-        """Return the framed events that follow the last delta, the API's last mark included."""
+        """Return the framed events that follow the last delta, the API's end marker included."""
 
     def explain(self, delta: ChoiceDelta) -> dict[str, Pieces]:
-        """Return the log-probabilities of a delta, and those of its prompt if it repeats them: encoded elements of JSON
-        arrays, by name. Called once for each token, in order.
+        """Return the log-probabilities of a delta and of its prompt report as encoded elements of JSON arrays, by name.
+
+        The caller passes every token once, in order.
         """
 
     def whole(self, choices: Sequence[WholeChoice]) -> Pieces:
@@ -77,25 +79,26 @@ class Format(Errors, Protocol):
 
 
 def event(data: bytes) -> bytes:
-    """Frame one event. `data` holds no newline, as JSON does not."""
+    """Frame one event. `data` must not contain a newline; encoded JSON contains none."""
     return b"data: " + data + b"\n\n"
 
 
 def framed(data: Pieces) -> Pieces:
-    """Frame one event."""
+    """Frame one event given in pieces."""
     return [b"data: ", *data, b"\n\n"]
 
 
 def around(chunk: Struct) -> list[bytes]:
-    """Return the bytes of a framed chunk around its text, which is PLACE in one or more fields.
+    """Return the bytes of a framed chunk before, between and after its text; PLACE stands for the text in `chunk`.
 
-    Encoding a chunk takes longer than everything else done for a token, and only its text changes.
+    Only the text of a chunk changes from token to token, and encoding a whole chunk takes longer than all other work
+    on a token.
     """
     return event(msgspec.json.encode(chunk)).split(msgspec.json.encode(PLACE))
 
 
 def usage(ticket: Ticket, thought_tokens: int = 0) -> Usage:
-    """Return the tokens that the request has taken so far, those of thoughts too if there were any."""
+    """Return the usage of the request so far. Reports `thought_tokens` unless 0."""
     return Usage(
         prompt_tokens=ticket.prompt_tokens,
         completion_tokens=ticket.generated_tokens,
@@ -106,7 +109,7 @@ def usage(ticket: Ticket, thought_tokens: int = 0) -> Usage:
 
 
 def explain_prompt(report: PromptReport, most: int, tokenizer: Tokenizer) -> Pieces:
-    """Return the elements of PromptLogprobs, with the `most` likely tokens of each position."""
+    """Return the encoded elements of PromptLogprobs, with the `most` likeliest tokens of each position."""
     tokens = zip(report.token_ids, report.logprobs, strict=True)
     return elements(batched((_explained(*token, most, tokenizer) for token in tokens), PIECE_TOKENS))
 
@@ -126,7 +129,7 @@ def _explained(
 
 
 def readable(piece: bytes) -> str:
-    """Return a token's bytes as text; a token may end inside a character."""
+    """Return a token's bytes as text. Incomplete characters become U+FFFD."""
     return piece.decode("utf-8", "replace")
 
 

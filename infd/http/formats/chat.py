@@ -1,4 +1,4 @@
-"""An answer as chat.completion and chat.completion.chunk."""
+"""Encode an answer as chat.completion or chat.completion.chunk objects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class ChatFormat(OpenAIErrors):
-    """The words of POST /v1/chat/completions."""
+    """The format of POST /v1/chat/completions."""
 
     def __init__(self, request: ChatRequest, accepted: Accepted) -> None:
         options = request.stream_options
@@ -59,7 +59,7 @@ class ChatFormat(OpenAIErrors):
         self._created = int(time.time())
         self._model = accepted.model
         self._only_text = not (self._logprobs or self._show_ids or self._running_usage)
-        self._empty = None if accepted.marked_up else ""  # content of an answer that has none
+        self._empty = None if accepted.marked_up else ""  # content of a message without text
         self._show_thoughts = request.include_reasoning is not False
         self._thought_tokens = 0
         self._calling: set[int] = set()
@@ -133,7 +133,7 @@ class ChatFormat(OpenAIErrors):
         explained: dict[str, Pieces] = {}
         choice = ChatChunkChoice(index=delta.index, delta=self._delta(delta))
         if self._logprobs and len(delta.token_ids) <= PIECE_TOKENS:
-            # A few tokens are encoded with the chunk: quicker than a list of their own.
+            # Encoding a few tokens with the chunk is faster than encoding a separate list.
             choice.logprobs = ChatLogprobs(content=list(map(self._likely, delta.token_ids, delta.logprobs)))
         else:
             explained, choice.logprobs = self._explain_tokens(delta), self._logprobs_hole()
@@ -148,12 +148,12 @@ class ChatFormat(OpenAIErrors):
         return [around(self._chunk(ChatChunkChoice(index=index, delta=delta))) for index in range(choices)]
 
     def _thought_alone(self, delta: ChoiceDelta) -> str:
-        """Return the thought of a delta that shows nothing else."""
+        """Return the thought of a delta without other visible parts; else an empty string."""
         aside = delta.aside
         return aside.thought if aside is not None and self._show_thoughts and not (delta.text or aside.calls) else ""
 
     def _note(self, delta: ChoiceDelta) -> None:
-        """Count what the end of the answer reports."""
+        """Update the thought tokens and the choices with tool calls, which the end of the answer reports."""
         if delta.aside is not None:
             self._thought_tokens += delta.aside.thought_tokens
             if delta.aside.calls:
@@ -165,7 +165,7 @@ class ChatFormat(OpenAIErrors):
         return bool(delta.finish or delta.text or thought or (aside is not None and aside.calls))
 
     def _finish_reason(self, delta: ChoiceDelta) -> str | None:
-        """Return "tool_calls" only if the model ended its turn: a client must not run a call cut off by length."""
+        """Return "tool_calls" only if the model ended its turn: a client must not run a truncated call."""
         if delta.finish is FinishReason.STOP and delta.index in self._calling:
             return "tool_calls"
         return delta.finish.value if delta.finish is not None else None
@@ -206,13 +206,13 @@ class ChatFormat(OpenAIErrors):
         )
 
     def _explain_prompt(self, delta: ChoiceDelta) -> dict[str, Pieces]:
-        """Return the elements of prompt_logprobs, which come once, with the first choice."""
+        """Return the encoded elements of prompt_logprobs, which only the first choice reports."""
         if delta.prompt is None or delta.index:
             return {}
         return {"prompt_logprobs": explain_prompt(delta.prompt, self._prompt_logprobs, self._tokenizer)}
 
     def _explain_tokens(self, delta: ChoiceDelta) -> dict[str, Pieces]:
-        """Return the elements of ChatLogprobs.content."""
+        """Return the encoded elements of ChatLogprobs.content."""
         if not self._logprobs:
             return {}
         tokens = map(self._likely, delta.token_ids, delta.logprobs)

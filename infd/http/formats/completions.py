@@ -1,4 +1,4 @@
-"""An answer as text_completion."""
+"""Encode an answer as text_completion objects."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class EncodedReport(Struct):
     """A PromptReport, encoded once for all choices of the prompt.
 
-    remaining   choices that have not repeated it yet
-    elements    of JSON arrays, by name
-    characters  of its tokens' texts, in a row
+    remaining   choices that have not repeated the report yet
+    elements    encoded elements of JSON arrays, by name
+    characters  total length of the prompt tokens' texts
     """
 
     remaining: int
@@ -43,7 +43,7 @@ class EncodedReport(Struct):
 
 
 class CompletionFormat(OpenAIErrors):
-    """The words of POST /v1/completions. Choices are numbered prompt by prompt."""
+    """The format of POST /v1/completions. Choices are numbered prompt by prompt."""
 
     def __init__(self, request: CompletionRequest, accepted: Accepted) -> None:
         options = request.stream_options
@@ -55,7 +55,7 @@ class CompletionFormat(OpenAIErrors):
         self._ticket = accepted.ticket
         self._tokenizer = accepted.tokenizer
         self._prompts = accepted.prompts
-        self._returned = request.n or 1  # of each prompt's choices
+        self._returned = request.n or 1  # choices returned for each prompt
         self._generated = request.best_of or self._returned
         self._id = f"cmpl-{accepted.ticket.id}"
         self._created = int(time.time())
@@ -73,7 +73,7 @@ class CompletionFormat(OpenAIErrors):
         if delta.finish is None and self._only_text and delta.prompt is None:
             return [msgspec.json.encode(delta.text).join(self._frames[delta.index])] if delta.text else []
         if self._logprobs is not None and delta.prompt is None and len(delta.token_ids) <= PIECE_TOKENS:
-            # A few tokens are encoded with the chunk: quicker than lists of their own.
+            # Encoding a few tokens with the chunk is faster than encoding separate lists.
             choice = self._choice(delta, {})
             tokens = zip(delta.token_ids, delta.logprobs, strict=True)
             choice.logprobs, self._offsets[delta.index] = self._likely(tokens, self._offsets[delta.index])
@@ -136,7 +136,7 @@ class CompletionFormat(OpenAIErrors):
         return choice
 
     def _encoded(self, prompt: int, report: PromptReport) -> EncodedReport:
-        """Return a prompt's report, encoded for its first choice and forgotten with its last one."""
+        """Return a prompt's encoded report. Encoded for the prompt's first choice, dropped after the last choice."""
         encoded = self._reports.pop(prompt, None)
         if encoded is None:
             encoded = EncodedReport(self._generated, {})
@@ -159,7 +159,7 @@ class CompletionFormat(OpenAIErrors):
         return CompletionResponse(id=self._id, created=self._created, model=self._model, choices=choices, usage=cost)
 
     def _lists(self, tokens: Iterable[Token], offset: int) -> tuple[dict[str, Pieces], int]:
-        """Return the elements of CompletionLogprobs' lists, and the text_offset of the token that follows."""
+        """Return the encoded elements of CompletionLogprobs' lists, and the text_offset of the next token."""
         lists: dict[str, Pieces] = {name: [] for name in CompletionLogprobs.__struct_fields__}
         for block in batched(tokens, PIECE_TOKENS):
             likely, offset = self._likely(block, offset)
@@ -169,7 +169,7 @@ class CompletionFormat(OpenAIErrors):
         return lists, offset
 
     def _likely(self, tokens: Iterable[Token], offset: int) -> tuple[CompletionLogprobs, int]:
-        """Return the log-probabilities of tokens, and the text_offset of the token that follows."""
+        """Return the log-probabilities of tokens, and the text_offset of the next token."""
         names, offsets = [], []
         chosen: list[float | None] = []
         likely: list[dict[str, float] | None] = []
@@ -185,7 +185,7 @@ class CompletionFormat(OpenAIErrors):
             chosen.append(finite(logprobs.chosen))
             top: dict[str, float] = {}
             for top_id, logprob in zip(logprobs.top_ids[: self._logprobs], logprobs.top, strict=False):
-                # Halves of different characters read alike: the likelier token keeps the entry.
+                # Parts of different characters all decode to U+FFFD: the likeliest token keeps the entry.
                 top.setdefault(readable(self._tokenizer.piece(top_id)), finite(logprob))
             top.setdefault(token, finite(logprobs.chosen))
             likely.append(top)

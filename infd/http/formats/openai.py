@@ -1,4 +1,4 @@
-"""What OpenAI's APIs have in common: their errors, and the mark that ends their streams."""
+"""The errors and the end-of-stream marker of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class OpenAIErrors:
-    """`{"error": {message, type, param, code}}`, as a body and as an event. Routes that generate nothing use it too."""
+    """Errors as `{"error": {message, type, param, code}}`; routes that generate nothing use this format too."""
 
     def error_body(self, error: RequestError) -> bytes:
         detail = ErrorDetail(message=str(error), type=error.type, param=error.param, code=error.code)

@@ -1,4 +1,4 @@
-"""Where a request's time went: reported at the end of its answer."""
+"""The durations of a request's phases, reported at the end of its answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def timings(ticket: Ticket) -> Timings | UnsetType:
-    """Return the times of a complete answer; UNSET if it has no token."""
+    """Return the durations and rates of a complete answer; UNSET if the answer has no token."""
     times = ticket.times
     if times.started is None or times.first is None or times.last is None:
         return UNSET

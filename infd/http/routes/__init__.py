@@ -1,1 +1,1 @@
-"""What each endpoint does: decode, submit, send."""
+"""The handlers of all endpoints."""

@@ -1,4 +1,4 @@
-"""The routes that generate text: an API's request in, its answer out, whole or as events."""
+"""The routes that generate text: decode an API's request, send its answer whole or as events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Request = TypeVar("Request", bound=GenerationFields)
 
 
 def answering(api: Api[Request]) -> Handler:
-    """Return the handler of an API's route."""
+    """Return the handler of the route that generates text in an API's format."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         service, exchange = request.app[SERVICE], request[EXCHANGE]
@@ -50,8 +50,8 @@ async def _stream(
     exchange: Exchange,
     service: Service,
 ) -> web.StreamResponse:
-    """Answer with events. The stream opens before the request has a place in the queue, so that a client that waits
-    long, for a resting engine or in the queue, gets headers and pings.
+    """Answer with events. The stream opens before the request is queued, so that the client gets headers and pings
+    while the request waits for a sleeping engine or in the queue.
     """
     with service.streams.open(request) as events:
         try:

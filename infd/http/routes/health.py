@@ -28,17 +28,17 @@ _NOT_READY: Final = frozenset(State) - {State.READY}
 
 
 async def live(request: web.Request) -> web.StreamResponse:
-    """503 only if the process must be restarted."""
+    """Return 503 only if the process must be restarted."""
     return _state(request, _NOT_LIVE)
 
 
 async def healthy(request: web.Request) -> web.StreamResponse:
-    """Whether the model is loaded and has not failed."""
+    """Return 200 if the model is loaded and has not failed, else 503."""
     return _state(request, _NOT_HEALTHY)
 
 
 async def ready(request: web.Request) -> web.StreamResponse:
-    """Whether new requests are accepted now. `?verbose` adds the reason and since when."""
+    """Return 200 if the server accepts new requests, else 503. `?verbose` adds the reason and the time of the state."""
     wakes = request.app[SERVICE].engine.control.wakes_on_request
     return _state(request, _NOT_READY - {State.SLEEPING} if wakes else _NOT_READY, verbose="verbose" in request.query)
 
@@ -48,7 +48,7 @@ async def version(request: web.Request) -> web.StreamResponse:
 
 
 async def load(request: web.Request) -> web.StreamResponse:
-    """The number of choices running and waiting."""
+    """Return the numbers of running and waiting choices."""
     status = request.app[SERVICE].engine.status()
     counts = {"server_load": status.running + status.waiting, "running": status.running, "waiting": status.waiting}
     return send.json(msgspec.json.encode(counts))

@@ -9,7 +9,7 @@ from infd.telemetry.exposition import expose
 
 
 async def scrape(request: web.Request) -> web.StreamResponse:
-    """Everything that is counted, for Prometheus."""
+    """Return all metrics in Prometheus' text format."""
     service = request.app[SERVICE]
     return web.Response(
         body=await service.offload(expose, service.metrics.snapshot()),

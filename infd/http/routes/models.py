@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def every(request: web.Request) -> web.StreamResponse:
-    """All names of the model served, then the loaded adapters."""
+    """Return all names of the served model, then the loaded adapters."""
     served = request.app[SERVICE].model()
     return send.json(
         msgspec.json.encode(ModelList(data=[_card(served, name) for name in (*served.names, *served.adapters)]))
@@ -25,7 +25,7 @@ async def every(request: web.Request) -> web.StreamResponse:
 
 
 async def one(request: web.Request) -> web.StreamResponse:
-    """One model or adapter. Ids may contain slashes."""
+    """Return one model or adapter. Ids may contain slashes."""
     served = request.app[SERVICE].model()
     return send.json(msgspec.json.encode(_card(served, served.name(request.match_info["id"]))))
 

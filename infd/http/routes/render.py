@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions/render and /v1/completions/render: the prompts of such requests, without an answer."""
+"""POST /v1/chat/completions/render and /v1/completions/render: return a request's prompts, and generate nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Request = TypeVar("Request", bound=GenerationFields)
 
 
 def rendering(api: Api[Request]) -> Handler:
-    """Return the handler that shows the prompts of an API's requests: one of a conversation, of texts a list."""
+    """Return a handler that responds with a request's prompts: one prompt for a conversation, else a list."""
 
     async def render(request: web.Request) -> web.StreamResponse:
         service = request.app[SERVICE]

@@ -26,7 +26,7 @@ DETOKENIZE: Final = msgspec.json.Decoder(DetokenizeRequest)
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:
-    """The ids of a text, or of a conversation rendered by the chat template."""
+    """Return the token ids of a text, or of a conversation rendered by the chat template."""
     service = request.app[SERVICE]
     body, size = await read(request, TOKENIZE)
     served = service.model()
@@ -62,7 +62,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
 
 
 async def detokenize(request: web.Request) -> web.StreamResponse:
-    """The text of ids, special tokens included."""
+    """Return the text of token ids, special tokens included."""
     service = request.app[SERVICE]
     body, _ = await read(request, DETOKENIZE)
     served = service.model()

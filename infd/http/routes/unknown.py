@@ -1,6 +1,6 @@
-"""Every path and method that no other route serves.
+"""The catch-all route: refuse paths and methods that no other route serves.
 
-This is a route too, so that the middlewares surround it, whatever the request's headers say.
+As this is a route, all middlewares apply to unknown paths too.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Final, NoReturn
 from aiohttp import web
 
 PATH: Final = "/{path:.*}"
-NAME: Final = "none"  # clients choose these paths: metrics know them all by this one word
+NAME: Final = "none"  # metrics label for all unknown paths, because clients choose them
 
 
 async def refuse(request: web.Request) -> NoReturn:
-    """Raise HTTPMethodNotAllowed if another method of the path is served, else HTTPNotFound."""
+    """Raise HTTPMethodNotAllowed if the path is served with another method, else HTTPNotFound."""
     methods: set[str] = set()
     for resource in request.app.router.resources():
         if resource.name != NAME:

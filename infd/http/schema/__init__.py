@@ -1,1 +1,1 @@
-"""The shapes of requests and responses: Structs only, every bound in its type."""
+"""The types of request and response bodies: Structs only; fixed bounds are in the types."""

@@ -11,19 +11,19 @@ from infd.http.schema.sampling import ABSENT, NotBuilt, OpenAIRequest
 from infd.http.schema.tools import CALLS, TOOLS, Called, CallId, ReplyCall, ReplyCallDelta, Tool, ToolChoice
 from infd.http.schema.usage import Timings, Usage
 
-# Rendering a message takes longer than its bytes alone would suggest.
+# Maximum messages in a request. Even an empty message takes time to render, so the size of the body is no bound.
 MESSAGES: Final = 2**14
 
 
 class ContentPart(Struct, kw_only=True):
-    """A part of a message. Only text is served; other types are refused by name."""
+    """A part of a message. Types other than "text" are refused."""
 
     type: str
     text: str | None = None
 
 
 class Message(Struct, kw_only=True):
-    """One message of the conversation."""
+    """One message of a request."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[ContentPart], Meta(max_length=4096)] | None = None
@@ -42,7 +42,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TemplateKwargs(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The variables that a request may set in the model's chat template, and no others."""
+    """The only variables that a request may set in the model's chat template."""
 
     enable_thinking: bool | UnsetType = UNSET
     thinking: bool | UnsetType = UNSET
@@ -89,7 +89,9 @@ class ChatRequest(OpenAIRequest, kw_only=True):
 
 
 class ReplyMessage(Struct, kw_only=True):
-    """The assistant's message. Its thought comes under two names, because clients read either."""
+    """The assistant's message. Two fields hold its thought, because clients read either `reasoning_content` or
+    `reasoning`.
+    """
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -99,7 +101,7 @@ class ReplyMessage(Struct, kw_only=True):
 
 
 class TopLogprob(Struct, kw_only=True):
-    """One of the likeliest tokens at a position."""
+    """One of the likeliest tokens of a position."""
 
     token: str
     logprob: float
@@ -107,7 +109,7 @@ class TopLogprob(Struct, kw_only=True):
 
 
 class ChatLogprob(Struct, kw_only=True):
-    """The token at one position, and the likeliest ones there."""
+    """The generated token of a position, and the likeliest tokens of that position."""
 
     token: str
     logprob: float
@@ -116,13 +118,13 @@ class ChatLogprob(Struct, kw_only=True):
 
 
 class ChatLogprobs(Struct, kw_only=True):
-    """One entry per generated token."""
+    """Log-probabilities of the generated tokens, one entry per token."""
 
     content: list[ChatLogprob]
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One choice. `stop_reason` is the stop string or token id that finished it."""
+    """One choice. `stop_reason` is the stop string or token id that finished the choice."""
 
     index: int
     message: ReplyMessage
@@ -133,7 +135,7 @@ class ChatChoice(Struct, kw_only=True):
 
 
 class ChatResponse(Struct, kw_only=True):
-    """The whole answer."""
+    """The body of a whole answer."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"

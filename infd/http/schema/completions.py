@@ -12,10 +12,10 @@ from infd.http.schema.usage import Timings, Usage
 
 
 class CompletionRequest(OpenAIRequest, kw_only=True):
-    """The body of a completion request. A prompt is a text or token ids; several of either may be given."""
+    """The body of a completion request. `prompt` is a text, a list of texts, token ids or a list of token id lists."""
 
     prompt: str | Annotated[list[str | TokenId | Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0: only echo or score the prompt
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None  # 0: echo or score the prompt, generate nothing
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0)] | None = None
@@ -27,9 +27,9 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
 
 
 class CompletionLogprobs(Struct, kw_only=True):
-    """Parallel lists, one entry per token; offsets count characters of the answer.
+    """Parallel lists with one entry per token; `text_offset` counts characters of the answer.
 
-    Where the prompt is echoed, its first token has no log-probability.
+    The first token of an echoed prompt has no log-probability: its entries are null.
     """
 
     text_offset: list[int]
@@ -39,7 +39,7 @@ class CompletionLogprobs(Struct, kw_only=True):
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """One choice, or the new part of it. `stop_reason` is the stop string or token id that finished it."""
+    """One choice, or its new part. `stop_reason` is the stop string or token id that finished the choice."""
 
     index: int
     text: str
@@ -52,7 +52,7 @@ class CompletionChoice(Struct, kw_only=True):
 
 
 class CompletionResponse(Struct, kw_only=True):
-    """The whole answer, or one event of a streamed one."""
+    """The body of a whole answer, or one event of a streamed answer."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class ErrorDetail(Struct, kw_only=True):
-    """`param` is a dotted path into the request, such as `messages[2].content`."""
+    """One error. `param` is the dotted path of the wrong field, for example `messages[2].content`."""
 
     message: str
     type: str
@@ -15,6 +15,6 @@ class ErrorDetail(Struct, kw_only=True):
 
 
 class ErrorBody(Struct, kw_only=True):
-    """The body of an error response, and of the event that ends a failed stream."""
+    """The body of an error response, and the data of a failed stream's error event."""
 
     error: ErrorDetail

@@ -6,12 +6,12 @@ from msgspec import Struct
 
 
 class PromptLogprob(Struct, kw_only=True):
-    """One token at one position of the prompt; `rank` 1 is the likeliest there."""
+    """One token at one position of the prompt. The likeliest token of a position has `rank` 1."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-# One entry per position: the prompt's own token, then the likeliest ones, by id. The first position has none.
+# One entry per position, by token id: the prompt's token, then the likeliest tokens. The first entry is None.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]

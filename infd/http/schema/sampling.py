@@ -1,4 +1,4 @@
-"""The fields of requests for generated text, whatever their prompt looks like."""
+"""The fields that all requests for generated text share."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 StopString = Annotated[str, Meta(min_length=1)]
 BadWord = Annotated[str, Meta(min_length=1)]
 
-# A known field that infd does not serve yet. Null and the values under NEUTRAL pass, others are refused by name.
+# The type of a field that infd does not support yet. Null and the values in NEUTRAL pass; other values are refused.
 NotBuilt = Raw
 ABSENT = Raw(b"null")
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream reports besides text."""
+    """Whether a stream reports usage, at its end or in every chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class GenerationFields(Struct, kw_only=True):
-    """The fields that have the same name and meaning in every API. None: not given."""
+    """The fields that have one name and one meaning in every API. None: not given."""
 
     model: str | None = None
     stream: bool | None = None
@@ -45,19 +45,19 @@ class GenerationFields(Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
     bad_words: list[BadWord] | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keep only this many at the end; -1: what fits
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # keep the last tokens; -1: as many as fit
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
 
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}\Z")] | None = None  # returned in a header
+    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,128}\Z")] | None = None  # echoed as X-Request-Id
     cache_salt: str | None = None
 
 
 class OpenAIRequest(GenerationFields, kw_only=True):
-    """Further fields that chat and completions share. None: not given."""
+    """Further fields that both OpenAI APIs, chat and completions, define. None: not given."""
 
     n: Annotated[int, Meta(ge=1)] | None = None
     stream_options: StreamOptions | None = None

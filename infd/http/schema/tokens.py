@@ -12,7 +12,7 @@ from infd.http.schema.tools import TOOLS, Tool
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """Exactly one of `prompt` and `messages`; messages are rendered first."""
+    """A text or a conversation to encode: exactly one of `prompt` and `messages` must be set."""
 
     model: str | None = None
     prompt: str | None = None
@@ -26,7 +26,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
 
 class TokenizeResponse(Struct, kw_only=True):
-    """The ids, and the model's context length."""
+    """The token ids, their number, and the model's context length."""
 
     count: int
     max_model_len: int
@@ -35,7 +35,7 @@ class TokenizeResponse(Struct, kw_only=True):
 
 
 class RenderedPrompt(Struct, kw_only=True):
-    """The prompt that the model would read, and the model's context length."""
+    """One prompt as text and token ids, and the model's context length."""
 
     model: str
     prompt: str
@@ -45,13 +45,13 @@ class RenderedPrompt(Struct, kw_only=True):
 
 
 class DetokenizeRequest(Struct, kw_only=True):
-    """Ids to decode, special tokens included."""
+    """Token ids to decode."""
 
     model: str | None = None
     tokens: Annotated[list[TokenId], Meta(max_length=2**20)]
 
 
 class DetokenizeResponse(Struct, kw_only=True):
-    """The text."""
+    """The decoded text, special tokens included."""
 
     prompt: str

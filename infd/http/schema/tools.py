@@ -1,4 +1,4 @@
-"""Tools that a chat may call, and the calls."""
+"""The tools of a chat request, and tool calls in requests and answers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from infd.http.schema.sampling import ABSENT
 
-# OpenAI accepts 128. Rendering many tools is bounded by the limits on templates.
+# Maximum tools in a request and calls in a message. OpenAI accepts 128; the limits on templates bound rendering.
 TOOLS: Final = 512
 CALLS: Final = 512
-# Nesting of the parameters' JSON schema and of a call's arguments.
+# Maximum nesting of a tool's JSON schema and of a call's arguments.
 SCHEMA_DEPTH: Final = 64
 
-# Wider than OpenAI's: MCP servers prefix their own name to the tool's.
+# Permits more characters than OpenAI: MCP servers prefix tool names with server names.
 ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/-]{1,128}\Z")]
 CallId = Annotated[str, Meta(max_length=256)]
 
 
 class Function(Struct, kw_only=True):
-    """A function that can be called. `parameters` is a JSON schema."""
+    """A function that the model may call. `parameters` is a JSON schema."""
 
     name: ToolName
     description: str | None = None
@@ -29,34 +29,34 @@ class Function(Struct, kw_only=True):
 
 
 class Tool(Struct, kw_only=True):
-    """A tool. Only functions are served."""
+    """A tool. Only tools of type "function" are supported."""
 
     type: Literal["function"]
     function: Function
 
 
 class ChosenFunction(Struct, kw_only=True):
-    """A function by name."""
+    """The name of the function in a ToolChoice."""
 
     name: str
 
 
 class ToolChoice(Struct, kw_only=True):
-    """One tool that must be called."""
+    """A tool_choice that names one tool to call."""
 
     type: str
     function: ChosenFunction | None = None
 
 
 class CalledFunction(Struct, kw_only=True):
-    """The function that was called. `arguments` is JSON text."""
+    """The function of a call in a request. `arguments` is JSON text."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     arguments: str
 
 
 class Called(Struct, kw_only=True):
-    """A call that the assistant made, as a client sends it back."""
+    """A tool call of an earlier answer, sent back by the client."""
 
     id: CallId | None = None
     type: Literal["function"] = "function"
@@ -64,14 +64,14 @@ class Called(Struct, kw_only=True):
 
 
 class ReplyFunction(Struct, kw_only=True):
-    """A function that the answer calls, with the arguments as the model wrote them."""
+    """The function of a call in an answer. `arguments` is the model's text, unchecked."""
 
     name: str
     arguments: str
 
 
 class ReplyCall(Struct, kw_only=True):
-    """One call in an answer."""
+    """One tool call in an answer."""
 
     id: str
     type: Literal["function"] = "function"
@@ -79,14 +79,14 @@ class ReplyCall(Struct, kw_only=True):
 
 
 class FunctionDelta(Struct, kw_only=True):
-    """The new part of a call: its name once, its arguments in parts."""
+    """The new part of a call's function. Only one delta of a call has the name; every delta has a part of arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
 class ReplyCallDelta(Struct, kw_only=True):
-    """The new part of a call in a streamed answer. Id, type and name come once."""
+    """The new part of a tool call in a streamed answer. Only one delta of a call has id and type."""
 
     index: int
     id: str | UnsetType = UNSET

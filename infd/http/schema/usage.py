@@ -1,4 +1,4 @@
-"""Tokens and time that a request took."""
+"""The tokens and durations that an answer reports."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct, kw_only=True):
-    """Prompt tokens found in the prefix cache."""
+    """Details of prompt tokens: the number found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Struct, kw_only=True):
-    """Tokens of thoughts, their markers included."""
+    """Details of generated tokens: the number in thoughts, their markers included."""
 
     reasoning_tokens: int
 
 
 class Usage(Struct, kw_only=True):
-    """Tokens read and written."""
+    """The numbers of prompt tokens and generated tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -28,11 +28,11 @@ class Usage(Struct, kw_only=True):
 
 
 class Timings(Struct, kw_only=True):
-    """Where the time went, as llama.cpp's server names it. All choices together; milliseconds, and tokens a second.
+    """Durations in milliseconds and rates in tokens per second, over all choices. llama.cpp's server names the fields.
 
-    cache_n      prompt tokens found in the cache
+    cache_n      prompt tokens found in the prefix cache
     prompt_n     prompt tokens computed
-    predicted_n  tokens generated; the first of each choice belongs to the prompt's time
+    predicted_n  tokens generated; prompt_ms includes the first token of each choice
     """
 
     queue_ms: float
