@@ -59,7 +59,12 @@ class Daemon:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={"PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(directory / "notify"), **variables},
+                env={
+                    "PATH": os.environ["PATH"],
+                    "NOTIFY_SOCKET": str(directory / "notify"),
+                    "XDG_CACHE_HOME": str(directory / "cache"),
+                    **variables,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
