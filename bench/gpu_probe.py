@@ -6,6 +6,8 @@ or hangs for CASE_S, the rest run in a new process. Each result is printed and w
     python bench/gpu_probe.py --json probe.jsonl
     python bench/gpu_probe.py --cases arena graph_over_release
     python bench/gpu_probe.py --device cpu             # tests this program; cases that need CUDA are skipped
+
+A case that needs CUDA, or FlashInfer, is skipped without.
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ import sys
 import threading
 import time
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from gpu_machine import Again
 
+from infd.kernels.families.attention import AttentionBatch, KeyValuePages
 from infd.kernels.families.draw import Drawing
 from infd.kernels.flashinfer import presence as flashinfer_presence
+from infd.kernels.reference import attention as reference_attention
 from infd.kernels.reference.drawing.draw import Draw as ReferenceDraw
 from infd.kernels.select import CANDIDATES, select
 from infd.kernels.triton import presence as triton_presence
@@ -39,16 +44,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import TextIO
 
+    from infd.kernels.families.attention import AttentionPlan
     from infd.runner.graphs import Graphs
 
     Found = dict[str, Any]
 
 CASE_S = 60.0
+ATTENTION_OFF = 0.01  # bfloat16 means of a thousand values, 0.25 at most
 GIB = 2**30
 
 
-class NeedsCudaError(Exception):
-    """The case needs CUDA."""
+class MissingError(Exception):
+    """The case needs what this machine lacks."""
 
 
 class Probe:
@@ -75,7 +82,7 @@ class Probe:
 
     def only_cuda(self) -> None:
         if not self.cuda:
-            raise NeedsCudaError("needs CUDA")
+            raise MissingError("needs CUDA")
 
 
 def versions(probe: Probe) -> Found:
@@ -361,6 +368,88 @@ def draws(probe: Probe) -> Found:
     return found
 
 
+def xqa_with_pdl(probe: Probe) -> Found:
+    """Check that XQA, launched before the kernels that write its inputs have ended (PDL), waits for them.
+
+    Each round writes other queries, keys and values. `others` counts the rounds whose numbers differ from those without
+    PDL, launched and replayed; `off` is the largest difference from the reference in the last round.
+    """
+    package = flashinfer_package(probe)
+    from infd.kernels.flashinfer.attention import PagedAttention
+
+    rows, start, rounds = (64, 1000, 300) if probe.cuda else (2, 40, 3)
+    heads, kv_heads, head, page = 16, 8, 128, 16  # whose module the kit has
+    held, device, dtype = start // page + 1, probe.device, torch.bfloat16
+    pages = KeyValuePages(
+        *(torch.randn(rows * held + 1, kv_heads, page, head, device=device).to(dtype) for _ in range(2))
+    )
+    table = torch.arange(1, rows * held + 1, dtype=torch.int32, device=device).view(rows, held)
+    batch = AttentionBatch(
+        page_tokens=page,
+        window=None,
+        starts=[start] * rows,
+        counts=[1] * rows,
+        offsets=list(range(rows + 1)),
+        start=torch.full((rows,), start, dtype=torch.int32, device=device),
+        table=table,
+        slots=table[:, -1].long() * page + start % page,
+    )
+    first = torch.randn(rows, heads + 2 * kv_heads, head, device=device)
+    number = torch.zeros(1, device=device)
+    q, k, v = torch.empty_like(first, dtype=dtype).split((heads, kv_heads, kv_heads), 1)
+    out = torch.empty(rows, heads, head, dtype=dtype, device=device)
+
+    def attend(plan: AttentionPlan) -> None:
+        number.add_(1)
+        for part, given in zip((q, k, v), first.split((heads, kv_heads, kv_heads), 1), strict=True):
+            torch.mul(given, number.cos(), out=part)
+        plan.write(k, v, pages)
+        out.copy_(plan.run(q, pages, scale=head**-0.5))
+
+    def results(work: Callable[[], object]) -> list[torch.Tensor]:
+        number.zero_()
+        found = []
+        for _ in range(rounds):
+            work()
+            found.append(out.clone())
+        return found
+
+    without = PagedAttention(WithoutPdl(package)).prepare(batch)
+    expected = results(partial(attend, without))
+    family = PagedAttention(package)
+    plan = family.prepare(batch)
+    launched = results(partial(attend, plan))
+    replayed = results(probe.graphs().capture(partial(attend, plan)))
+    if family.refused:
+        raise RuntimeError(f"FlashInfer {family.refused['flashinfer']}")
+    reference = reference_attention.PagedAttention().prepare(batch).run(q, pages, scale=head**-0.5)
+    others = sum(
+        not one.equal(other) for given in (launched, replayed) for one, other in zip(given, expected, strict=True)
+    )
+    off = float((out.float() - reference.float()).abs().max())
+    if others or off > ATTENTION_OFF:
+        raise RuntimeError(f"with PDL {others} of {2 * rounds} rounds differ, and the last is off by {off:.3g}")
+    return {"others": others, "off": off}
+
+
+class WithoutPdl:
+    """FlashInfer, whose XQA is launched behind its predecessor's end."""
+
+    def __init__(self, package: Any) -> None:
+        self._package = package
+        self.xqa = partial(package.xqa, enable_pdl=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._package, name)
+
+
+def flashinfer_package(probe: Probe) -> Any:
+    probe.only_cuda()
+    if find_spec("flashinfer") is None:
+        raise MissingError("needs FlashInfer")
+    return import_module("flashinfer")
+
+
 def _again(work: Callable[[], object]) -> None:
     """Run the captured work and return nothing: a tensor kept would hold memory of the graphs' pool."""
     work()
@@ -380,6 +469,7 @@ CASES = (
     launches,
     rows_of_products,
     draws,
+    xqa_with_pdl,
 )
 
 
@@ -396,7 +486,7 @@ def attempt(names: Sequence[str], device: str) -> None:
             with torch.inference_mode():
                 result |= cases[name](probe)
                 probe.wait()
-        except NeedsCudaError as reason:
+        except MissingError as reason:
             result["skipped"] = str(reason)
         except Exception as error:
             result |= {"ok": False, "error": repr(error)}

@@ -14,6 +14,7 @@ import pytest
 import torch
 from first_gpu import PLAN, ROOT, Run, Site, Stage, Without, bounds, dry_run, expectations, summary
 
+from tests.kernels.flashinfer.documented import Package
 from tests.runner.cuda_driver import Bank, FakeDriver
 
 if TYPE_CHECKING:
@@ -226,16 +227,38 @@ def test_the_cases_that_need_no_cuda_run_on_a_cpu() -> None:
     probe = gpu_probe.Probe(torch.device("cpu"))
     expected: dict[str, set[str]] = {}
     for each in expectations(PAGE):
-        if each.part == "probe":
+        if each.part in ("probe", "flashinfer-probe"):
             expected.setdefault(each.name, set()).add(each.field)
     assert set(expected) <= {case.__name__ for case in gpu_probe.CASES}
     for case in gpu_probe.CASES:
         with torch.inference_mode():
             try:
                 found = case(probe)
-            except gpu_probe.NeedsCudaError:
+            except gpu_probe.MissingError:
                 continue
         assert expected.get(case.__name__, set()) <= set(found), case.__name__
+
+
+class Overlapped(Package):
+    """Its XQA with PDL reads the queries that were there before its predecessor wrote."""
+
+    def xqa(self, q: torch.Tensor, *given: Any, enable_pdl: bool | None = None, **named: Any) -> None:
+        read = q if enable_pdl is False or not self.calls else self._before
+        self._before = q.clone()
+        super().xqa(read, *given, **named)
+
+
+def test_xqa_that_does_not_wait_for_what_it_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    probe = gpu_probe.Probe(torch.device("cpu"))
+    monkeypatch.setattr(gpu_probe, "flashinfer_package", lambda probe: Package())
+    with torch.inference_mode():
+        found = gpu_probe.xqa_with_pdl(probe)
+    assert {each.field for each in expectations(PAGE) if each.name == "xqa_with_pdl"} <= set(found)
+    assert found["others"] == 0
+    monkeypatch.setattr(gpu_probe, "flashinfer_package", lambda probe: Overlapped())
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="with PDL 6 of 6 rounds differ"):
+        gpu_probe.xqa_with_pdl(probe)
 
 
 def test_the_kit_pins_what_the_constraints_pin() -> None:

@@ -372,6 +372,7 @@ def _xqa(
     q_scale: float,
     sliding_win_size: int,
     kv_layout: str,
+    enable_pdl: bool | None = None,
 ) -> None:
     sequences, beams, heads, head = q.shape
     assert beams == 1
