@@ -104,7 +104,7 @@ class Text(NamedTuple):
                 attention=plans,
                 cache=[caches[layer] for layer in sorted(caches)],
             )
-            yield model.logits(model.forward(batch))
+            yield model.logits(model.forward(batch)).float()
         arena.release()
 
 

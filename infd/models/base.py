@@ -78,11 +78,13 @@ class Model(Protocol):
 
     least_rows  smallest T, and smallest N of `logits`, at which results do not depend on T or N to the last bit
     skips_unsampled whether the last layer can compute the sampled tokens alone; if False, Batch.sampled is always None
+    logits_dtype    dtype of `logits`: float32, or the activations' if the head's product has that
     """
 
     vocab_size: int
     least_rows: int
     skips_unsampled: bool
+    logits_dtype: torch.dtype
 
     @property
     def parameters(self) -> Sequence[Parameter]:
@@ -114,4 +116,4 @@ class Model(Protocol):
         """Return the hidden states after the last norm: [T, hidden], or [W, hidden] if `batch.sampled` is set."""
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
-        """Return float32 logits [N, vocab] of hidden [N, hidden]; `adapters` applies to the N rows."""
+        """Return logits [N, vocab] in logits_dtype of hidden [N, hidden]; `adapters` applies to the N rows."""

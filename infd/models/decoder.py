@@ -134,6 +134,7 @@ class Decoder:
             scale=logit_scale,
             softcap=logit_softcap,
         )
+        self.logits_dtype = self._head.dtype
         self.least_rows = blueprint.least_rows()
 
     def cache_layout(self, page_tokens: int) -> CacheLayout:

@@ -75,7 +75,7 @@ class Matrix(Parameter):
         self.form.place(self.tensor, first, rows)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False) -> torch.Tensor:
-        """Return x [T, in] times the matrix transposed, plus bias [out]: in x's dtype, or float32 if `wide`."""
+        """Return x [T, in] times the matrix transposed, plus bias [out]: in x's dtype, or the form's `wide`."""
         return self.form.multiply(x, self.tensor, bias, wide=wide)
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -156,7 +156,7 @@ class Buffers:
     token     [N] int64
     tables    by page group, [N, pages] int32
     slots     by page group, [N] int64
-    logits    [M, vocab] float32, of the largest step whose head is captured
+    logits    [M, vocab] in the model's logits_dtype, of the largest step whose head is captured
     """
 
     def __init__(self, instance: Instance, most: int) -> None:
@@ -172,8 +172,9 @@ class Buffers:
         self.token = zeros(most, dtype=torch.int64)
         self.tables = [zeros(most, rows.tables.shape[2], dtype=torch.int32) for _ in range(groups)]
         self.slots = [zeros(most, dtype=torch.int64) for _ in range(groups)]
-        small = [size for size in sizes(most) if 4 * size * rows.vocab_size <= LOGITS_BYTES]
-        self.logits = zeros(max(small, default=0), rows.vocab_size, dtype=torch.float32)
+        dtype = instance.model.logits_dtype
+        small = [size for size in sizes(most) if dtype.itemsize * size * rows.vocab_size <= LOGITS_BYTES]
+        self.logits = zeros(max(small, default=0), rows.vocab_size, dtype=dtype)
 
     def inputs(self, size: int) -> DecodeInputs:
         """Return what of it steps of one size use."""
@@ -213,7 +214,7 @@ class Buffers:
 class Computed(NamedTuple):
     """A step that was issued.
 
-    logits     [N, vocab] float32
+    logits     [N, vocab]
     positions  that they are sampled for
     appended   the rows' likeliest tokens, if the step has written them to `Rows`
     """

@@ -1,7 +1,9 @@
 """Turn a step's logits into tokens: pick, for each stage of `sampling`, the rows that need it.
 
-A batch that is all greedy costs one pass over the logits. Sampled tokens are
-appended to `Rows` on the device, so the next step can follow without the host.
+A batch that is all greedy costs one pass over the logits, in the model's dtype.
+Rows whose logits are changed or scored are copied, to float32. Sampled tokens
+are appended to `Rows` on the device, so the next step can follow without the
+host.
 """
 
 from __future__ import annotations
@@ -44,6 +46,11 @@ class SampledPositions(Struct):
     ends: Tensor
     row_ids: Array
     positions: Array
+
+    def some(self, which: Array, index: Tensor) -> SampledPositions:
+        """Return the positions `which` [n] of these; `index` is the same on the device."""
+        rows, ends = self.rows.index_select(0, index), self.ends.index_select(0, index)
+        return SampledPositions(rows, ends, self.row_ids[which], self.positions[which])
 
 
 class Likeliest(NamedTuple):
@@ -92,31 +99,32 @@ class Sampler:
         self._each = torch.arange(rows.scratch + 1, device=rows.device)
 
     def likeliest(self, logits: Tensor) -> Likeliest:
-        """Find the likeliest tokens of logits [N, vocab] float32."""
+        """Find the likeliest tokens of logits [N, vocab]."""
         largest, tokens = self._draw.largest(logits)
         return Likeliest(largest, tokens, torch.where(largest.isfinite(), SOUND, NOT_FINITE))
 
     def __call__(
         self, logits: Tensor, at: SampledPositions, allowed: Array | None, appended: Likeliest | None = None
     ) -> Sampled:
-        """Choose a token for each row of logits [N, vocab] float32, which are used up.
+        """Choose a token for each row of logits [N, vocab], which are used up.
 
         allowed   int32 [N, ceil(vocab / 32)] bitmask; None: all tokens
         appended  what `likeliest` returns, if known already and its tokens appended to `Rows`
         """
         stages = self._stages(at)
-        wanted_stages = Stage(int(np.bitwise_or.reduce(stages)))
         scoring = np.flatnonzero(stages & Stage.LOGPROBS)
         scored = [(int(i), params.logprobs) for i, params in zip(scoring, self._params(at, scoring), strict=True)]
-        raw = logits[self._rows.upload(scoring)] if scored else None
+        raw = logits[self._rows.upload(scoring)].float() if scored else None
 
+        masked = None if allowed is None else (allowed != -1).any(-1)
+        shaped = stages & SHAPING != 0 if masked is None else (stages & SHAPING != 0) | masked
+        unshaped = np.where(shaped, 0, stages)
         largest, tokens, verdict = appended or self.likeliest(logits)
-        if (wanted_stages & SHAPING or allowed is not None) and self._shape(logits, at, stages, allowed):
-            largest, tokens = self._draw.largest(logits)
-            verdict = torch.where((verdict == SOUND) & ~(largest > -torch.inf), NOTHING_ALLOWED, verdict)
+        if (unshaped & Stage.RANDOM).any():
+            tokens = self._drawn(logits, largest, tokens, at, unshaped)
             appended = None
-        if Stage.RANDOM in wanted_stages:
-            tokens = self._drawn(logits, largest, tokens, at, stages)
+        if shaped.any():
+            tokens, verdict = self._shaped(logits, tokens, verdict, at, stages, allowed, np.flatnonzero(shaped))
             appended = None
         if appended is None:
             self._rows.append(at.rows, at.ends, tokens)
@@ -135,21 +143,46 @@ class Sampler:
                 stages[i] &= ~Stage.FLOOR
         return stages
 
-    def _shape(self, logits: Tensor, at: SampledPositions, stages: Array, allowed: Array | None) -> bool:
-        """Change logits in place, by each stage for the rows that need it; return whether there were any."""
-        shaped = False
+    def _shaped(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        verdict: Tensor,
+        at: SampledPositions,
+        stages: Array,
+        allowed: Array | None,
+        which: Array,
+    ) -> tuple[Tensor, Tensor]:
+        """Return `tokens` and `verdict`, replaced for the rows `which` [n], whose logits are changed first."""
+        if which.size == len(stages):  # all rows: no gather
+            return self._choose_shaped(logits.float(), verdict, at, stages, allowed)
+        index = self._rows.upload(which)
+        part, sound = logits.index_select(0, index).float(), verdict.index_select(0, index)
+        bits = None if allowed is None else allowed[which]
+        some = self._choose_shaped(part, sound, at.some(which, index), stages[which], bits)
+        for whole, values in zip((tokens, verdict), some, strict=True):
+            whole.index_copy_(0, index, values)
+        return tokens, verdict
+
+    def _choose_shaped(
+        self, logits: Tensor, verdict: Tensor, at: SampledPositions, stages: Array, allowed: Array | None
+    ) -> tuple[Tensor, Tensor]:
+        """Change logits [n, vocab] float32 in place, by each stage for the rows that need it; return tokens, verdict.
+
+        verdict  [n], of the logits before
+        """
         for stage, shape in _SHAPING:
             which = np.flatnonzero(stages & stage)
             if which.size:
                 shape(self, logits, at, which)
-                shaped = True
         allowed = self._merge(allowed, at, np.flatnonzero(stages & Stage.ALLOWED))
-        if allowed is None:
-            return shaped
-        which = np.flatnonzero((allowed != -1).any(-1))
-        if which.size:
-            self._draw.forbid(logits, self._rows.upload(which), self._rows.upload(allowed[which]))
-        return shaped or bool(which.size)
+        if allowed is not None:
+            which = np.flatnonzero((allowed != -1).any(-1))
+            if which.size:
+                self._draw.forbid(logits, self._rows.upload(which), self._rows.upload(allowed[which]))
+        largest, tokens = self._draw.largest(logits)
+        verdict = torch.where((verdict == SOUND) & ~(largest > -torch.inf), NOTHING_ALLOWED, verdict)
+        return self._drawn(logits, largest, tokens, at, stages), verdict
 
     def _penalize_repetition(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
         index = self._rows.upload(which)

@@ -91,7 +91,9 @@ def test_gelu_tanh_mul_gates_the_second_half_with_the_first():
 
 def test_linear_multiplies_by_the_transposed_weight_and_adds_the_bias():
     x, weight, bias = draw(3, 4), draw(5, 4, seed=1), draw(5, seed=2)
-    torch.testing.assert_close(dense.Plain((5, 4), x.dtype).multiply(x, weight, bias), x @ weight.T + bias)
+    form = dense.Plain((5, 4), x.dtype)
+    torch.testing.assert_close(form.multiply(x, weight, bias), x @ weight.T + bias)
+    assert form.multiply(x.bfloat16(), weight.bfloat16(), wide=True).dtype is dense.Plain((5, 4), torch.bfloat16).wide
 
 
 def test_embedding_returns_rows():

@@ -90,5 +90,6 @@ def test_a_bias_is_added_before_rounding(matrices, dtype):
     weight = Placed(matrices, draw(70, 66), dtype)
     x, bias = draw(9, 66, dtype=dtype), draw(70, seed=2, dtype=dtype)
     wide = weight.multiply(x, bias, wide=True)
+    assert wide.dtype is weight.form.wide is torch.float32
     torch.testing.assert_close(wide, weight.multiply(x, wide=True) + bias.float(), rtol=1e-6, atol=1e-6)
     assert weight.multiply(x, bias).equal(wide.to(dtype))

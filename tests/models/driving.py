@@ -140,9 +140,10 @@ class Driver:
             adapters, counts = batch.sampled.adapters, [1] * len(spans)
         with torch.inference_mode():
             logits = self.model.logits(self.model.forward(batch), adapters)
+        assert logits.dtype is self.model.logits_dtype
         for sequence, count in spans:
             sequence.computed += count
-        return list(logits[: sum(counts)].cpu().split(counts))
+        return list(logits[: sum(counts)].float().cpu().split(counts))
 
     def _last(self, spans: Sequence[tuple[DrivenSequence, int, int]], counts: list[int]) -> SampledBatch:
         """Return the last tokens of all spans as sampled positions; `counts` are the spans' lengths."""

@@ -57,6 +57,20 @@ def off(logits, expected):
     return (logits - expected).abs().mean().item()
 
 
+@pytest.mark.parametrize(("variant", "expected"), [("qwen3", torch.bfloat16), ("gemma2", torch.float32)])
+def test_the_references_logits_are_bfloat16_unless_they_are_capped(tiny, variant, expected):
+    ops = references(torch.bfloat16)
+    model = load_model(tiny(variant), ops=ops, dtype=torch.bfloat16)
+    assert model.logits_dtype is expected
+    driver = Driver(model, ops=ops, seed=3)
+    logits = driver.step((driver.start(text(1)), LENGTH))[0]
+    assert (expected is torch.bfloat16) == logits.equal(logits.bfloat16().float())
+
+
+def test_native_logits_are_float32(built, tiny):
+    assert load_model(tiny("qwen3"), ops=native(), dtype=torch.bfloat16).logits_dtype is torch.float32
+
+
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_a_model_is_as_near_to_float32_as_bfloat16_can_be(built, tiny, variant):
     expected = exact(tiny(variant))

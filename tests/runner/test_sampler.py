@@ -82,6 +82,52 @@ def test_a_row_gets_the_same_token_alone_and_among_strangers(order):
     assert together.verdict.tolist() == [SOUND] * len(order)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("which", [list(range(len(MIXED))), [0, 1, 2, 3], [5, 6, 7], [0], [1, 2], [4, 7, 0, 9]])
+def test_logits_of_16_bits_are_sampled_as_the_same_numbers_in_float32(dtype, which):
+    logits = logits_of(len(which)).to(dtype)
+    logits[:, :50] = logits.amax()  # equally likely tokens
+    logits[-1, 60] = torch.inf
+    mask = np.full((len(which), -(-VOCAB // 32)), -1, dtype=np.int32)
+    mask[0, 0] = 0b1010
+    for allowed in (None, mask):
+        rows, sampler, asking = ready(MIXED)
+        wide = sampler(logits.float(), pick(asking, which), allowed)
+        narrow = sampler(logits.clone(), pick(asking, which), allowed)
+        assert narrow.tokens.equal(wide.tokens)
+        assert narrow.verdict.equal(wide.verdict)
+        assert rows.tokens[which, len(PROMPT + ANSWER)].tolist() == narrow.tokens.tolist()
+        assert narrow.scored == wide.scored
+        if wide.scores is not None:
+            assert all(map(torch.equal, narrow.scores, wide.scores))
+
+
+class Watched(module.Draw):
+    """Notes the dtype of logits, and the number of rows, whose likeliest token is sought or that are sampled from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sought: list[tuple[torch.dtype, int]] = []
+        self.sampled: list[tuple[torch.dtype, int]] = []
+
+    def largest(self, logits):
+        self.sought.append((logits.dtype, len(logits)))
+        return super().largest(logits)
+
+    def __call__(self, logits, drawing, *, truncated):
+        self.sampled.append((logits.dtype, len(drawing.rows)))
+        return super().__call__(logits, drawing, truncated=truncated)
+
+
+def test_only_rows_whose_logits_are_changed_are_widened():
+    asked = [params(), params(temperature=1.0), params(logit_bias={3: 1.0}), params(temperature=1.0, min_tokens=9)]
+    rows, _, asking = ready(asked)
+    watched = Watched()
+    Sampler(rows, watched)(logits_of(len(asked)).bfloat16(), asking, None)
+    assert watched.sought == [(torch.bfloat16, 4), (torch.float32, 2)]
+    assert watched.sampled == [(torch.bfloat16, 1), (torch.float32, 1)]
+
+
 def test_sampled_tokens_are_appended_to_their_rows():
     rows, sampler, asking = ready(MIXED)
     sampled = sampler(logits_of(len(MIXED)), asking, None)

@@ -29,7 +29,7 @@ class Draw:
         self._hashed = torch.empty(0, dtype=torch.int32)  # token hashes of the vocabulary size seen last
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        assert logits.dtype is torch.float32
+        logits = logits.float()
         assert logits.stride(1) == 1
         count, vocabulary = logits.shape
         values, tokens = torch.empty(count), torch.empty(count, dtype=torch.int64)
@@ -37,7 +37,9 @@ class Draw:
         return values, tokens
 
     def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
-        assert logits.dtype is torch.float32
+        if logits.dtype is not torch.float32:
+            logits = logits[drawing.rows].float()
+            drawing = drawing._replace(rows=torch.arange(len(logits)))
         assert logits.stride(1) == 1
         count, vocabulary = len(drawing.rows), logits.shape[1]
         if len(self._hashed) != vocabulary:

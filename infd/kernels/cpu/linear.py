@@ -64,6 +64,7 @@ class Panels:
         self.shape = (ceil_div(outputs, PANEL), *panel)
         self.dtype = dtype
         self.least_rows = 1
+        self.wide = torch.float32
 
     def rows(self, kept: Tensor, first: int, count: int) -> None:
         """Return None: panels hold no checkpoint rows."""
@@ -87,7 +88,7 @@ class Panels:
         assert (inputs, x.dtype) == (self._inputs, self._activations)
         if x.stride(1) != 1:
             x = x.contiguous()
-        out = x.new_empty(rows, self._outputs, dtype=torch.float32 if wide else x.dtype)
+        out = x.new_empty(rows, self._outputs, dtype=self.wide if wide else x.dtype)
         self._kernels.multiply[x.dtype](
             x.data_ptr(),
             x.stride(0),

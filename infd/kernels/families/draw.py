@@ -49,7 +49,11 @@ class History(NamedTuple):
 
 
 class Draw(Protocol):
-    """From logits [N, vocab] float32 to tokens. Penalties and masks change `rows` [n] int64, ascending, in place."""
+    """From logits to tokens.
+
+    Penalties and masks change `rows` [n] int64, ascending, of logits [N, vocab] float32, in place. The likeliest and
+    sampled tokens are found in logits of any floating-point dtype, as in the same logits in float32.
+    """
 
     def forbid(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         """Set the logits of tokens whose bit is 0 to -inf. bits [n, ceil(vocab / 32)] int32, lowest bit first."""
@@ -69,7 +73,7 @@ class Draw(Protocol):
         """
 
     def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
-        """Return a sampled token [n] int64 for each of drawing.rows, from logits [N, vocab] float32.
+        """Return a sampled token [n] int64 for each of drawing.rows, from logits [N, vocab].
 
         Probabilities are proportional to exp(logit / temperature); the noise depends on seed, position and token alone.
         If `truncated`, only tokens within the limits are sampled: min-p first, then top-k of the rest, then top-p of

@@ -39,6 +39,7 @@ class Form(Protocol):
 
     shape, dtype  of `kept`, the tensor that stores the matrix; its contents are arbitrary until placed
     least_rows    smallest number of rows at which a product's row does not depend on that number; see LEAST_ROWS
+    wide          dtype of `wide` products: float32, or the activations' if float32 would take another pass
     """
 
     @property
@@ -47,6 +48,8 @@ class Form(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def least_rows(self) -> int: ...
+    @property
+    def wide(self) -> torch.dtype: ...
 
     def rows(self, kept: Tensor, first: int, count: int) -> Tensor | None:
         """Return the view of `kept` that takes checkpoint rows [count, in] unchanged, or None: use `place`."""
@@ -55,7 +58,7 @@ class Form(Protocol):
         """Store checkpoint rows [n, in], floating-point and contiguous, as the matrix's rows from `first` on."""
 
     def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
-        """Return x [T, in] times the matrix transposed, plus bias: [T, out] in x's dtype, or float32 if `wide`."""
+        """Return x [T, in] times the matrix transposed, plus bias: [T, out] in x's dtype, or `self.wide` if `wide`."""
 
     def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
         """Return the rows of tokens [T] int64: [T, in] in the activations' dtype."""

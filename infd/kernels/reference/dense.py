@@ -26,6 +26,10 @@ class Plain(Struct, frozen=True):
     dtype: torch.dtype
     least_rows: int = LEAST_ROWS
 
+    @property
+    def wide(self) -> torch.dtype:
+        return self.dtype
+
     def rows(self, kept: Tensor, first: int, count: int) -> Tensor:
         return kept.narrow(0, first, count)
 
@@ -33,8 +37,7 @@ class Plain(Struct, frozen=True):
         kept.narrow(0, first, rows.shape[0]).copy_(rows)
 
     def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
-        product = F.linear(x, kept, bias)
-        return product.float() if wide else product
+        return F.linear(x, kept, bias)
 
     def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
         return F.embedding(tokens, kept)

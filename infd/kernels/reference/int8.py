@@ -59,6 +59,7 @@ class QuantizedMatrix(Struct, frozen=True):
     activations: torch.dtype
     dtype: torch.dtype = torch.int8
     least_rows: int = LEAST_ROWS
+    wide: torch.dtype = torch.float32
 
     @property
     def shape(self) -> tuple[int, ...]:

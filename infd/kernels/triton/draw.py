@@ -35,7 +35,7 @@ INFINITY = tl.constexpr(0x7F800000)  # the bits of the largest distance
 def _distance(logits, token, inside, largest, temperature):
     """Return the tokens' distances; infinity outside the row."""
     logit = tl.load(logits + token, mask=inside, other=float("-inf"))
-    return tl.div_rn(largest - logit, temperature)
+    return tl.div_rn(largest - logit.to(tl.float32), temperature)
 
 
 @triton.jit
@@ -262,7 +262,7 @@ class Draw:
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = logits.max(-1)
-        return values, tokens
+        return values.float(), tokens
 
     def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
         tokens = torch.empty_like(drawing.rows)

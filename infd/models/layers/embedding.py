@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -53,10 +55,12 @@ class Head:
         self._weight = tied or blueprint.matrix({f"{name}.weight": vocab_size}, hidden_size, family)
         self._target = blueprint.adaptable({name: vocab_size}, hidden_size)
         self._scale, self._softcap = scale, softcap
+        changed = scale != 1 or softcap is not None  # in a narrower type, likely tokens would become equally likely
+        self.dtype = torch.float32 if changed else self._weight.form.wide
 
     def __call__(self, hidden: Tensor, adapters: PassAdapters | None) -> Tensor:
-        """Return float32 logits [N, vocab] of hidden [N, hidden]."""
-        logits = self._weight.multiply(hidden, wide=True)
+        """Return logits [N, vocab] in `dtype` of hidden [N, hidden]."""
+        logits = self._weight.multiply(hidden, wide=True).to(self.dtype)
         if adapters is not None:
             adapters.add(logits, hidden, self._target)
         if self._scale != 1:

@@ -53,7 +53,9 @@ class TransformersModel:
         _stand_in(self._head, self._decoder)
 
         with refusing("its head does not run on hidden states alone"):
-            self.vocab_size: int = self.logits(surveyed.hidden[0]).shape[-1]
+            logits = self.logits(surveyed.hidden[0])
+        self.vocab_size: int = logits.shape[-1]
+        self.logits_dtype = logits.dtype
         windows = [each.window for each in surveyed.layers]
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
         self._kv_heads = surveyed.layers[0].kv_heads
@@ -81,7 +83,7 @@ class TransformersModel:
 
     def logits(self, hidden: Tensor, adapters: PassAdapters | None = None) -> Tensor:
         logits: Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
-        return logits.float()
+        return logits
 
 
 class _DecoderStub(nn.Module):

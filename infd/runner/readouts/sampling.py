@@ -34,7 +34,7 @@ class Samples(Reading):
     """The samples of one step.
 
     spans      indices of the spans that sample, into the plan's
-    logits     [N, vocab] float32, until they are sampled
+    logits     [N, vocab], until they are sampled
     likeliest  see graphs.Computed
     """
 

@@ -114,7 +114,7 @@ class Scoring(Readout):
             padding = block[:1].expand(max(0, needed - count), -1)
             adapters = selection.adapters
             adapted = None if adapters is None else adapters.at(number * BLOCK + np.arange(count))
-            logits = self._model.logits(torch.cat((block, padding)), adapted)[:count]
+            logits = self._model.logits(torch.cat((block, padding)), adapted)[:count].float()
             finite.append(logits.amax(-1).isfinite())
             rank.append(scores.rank(logits, target))
             parts.append(scores.score(logits, target, most))

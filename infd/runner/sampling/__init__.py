@@ -9,7 +9,7 @@
 The token is then the argmax or, sampled by the kernel family `draw`, random:
 temperature, min-p, top-k, top-p, noise.
 
-Each stage is a function of the logits, [N, vocab] float32, of the rows that
+Each stage is a function of the logits, [n, vocab] float32, of the rows that
 request it and of their parameters; `runner/sampler.py` selects the rows. Stages
 2 to 6 change the logits in place; 2 and 6, which read a whole vocabulary, are
 also kernels of the family `draw`.

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 FIRST = 4  # tokens of the first step, which sets up what is set up on first use
 LENGTHS = (1537, 200)  # tokens of prompts whose attention is split over programs, and is not
-WAYS = (  # of sampling
+WAYS = (  # of sampling; kernels differ by the dtype of logits, which is float32 once they are changed
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
     SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),
     SamplingParams(
         max_tokens=1, temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.1, allowed_token_ids=(0,)
     ),
+    SamplingParams(max_tokens=1, temperature=1.0, allowed_token_ids=(0,)),
+    SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, allowed_token_ids=(0,)),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +80,16 @@ def test_the_largest_is_torchs_and_the_first_of_equals(library, rows, vocabulary
     assert values.equal(expected) or values.nan_to_num(7.5).equal(expected.nan_to_num(7.5))
     same = (logits == expected[:, None]) | (logits.isnan() & expected.isnan()[:, None])
     assert tokens.equal(same.int().argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_16_bits_are_sampled_as_the_same_numbers_in_float32(library, dtype):
+    logits = (torch.randn(ROWS, 700, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
+    asked = [{"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9}] * (ROWS // 3)
+    ours, verdict = sample(Draw(library), logits, asked)
+    theirs, expected = sample(Draw(library), logits.float(), asked)
+    assert ours.equal(theirs)
+    assert verdict.equal(expected)
 
 
 def test_a_large_vocabulary(library):

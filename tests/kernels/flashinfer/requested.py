@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from infd.kernels.flashinfer import modules
 from infd.runner.start import warming
 from tests.kernels.triton.requested import noted, others, settings
@@ -32,8 +30,7 @@ def main(checkpoint: str, directory: str, cached: Any) -> None:
         places[spec.name] = str(spec.jit_library_path)
 
     JitSpecNvcc.build = build
-    config = settings(checkpoint, cached)
-    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, dtype="bfloat16"))
+    config = settings(checkpoint, cached, "bfloat16")
     asked: list[str] = []
     with noted() as kernels, modules.building(HOPPER, lambda name, found, seconds: asked.append(name)):
         warming.issue(config, flashinfer=True)

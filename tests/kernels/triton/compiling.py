@@ -116,7 +116,7 @@ def gates() -> None:
     Activation().gelu_tanh_mul(empty(7, 2 * 14336))
 
 
-def draws(*, truncated: bool) -> None:
+def draws(dtype: torch.dtype, *, truncated: bool) -> None:
     numbers, ids = empty(7, dtype=torch.float32), empty(7, dtype=torch.int32)
     drawing = Drawing(
         rows=empty(7, dtype=torch.int64),
@@ -128,7 +128,7 @@ def draws(*, truncated: bool) -> None:
         top_p=numbers,
         min_p=numbers,
     )
-    Draw()(empty(9, 151936, dtype=torch.float32), drawing, truncated=truncated)
+    Draw()(empty(9, 151936, dtype=dtype), drawing, truncated=truncated)
 
 
 def penalties() -> None:
@@ -202,8 +202,10 @@ FAMILIES: dict[str, dict[str, Callable[[], object]]] = {
         "float32, rank 64": lambda: adapters(64, torch.float32),
     },
     "draw": {
-        "among all": lambda: draws(truncated=False),
-        "among the likely": lambda: draws(truncated=True),
+        "among all, float32": lambda: draws(torch.float32, truncated=False),
+        "among all, bfloat16": lambda: draws(torch.bfloat16, truncated=False),
+        "among the likely, float32": lambda: draws(torch.float32, truncated=True),
+        "among the likely, bfloat16": lambda: draws(torch.bfloat16, truncated=True),
         "penalties and masks": penalties,
     },
 }

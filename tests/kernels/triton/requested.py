@@ -1,8 +1,8 @@
 """Print the kernels that a model's first steps request, and the kernels that only other possible steps request.
 
 A separate program, because the test process runs Triton's interpreter: `python -m tests.kernels.triton.requested
-CHECKPOINT` prints two lines of JSON: the kernels that only other steps request, and the number of kernels that the
-first steps request. Nothing is compiled.
+CHECKPOINT [CACHED [DTYPE]]` prints two lines of JSON: the kernels that only other steps request, and the number of
+kernels that the first steps request. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ ASKED = [
     {"temperature": 0.0, "logprobs": 2},
     {"temperature": 0.0, "repetition_penalty": 1.3},
     {"temperature": 1.0, "presence_penalty": 0.5, "allowed_token_ids": (3, 4)},
+    {"temperature": 1.0, "top_p": 0.9, "logit_bias": {3: 1.0}},
 ]
 
 
@@ -118,21 +119,21 @@ def changes(targets: Sequence[Target], dtype: torch.dtype, some: slice, most: in
     return found
 
 
-def settings(checkpoint: str, cached: Any = "auto") -> Config:
+def settings(checkpoint: str, cached: Any = "auto", dtype: Any = "auto") -> Config:
     return Config(
-        model=ModelConfig(path=checkpoint),
+        model=ModelConfig(path=checkpoint, dtype=dtype),
         device=DeviceConfig(kind="cpu"),
         scheduler=SchedulerConfig(max_num_seqs=ROWS),
         cache=CacheConfig(page_tokens=PAGE, dtype=cached),
     )
 
 
-def main(checkpoint: str, *cached: Any) -> None:
+def main(checkpoint: str, *given: Any) -> None:
     with noted() as first:
-        warming.issue(settings(checkpoint, *cached))
+        warming.issue(settings(checkpoint, *given))
     warming.first_steps, warming.adapted_steps = others, mixtures
     with noted() as later:
-        warming.issue(settings(checkpoint, *cached))
+        warming.issue(settings(checkpoint, *given))
     print(json.dumps(sorted(later - first)))
     print(len(first))
 

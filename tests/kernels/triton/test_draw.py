@@ -92,6 +92,28 @@ def test_tokens_are_those_of_the_reference(draw, limits):
     assert draw(logits, drawing, truncated=bool(limits)).equal(expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("limits", [{}, LIMITS["all"]], ids=["none", "all"])
+def test_logits_of_16_bits_are_sampled_as_the_same_numbers_in_float32(draw, dtype, limits):
+    logits = logits_of(ROWS).to(dtype)
+    drawing = drawing_of(logits.float(), **limits)
+    expected = Reference()(logits.float(), drawing, truncated=bool(limits))
+    assert draw(logits, drawing, truncated=bool(limits)).equal(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_likeliest_token_is_the_first_of_equals_and_its_logit_is_float32(device, dtype):
+    from infd.kernels.triton.draw import Draw
+
+    logits = logits_of(ROWS).to(dtype)
+    logits[1, [7, 4500]] = 100.0
+    logits[2, 4321] = torch.nan
+    values, tokens = (each.cpu() for each in Draw().largest(logits.to(device)))
+    assert values.dtype is torch.float32
+    assert values.nan_to_num(7.5).equal(logits.float().amax(-1).nan_to_num(7.5))
+    assert tokens[:3].tolist() == [int(logits[0].float().argmax()), 7, 4321]
+
+
 def test_where_no_row_is_limited_limits_are_not_looked_at(draw):
     logits = logits_of(ROWS)
     assert draw(logits, drawing_of(logits, top_k=1), truncated=False).equal(

@@ -32,7 +32,7 @@ class Draw:
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = logits.max(-1)
-        return values, tokens
+        return values.float(), tokens
 
     def __call__(self, logits: Tensor, drawing: Drawing, *, truncated: bool) -> Tensor:
         keys = noise.row_keys(drawing.seed[:, 0], drawing.seed[:, 1], drawing.position)
