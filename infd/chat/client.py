@@ -1,4 +1,4 @@
-"""Client of a chat endpoint that streams the answer."""
+"""Client of a chat endpoint with streamed answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _START: Final = "start a daemon with `infd start`, or name another with --url"
 
 
 def address(server: ServerConfig) -> str:
-    """Return the address at which a client on this machine reaches the server with these settings."""
+    """Return the URL at which a client on this machine reaches a server with these settings."""
     host = server.host[0]
     if host.startswith(UNIX):
         return host
@@ -62,7 +62,7 @@ class Words(Struct, frozen=True):
 
 
 class Ending(Struct, frozen=True):
-    """How an answer ended, as far as the server reports it."""
+    """The end of an answer, as reported by the server."""
 
     finish: str = ""
     tokens: int | None = None
@@ -142,7 +142,7 @@ class ChatClient:
             connection.close()
 
     def ask(self, messages: Sequence[Turn], options: dict[str, Any]) -> Generator[Words | Ending]:
-        """Yield the answer as it arrives; closing the iterator cancels it on the server. Raises NotAnswered."""
+        """Yield the parts of the answer; closing the iterator cancels the request. Raises NotAnswered."""
         asked = {"messages": messages, "stream": True, "stream_options": {"include_usage": True}, **options}
         connection = self._connect()
         try:

@@ -8,9 +8,9 @@ from infd.chat.client import Turn
 
 
 class Conversation:
-    """The messages so far.
+    """The messages and request options of a conversation.
 
-    options   of each request: model, temperature, max_tokens
+    options   fields of every request: model, temperature, max_tokens
     thinking  whether the model writes thoughts; None: the model's default
     """
 
@@ -34,7 +34,7 @@ class Conversation:
         self.turns.append(Turn("user", text))
 
     def answered(self, text: str) -> None:
-        """Append an answer, complete or cut off. If it is empty, remove the question."""
+        """Append an answer, complete or cut off. If the answer is empty, remove the question."""
         if text:
             self.turns.append(Turn("assistant", text))
         elif self.turns and self.turns[-1].role == "user":

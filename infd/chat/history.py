@@ -1,4 +1,4 @@
-"""The typed lines of earlier conversations, in a file that only their user can read."""
+"""The typed lines of earlier conversations, in a file that only the user can read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LINES: Final = 1000
 
 @contextlib.contextmanager
 def remembered(file: Path | None) -> Iterator[None]:
-    """Give input() the lines of `file` while the block is open, and append those typed meanwhile.
+    """Make the lines of `file` the history of input() within this block, and append lines typed in the block.
 
-    Errors in reading or writing the file are ignored: it is a convenience.
+    Errors in reading or writing the file are ignored: a conversation works without a history.
     """
-    readline.parse_and_bind("tab: self-insert")  # by default the key completes file names
+    readline.parse_and_bind("tab: self-insert")  # by default Tab completes file names
     readline.set_history_length(LINES)
     if file is None:
         yield

@@ -25,14 +25,14 @@ class Screen(Protocol):
         """Write part of an answer."""
 
     def end(self, ending: Ending | None) -> None:
-        """End an answer; None: it was stopped."""
+        """End an answer; None: the user stopped the answer."""
 
     def remark(self, text: str) -> None:
         """Write a line that is not part of the conversation."""
 
 
 class Terminal:
-    """A Screen for people."""
+    """The Screen of a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -66,7 +66,7 @@ class Terminal:
 
 
 class Plain:
-    """A Screen for programs: answers on standard output, remarks on standard error."""
+    """The Screen of a pipe: answers on standard output, remarks on standard error."""
 
     def __init__(self) -> None:
         self._last = ""

@@ -1,4 +1,4 @@
-"""The loop of a conversation: a message of the user, then one of the model, until the user leaves."""
+"""The loop of a conversation: the user's message, then the model's answer, until the user leaves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def talk(client: ChatClient, conversation: Conversation, history: Path | None) -> int:
-    """Hold a conversation: line by line on a terminal, otherwise one answer to all of standard input.
+    """Run a conversation: line by line on a terminal; otherwise print one answer to all of standard input.
 
     Returns the exit code. Raises NotAnswered.
     """
@@ -61,7 +61,7 @@ def _turn(client: ChatClient, conversation: Conversation, screen: Screen) -> boo
 
 
 def answer(client: ChatClient, conversation: Conversation, screen: Screen) -> bool:
-    """Write the model's answer as it arrives, and keep it; False if Ctrl-C stopped it. Raises NotAnswered."""
+    """Write the model's answer as it arrives, and append it. Return False if Ctrl-C stopped it. Raises NotAnswered."""
     words: list[str] = []
     ending = None
     try:

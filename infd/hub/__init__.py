@@ -1,5 +1,5 @@
-"""Models named by an id, `org/name`, and fetched before they are loaded.
+"""Fetch models that are named by a hub's id, `org/name`, before loading.
 
-fetch.py chooses the files; huggingface.py and modelscope.py download them, each
-through its own library, which is imported on first use.
+fetch.py chooses the files; huggingface.py and modelscope.py download the files,
+each through the hub's library, which is imported on first use.
 """

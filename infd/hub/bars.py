@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def reporting(progress: Progress | None) -> type[tqdm]:
-    """Return a class of bars that call `progress` with (bytes done, bytes in all)."""
+    """Return a class of progress bars that call `progress` with (bytes done, bytes total)."""
 
     class Bar(tqdm):
         monitor_interval = 0  # no thread that redraws
@@ -21,7 +21,7 @@ def reporting(progress: Progress | None) -> type[tqdm]:
             super().__init__(*args, **{**kwargs, "file": io.StringIO(), "disable": False})  # type: ignore[no-untyped-call]
 
         def display(self, *_: Any, **__: Any) -> None:
-            # Some bars count files. A library may count the same bytes twice, as they arrive and as they are written.
+            # Some bars count files. A library may count bytes twice: when they arrive, and when they are written.
             if progress is not None and self.unit == "B" and self.n and self.total:
                 progress(int(self.n), int(self.total))
 

@@ -1,4 +1,4 @@
-"""The Hugging Face library's cache: one directory a model, in it the snapshots of its revisions."""
+"""The Hugging Face library's cache: one directory per model, which contains a snapshot of each revision."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PREFIX = "models--"
 
 
 def cached(access: HubAccess) -> Iterator[tuple[str, Path]]:
-    """Yield each model's name and the directory of its main revision, or else its newest."""
+    """Yield each model's name and the directory of its main revision; without a main revision, of its newest."""
     from huggingface_hub import constants
 
     cache = access.cache or Path(constants.HF_HUB_CACHE)
     try:
         repositories = sorted(path for path in cache.iterdir() if path.name.startswith(_PREFIX))
-    except OSError:  # no cache, or not ours to read
+    except OSError:  # no cache, or no permission
         return
     for repository in repositories:
         directory = _snapshot(repository)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None]
 
-# At least one holds the vocabulary.
+# At least one of these files contains the vocabulary.
 VOCABULARIES: Final = (
     "tokenizer.json",
     "vocab.json",
@@ -58,11 +58,11 @@ class Hub(Protocol):
         """
 
     def listing(self) -> list[str]:
-        """Return the paths of all files, for error messages. Raises what `snapshot` raises."""
+        """Return the paths of all files, for error messages. Raises the errors of `snapshot`."""
 
 
 def is_id(name: str) -> bool:
-    """Say whether a name has the form of a hub's id."""
+    """Return whether a name has the form of a hub's model id."""
     return _ID.fullmatch(name) is not None
 
 

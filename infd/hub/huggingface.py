@@ -45,7 +45,7 @@ class HuggingFace:
                     library_name="infd",
                 )
             )
-        except Exception as error:  # the library raises many types; unknown ones are reported in its own words
+        except Exception as error:  # the library raises many types; errors of unknown types are reported verbatim
             raise self._explained(error) from error
 
     def listing(self) -> list[str]:
@@ -72,7 +72,7 @@ class HuggingFace:
         )
 
     def _explained(self, error: Exception) -> StartError:
-        """Return the error with its cause and a remedy."""
+        """Return the error to report, with its cause and a remedy."""
         from huggingface_hub import constants, errors
 
         endpoint, cache = self._access.endpoint or constants.ENDPOINT, self._cache
@@ -106,7 +106,7 @@ class HuggingFace:
 
 
 def _os_error(error: BaseException | None) -> int | None:
-    """Return the errno behind an error."""
+    """Return the errno of an error or of its causes."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return error.errno

@@ -52,7 +52,7 @@ class ModelScope:
 
 
 def _counting(progress: Progress) -> type[Any]:
-    """Return the class of which the library makes one object for each file, in any of its threads."""
+    """Return a callback class. The library creates one object per file, on any of its threads."""
     lock = Lock()
     done = total = 0
 
@@ -69,6 +69,6 @@ def _counting(progress: Progress) -> type[Any]:
                 progress(done, total)
 
         def end(self) -> None:
-            """The file is complete."""
+            """Called when the file is complete."""
 
     return Counting

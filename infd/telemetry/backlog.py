@@ -1,7 +1,7 @@
 """A queue of log output for a reader that may be slow, so that logging never blocks.
 
-A reader may stall: a pipe that nobody reads, a stopped terminal. Then the queue
-grows to its limit, and further output is dropped and counted.
+While the reader stalls (a full pipe, a stopped terminal), the queue grows to its
+limit; further output is dropped and counted.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MOST_BYTES: Final = 16 * 2**20  # enough for SIGQUIT's stacks of a thousand tasks
-FLUSH_S: Final = 0.5  # of the 2 s within which SIGINT ends the daemon
+MOST_BYTES: Final = 16 * 2**20  # fits SIGQUIT's stacks of a thousand tasks
+FLUSH_S: Final = 0.5  # less than the 2 s within which SIGINT ends the daemon
 
 
 def gap_record(lines: int) -> logging.LogRecord:
-    """Return the record that reports so many dropped ones."""
+    """Return the record that reports the number of dropped lines."""
     fields = {"name": "infd.log", "levelno": logging.WARNING, "levelname": "WARNING", "dropped": lines}
     return logging.makeLogRecord({**fields, "msg": "lines were lost: the log's reader did not keep up"})
 
 
 class Backlog:
-    """Writes in order on a thread of its own, which need not be joined at exit.
+    """Writes pieces in order, on a daemon thread that is not joined at exit.
 
-    write  may block; if it raises OSError, the bytes are lost
-    gap    returns the replacement for so many dropped pieces
+    write  writes one piece; may block; bytes are lost if it raises OSError
+    gap    returns the piece that replaces a number of dropped pieces
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Backlog:
             self._append(piece)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` until all is written. Returns whether it is."""
+        """Wait at most `timeout_s` until all pieces are written. Return whether all pieces are written."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._bytes and not self._dropped, timeout_s)
 

@@ -1,7 +1,7 @@
-"""Recent events of the daemon, for operators who ask later or follow along.
+"""Recent events of the daemon, for operators who list or follow them.
 
-Events are kept in a ring. A follower is a number and has no buffer of its own: a
-slow follower misses the events that the ring dropped, and is given their count.
+A ring stores the events. A follower is a position in the ring, without a buffer: a
+slow follower misses the events that the ring dropped, and receives their number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Fact = str | int | float | bool | None
 Kind = Literal["state", "verb", "rest", "weights", "adapter", "step", "request"]
 
 MOST: Final = 1024
-LONGEST: Final = 256  # characters of one fact; some repeat a client's words
+LONGEST: Final = 256  # characters of one fact; some facts quote clients
 
 
 class Event(Struct, frozen=True):
@@ -29,8 +29,8 @@ class Event(Struct, frozen=True):
 
     seq    number of the event since the daemon started
     time   Unix time
-    told   a short description
-    facts  its details
+    told   short description of the event
+    facts  details of the event, by name
     """
 
     seq: int
@@ -41,7 +41,7 @@ class Event(Struct, frozen=True):
 
 
 class Events:
-    """The latest events. For the event loop's thread only."""
+    """The latest events. Used on the event loop's thread only."""
 
     def __init__(self, most: int = MOST, clock: Callable[[], float] = time.time) -> None:
         self._ring: deque[Event] = deque(maxlen=most)
@@ -51,7 +51,7 @@ class Events:
         self.closed = False
 
     def tell(self, kind: Kind, told: str, /, **facts: object) -> None:
-        """Record an event. A fact of any other than the plain types is recorded as text."""
+        """Record an event. A fact that is no number, boolean or None is recorded as text."""
         self.last += 1
         plain = {name: _plain(fact) for name, fact in facts.items()}
         self._ring.append(Event(self.last, self._clock(), kind, _cut(told), plain))
@@ -75,12 +75,12 @@ class Events:
                 return
 
     def close(self) -> None:
-        """End all followers once they have read the rest."""
+        """End every follower after it has read the remaining events."""
         self.closed = True
         self._wake()
 
     def _wake(self) -> None:
-        # Wakes all waiting followers; later ones wait for the new event.
+        # Wakes all waiting followers; followers that wait later use the new asyncio.Event.
         self._news.set()
         self._news = asyncio.Event()
 

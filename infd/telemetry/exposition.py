@@ -31,7 +31,7 @@ STATES = ("starting", "ready", "draining", "paused", "sleeping", "failed")
 
 
 def expose(metrics: Metrics) -> bytes:
-    """Return all series in Prometheus' text format. Takes about 10 ms: not on the event loop."""
+    """Return all series in Prometheus' text format. Takes about 10 ms, so callers run it on a thread."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Scrape(metrics))
     ProcessCollector(registry=registry)
@@ -41,9 +41,9 @@ def expose(metrics: Metrics) -> bytes:
 class _Series(Struct, frozen=True):
     """One counter or histogram.
 
-    name       after the prefix `infd_`
-    attribute  of Metrics
-    compat     after the prefix `vllm:`, if vLLM has such a series
+    name       name of the series, without the prefix `infd_`
+    attribute  attribute of Metrics that holds the value
+    compat     name of vLLM's equal series, without the prefix `vllm:`; None: vLLM has none
     """
 
     name: str
@@ -54,10 +54,12 @@ class _Series(Struct, frozen=True):
 
 SERIES = (
     _Series("prompt_tokens", "prompt_tokens", "Prompt tokens of accepted requests.", "prompt_tokens"),
-    _Series("prompt_tokens_cached", "prompt_tokens_cached", "Of these, found in the cache.", "prompt_tokens_cached"),
+    _Series(
+        "prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens found in the cache.", "prompt_tokens_cached"
+    ),
     _Series("generation_tokens", "generation_tokens", "Tokens generated.", "generation_tokens"),
-    _Series("preemptions", "preemptions", "Sequences that made room and are computed again.", "num_preemptions"),
-    _Series("steps_undone", "steps_undone", "Steps that failed, or were in flight behind one that did."),
+    _Series("preemptions", "preemptions", "Sequences preempted, and computed again.", "num_preemptions"),
+    _Series("steps_undone", "steps_undone", "Failed steps, and steps in flight behind a failed step."),
     _Series("prefix_cache_queries", "prefix_queries", "Prompt tokens looked up in the cache.", "prefix_cache_queries"),
     _Series("prefix_cache_hits", "prefix_hits", "Prompt tokens found in the cache.", "prefix_cache_hits"),
     _Series("time_to_first_token_seconds", "ttft", "From arrival to first token.", "time_to_first_token_seconds"),
@@ -91,17 +93,17 @@ SERIES = (
         "Tokens of a prompt that were not in the cache.",
         "request_prefill_kv_computed_tokens",
     ),
-    _Series("request_max_tokens", "request_max_tokens", "What max_tokens was.", "request_params_max_tokens"),
-    _Series("request_choices", "request_choices", "What n was.", "request_params_n"),
+    _Series("request_max_tokens", "request_max_tokens", "max_tokens of a request.", "request_params_max_tokens"),
+    _Series("request_choices", "request_choices", "n of a request.", "request_params_n"),
     _Series("step_tokens", "step_tokens", "Tokens computed in a step."),
     _Series(
         "iteration_tokens",
         "iteration_tokens",
-        "Tokens generated in a step, and computed tokens of the prompts whose first token is among them.",
+        "Tokens generated in a step, plus the computed prompt tokens of choices that generate their first token.",
         "iteration_tokens_total",
     ),
-    _Series("step_duration_seconds", "step", "How long a step takes."),
-    _Series("event_loop_lag_seconds", "loop_lag", "How late the event loop is while steps run."),
+    _Series("step_duration_seconds", "step", "Duration of a step."),
+    _Series("event_loop_lag_seconds", "loop_lag", "Delay of the event loop while steps run."),
 )
 
 
@@ -131,7 +133,7 @@ class _Scrape:
         )
         yield _gauge("infd_requests_running", "Sequences that run.", [(model, gauges.running)])
         yield _gauge("infd_requests_waiting", "Sequences that wait.", [(model, gauges.waiting)])
-        yield _gauge("infd_requests_held", "Requests that wait for a paused server to go on.", [(model, gauges.held)])
+        yield _gauge("infd_requests_held", "Requests held until a paused engine resumes.", [(model, gauges.held)])
         yield _gauge("infd_cache_pages", "Pages of the cache by use.", _by("use", pages, model))
         yield _gauge(
             "infd_last_step_timestamp_seconds",
@@ -140,12 +142,12 @@ class _Scrape:
         )
         yield _counter("infd_requests_terminal", "How accepted requests ended.", _by("reason", metrics.terminal, model))
         yield _counter("infd_rejected", "Requests refused, by error code.", _by("reason", metrics.rejected, model))
-        yield _gauge("infd_adapters_bytes", "Host memory that adapters take.", [({}, gauges.adapters_bytes)])
+        yield _gauge("infd_adapters_bytes", "Host memory of adapters.", [({}, gauges.adapters_bytes)])
         yield _counter(
             "infd_adapter_requests", "Sequences that have ended.", _by("adapter", metrics.adapter_requests, model)
         )
         yield _gauge("infd_connections", "Connections to the endpoint.", [({}, metrics.connections)])
-        yield _counter("infd_connections_dropped", "Connections that we ended.", _by("reason", metrics.dropped))
+        yield _counter("infd_connections_dropped", "Connections ended by the server.", _by("reason", metrics.dropped))
         yield from self._http("infd_http")
         for series in SERIES:
             yield self._counted("infd_" + series.name, series, model)
@@ -183,10 +185,14 @@ class _Scrape:
                 "running_lora_adapters": ",".join(gauges.adapters_running),
                 "waiting_lora_adapters": ",".join(gauges.adapters_waiting),
             }
-            yield _gauge("vllm:lora_requests_info", "Adapters by use; when it was looked at.", [(adapters, time())])
+            yield _gauge(
+                "vllm:lora_requests_info", "Adapters in use; the value is the scrape's time.", [(adapters, time())]
+            )
         yield from self._http("http")
         if metrics.cache_config:
-            yield _gauge("vllm:cache_config_info", "Fixed facts.", [({**metrics.cache_config, "engine": "0"}, 1)])
+            yield _gauge(
+                "vllm:cache_config_info", "Constants of the cache.", [({**metrics.cache_config, "engine": "0"}, 1)]
+            )
         for series in SERIES:
             if series.compat is not None:
                 yield self._counted("vllm:" + series.compat, series, model)

@@ -1,4 +1,4 @@
-"""The journal's native protocol: one datagram a record, with fields that `journalctl` can match."""
+"""The journal's native protocol: one datagram per record, with fields that `journalctl` can match."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def fields_of(record: logging.LogRecord) -> list[tuple[str, Any]]:
 
 
 def goes_to_journal(journal_stream: str, fd: int) -> bool:
-    """Say whether `fd` is the stream that $JOURNAL_STREAM (`device:inode`) names.
+    """Return whether `fd` is the stream that $JOURNAL_STREAM (`device:inode`) identifies.
 
-    The variable alone is no proof: children with redirected output inherit it.
+    The variable alone is no proof: children with redirected output inherit the variable.
     """
     device, _, inode = journal_stream.partition(":")
     if not (device.isdecimal() and inode.isdecimal()):
@@ -40,9 +40,9 @@ def goes_to_journal(journal_stream: str, fd: int) -> bool:
 
 
 class JournalHandler(logging.Handler):
-    """Sends records to journald with their fields, `prompt=12` as INFD_PROMPT=12.
+    """Sends records to journald with their fields: `prompt=12` becomes INFD_PROMPT=12.
 
-    journald may stall, so a thread sends; records are lost if journald is gone.
+    A thread sends, because journald may stall. Records are lost while journald is not running.
     """
 
     def __init__(self, address: str = SOCKET) -> None:
@@ -54,11 +54,11 @@ class JournalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._backlog.put(encode(self._fields(record)))
-        except Exception:  # as logging's own handlers do: a lost line must not end the daemon
+        except Exception:  # as in logging's own handlers: a lost record must not end the daemon
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until all is sent, unless journald stalls."""
+        """Wait until all records are sent, for at most FLUSH_S."""
         self._backlog.wait(FLUSH_S)
 
     def close(self) -> None:

@@ -67,11 +67,11 @@ class StandardError(logging.Handler):
             else:
                 with suppress(OSError):  # the disk is full
                     self._write(line)
-        except Exception:  # as logging's own handlers do: a lost line must not end the daemon
+        except Exception:  # as in logging's own handlers: a lost record must not end the daemon
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until all is written, unless the reader stalls."""
+        """Wait until all lines are written, for at most FLUSH_S."""
         if self._backlog is not None:
             self._backlog.wait(FLUSH_S)
 
@@ -82,19 +82,19 @@ class StandardError(logging.Handler):
         if sys.stderr is not self._stream:
             sys.stderr.write(line.decode())
             return
-        # Bypasses Python's buffer: if that cannot be flushed, the interpreter exits with 120, or hangs.
+        # Bypasses Python's buffer: with a buffer that cannot be flushed, the interpreter exits with 120, or hangs.
         descriptor, rest = self._stream.fileno(), memoryview(line)
         while rest:
             try:
                 rest = rest[os.write(descriptor, rest) :]
-            except BlockingIOError:  # another process that shares the file may have made it non-blocking
+            except BlockingIOError:  # another process that shares the file may have set O_NONBLOCK
                 writable = select.poll()
                 writable.register(descriptor, select.POLLOUT)
                 writable.poll()
 
 
 class Plain(logging.Formatter):
-    """`time LEVEL logger message key=value ...`; continued lines are indented, so that none can forge a record."""
+    """Formats `time LEVEL logger message key=value ...`. Continuation lines are indented: none can forge a record."""
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [_time(record), record.levelname, record.name, super().format(record).replace("\n", "\n    ")]
@@ -103,7 +103,7 @@ class Plain(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One JSON object a line."""
+    """Formats a record as one JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

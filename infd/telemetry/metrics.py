@@ -1,8 +1,8 @@
 """Counters, gauges and histograms.
 
-Counting happens on the event loop's thread in plain integers and lists; only a
-scrape uses prometheus_client (exposition.py), on another thread and on a copy.
-Warm-up and health probes are not counted.
+The event loop's thread counts in plain integers and lists; only a scrape uses
+prometheus_client (exposition.py), on another thread and on a copy. Warm-up and
+health probes are not counted.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Histogram:
         return twin
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return (upper bound, values at or below it), the form of Prometheus' buckets."""
+        """Return Prometheus' buckets: pairs of an upper bound and the number of values at or below that bound."""
         bounds = [repr(float(bound)) for bound in self.bounds] + ["+Inf"]
         return list(zip(bounds, accumulate(self.counts), strict=True))
 
@@ -86,10 +86,10 @@ class Gauges(Struct, kw_only=True):
     pages_referenced: int = 0
     pages_cached: int = 0
     last_step_timestamp: float = 0.0
-    max_adapters: int = 0  # in one step
+    max_adapters: int = 0  # maximum adapters in one step
     adapters_running: tuple[str, ...] = ()
     adapters_waiting: tuple[str, ...] = ()
-    adapters_bytes: int = 0  # of host memory
+    adapters_bytes: int = 0  # host memory of adapters
 
 
 class Metrics:
@@ -104,12 +104,12 @@ class Metrics:
         self.compat = compat
 
         self.prompt_tokens = 0
-        self.prompt_tokens_cached = 0  # of prompt_tokens, found in the cache
+        self.prompt_tokens_cached = 0  # the number of prompt_tokens found in the cache
         self.generation_tokens = 0
         self.preemptions = 0
         self.steps_undone = 0
         self.prefix_queries = 0  # prompt tokens looked up
-        self.prefix_hits = 0  # of prefix_queries, found
+        self.prefix_hits = 0  # the number of prefix_queries found in the cache
         self.terminal = dict.fromkeys(("stop", "length", "abort", "error", "disconnect", "slow_reader"), 0)
         self.rejected: dict[str, int] = {}
         self.adapter_requests: dict[str, int] = {}  # ended requests, by adapter
@@ -142,13 +142,13 @@ class Metrics:
         self.cache_config: dict[str, str] = {}  # constants of the cache, set when it is allocated
 
     def answered(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Count an answered HTTP request. Labels are our routes, never a client's text."""
+        """Count an answered HTTP request. `handler` and `method` are names of the server's, never a client's text."""
         answers = (handler, method, f"{status // 100}xx")
         self.http_requests[answers] = self.http_requests.get(answers, 0) + 1
         self.http_seconds.setdefault((handler, method), Histogram(DURATION_S)).observe(seconds)
 
     def forget_adapter(self, name: str) -> None:
-        """Remove the series of an adapter, so that their number stays bounded."""
+        """Remove the series of an adapter, so that the number of series stays bounded."""
         self.adapter_requests.pop(name, None)
 
     def snapshot(self) -> Metrics:
