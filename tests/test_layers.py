@@ -229,6 +229,39 @@ def test_the_check_sees_a_circle():
     assert circles(edges) == {frozenset("abc"), frozenset("de")}
 
 
+# Lines of tests/ that read or call a private name of ours. This number may only shrink.
+PRIVATE_LOOKS = 60
+NOT_OURS = {"_replace", "_asdict", "_exit", "_request_id"}  # NamedTuple's, os's, openai's
+
+
+def private_looks(source: str) -> set[int]:
+    """Return the lines that name a private attribute of another object than the one whose code they are."""
+    return {
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and node.attr not in NOT_OURS
+        and not re.match(r"(self|cls|super\(\)|torch\b.*|_aten)$", ast.unparse(node.value))
+    }
+
+
+def test_tests_look_at_few_private_names():
+    found = [
+        f"{path.name}:{line}"
+        for path in Path(__file__).parent.rglob("*.py")
+        for line in private_looks(path.read_text())
+    ]
+    assert len(found) <= PRIVATE_LOOKS, found
+
+
+def test_the_check_sees_a_private_name():
+    source = "a.b._c = 1\nself._d = cls._e\nx = f()._g, y._h\ntorch._C._i()\nz._replace()\nw.__doc__\nself.v._u"
+
+    assert private_looks(source) == {1, 3, 7}
+
+
 TOUR = (HOUSE / "README.md").read_text()
 
 

@@ -41,12 +41,8 @@ _CONTINUE = "100-continue"
 class AdminServer:
     """Serves the admin verbs and feeds.
 
-    model        served name to report; empty: the model's path
-    lora_root    directory from which adapters may be loaded; empty: none may
-    drain        starts draining, as TERM does, and returns at once
-    access       permitted users and groups; None: this process's user, root and infd's groups
-    apart        template and tokenizer components that run in the worker process, with reasons
-    identify     reads a connection's credentials; tests substitute another user's
+    connections  all open ones, oldest first
+    feeds        the feeds that clients follow
     """
 
     def __init__(
@@ -61,6 +57,17 @@ class AdminServer:
         apart: Mapping[str, str] | None = None,
         identify: Callable[[HasOptions], Peer] = peer_of,
     ) -> None:
+        """Listen to nothing yet.
+
+        model        served name to report; empty: the model's path
+        lora_root    directory from which adapters may be loaded; empty: none may
+        drain        starts draining, as TERM does, and returns at once
+        access       permitted users and groups; None: this process's user, root and infd's groups
+        apart        template and tokenizer components that run in the worker process, with reasons
+        identify     reads a connection's credentials; tests substitute another user's
+        """
+        self.connections: dict[connection.Connection, None] = {}
+        self.feeds = Feeds()
         self._context = AdminContext(
             engine, model or config.model.path, drain, lora_root, {} if apart is None else apart
         )
@@ -69,8 +76,6 @@ class AdminServer:
         self._listener: UnixListener | None = None
         self._server: asyncio.AbstractServer | None = None
         self._runner: web.AppRunner | None = None
-        self._connections: dict[connection.Connection, None] = {}
-        self._feeds = Feeds()
 
     async def start(self, path: str | Path, *, private: bool = False) -> None:
         """Listen on `path`; with `private` its directory must be accessible to this user alone.
@@ -91,7 +96,7 @@ class AdminServer:
         assert server is not None
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(
-            lambda: connection.Connection(server, self._connections, loop), sock=self._listener.socket
+            lambda: connection.Connection(server, self.connections, loop), sock=self._listener.socket
         )
 
     async def close(self) -> None:
@@ -131,7 +136,7 @@ class AdminServer:
 
     async def _feed(self, feed: Feed, request: web.Request) -> web.StreamResponse:
         self._require_access(self._peer(request), feed)
-        return await self._feeds.send(request, feed.handler(self._context, await _arguments(feed, request)))
+        return await self.feeds.send(request, feed.handler(self._context, await _arguments(feed, request)))
 
     def _peer(self, request: web.Request) -> Peer:
         """Return the peer's credentials. Raises Refused if the peer has disconnected."""

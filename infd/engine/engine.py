@@ -37,6 +37,7 @@ log = logging.getLogger("infd.engine")
 class Engine:
     """Everything between a request and the device; builds the parts, none of which refers to the engine.
 
+    metrics    counters and histograms
     events     recent events
     lifecycle  the current state
     adapters   which adapters are served under which names
@@ -55,6 +56,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """names: model names that clients may send for the model without an adapter."""
+        self.metrics = metrics
         self.events = Events()
         self.lifecycle = Lifecycle(self.events)
         self.executor = executor
@@ -74,7 +76,6 @@ class Engine:
         self.admission = Admission(config.server, self.core, budget, gate, self.adapters, telemetry)
         memory = ModelMemory(executor, self.core, self.adapters, self.lifecycle)
         self.control = LifecycleControl(config.server, self.lifecycle, self.core, self.admission, memory, telemetry)
-        self._metrics = metrics
         self._running: asyncio.Task[None] | None = None
         metrics.gauges = self.gauges
 
@@ -189,7 +190,7 @@ class Engine:
 
     def status(self) -> Status:
         """Return the state and the load."""
-        return Status.of(self.lifecycle, self.core, self.admission, self.executor.memory, dict(self._metrics.terminal))
+        return Status.of(self.lifecycle, self.core, self.admission, self.executor.memory, dict(self.metrics.terminal))
 
     def gauges(self) -> Gauges:
         """Return the current values of all gauge metrics."""

@@ -149,8 +149,8 @@ class Decoder:
         x: Tensor = self._embedding(batch.tokens, batch.adapters)
         if batch.prompts is not None:
             batch = by_prompt(self._ropes, batch)
-        elif self._stacked is not None and batch.adapters is None:
-            return self._norm.add(*self._stacked(x, batch))[0]
+        elif self.stacked is not None and batch.adapters is None:
+            return self._norm.add(*self.stacked(x, batch))[0]
         residual: Tensor | None = None
         *before, last = self._blocks
         whole = batch if batch.sampled is None else replace(batch, sampled=None)
@@ -162,7 +162,7 @@ class Decoder:
         return self._norm.add(x, residual)[0]
 
     @cached_property
-    def _stacked(self) -> Stacked | None:
+    def stacked(self) -> Stacked | None:
         """All layers as one fused call, or None if the kernels have none.
 
         It supports neither adapters, which add between products, nor `batch.angles`.

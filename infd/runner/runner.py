@@ -50,7 +50,10 @@ class Landing(Struct):
 
 
 class Runner:
-    """One model on one device, with its cache and its rows. Lives on the device thread."""
+    """One model on one device, with its cache and its rows. Lives on the device thread.
+
+    decoding  computes steps that only decode; None: they are computed like any other
+    """
 
     def __init__(
         self,
@@ -66,9 +69,9 @@ class Runner:
         self._pulse = instance.pulse
         sampler = Sampler(instance.rows, instance.ops.draw)
         self._sampling = Sampling(instance.model, sampler)
+        self.decoding = None if graphs is None else decoding(graphs, instance, sampler.likeliest)
         # Sampling is last: it yields no token of a span that another readout has failed.
         self._readouts: tuple[Readout, ...] = (Scoring(instance), self._sampling)
-        self._decoding = None if graphs is None else decoding(graphs, instance, sampler.likeliest)
 
     @property
     def overlaps(self) -> bool:
@@ -86,7 +89,7 @@ class Runner:
         self._rows.stage(plan.joins, plan.grants)
         for readout in self._readouts:
             readout.stage(plan.joins)
-        if self._decoding is not None and (computed := self._decoding.forward(plan.spans)) is not None:
+        if self.decoding is not None and (computed := self.decoding.forward(plan.spans)) is not None:
             readings: list[Reading] = [self._sampling.captured(computed, len(plan.spans))]
         else:
             readings = self._compute(plan)
@@ -142,16 +145,16 @@ class Runner:
 
     def begin(self) -> None:
         """Do ahead, before anybody is served, what `idle` would do later, as far as the start can wait for it."""
-        if self._decoding is not None:
-            self._decoding.begin()
+        if self.decoding is not None:
+            self.decoding.begin()
 
     def idle(self) -> bool:
         """Use a moment in which nothing else is to do; return whether there is more that would take one."""
-        return self._decoding is not None and self._decoding.settle()
+        return self.decoding is not None and self.decoding.settle()
 
     def facts(self) -> dict[str, Any]:
         """Return what operators may want to know of how steps are computed."""
-        return {} if self._decoding is None else {"graphs": self._decoding.facts()}
+        return {} if self.decoding is None else {"graphs": self.decoding.facts()}
 
     def diagnose(self, error: Exception) -> Exception:
         """Return what a step's error means: itself, StepTooLarge, or DeviceLost if it has left the device unusable."""

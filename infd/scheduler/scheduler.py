@@ -202,6 +202,11 @@ class Scheduler:
             for resource in self.resources:
                 resource.undo(step.plan)
 
+    def preempt(self, seq: Sequence) -> None:
+        """Send a running sequence back to the queue, so that another can have its pages."""
+        self._requeue(seq)
+        self.preemptions += 1
+
     def forget_prefixes(self, root: Callable[[Sequence], bytes], *, preempting: bool) -> int:
         """Empty the prefix index, and set the new root of every sequence's prefix keys; return the pages un-indexed.
 
@@ -353,7 +358,7 @@ class Scheduler:
             victim = next(s for s in reversed(self.running) if s.last_step != plan.number)
             if victim is seq:
                 return False  # it keeps its pages and goes on when others have finished
-            self._preempt(victim)
+            self.preempt(victim)
         granted = self.cache.extend(seq, end)
         if seq.last_step >= 0:  # else its join names them
             assert seq.row is not None
@@ -404,11 +409,6 @@ class Scheduler:
         return Outcome(seq, [], [], FinishReason.ERROR)
 
     # Between the queues
-
-    def _preempt(self, seq: Sequence) -> None:
-        """Release a sequence's resources for an earlier sequence."""
-        self._requeue(seq)
-        self.preemptions += 1
 
     def _requeue(self, seq: Sequence) -> None:
         """Send a running sequence back to its old place in the queue, to be recomputed."""

@@ -82,7 +82,7 @@ async def test_whoever_follows_hears_of_what_happens_until_the_daemon_ends(house
 async def test_infdctl_follows_and_ends_with_the_daemon(house: House) -> None:
     async with house.loaded():
         following = asyncio.create_task(at(house, "events", "--follow", "--json"))
-        while not house.admin._feeds.open:
+        while not house.admin.feeds.open:
             await asyncio.sleep(0)
         await ask(house.socket, "POST", "/v1/pause")
         await house.admin.close()
@@ -104,8 +104,8 @@ async def test_what_is_forgotten_is_counted(house: House) -> None:
 
 async def test_a_reader_who_leaves_is_forgotten_though_nothing_happens(house: House) -> None:
     async with reading(house, "?follow=true"):
-        assert house.admin._feeds.open == 1
-    while house.admin._feeds.open or house.admin._connections:
+        assert house.admin.feeds.open == 1
+    while house.admin.feeds.open or house.admin.connections:
         await asyncio.sleep(0)
 
 
@@ -119,11 +119,11 @@ async def test_a_reader_who_takes_nothing_is_dropped_and_others_read_on(
     stalled.setblocking(False)
     await loop.sock_connect(stalled, str(house.socket))
     await loop.sock_sendall(stalled, b"GET /v1/events?follow=true HTTP/1.1\r\nHost: infd\r\n\r\n")
-    while not house.admin._feeds.open:
+    while not house.admin.feeds.open:
         await asyncio.sleep(0)
     async with reading(house, "?follow=true") as lines:
         sent = 0
-        while house.admin._feeds.open > 1:  # the size of socket buffers is unknown
+        while house.admin.feeds.open > 1:  # the size of socket buffers is unknown
             events.tell("step", "failed", **{name: name * 250 for name in "abcdefghij"})
             sent += 1
             await lines.readline()
@@ -141,7 +141,7 @@ async def test_only_so_many_read_along_and_the_socket_stays_open_for_others(
         status, body = await ask(house.socket, "GET", "/v1/events")
         assert (status, body["code"]) == (429, "crowded")
         assert (await ask(house.socket, "GET", "/v1/status"))[0] == 200
-    while house.admin._feeds.open:
+    while house.admin.feeds.open:
         await asyncio.sleep(0)
     async with reading(house) as lines:
         assert await lines.read() == b""

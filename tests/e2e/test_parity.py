@@ -124,7 +124,7 @@ async def test_after_preemption_at_any_moment(checkpoint: tuple[Path, Expected],
             if engine.status().steps // 5 > seen:
                 seen += 1
                 for seq in scheduler.running[::2]:
-                    scheduler._preempt(seq)
+                    scheduler.preempt(seq)
         expected.compare([answer.result() for answer in answers])
         assert engine.status().preemptions > 10
 

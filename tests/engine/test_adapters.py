@@ -71,7 +71,7 @@ async def test_requests_choose_their_adapter_by_name():
         answers = await asyncio.gather(*(ask(engine, request([7] * 9, name)) for name, _ in asked))
 
         assert answers == [answer([7] * 9, generation) for _, generation in asked]
-        assert "infd_adapter_requests_total" in expose(engine._metrics.snapshot()).decode()
+        assert "infd_adapter_requests_total" in expose(engine.metrics.snapshot()).decode()
 
 
 async def test_a_name_that_nobody_loaded_is_not_found():
@@ -206,7 +206,7 @@ async def test_an_adapter_is_followed_from_load_to_its_last_byte():
 
 def adapters_counted(engine: Engine) -> dict[str, float]:
     """Return how many sequences of each adapter have ended, as a scrape tells it."""
-    scraped = text_string_to_metric_families(expose(engine._metrics.snapshot()).decode())
+    scraped = text_string_to_metric_families(expose(engine.metrics.snapshot()).decode())
     rows = next(family for family in scraped if family.name == "infd_adapter_requests").samples
     return {row.labels["adapter"]: row.value for row in rows}
 

@@ -96,7 +96,7 @@ async def test_a_reader_that_falls_far_behind_is_not_computed_for_until_it_has_c
             handed_over = ticket.generated_tokens
             assert await ask(engine, request([3], 200)) == {0: (continuation([3], 200), FinishReason.LENGTH)}
             assert (ticket.generated_tokens, engine.status().pages_referenced) == (handed_over, 0)
-            assert PENDING_BYTES < choices._inbox.pending_bytes < 1.2 * PENDING_BYTES
+            assert PENDING_BYTES < choices.streams[0].inbox.pending_bytes < 1.2 * PENDING_BYTES
             while choices.ready:
                 index, delta = choices.take()
                 got[index] += delta.token_ids
@@ -117,7 +117,7 @@ async def test_of_many_choices_no_more_lies_with_a_reader_who_has_fallen_behind_
         choices = await ticket.submit(request([1, 2], 9, choices=64, logprobs=20))
         while not choices.too_much or engine.busy:
             await asyncio.sleep(0)
-        assert choices._inbox.pending_bytes < PENDING_BYTES + depth * a_step
+        assert choices.streams[0].inbox.pending_bytes < PENDING_BYTES + depth * a_step
         answers = await collect(choices)
 
     assert answers == {n: (continuation([1, 2], 9, seed=n), FinishReason.LENGTH) for n in range(64)}

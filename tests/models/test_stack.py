@@ -35,7 +35,7 @@ def one_by_one(ops):
 def test_a_stack_gives_what_its_layers_give(built, tiny, variant, layers, monkeypatch):
     monkeypatch.setattr(stack, "SLICE", layers)
     ops = select(CPU, torch.bfloat16)
-    assert load_model(tiny(variant), ops=ops, dtype=torch.bfloat16)._stacked is not None
+    assert load_model(tiny(variant), ops=ops, dtype=torch.bfloat16).stacked is not None
     assert compute(tiny(variant), ops).equal(compute(tiny(variant), one_by_one(ops)))
 
 
@@ -56,14 +56,14 @@ def all_in(library, paged_attention):
 @pytest.mark.parametrize("variant", ["qwen3", "gemma2", "granite"])
 def test_in_every_instruction_set(library, tiny, variant, paged_attention):
     ops = all_in(library, paged_attention)
-    assert load_model(tiny(variant), ops=ops, dtype=torch.bfloat16)._stacked is not None
+    assert load_model(tiny(variant), ops=ops, dtype=torch.bfloat16).stacked is not None
     assert compute(tiny(variant), ops).equal(compute(tiny(variant), one_by_one(ops)))
 
 
 @pytest.mark.parametrize("matrices", [linear.Int8, linear.Int4])
 def test_with_quantized_weights(library, tiny, matrices):
     ops = select(CPU, torch.bfloat16).replace(linear=matrices(library))
-    assert load_model(tiny("qwen3"), ops=ops, dtype=torch.bfloat16)._stacked is not None
+    assert load_model(tiny("qwen3"), ops=ops, dtype=torch.bfloat16).stacked is not None
     assert compute(tiny("qwen3"), ops).equal(compute(tiny("qwen3"), one_by_one(ops)))
 
 
@@ -89,7 +89,7 @@ def test_a_stack_beats_between_layers_and_can_be_stopped_there(built, tiny):
 
 def test_weights_in_a_form_of_torch_are_left_to_the_layers(built, tiny):
     ops = select(CPU, torch.bfloat16).replace(linear=dense.Matrices())
-    assert load_model(tiny("llama"), ops=ops, dtype=torch.bfloat16)._stacked is None
+    assert load_model(tiny("llama"), ops=ops, dtype=torch.bfloat16).stacked is None
 
 
 class Careless(Stacked):

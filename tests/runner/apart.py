@@ -83,8 +83,8 @@ class Device(TorchFunctionMode):
         super().__init__()
         self.strict = False
         self._pinned: list[Tensor] = []
-        self._pending: list[Callable[[], object]] = []
-        self._done = 0
+        self.pending: list[Callable[[], object]] = []
+        self.done = 0
 
     @contextmanager
     def unsynchronised(self) -> Iterator[None]:
@@ -132,9 +132,9 @@ class Device(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def arrive(self, until: int) -> None:
-        for work in self._pending[self._done : until]:
+        for work in self.pending[self.done : until]:
             work()
-        self._done = max(self._done, until)
+        self.done = max(self.done, until)
 
     def _move(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Do `to`, or what reads numbers."""
@@ -171,11 +171,11 @@ class Device(TorchFunctionMode):
         if up:
             target.held.copy_(source)
             sent = source.clone()
-            self._pending.append(lambda: _require(bool((source == sent).all()), "pinned memory is used again too soon"))
+            self.pending.append(lambda: _require(bool((source == sent).all()), "pinned memory is used again too soon"))
         else:
             target.view(-1).view(torch.uint8).fill_(LATE)
             values = source.held.clone()
-            self._pending.append(partial(target.copy_, values))
+            self.pending.append(partial(target.copy_, values))
 
 
 class Event:
@@ -187,10 +187,10 @@ class Event:
         self.waits = 0
 
     def record(self) -> None:
-        self._behind = len(self._device._pending)
+        self._behind = len(self._device.pending)
 
     def query(self) -> bool:
-        return self._behind <= self._device._done
+        return self._behind <= self._device.done
 
     def synchronize(self) -> None:
         self._device.arrive(self._behind)

@@ -154,7 +154,7 @@ def test_captured_steps_give_the_tokens_that_others_do(serve, variant):
 def test_a_captured_step_is_equal_to_one_that_is_not(serve, monkeypatch, logits_bytes, dtype):
     monkeypatch.setattr("infd.runner.graphs.LOGITS_BYTES", logits_bytes)
     served = serve(Recordings(), dtype=dtype)
-    decoding = served.loaded.runner._decoding
+    decoding = served.loaded.runner.decoding
     served.start(3)
     spans = [span(row, len(PROMPTS[row]), 1) for row in range(3)]
     with served.loaded.runner.active():
@@ -294,7 +294,7 @@ def test_the_start_waits_for_captures_as_long_as_it_may_and_the_others_are_to_co
     graphs = Slow()
     served = serve(graphs)
     assert served.captured == [1]
-    decoding = served.loaded.runner._decoding
+    decoding = served.loaded.runner.decoding
     monkeypatch.setattr(decoding, "_clock", lambda: graphs.now)
     monkeypatch.setattr("infd.runner.graphs.START_S", 1.0)
     with served.loaded.runner.active(), caplog.at_level("INFO"):
@@ -540,7 +540,7 @@ def test_steps_with_prompts_or_scores_are_not_captured_nor_adapters_that_cannot_
 
     def takes(*spans):
         with runner.active():
-            return runner._decoding.forward(spans) is not None
+            return runner.decoding.forward(spans) is not None
 
     assert takes(one, two)
     assert not takes(one, span(1, 0, 2))
@@ -625,7 +625,7 @@ def test_on_a_gpu_captured_steps_are_equal_to_those_that_are_not(tiny, monkeypat
         for graphs in (True, False)
     )
     served, plain = Served(loaded), Served(eager)
-    decoding = loaded.runner._decoding
+    decoding = loaded.runner.decoding
     served.start(3)
     spans = [span(row, len(PROMPTS[row]), 1) for row in range(3)]
     with loaded.runner.active():

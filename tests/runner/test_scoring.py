@@ -177,7 +177,7 @@ async def test_scores_are_transformers_log_softmax_in_chunks_after_preemption_an
             steps = [step for _ in range(depth) if (step := scheduler.plan()) is not None]
             results = [runs.forward(step.plan).sample() for step in steps]
             if not scheduler.preemptions and 16 < sequences[0].computed < len(LONG):
-                scheduler._preempt(sequences[0])  # in the middle of its prompt, with a step in flight
+                scheduler.preempt(sequences[0])  # in the middle of its prompt, with a step in flight
             for step, result in zip(steps, results, strict=True):
                 for outcome in scheduler.commit(step, await result):
                     if outcome.prompt_logprobs:

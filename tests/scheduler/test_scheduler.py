@@ -228,7 +228,7 @@ def test_a_scored_prompt_whose_answer_is_preempted_may_read_its_own_pages():
     driver = Driver(capacity(step_tokens=32))
     seq = driver.add(sequence(20, max_tokens=3, scored=0))
     driver.step()
-    driver.scheduler._preempt(seq)
+    driver.scheduler.preempt(seq)
     driver.finish()
 
     assert spans_of(driver, seq) == [(0, 20, True, 19), (20, 1, True, 0), (21, 1, True, 0)]
@@ -448,7 +448,7 @@ def test_pages_of_a_failed_sequence_that_a_step_in_flight_was_to_fill_are_not_fo
     driver = Driver(capacity(step_tokens=8), depth=2)
     bad = driver.add(sequence([1] * 20))
     steps = [driver.issue(), driver.issue()]
-    driver.scheduler._preempt(bad)
+    driver.scheduler.preempt(bad)
     assert steps[0] is not None
     driver.scheduler.commit(steps[0], StepResult([0], [], failed={0: NOT_FINITE}))
     driver.check()
@@ -533,7 +533,7 @@ def preempted_in_flight(pages: int) -> tuple[Driver, Sequence]:
     late = driver.add(sequence([2] * 3, max_tokens=12))
     driver.issue()
     driver.issue()
-    driver.scheduler._preempt(late)
+    driver.scheduler.preempt(late)
     driver.scheduler.remove(early, FinishReason.ABORT)
     assert late.in_flight
     return driver, late
@@ -644,7 +644,7 @@ def test_pages_of_a_sequence_that_failed_after_it_was_preempted_are_not_found():
     bad = driver.add(sequence([1] * 9))
     step = driver.scheduler.plan()
     assert step is not None
-    driver.scheduler._preempt(bad)
+    driver.scheduler.preempt(bad)
     driver.scheduler.commit(step, StepResult([0], [], failed={0: NOT_FINITE}))
     driver.scheduler.verify()
 
@@ -817,7 +817,7 @@ def test_a_preempted_sequence_keeps_no_slot_from_others():
     driver = Driver(slots=1, per_step=1)
     first = driver.add(sequence([1] * 6, max_tokens=6, adapter=a))
     driver.step()
-    driver.scheduler._preempt(first)
+    driver.scheduler.preempt(first)
     driver.scheduler.remove(first, FinishReason.ABORT)
     second = driver.add(sequence([2] * 6, max_tokens=6, adapter=b))
     driver.finish()

@@ -35,6 +35,9 @@ GONE: Final = frozenset({Residency.RELEASED, Residency.PARKED})  # from where th
 class Residence:
     """The arenas of a model, and where its weights come from.
 
+    model     its parameters lie in `weights`
+    weights   the arena of its weights
+    cache     the arena of its cache
     memory    what is there; may be read by any thread
     refusal   why memory cannot be given back here; empty where it can
     resident  what stayed when memory was given back, in bytes by what it is; empty while nothing is given back
@@ -58,14 +61,14 @@ class Residence:
         root        of other weights, see `load`; empty: the directory in which the first ones' lies
         report      told (bytes read, bytes to read) while weights are read
         """
+        self.model = model
+        self.weights = weights
+        self.cache = cache
         self.memory = Memory()
         self.refusal = bank.sleepless
         self.resident: dict[str, int] = {}
         self.quiet = Event()
-        self._model = model
         self._bank = bank
-        self._weights = weights
-        self._cache = cache
         self._emptied = [cache, *workspaces]
         self._parked: Parked | None = None
         self._settling: Settling | None = None
@@ -98,7 +101,7 @@ class Residence:
         self._empty()
         if weights in GONE:
             self._unsettle()
-            self._weights.release()
+            self.weights.release()
         if weights is not Residency.PARKED:
             self._unpark()
         self._bank.trim()
@@ -116,7 +119,7 @@ class Residence:
         try:
             if self._parked is not None:
                 raise OutOfMemory("the host could not let go of the last ones")
-            self._parked = self._bank.park(self._weights, self._beat)
+            self._parked = self._bank.park(self.weights, self._beat)
             self._parked.fetch()
         except OutOfMemory as error:
             log.warning("the weights will be read again on waking, for they cannot be kept: %s", error)
@@ -151,11 +154,11 @@ class Residence:
                 self._require_unchanged(checkpoint)
                 self._fill(checkpoint)
             return
-        self._weights.restore()
+        self.weights.restore()
         try:
             self._parked.put_back()
         except BaseException:
-            self._weights.release()
+            self.weights.release()
             raise
         self.memory = replace(self.memory, weights=Residency.LOADED)
         self._unpark()
@@ -183,7 +186,7 @@ class Residence:
     def settle(self) -> None:
         """Begin to make reading the weights faster, behind everything else."""
         if self._settling is None and not self._bank.apart and self.memory.weights is Residency.LOADED:
-            self._settling = Settling(self._weights.settle, self.quiet)
+            self._settling = Settling(self.weights.settle, self.quiet)
 
     def _unsettle(self) -> None:
         """Leave the weights' memory alone from now on: what was given back would be had again."""
@@ -195,13 +198,13 @@ class Residence:
         """Return what operators are told: see Executor.describe."""
         told: dict[str, Any] = {"resident": self.resident}
         if (settling := self._settling) is not None:
-            told["large_pages"] = {"bytes": self._weights.large, "of": self._weights.used, "ended": settling.ended}
+            told["large_pages"] = {"bytes": self.weights.large, "of": self.weights.used, "ended": settling.ended}
         return told
 
     def close(self) -> None:
         """Give everything back for good; what a lost device does not take back goes with the process."""
         self._unsettle()
-        for give in (self._weights.release, *(arena.release for arena in self._emptied), self._unpark):
+        for give in (self.weights.release, *(arena.release for arena in self._emptied), self._unpark):
             try:
                 give()
             except (DeviceLost, OutOfMemory) as error:
@@ -213,10 +216,10 @@ class Residence:
 
     def _fill(self, checkpoint: Checkpoint) -> None:
         """Read the weights. If that fails, those that were gone are gone again, and others are invalid."""
-        places = check(self._model, checkpoint)
+        places = check(self.model, checkpoint)
         gone = self.memory.weights in GONE
         if gone:
-            self._weights.restore()
+            self.weights.restore()
         else:
             self.memory = replace(self.memory, weights=Residency.INVALID)
         try:
@@ -224,7 +227,7 @@ class Residence:
                 fill(places, checkpoint, self._report)
         except BaseException:
             if gone:
-                self._weights.release()
+                self.weights.release()
             raise
         self.remember(checkpoint)
         self.memory = replace(self.memory, weights=Residency.LOADED)
@@ -245,7 +248,7 @@ class Residence:
         self._report(0, 0)
 
     def _require_room(self) -> None:
-        needed, free = self._weights.used, self._bank.free()
+        needed, free = self.weights.used, self._bank.free()
         if needed > free:
             raise OutOfMemory(
                 f"the weights need {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free;"

@@ -197,7 +197,7 @@ async def test_a_wake_that_fails_midway_holds_nothing_and_can_be_tried_again(tin
         with pytest.raises(CheckpointError, match="became shorter"):
             await runs.wake(ALL)
         assert runs.memory == NOTHING
-        assert not await runs.between(lambda parts: bool(parts.residence._weights.content.any()))
+        assert not await runs.between(lambda parts: bool(parts.residence.weights.content.any()))
         monkeypatch.undo()
         await runs.wake(ALL)
         assert await answers(runs, capacity) == before
@@ -232,11 +232,11 @@ async def test_other_weights_are_put_in_place(tiny, tmp_path):
         want = await answers(fresh, capacity)
     async with running(tiny("qwen3")) as (runs, capacity):
         before = await answers(runs, capacity)
-        addresses = await runs.between(lambda parts: [p.tensor.data_ptr() for p in parts.residence._model.parameters])
+        addresses = await runs.between(lambda parts: [p.tensor.data_ptr() for p in parts.residence.model.parameters])
         await runs.load_weights(str(directory))
         assert await answers(runs, capacity) == want != before
         assert addresses == await runs.between(
-            lambda parts: [p.tensor.data_ptr() for p in parts.residence._model.parameters]
+            lambda parts: [p.tensor.data_ptr() for p in parts.residence.model.parameters]
         )
         await runs.load_weights(str(tiny("qwen3")))
         assert await answers(runs, capacity) == before

@@ -56,7 +56,7 @@ class House:
         return answer(self.loaded)
 
     def weights(self) -> Tensor:
-        return self.residence._weights.content.clone()
+        return self.residence.weights.content.clone()
 
     def audit(self) -> None:
         """Compare what is mapped and pinned with what is said to be there."""
@@ -64,11 +64,11 @@ class House:
         sizes = sorted(held.size for held in self.driver.ranges.values())
         there = sum(self.driver.mapped.values())
         expected = [self.memory.weights in (Residency.LOADED, Residency.INVALID), self.memory.cache is Residency.LOADED]
-        weights, cache = (_whole(self.residence._weights.size), _whole(self.residence._cache.size))
+        weights, cache = (_whole(self.residence.weights.size), _whole(self.residence.cache.size))
         assert sizes == sorted([weights, cache])
         assert there == expected[0] * weights + expected[1] * cache
         pinned = sum(self.driver.registered.values())
-        assert pinned == (self.residence._weights.used if self.memory.weights is Residency.PARKED else 0)
+        assert pinned == (self.residence.weights.used if self.memory.weights is Residency.PARKED else 0)
 
 
 def answer(loaded: Loaded) -> list[int]:
@@ -116,7 +116,7 @@ def test_a_light_sleep_moves_weights_to_the_host_and_the_wake_reads_no_file(serv
     assert house.residence.gives_back(1) == ALL
     beats = house.pulse.count
     freed = house.residence.sleep(1)
-    assert freed == _whole(house.residence._weights.size) + _whole(house.residence._cache.size)
+    assert freed == _whole(house.residence.weights.size) + _whole(house.residence.cache.size)
     assert house.memory == PARKED
     assert house.driver.used == 0
     assert house.pulse.count > beats, "a watcher must not take it for stuck"
@@ -147,7 +147,7 @@ def test_what_kernels_compute_in_goes_with_the_cache_and_comes_back_as_zeros_in_
     before, held = house.answer(), house.driver.used
     house.residence.sleep(level)
     assert house.driver.used == 0
-    capacity, house.driver.capacity = house.driver.capacity, _whole(house.residence._cache.size) + GRAIN
+    capacity, house.driver.capacity = house.driver.capacity, _whole(house.residence.cache.size) + GRAIN
     with pytest.raises(OutOfMemory, match="kernels to compute in"):
         house.residence.wake({MemoryPart.CACHE})
     assert house.driver.used == 0
@@ -283,7 +283,7 @@ def test_a_model_that_is_gone_leaves_nothing_on_the_device(serve):
 
 def test_a_model_that_does_not_fit_is_refused_and_leaves_nothing(serve):
     house = serve()
-    weights = _whole(house.residence._weights.size)
+    weights = _whole(house.residence.weights.size)
     for capacity, purpose in ((weights - GRAIN, "weights"), (weights + CACHE // 2, "cache")):
         with pytest.raises(OutOfMemory, match=purpose):
             serve(capacity=capacity)
