@@ -208,7 +208,7 @@ def test_logits_of_16_bits_have_twice_as_many_rows_in_as_many_bytes(serve, monke
     vocabulary = serve(None).loaded.runner.instance.rows.vocab_size
     monkeypatch.setattr("infd.runner.graphs.LOGITS_BYTES", 2 * 4 * vocabulary)
     for dtype, rows in (("float32", 2), ("bfloat16", 4)):
-        frames = serve(Recordings(), dtype=dtype).loaded.runner._decoding._plain
+        frames = serve(Recordings(), dtype=dtype).loaded.runner.decoding._plain
         assert [frame.size for frame in frames if frame._logits is not None][-1] == rows
 
 
