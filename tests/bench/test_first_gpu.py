@@ -261,6 +261,15 @@ def test_xqa_that_does_not_wait_for_what_it_reads_is_found(monkeypatch: pytest.M
         gpu_probe.xqa_with_pdl(probe)
 
 
+def test_what_flashinfer_may_have_to_compile_is_tried_with_the_kits_modules_alone() -> None:
+    asked = {part.name: gpu_probe.parse(part.arguments).cases for part in PLAN if part.script == "gpu_probe"}
+    assert asked == {
+        "probe": [case.__name__ for case in gpu_probe.CASES if case.__name__ not in gpu_probe.BY_NAME],
+        "flashinfer-probe": ["xqa_with_pdl"],
+    }
+    assert all(part.flashinfer == (part.name == "flashinfer-probe") for part in PLAN if part.name in asked)
+
+
 def test_the_kit_pins_what_the_constraints_pin() -> None:
     constraints = set((ROOT / "constraints.txt").read_text().splitlines())
     for name in ("gpu_kit.txt", "gpu_kit_flashinfer.txt"):
