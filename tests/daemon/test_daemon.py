@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import shlex
 import signal
 import socket
@@ -30,13 +31,19 @@ from infd.http.schema.chat import ChatRequest
 from infd.request import Generate, Request, SamplingParams
 from infd.runner.arenas.host import headstart
 from infd.telemetry.metrics import Metrics
+from tests.executors.faulty import faulty, remote
 from tests.fakes import FakeExecutor
+from tests.runner import driving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from infd.engine.executor import Executor
     from infd.http.auth import Keys
     from infd.scheduler.plan import StepPlan
+
+
+BEFORE_LOST = [2]  # a prompt that the fake model answers with 18 tokens and tests.executors.faulty.LOST
 
 
 @pytest.fixture
@@ -69,7 +76,7 @@ def heard(manager: socket.socket) -> list[str]:
             return said
 
 
-def daemon_of(tmp_path: Path, executor: FakeExecutor, notify: str = "") -> Daemon:
+def daemon_of(tmp_path: Path, executor: Executor, notify: str = "") -> Daemon:
     config = Config(server=ServerConfig(port=0), admin=AdminConfig(socket=str(tmp_path / "admin.sock")))
     return Daemon(config, Environment(notify_socket=notify), executor)
 
@@ -224,27 +231,37 @@ async def test_a_load_that_fails_is_what_the_daemon_fails_with(tmp_path: Path) -
     assert not (tmp_path / "admin.sock").exists()
 
 
-async def test_a_lost_device_ends_every_stream_with_an_error_and_the_daemon(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def loses_its_device() -> FakeExecutor:
     def lose(plan: StepPlan) -> None:
         if plan.number >= 3:
             raise DeviceLost("an uncorrectable error")
 
+    return FakeExecutor(fault=lose)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [loses_its_device, lambda: faulty(driving.config()), lambda: remote(driving.config())],
+    ids=["fake", "local", "remote"],
+)
+async def test_a_lost_device_ends_every_stream_with_an_error_and_the_daemon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[], Executor]
+) -> None:
     caplog.set_level(logging.INFO, "infd")
-    daemon = daemon_of(tmp_path, FakeExecutor(fault=lose))
+    daemon = daemon_of(tmp_path, make())
     running = asyncio.ensure_future(daemon.run())
     while daemon.engine.lifecycle.state is not State.READY:
         await asyncio.sleep(0.01)
     url = next(record.address for record in caplog.records if record.message == "listening")
-    body = {"prompt": [1, 2, 3], "max_tokens": 100, "stream": True, "ignore_eos": True}
+    body = {"prompt": BEFORE_LOST, "max_tokens": 40, "temperature": 0, "stream": True, "ignore_eos": True}
     async with aiohttp.ClientSession(url) as client, client.post("/v1/completions", json=body) as answer:
         text = await answer.text()
 
-    assert DeviceLost.exit_code == 70
-    with pytest.raises(DeviceLost):
+    with pytest.raises(DeviceLost, match="an uncorrectable error") as lost:
         await running
+    assert lost.value.exit_code == os.EX_SOFTWARE == 70
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert "choices" in json.loads(events[0])
     assert "error" in json.loads(events[-2])
     assert events[-1] == "[DONE]"
 
