@@ -1,9 +1,9 @@
-"""A model without weights whose answers betray any mistake in pages, rows or order.
+"""A model without weights: every mistake in pages, rows or order changes its answers.
 
-FakeDevice keeps a real paged memory of token ids. To sample, it reads a
-sequence's history back through the page tables and hashes it: a page granted
-twice, a stale table, a wrong position or a step out of order changes the
-answer. `continuation` says what the answer must be, without any pages.
+FakeDevice has a real paged memory of token ids. To sample, it reads a
+sequence's history through the page tables and hashes the history: a page
+granted twice, a stale table, a wrong position or a step out of order changes
+the answer. `continuation` computes the expected answer without pages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import Join, Span
 
 VOCAB = 512
-ANGLES = 2**16  # what sets tokens apart that were turned by other angles
+ANGLES = 2**16  # factor that distinguishes cached tokens rotated by different angles
 FULL = CacheLayout((PageGroup(layers=(0,), page_tokens=4),))
 
 
@@ -59,7 +59,7 @@ def capacity(
 def remembered(
     token: int, adapter: Adapter | None, *, regimes: Regimes = FULL.regimes, regime: int = 0, position: int = 0
 ) -> int:
-    """Return what the cache holds of a token that was computed with an adapter, at a position, under a regime."""
+    """Return the cache entry of a token computed with an adapter, at a position, under a rope regime."""
     angles = regime
     if regimes.prompt_over is not None:
         angles = max(regime, position + 1)
@@ -68,7 +68,7 @@ def remembered(
 
 
 def history(tokens: list[int], prompt: int, layout: CacheLayout, adapter: Adapter | None) -> list[int]:
-    """Return what the cache holds of a sequence, of which the first `prompt` tokens are its prompt."""
+    """Return the cache entries of a sequence with `prompt` prompt tokens."""
     regimes = layout.regimes
     regime = regimes.of(prompt, len(tokens))
     return [
@@ -78,7 +78,7 @@ def history(tokens: list[int], prompt: int, layout: CacheLayout, adapter: Adapte
 
 
 def choose(histories: list[list[int]], seed: int) -> int:
-    """Return the token that follows, given what each group sees of the history."""
+    """Return the next token, given the cache entries visible to each page group."""
     digest = seed & 0xFFFFFFFF
     for history in histories:
         digest = zlib.crc32(array("i", history).tobytes(), digest)
@@ -98,12 +98,12 @@ def continuation(
 
 
 def likeliness(token: int) -> float:
-    """Return the log-probability that the fake model gives a token it generates."""
+    """Return the log-probability that the fake model reports for a generated token."""
     return -(token % 50) / 8
 
 
 def likelihood(histories: list[list[int]], token: int, most: int) -> TokenLogprobs:
-    """Return how likely `token` is said to be, given what each group sees of the tokens before it."""
+    """Return the log-probabilities reported for `token`, given the preceding cache entries visible to each group."""
     guess = choose(histories, token)
     ids = tuple((guess + i) % VOCAB for i in range(most))
     return TokenLogprobs(-guess / 8, ids, tuple(-0.5 - i for i in range(most)), 1 + guess % 7)
@@ -112,7 +112,7 @@ def likelihood(histories: list[list[int]], token: int, most: int) -> TokenLogpro
 def prompt_likelihoods(
     prompt: list[int], most: int = 0, *, layout: CacheLayout = FULL, adapter: Adapter | None = None
 ) -> list[TokenLogprobs]:
-    """Return what the fake model says of the tokens of `prompt`, all but the first."""
+    """Return the log-probabilities reported for all tokens of `prompt` except the first."""
     kept = history(prompt, len(prompt), layout, adapter)
     return [
         likelihood(
@@ -125,7 +125,7 @@ def prompt_likelihoods(
 
 
 class FakeDevice:
-    """Runs plans in order. `forward` and `sample` are separate, as on a real device."""
+    """Executes plans in order. `forward` and `sample` are separate, as on a real device."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
@@ -139,14 +139,14 @@ class FakeDevice:
         self.most = [0] * capacity.rows
         self.prompts = [0] * capacity.rows
         self.slot_of = [0] * capacity.rows
-        self.adapters: set[Adapter] = set()  # in memory
+        self.adapters: set[Adapter] = set()  # adapters in memory
         self.regime_of = [0] * capacity.rows
         self.slots: dict[int, Adapter] = {}
         self.steps = 0
         self.asleep = False
 
     def wipe(self) -> None:
-        """What a cache reads as once its memory was given back."""
+        """Overwrite every page, as releasing the cache's memory does."""
         for page in self.memory:
             page[:] = [-1] * len(page)
 
@@ -188,7 +188,7 @@ class FakeDevice:
         return StepResult(accepted, tokens, logprobs, prompt_logprobs)
 
     def speak(self, span: Span, histories: list[list[int]]) -> int:
-        """Return the token that follows."""
+        """Return the next token."""
         return choose(histories, self.seeds[span.row])
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -226,7 +226,7 @@ class FakeDevice:
                 self.memory[page][position % group.page_tokens] = self._computed(span, position)
 
     def _read(self, span: Span, end: int) -> list[list[int]]:
-        """Return what each group sees of the tokens before `end`."""
+        """Return the cache entries before `end` visible to each group."""
         groups = self.capacity.layout.groups
         if not groups:
             assert span.start == 0, "nothing was kept of the earlier tokens"
@@ -241,7 +241,7 @@ class FakeDevice:
 
 
 class Seated:
-    """The tokens with which each row's sequence joined, for faults that strike one of them."""
+    """The tokens with which each row's sequence joined; faults that strike one sequence use them."""
 
     def __init__(self) -> None:
         self._tokens: dict[int, list[int]] = {}
@@ -266,11 +266,11 @@ class FakeStep:
 class FakeExecutor:
     """An Executor over a FakeDevice, on the event loop.
 
-    step_s  how long a step takes
-    fault   called with each plan; what it raises fails that step and all behind it
-    gate    while cleared, no step completes
+    step_s   duration of a step
+    fault    called with each plan; an exception fails the plan's step and all queued steps
+    gate     while cleared, no step completes
     reading  while cleared, no adapter is read
-    files    bytes and stamp of the adapters that can be read, by path
+    files    size in bytes and stamp of each readable adapter, by path
     """
 
     def __init__(
@@ -289,20 +289,20 @@ class FakeExecutor:
         self.closed = False
         self._capacity = capacity or globals()["capacity"](pages=256, rows=16, step_tokens=64, max_model_len=256)
         self.device = FakeDevice(self._capacity)
-        self._queue: list[FakeStep | Callable[[], None]] = []  # steps, and work between them
+        self._queue: list[FakeStep | Callable[[], None]] = []  # steps, and functions to call between steps
         self.files: dict[str, tuple[int, int]] = {}
         self.reading = asyncio.Event()
         self.reading.set()
         self.reads = 0
-        self.issued: list[FakeStep] = []  # every step so far
+        self.issued: list[FakeStep] = []  # all steps issued so far
         self._worker: asyncio.Task[None] | None = None
         self.load_error: InfdError | None = None
-        self.lost: Callable[[DeviceLost], None] | None = None  # reports the end of the device
+        self.lost: Callable[[DeviceLost], None] | None = None  # reports the loss of the device
         self.sleepless = ""
         self.parks = False  # whether weights leave the device in a light sleep
         self.resident: dict[str, int] = {}
         self.held = Memory()
-        self.memory_gate = asyncio.Event()  # while cleared, nothing done to memory completes
+        self.memory_gate = asyncio.Event()  # while cleared, no change of memory completes
         self.memory_gate.set()
         self.sleep_error: Exception | None = None
         self.wake_error: Exception | None = None
@@ -346,7 +346,7 @@ class FakeExecutor:
                     if not isinstance(dropped, FakeStep):
                         self._queue.append(dropped)
                         continue
-                    for _ in range(3):  # the news of each comes by itself, as from a thread
+                    for _ in range(3):  # each failure is reported separately, as from a thread
                         await asyncio.sleep(0)
                     dropped.result.set_exception(error)
             else:
@@ -399,7 +399,7 @@ class FakeExecutor:
         self.device.asleep = not self.held.whole
 
     async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
-        """Read a made-up adapter: `files` has the bytes and the stamp of each path."""
+        """Read a fake adapter listed in `files`."""
         self.reads += 1
         await self.reading.wait()
         if adapter.path not in self.files:

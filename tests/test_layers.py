@@ -1,4 +1,4 @@
-"""Who may import whom: the plan of the house, held against the code."""
+"""The import rules: which room (folder or file of infd/) may import which, and no circles of imports."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ TABLE: dict[str, set[str]] = {
     "weights": set(),
     "hub": {"weights.checkpoint"},
     "kernels": set(),
-    # How the embedded model is made: a program of its own, which nothing that serves imports.
+    # The program that trains the embedded model. The daemon never imports it.
     "embedded.recipe": {"text"},
 }
-# Leaves that import nothing of the house but other leaves, and what each room must do without.
+# Libraries that a room must not import.
 FORBIDDEN = {
     "text": {"torch", "aiohttp"},
     "scheduler": {"torch", "asyncio", "time", "aiohttp", "datetime", "random"},
@@ -73,7 +73,7 @@ def room(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """Return the dotted names a module imports, typing-only ones included."""
+    """Return the dotted names that a module imports, typing-only imports included."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -109,7 +109,7 @@ def test_a_room_does_without_what_it_must_not_know(path: Path):
     assert not wrong
 
 
-# What answers requests without HTTP: batch runs and callers in process use it too.
+# The modules that answer requests without HTTP, for batch runs and callers in the process.
 WITHOUT_HTTP = [HOUSE / "http/generate.py", *(HOUSE / "http/formats").glob("*.py"), *(HOUSE / "http/apis").glob("*.py")]
 
 
@@ -119,7 +119,7 @@ def test_a_generation_is_answered_without_aiohttp(path: Path):
 
 
 def reached(path: Path) -> set[Path]:
-    """Return a module and all of ours that it imports, themselves or through others, typing-only imports included."""
+    """Return a module and all modules of infd that it imports, directly or indirectly, typing-only imports included."""
     found, todo = set(), [path]
     while todo:
         each = todo.pop()
@@ -142,12 +142,12 @@ def test_the_check_sees_a_wrong_import(tmp_path: Path):
     assert {name for name in imports(module) if not allowed(name, "scheduler")} == {"infd.engine.core", "infd.http.app"}
 
 
-# What makes code of data. A queue between processes pickles too: only the recipe, which serves nobody, has one.
+# Modules that execute data as code. multiprocessing's queues pickle; only the recipe, no part of the daemon, uses them.
 EXECUTES = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "multiprocessing", "runpy"}
 
 
 def test_nothing_that_serves_makes_code_of_data():
-    """Neither pickles nor source text from anywhere are run, and no repository's own code is asked for."""
+    """No module unpickles, evaluates source text, or trusts a repository's code."""
     for path in modules():
         if room(path) == "embedded.recipe":
             continue
@@ -165,21 +165,21 @@ def test_only_the_settings_read_the_environment():
     readers = set()
     for path in modules():
         nodes = [*ast.walk(ast.parse(path.read_text()))]
-        # A library that reads it may be told something there.
+        # Assigning a variable, for a library that reads it, is permitted.
         told = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
         if any(isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv") and n not in told for n in nodes):
             readers.add(str(path.relative_to(HOUSE)))
     assert {name.split("/")[0] for name in readers} <= {"config", "cli.py", "admin"}, readers
 
 
-# Files that import each other, typing-only and local imports included. This list may only shrink.
+# Circles of imports, typing-only and local imports included. This set may only shrink.
 CIRCLES = {
     frozenset({"loadgen/figures.py", "loadgen/load.py", "loadgen/stream.py"}),
 }
 
 
 def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
-    """Return the strongly connected components of more than one node: Tarjan's algorithm."""
+    """Return the strongly connected components of more than one node, by Tarjan's algorithm."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -207,13 +207,13 @@ def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
 
 
 def file_imports() -> dict[str, set[str]]:
-    """Return which files each file imports, both by their paths in the house."""
+    """Return the files that each file of infd/ imports; paths are relative to infd/."""
     files = {".".join(path.with_suffix("").relative_to(HOUSE.parent).parts): path for path in modules()}
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
     names = {path: str(path.relative_to(HOUSE)) for path in files.values()}
     edges: dict[str, set[str]] = {}
     for path in files.values():
-        # What is imported from a module is named behind it.
+        # `from module import name` gives module.name: `name` is a module itself or defined in `module`.
         targets = {files.get(name) or files.get(name.rpartition(".")[0]) for name in imports(path)}
         edges[names[path]] = {names[target] for target in targets if target is not None and target != path}
     return edges

@@ -1,8 +1,8 @@
-"""Tiny checkpoints with random weights, made by transformers, one per family and per feature that changes a model.
+"""Tiny checkpoints with random weights, created by transformers: one for each model family and each feature of a model.
 
-Weights are drawn so that every part matters: attention is far from uniform,
-norms and biases are far from neutral, and logits are spread wide enough that
-greedy choices are clear (`margins` tells how clear).
+The distributions make every part of the model change the logits: attention is far
+from uniform, norms and biases are far from neutral, and the logits' spread gives
+greedy choices a clear margin (`margins`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-VOCAB = 199  # prime, so that no kernel sees a round size
+VOCAB = 199  # prime: no multiple of a kernel's block size
 LAYERS = 3
 SPREAD = 11.0  # standard deviation of the logits
-CLEAR = 1e-2  # a top-2 margin that float32 cannot blur
+CLEAR = 1e-2  # top-2 margin above float32's rounding errors
 
 _SIZES = {
     "vocab_size": VOCAB,
@@ -79,7 +79,7 @@ _VISION = {
     "patch_size": 4,
 }
 
-# Name of the variant: (model_type, what differs from _SIZES).
+# (model_type, settings that differ from _SIZES) by the variant's name
 VARIANTS = MappingProxyType(
     {
         "llama": ("llama", {}),
@@ -97,7 +97,7 @@ VARIANTS = MappingProxyType(
         "qwen3-biases": ("qwen3", {"attention_bias": True}),
         "qwen3-windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1}),
         "phi3-window": ("phi3", {**_PHI, "sliding_window": 9}),
-        # The tests compute at most 256 tokens, and never fewer than 9: short factors, then long ones, in every step.
+        # Tests compute 9 to 256 tokens: phi3-short uses the short factors in every step, phi3-long the long factors.
         "phi3-short": ("phi3", {**_PHI, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 256}),
         "phi3-long": ("phi3", {**_PHI, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 8}),
         "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0}),
@@ -120,13 +120,13 @@ VARIANTS = MappingProxyType(
         ),
     }
 )
-FAMILIES = ("llama", "mistral-window", "qwen3", "gemma3")  # where a test is too long for all
+FAMILIES = ("llama", "mistral-window", "qwen3", "gemma3")  # for tests too long to run with all variants
 
 
 def make(variant: str, directory: Path, **overrides: Any) -> Path:
-    """Save a variant's checkpoint into `directory` and return it. The same name gives the same weights.
+    """Save a variant's checkpoint into `directory` and return `directory`. A variant's weights are reproducible.
 
-    overrides  settings of the transformers config, such as vocab_size
+    overrides  settings of the transformers config, for example vocab_size
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -153,7 +153,7 @@ def make(variant: str, directory: Path, **overrides: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function from a variant's name to its checkpoint's directory, made once per session."""
+    """Return a function from a variant's name to its checkpoint's directory. Saves each checkpoint once per session."""
     made: dict[str, Path] = {}
 
     def directory(variant: str) -> Path:
@@ -194,7 +194,7 @@ def continuation(model: PreTrainedModel, prompt: list[int], count: int) -> tuple
 
 def _draw(name: str, tensor: Tensor, generator: torch.Generator) -> None:
     if name.endswith(("q_norm.weight", "k_norm.weight")):
-        tensor.normal_(1.5, 0.4, generator=generator)  # with normed heads only these sharpen attention
+        tensor.normal_(1.5, 0.4, generator=generator)  # with normed heads only these weights sharpen attention
     elif "norm" in name:
         tensor.normal_(1.0, 0.3, generator=generator)
     elif name.endswith("bias"):

@@ -1,4 +1,4 @@
-"""Tests of the endpoint run on the loop that the daemon runs on."""
+"""Run the endpoint's tests on uvloop, as the daemon does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole endpoint for tests: real engine, real socket, a fake device whose answers can be foretold."""
+"""A whole endpoint for tests: real engine, real socket, a fake device with predictable answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Endpoint:
-    """What a test talks to."""
+    """A running endpoint, and a client session for requests to it."""
 
     def __init__(self, server: HttpServer, engine: Engine, executor: FakeExecutor, url: str) -> None:
         self.server = server
@@ -36,7 +36,7 @@ class Endpoint:
         self.session = aiohttp.ClientSession(url)
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
-        """Return status and decoded body of the answer."""
+        """Return the status and the decoded body of the response."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.session.post(path, data=BytesIO(data), headers=headers) as response:
             return response.status, await response.json()
@@ -53,14 +53,14 @@ class Endpoint:
         return body
 
     async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
-        """Return the decoded events of a stream; the mark that ends it is checked and left out."""
+        """Return the decoded events of a stream, except the end marker, which is checked."""
         async with self.session.post(path, json={**body, "stream": True}) as response:
             text = await response.text()
             assert response.status == 200, text
         return decode_events(text)
 
     async def idle(self) -> None:
-        """Wait until the engine has nothing left to do."""
+        """Wait until the engine has no running and no waiting request."""
         while (status := self.engine.status()).running or status.waiting:
             await asyncio.sleep(0)
 
@@ -81,7 +81,7 @@ async def serving(
     load: bool = True,
     **defaults: float,
 ) -> AsyncIterator[Endpoint]:
-    """Run an endpoint. `load` False leaves it as it is before there is a model."""
+    """Run an endpoint. With `load` False no model is loaded."""
     config = config or Config()
     executor = executor or FakeExecutor(capacity(pages=512, rows=16, step_tokens=64, max_model_len=256))
     metrics = Metrics()

@@ -1,4 +1,4 @@
-"""What the endpoint serves in tests: a fake model whose answers can be foretold, and a tokenizer for it."""
+"""The served model of the endpoint's tests: a fake model with predictable answers, its tokenizer and template."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEMPLATE = """{%- if messages[0].content == 'refuse me' %}{{ raise_exception('as
 
 @cache
 def tokenizer() -> Tokenizer:
-    """Byte-level, with as many tokens as the fake model: 3 special, 256 bytes, 253 pairs of letters."""
+    """Return a byte-level tokenizer with the fake model's vocabulary: 3 special tokens, 256 bytes, 253 letter pairs."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     letters = "abcdefghijklmnop"
     merges = [(a, b) for a in letters for b in letters][: VOCAB - 3 - 256]
@@ -47,18 +47,18 @@ def template() -> ChatTemplate:
 
 
 def foretell(prompt: list[int], count: int, *, seed: int = 0) -> tuple[list[int], str]:
-    """Return the ids and the text that the fake model answers."""
+    """Return the token ids and the text of the fake model's answer."""
     ids = continuation(prompt, count, seed=seed)
     return ids, tokenizer().decode(ids)
 
 
 def letters(ids: list[int]) -> list[int]:
-    """Return the places of tokens that are a pair of letters, which no other bytes can blur."""
+    """Return the positions of letter-pair tokens: their text does not depend on neighbouring tokens."""
     return [place for place, token_id in enumerate(ids) if token_id >= 3 + 256]
 
 
 def chat_prompt(*texts: str) -> list[int]:
-    """Return the ids of user messages under TEMPLATE."""
+    """Return the token ids of user messages rendered by TEMPLATE."""
     turns = [{"role": "user", "content": text} for text in texts]
     text = template().render(turns)
     return tokenizer().encode(text, add_special_tokens=False)

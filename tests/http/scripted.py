@@ -1,4 +1,4 @@
-"""An endpoint whose model says what a test has written down, byte by byte, under Qwen3's chat template."""
+"""An endpoint whose model generates given texts, one token per byte, under Qwen3's chat template."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTEXT = 8192
 
 
 class ScriptedDevice(FakeDevice):
-    """Says the answer of each choice, whose seed is its index, and then ends it."""
+    """Generates the answer of each choice, then the end id. A choice's seed is the index of its answer."""
 
     answers: tuple[str, ...] = ()
 
@@ -37,14 +37,14 @@ class ScriptedDevice(FakeDevice):
 
 @cache
 def ids_of(text: str) -> list[int]:
-    """Return one id for each byte, so that marks and characters are split."""
+    """Return one token id for each byte, so that markers and characters are split between tokens."""
     single = {tokenizer().piece(token_id): token_id for token_id in range(3, 3 + 256)}
     return [single[bytes([byte])] for byte in text.encode()]
 
 
 @asynccontextmanager
 async def speaking(*answers: str, template: str = TEMPLATES["qwen3"]) -> AsyncIterator[Endpoint]:
-    """Run an endpoint whose choices, one after the other, say these."""
+    """Run an endpoint whose choices generate `answers`, in order of index."""
     room = capacity(pages=8192, rows=16, step_tokens=1024, max_model_len=CONTEXT)
     executor = FakeExecutor(room)
     executor.device = ScriptedDevice(room)

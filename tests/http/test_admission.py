@@ -1,4 +1,4 @@
-"""What a request must pass before it costs anything, and how long it may last."""
+"""Checks before a request is queued: keys, caps, room in the queue; and timeouts of requests."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_request_that_names_no_priority_gets_its_keys_own():
 
 @asynccontextmanager
 async def overloaded() -> AsyncIterator[Endpoint]:
-    """An endpoint with one request running, one waiting, and no room for a third."""
+    """Run an endpoint with one running and one waiting request, and no room for a third request."""
     executor = FakeExecutor(capacity(rows=1, pages=64, max_model_len=64))
     executor.gate.clear()
     async with serving(Config(scheduler=SchedulerConfig(max_waiting=1)), executor=executor) as endpoint:
@@ -110,8 +110,8 @@ async def test_under_overload_refusals_wait_neither_for_a_body_nor_for_the_devic
 
 
 async def heard(client: socket.socket) -> bytes:
-    """Return what comes first."""
-    async with asyncio.timeout(20):  # only ever reached by a failure
+    """Return the first bytes that the server sends."""
+    async with asyncio.timeout(20):  # reached only if the test fails
         return await asyncio.get_running_loop().sock_recv(client, 65536)
 
 

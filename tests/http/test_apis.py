@@ -1,4 +1,4 @@
-"""Another API beside OpenAI's: a schema, a Generation and a format are all that it takes."""
+"""An API beside OpenAI's needs only a schema, a conversion to Generation, and a format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PlainErrors:
 
 
 class PlainFormat(PlainErrors):
-    """Text as it is, and how many deltas it came in."""
+    """Sends plain text, and counts the deltas."""
 
     def __init__(self, request: PlainRequest, accepted: Accepted) -> None:
         self._deltas = 0

@@ -14,7 +14,7 @@ from infd.http.auth import Keys
 if TYPE_CHECKING:
     from tests.http.endpoint import Endpoint
 
-# Under which other servers let clients do what only operators may do here.
+# Paths at which other servers expose operators' actions to clients.
 ELSEWHERE = (
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
@@ -69,7 +69,7 @@ def test_anything_but_a_known_key_is_refused(header: str | None):
 
 @pytest.mark.parametrize("secret", ["s0", "s4", "s9", "unknown", "s4x", ""])
 def test_whatever_is_sent_all_of_each_hash_is_compared_and_no_secret_is(secret: str, monkeypatch: pytest.MonkeyPatch):
-    """How long it takes must tell neither which key it was nor how much of one was right."""
+    """Response times must reveal neither the matching key nor the length of a matching prefix."""
     keys = Keys.parse("\n".join(line(str(i), f"s{i}") for i in range(10)), "keys")
     compared: list[tuple[bytes, bytes]] = []
 

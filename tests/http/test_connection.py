@@ -34,7 +34,7 @@ def post(body: bytes, *headers: str, version: str = "1.1", length: int | None = 
 
 
 async def converse(endpoint: Endpoint, sent: bytes, *, ended: bool = False) -> tuple[bytes, bytes]:
-    """Return the head and the body of what the server says until it closes the connection."""
+    """Return the headers and the body that the server sends until it closes the connection."""
     client = await connect(endpoint, sent)
     if ended:
         client.shutdown(socket.SHUT_WR)
@@ -43,7 +43,7 @@ async def converse(endpoint: Endpoint, sent: bytes, *, ended: bool = False) -> t
 
 
 async def answered(client: socket.socket) -> None:
-    """Wait until there is something to receive."""
+    """Wait until bytes can be received."""
     await until(lambda: select.select([client], [], [], 0)[0])
 
 
@@ -120,7 +120,7 @@ async def test_a_stream_for_an_older_client_ends_with_its_connection(endpoint: E
 async def test_an_input_that_ends_within_a_request_is_400_and_the_connection_is_closed(endpoint: Endpoint, sent: bytes):
     head, body = await converse(endpoint, sent, ended=True)
 
-    # Since Python 3.12 an unknown path is answered before the end is seen, on a connection that would have been kept.
+    # Since Python 3.12 an unknown path is answered before the end of input is seen, on a keep-alive connection.
     assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 404 "))
     assert CLOSE in head or head.startswith(b"HTTP/1.1 404 ")
     assert code(body) in ("invalid_http", "unknown_path")

@@ -1,4 +1,4 @@
-"""Who may connect, and how long one may keep us waiting."""
+"""Limits on connections: number, time for headers and bodies, time to read a response."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_at_the_cap_the_one_silent_for_longest_makes_room():
     here.enter(first)
     here.enter(second)
     here.busy(first)
-    here.silent(first)  # spoke last
+    here.silent(first)  # the latest to become silent
 
     here.enter(third)
 
@@ -159,10 +159,10 @@ async def connect(endpoint: Endpoint, sent: bytes = b"GET /readyz HTTP/1.1\r\nHo
 
 
 async def said(client: socket.socket) -> bytes:
-    """Return all that comes until the server closes."""
+    """Return all bytes that the server sends until it closes the connection."""
     received = b""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(20):  # only ever reached by a failure
+    async with asyncio.timeout(20):  # reached only if the test fails
         try:
             while data := await loop.sock_recv(client, 65536):
                 received += data
@@ -288,7 +288,7 @@ async def test_a_body_may_take_longer_while_it_comes_at_a_pace():
         data = msgspec.json.encode({"text": text * 20, "prompt": [5, 6, 7]})
 
         async def chunks() -> Any:
-            for start in range(0, len(data), 400):  # each earns 0.4 s
+            for start in range(0, len(data), 400):  # each chunk extends the deadline by 0.4 s
                 yield data[start : start + 400]
                 await asyncio.sleep(0.03)
 

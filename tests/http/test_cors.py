@@ -1,4 +1,4 @@
-"""What pages in a browser may do here."""
+"""Cross-origin requests of web pages."""
 
 from __future__ import annotations
 

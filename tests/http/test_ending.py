@@ -1,4 +1,4 @@
-"""When an answer ends, and what of its end is shown: alike for chat and completions."""
+"""The end of an answer: stop strings, end ids and limits, and the text shown for each, in chat and completions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prompt(api: str) -> list[int]:
 
 
 async def answer(endpoint: Endpoint, api: str, **fields: Any) -> dict[str, Any]:
-    """Return the only choice of an answer, its text under "text"."""
+    """Return the only choice of an answer, with its text as "text"."""
     body = await (endpoint.chat(**fields) if api == "chat" else endpoint.complete(prompt=PROMPT, **fields))
     (choice,) = body["choices"]
     return {**choice, "text": choice["message"]["content"] if api == "chat" else choice["text"]}
@@ -31,7 +31,7 @@ async def answer(endpoint: Endpoint, api: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model says nothing but its end id."""
+    """Run an endpoint whose model generates only its end id."""
     monkeypatch.setattr(fakes, "choose", lambda histories, seed: END)
 
 

@@ -168,7 +168,7 @@ async def test_what_is_not_http_is_told_so(endpoint: Endpoint, request_bytes: by
 
 
 async def converse(endpoint: Endpoint, sent: bytes) -> bytes:
-    """Return all that the server says until it closes the connection."""
+    """Return all bytes that the server sends until it closes the connection."""
     reader, writer = await asyncio.open_connection(*endpoint.url.removeprefix("http://").split(":"))
     writer.write(sent)
     received = await reader.read()

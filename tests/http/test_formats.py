@@ -44,7 +44,7 @@ def decoded(events: list[bytes]) -> list[dict[str, Any]]:
 
 
 def whole(format: Format, *deltas: ChoiceDelta) -> list[bytes]:
-    """Return the body of an answer, gathered from the deltas of its choices, which come in order."""
+    """Return the body of a whole answer, given the deltas of its choices in order."""
     gathering = Gathering(len({delta.index for delta in deltas}), format.explain)
     gathering.add(deltas)
     return format.whole(gathering.finish(1, 1))

@@ -1,4 +1,4 @@
-"""An answer that is not streamed, as it is gathered."""
+"""Collecting an answer that is not streamed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from infd.http.formats.base import Format
 
 TOKENS = 64 * PIECE_TOKENS
-LIKELY = 21  # alternatives a token; CPython keeps shorter tuples for reuse, which counts as memory held
+LIKELY = 21  # alternatives per token; CPython's free lists keep shorter tuples, which would count as used memory
 
 
 def generated(token: int) -> ChoiceDelta:
-    """Return a delta of one token with LIKELY alternatives, all of it new objects."""
+    """Return a delta of one token with LIKELY alternatives, made of new objects only."""
     likely = TokenLogprobs(-token / 7, tuple(range(300, 300 + LIKELY)), tuple(-(token + i) / 7 for i in range(LIKELY)))
     return ChoiceDelta(0, "b", [300], [likely])
 
@@ -30,7 +30,7 @@ def generated(token: int) -> ChoiceDelta:
     "format", [completion_format(logprobs=LIKELY, n=1), chat_format(logprobs=True, top_logprobs=LIKELY, n=1)]
 )
 def test_log_probabilities_take_no_more_memory_than_in_the_body(format: Format):
-    format.explain(generated(0))  # reads the tokenizer's table
+    format.explain(generated(0))  # first use builds the tokenizer's table
     gathering = Gathering(1, format.explain)
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""What chat and completions answer, against the answers foretold."""
+"""The answers of chat and completions equal the fake model's predicted answers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a scrape finds after requests: every name that the dashboards published with vLLM query.
+"""The metrics after requests: every name that vLLM's published dashboards query.
 
-The names are facts read from examples/observability of that project: prometheus_grafana/grafana.json and
-dashboards/grafana/*.json. Those of features that are not built (KV transfer, media, weight updates,
-speculation, FLOP estimates) are left out here, and their panels stay empty.
+The names come from vLLM's examples/observability: prometheus_grafana/grafana.json and dashboards/grafana/*.json.
+Names of features that infd lacks (KV transfer, media, weight updates, speculation, FLOP estimates) are excluded;
+their panels stay empty.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HISTOGRAMS = (
     "request_time_per_output_token_seconds",
     "time_to_first_token_seconds",
 )
-# by (name, labels besides model_name and engine)
+# value by (name, labels without model_name and engine)
 OTHERS = (
     ("generation_tokens_total", {}),
     ("kv_cache_usage_perc", {}),

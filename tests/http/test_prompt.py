@@ -1,4 +1,4 @@
-"""What a prompt may cost: the event loop a few milliseconds, and nobody more than it can be worth."""
+"""Limits on the cost of prompts: a few milliseconds on the event loop, bounded time and memory on a thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 
 
 class Counting(Offload):
-    """Threads that say how often they were asked."""
+    """An Offload that counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()

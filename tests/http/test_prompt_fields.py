@@ -1,4 +1,4 @@
-"""What a request may say about its prompt: score it, echo it, read only its end, or just show it."""
+"""Fields and routes about prompts: prompt_logprobs, echo, truncate_prompt_tokens, bad_words, render, tokenize."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 PROMPT = [300, 301, 302, 303, 304]
 TEXT = tokenizer().decode(PROMPT)
-LONG = [300 + i % 90 for i in range(150)]  # more than one step computes
+LONG = [300 + i % 90 for i in range(150)]  # more tokens than one step computes
 
 
 def explained(prompt: list[int], most: int) -> list[dict[str, Any] | None]:
-    """Return the prompt_logprobs that the fake model's scores come to."""
+    """Return the expected prompt_logprobs of the fake model."""
     told: list[dict[str, Any] | None] = [None]
     for token_id, each in zip(prompt[1:], prompt_likelihoods(prompt, most), strict=True):
         entry = {token_id: (each.chosen, each.rank)}
@@ -112,7 +112,7 @@ async def test_a_chat_tells_of_its_prompt_once_whatever_n_is():
 
 @pytest.mark.parametrize("text", ["a" * 47, "\u00e9" * 23, "\\" * 23])
 def test_an_entry_is_no_longer_than_it_is_counted(text: str):
-    logprob = struct.unpack("f", struct.pack("f", -1.4e-45))[0]  # as long in digits as a float32 becomes
+    logprob = struct.unpack("f", struct.pack("f", -1.4e-45))[0]  # a float32 with the most digits
     entry = PromptLogprob(logprob=logprob, rank=9_999_999, decoded_token=text)
 
     assert len(msgspec.json.encode([{9_999_999: entry}])) - len("[{}],") + len(",") <= ENTRY_BYTES
@@ -157,7 +157,7 @@ async def test_a_cached_prompt_is_scored_for_all_its_choices_whatever_a_score_co
         echo = await endpoint.complete(prompt=prompt, echo=True, logprobs=1, max_tokens=3, n=1, best_of=3)
         said = {"prompt": prompt, "seed": 0, "prompt_logprobs": 2, "max_tokens": 3, "n": 2}
         events = await endpoint.events("/v1/completions", said)
-        # Chats that begin alike: the second finds the first's pages.
+        # Chats with a common beginning: the second chat's prefix is cached.
         chat = [{"role": "user", "content": "a" * count}]
         for _ in range(2):
             _, whole = await endpoint.post(
@@ -397,7 +397,7 @@ async def test_a_bad_word_is_spelled_as_it_begins_a_text_and_as_it_stands_within
 
     assert await bad_word_ids([], merging, offload) == ()
     assert await bad_word_ids(["answer", " the"], merging, offload) == ids("answer", " answer", "the", " the")
-    assert await bad_word_ids(["quick", "quick"], merging, offload) == ids("quick")  # its space is a token
+    assert await bad_word_ids(["quick", "quick"], merging, offload) == ids("quick")  # the space is a token
 
 
 async def test_many_bad_words_are_spelled_off_the_loop_with_the_same_result(offload: Offload):

@@ -1,4 +1,4 @@
-"""What a request held is gone with its answer, not when the garbage collector comes: no cycle holds it."""
+"""A request's objects are freed with its answer, without the garbage collector: no reference cycle keeps them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OWNERS = (*WORK, Delta, ChoiceDelta, ChatRequest, EventStream, InfdError)
 
 @pytest.fixture(scope="module", autouse=True)
 def uncollected() -> Iterator[None]:
-    """Without the collector; what was there before is not looked at."""
+    """Disable the garbage collector, and exclude objects created earlier."""
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -60,14 +60,14 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 @pytest.fixture
 def silence() -> Iterator[None]:
-    """Without logs: pytest keeps the records, and they the tracebacks."""
+    """Disable logging: pytest keeps log records, and records keep tracebacks."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
 
 
 class Client:
-    """A connection that stays open, so that the server keeps what it keeps of the last request."""
+    """A request on a connection that stays open after the answer, as a server may keep objects for the connection."""
 
     def __init__(self, endpoint: Endpoint, body: Any, path: str = COMPLETIONS) -> None:
         self._address = endpoint.url.removeprefix("http://").split(":")
@@ -96,9 +96,9 @@ def owners() -> list[str]:
 
 
 async def released(endpoint: Endpoint) -> bool:
-    """Wait until no owner is left, or for long enough; return whether that is so."""
+    """Wait at most a second until no object of the types in OWNERS exists; return whether none exists."""
     for _ in range(200):
-        endpoint.executor.issued.clear()  # for other tests it keeps every step
+        endpoint.executor.issued.clear()  # FakeExecutor keeps every step, for other tests
         if not owners():
             return True
         await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Readers that lag, leave, or wait long for a first token."""
+"""Slow readers, disconnects, and pings during a long wait for the first token."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ COMPLETIONS = "/v1/completions"
 
 
 async def until(true: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):  # only ever reached by a failure
+    async with asyncio.timeout(20):  # reached only if the test fails
         while not true():
             await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
 async def held(**options: Any) -> AsyncIterator[Endpoint]:
-    """An endpoint none of whose steps completes until its gate is opened."""
+    """Run an endpoint whose steps complete only after the executor's gate is set."""
     executor = FakeExecutor(capacity(pages=512, rows=16, step_tokens=64, max_model_len=256))
     executor.gate.clear()
     async with serving(executor=executor, **options) as endpoint:
@@ -42,7 +42,7 @@ async def held(**options: Any) -> AsyncIterator[Endpoint]:
 
 
 def raw(endpoint: Endpoint, body: dict[str, Any], *, version: str = "1.1") -> socket.socket:
-    """Send a request and read nothing."""
+    """Send a request without reading the response."""
     host, port = endpoint.url.removeprefix("http://").split(":")
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -55,7 +55,7 @@ def raw(endpoint: Endpoint, body: dict[str, Any], *, version: str = "1.1") -> so
 
 
 def weight(value: Any) -> int:
-    """Return the bytes that a value and all in it take."""
+    """Return the size in bytes of a value and its parts."""
     parts: Any = ()
     if isinstance(value, msgspec.Struct):
         parts = (getattr(value, name) for name in value.__struct_fields__)
@@ -65,12 +65,12 @@ def weight(value: Any) -> int:
 
 
 def held_for_readers(endpoint: Endpoint) -> int:
-    """Return the bytes that wait to be taken by handlers."""
+    """Return the size in bytes of all deltas not yet taken by handlers."""
     flows = [flow for ticket in endpoint.engine.admission for flow in ticket.choices]
     return sum(weight(flow.stream._pending) for flow in flows)
 
 
-BOUND = 2 * sse.HIGH_WATER + 64  # what may wait, one slice more, and the frames around them
+BOUND = 2 * sse.HIGH_WATER + 64  # the buffer limit, one slice, and framing
 LONG = {"prompt": [5, 6, 7], "seed": 0, "n": 4, "max_tokens": 250, "logprobs": 20, "stream": True}
 
 
@@ -94,7 +94,7 @@ async def test_a_slow_reader_holds_little_and_holds_up_nobody(roomy: Endpoint, n
         assert await endpoint.events(COMPLETIONS, {**LONG, "n": 1})
         most = max(most, *(stream.buffered_bytes for stream in streams))
         for _ in range(sse.BEATS_TO_PING):
-            await streams.beat()  # must not put a comment inside an event
+            await streams.beat()  # must not insert a comment into an event
     await endpoint.idle()
 
     (slow,) = streams
@@ -244,7 +244,7 @@ PAUSED = pytest.mark.parametrize(
 async def at_the_door(
     path: str, body: dict[str, Any], *, beats: int = sse.BEATS_TO_HEADERS, **server: float
 ) -> AsyncIterator[tuple[Endpoint, asyncio.Task[Any]]]:
-    """A paused endpoint, and a stream that has been held for so many beats."""
+    """Run a paused endpoint with a stream held for `beats` beats."""
     async with serving(Config(server=ServerConfig(**server))) as endpoint:
         await endpoint.engine.control.pause("keep", "hold").result()
         asking = asyncio.create_task(endpoint.session.post(path, json={**body, "stream": True}))
@@ -323,8 +323,8 @@ async def test_pings_go_past_a_reader_that_has_stalled():
         asking = asyncio.create_task(endpoint.session.post(COMPLETIONS, json={"prompt": [5, 6, 7], "stream": True}))
         await until(lambda: len(list(streams)) > len(stalled))
 
-        async with asyncio.timeout(20):  # only ever reached by a failure
-            for _ in range(sse.BEATS_TO_PING):  # no reader has heard anything for as long
+        async with asyncio.timeout(20):  # reached only if the test fails
+            for _ in range(sse.BEATS_TO_PING):  # the stream has been quiet for this time
                 await streams.beat()
             response = await asking
         assert await response.content.readuntil(b"\n\n") == sse.PING

@@ -1,4 +1,4 @@
-"""Thoughts and tool calls through the whole endpoint, streamed and not, as the openai package reads them."""
+"""Thoughts and tool calls through the whole endpoint, streamed and not, parsed by the openai package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_THOUGHT = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 async def both(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
-    """Ask streamed and not, check that the openai package makes the same of the stream, and return it."""
+    """Request an answer streamed and whole, check that the openai package parses both equally, and return it."""
     said = {"model": "alias", "messages": USER, "extra_body": {"seed": 0} | fields}
     async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key="k", max_retries=0) as client:
         whole = (await client.chat.completions.create(**said)).model_dump(exclude_unset=True)
@@ -39,7 +39,7 @@ async def both(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
     for ours, theirs in zip(whole["choices"], streamed["choices"], strict=True):
         assert message(theirs) == message(ours)
         assert theirs["finish_reason"] == ours["finish_reason"]
-    # The cache knows the prompt the second time.
+    # The prompt of the second request is cached.
     for answer in (whole, streamed):
         answer["usage"].pop("prompt_tokens_details")
     assert streamed["usage"] == whole["usage"]
@@ -47,7 +47,7 @@ async def both(endpoint: Endpoint, **fields: Any) -> dict[str, Any]:
 
 
 def message(choice: dict[str, Any]) -> dict[str, Any]:
-    """Return what a choice says, without the ids of calls, which are new each time."""
+    """Return the content of a choice without call ids, which are random."""
     said = choice["message"]
     calls = said.get("tool_calls") or []
     ids = [call["id"] for call in calls]
