@@ -179,8 +179,8 @@ QUANTIZED: Mapping[str, Sequence[Candidate]] = MappingProxyType({"int8": _INT8, 
 def quantized(linear: str, vocabulary: str = "auto") -> Mapping[str, Sequence[Candidate]]:
     """Return the candidates for weights that are quantized as they are loaded.
 
-    linear      the layers' matrices: "none" or a key of QUANTIZED vocabulary  the embedding and the head: "none", a key
-    of QUANTIZED, or "auto": as `linear`, but int8 instead of int4.
+    linear      the layers' matrices: "none" or a key of QUANTIZED
+    vocabulary  the embedding and the head: "none", a key of QUANTIZED, or "auto": as `linear`, but int8 for int4.
                 int4 loses a third as much accuracy there as in all layers; int8 loses nothing measurable
                 (bench/LOG.md).
     """
