@@ -29,10 +29,10 @@ INFD_END = r"""
 .SH SIGNALS
 .TP
 .B TERM
-Readiness fails, requests in flight get server.drain_timeout_s to finish, then error events end what is left.
+Readiness fails; requests in flight have server.drain_timeout_s to finish; then error events end the remaining streams.
 .TP
 .BR INT ", or a second " TERM
-Error events to every stream at once; exit within 2 seconds.
+End every stream with an error event at once; exit within 2 seconds.
 .TP
 .B QUIT
 Write the stacks of all tasks and threads to the log; exit 134.
@@ -41,11 +41,11 @@ Write the stacks of all tasks and threads to the log; exit 134.
 Write the status and one line for each request to the log.
 .TP
 .B HUP
-Not acted upon: settings are read at start only.
+Ignored: settings are read at start only.
 .SH EXIT STATUS
 .TP
 .B 0
-Told to stop, and stopped.
+Stopped by a signal or infdctl, with no request cut off.
 .TP
 .B 64
 Bad command line.
@@ -61,41 +61,41 @@ Internal error, or the device was lost.
 Out of memory, or the address or the admin socket is taken.
 .TP
 .B 74
-A hub did not hand over the model; it may later.
+The model could not be fetched from its hub; a later attempt may succeed.
 .TP
 .B 75
-Told to stop, and requests were cut off when the drain timed out.
+Stopped, and requests were cut off when the drain timed out.
 .TP
 .B 78
 Bad configuration or checkpoint.
 .SH ENVIRONMENT
 .TP
 .B INFD_SECTION__KEY
-Any setting, for instance INFD_SERVER__PORT=9000. Stronger than files, weaker than flags.
+Any setting, for instance INFD_SERVER__PORT=9000. Overrides files; flags override it.
 .TP
 .B INFD_API_KEY
-One key for all clients, where no key file is given; the key that
+One key for all clients, if no key file is set; also the key that
 .B infd chat
-shows to a server.
+sends to a server.
 .TP
 .BR HF_HOME ", " HF_HUB_CACHE ", " HF_TOKEN ", " HF_ENDPOINT ", " HF_HUB_OFFLINE
-Where models of the Hugging Face hub are kept, whose access is used, where the hub is, and whether it may be asked at
-all.
+Settings of the Hugging Face library: directories of fetched models, access token, address of the hub, and whether to
+work offline.
 .TP
 .B XDG_RUNTIME_DIR
-Where the admin socket is made, in infd/admin.sock, unless RUNTIME_DIRECTORY or admin.socket says otherwise. Without it
-a user's is in /tmp/infd\-UID, which must be that user's alone, and root's in /run/infd.
+The directory of the admin socket, infd/admin.sock, unless RUNTIME_DIRECTORY or admin.socket is set. Without
+XDG_RUNTIME_DIR a user's admin socket is in /tmp/infd\-UID, which no other user may own, and root's in /run/infd.
 .TP
 .B XDG_STATE_HOME
-Where
+The directory in which
 .B infd chat
-keeps the lines typed, in infd/chat_history; without it in ~/.local/state.
+stores typed lines, as infd/chat_history. Default: ~/.local/state.
 .TP
 .BR NOTIFY_SOCKET ", " WATCHDOG_USEC ", " JOURNAL_STREAM ", " CREDENTIALS_DIRECTORY ", " RUNTIME_DIRECTORY
-As set by systemd. The credential api-keys is the key file where no other is set.
+Set by systemd. The credential api-keys is the key file if no other is set.
 .TP
 .BR LISTEN_FDS ", " LISTEN_PID
-Sockets that systemd passes, which are listened on instead of server.host.
+Sockets passed by systemd; infd listens on these instead of server.host.
 .SH FILES
 .TP
 .I /etc/infd/infd.toml
@@ -110,16 +110,16 @@ More settings, in the order of their names; the later file wins, key by key.
 Serve the embedded model on http://127.0.0.1:8000.
 .TP
 .B infd start \-\-model /srv/qwen3 \-\-served\-name qwen3 \-\-port 8080 \-\-admin\-socket /tmp/qwen3.sock
-Serve a checkpoint, beside another daemon.
+Serve a checkpoint, while another daemon runs.
 .TP
 .B INFD_API_KEY=secret infd start \-\-host 0.0.0.0 \-\-set server.drain_timeout_s=10
-Listen on all addresses, to clients that know the key.
+Listen on all addresses; clients need the key.
 .TP
 .B infd chat \-\-url http://127.0.0.1:8080 \-\-system "Be brief."
-Talk to a daemon.
+Chat with a running daemon.
 .TP
 .B infd chat < question.txt > answer.txt
-Ask one thing.
+Ask one question.
 .SH SEE ALSO
 .BR infdctl (1),
 .BR infd.toml (5)
@@ -131,15 +131,15 @@ INFDCTL_END = r"""
 .SH ENVIRONMENT
 .TP
 .B INFD_ADMIN_SOCKET
-The daemon's admin socket, where
+The daemon's admin socket, unless
 .B \-\-socket
-does not name it.
+is given.
 .TP
 .B XDG_RUNTIME_DIR
-Where the socket is looked for first, as infd/admin.sock; then in /tmp/infd\-UID, then in /run/infd.
+infdctl looks for the admin socket as infd/admin.sock in this directory, then in /tmp/infd\-UID, then in /run/infd.
 .TP
 .B NO_COLOR
-No colours, whatever the terminal can show.
+Disables colours.
 .SH EXAMPLES
 .TP
 .B infdctl ps \-\-json | jq \-r \(aq.requests[].id\(aq
@@ -161,17 +161,17 @@ TOML_START = r""".TH INFD.TOML 5 "" "infd" "infd"
 .SH NAME
 infd.toml \- settings of infd
 .SH DESCRIPTION
-Each setting is taken from the strongest place that names it: built-in values, then
+Each source of settings overrides the preceding sources: built-in values, then
 .IR /etc/infd/infd.toml ,
 then
 .I /etc/infd/conf.d/*.toml
 in the order of their names, then the environment as INFD_SECTION__KEY, then the command line.
-An unknown key is an error. A SIZE is a number of bytes or such as "512M" or "2G", in powers of 1024.
+An unknown key is an error. A SIZE is a number of bytes, or a string like "512M" or "2G", in powers of 1024.
 Every change needs a restart.
 .B infd config check
-checks all places;
+checks all sources;
 .B infd config show --origin
-shows what is in force and why.
+shows the value and the source of each setting.
 """
 
 
@@ -199,15 +199,15 @@ name:sha256\-of\-key[:tenant] [in_flight=N] [priority=N]
 .PP
 The hash is 64 hex digits, as
 .B printf %s \(dq$key\(dq | sha256sum
-prints them. Clients of one tenant share cached prompts; the tenant is the name unless given.
+prints them. Clients of one tenant share cached prompts; the tenant defaults to the name.
 .TP
 .B in_flight
-The most requests at once; one more is answered with 429.
+Maximum requests in flight; further requests are answered with 429.
 .TP
 .B priority
-The earliest priority that requests of this key may ask for, where lower is earlier; an earlier one is answered
-with 400.
-A request that asks for none gets 0, or this one where it is later.
+The earliest priority that requests with this key may set; lower numbers are earlier. A request with an earlier
+priority is answered with 400.
+A request without a priority gets 0, or this priority if it is later.
 .SH SEE ALSO
 .BR infd (1)
 """
@@ -261,12 +261,12 @@ def settings_page() -> str:
 
 
 def _kernels() -> Iterator[str]:
-    """Yield the tables of kernels, with devices and types, from which `infd start` chooses."""
+    """Yield the section that lists each kernel family's candidates, with their devices and types."""
     yield ".SH KERNELS"
     yield _text(
-        "Of each family, best first: on which devices a kernel runs, and in which types of activations. Attention keeps"
-        " keys and values in that type, unless it is listed for another cache. The first that lacks nothing is used;"
-        " infdctl ops shows which, and what the others lack."
+        "The kernels of each family, best first, with the devices and the types of activations that each supports."
+        " Attention stores keys and values in the type of the activations, unless listed for another cache. infd uses"
+        " the first kernel whose requirements are met; infdctl ops shows it, and the unmet requirements of the others."
     )
     families: dict[str, Sequence[Candidate]] = {
         **CANDIDATES,
