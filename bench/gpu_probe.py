@@ -128,7 +128,7 @@ def arena(probe: Probe) -> Found:
     restore_s = probe.seconds(held.restore)
     if bool(x.any()) or x.data_ptr() != first:
         raise RuntimeError("memory that was mapped again is not zeroed, or has moved")
-    if bank.apart and given_back < size:
+    if bank.dedicated and given_back < size:
         raise RuntimeError(f"releasing {size:,} bytes made {given_back:,} free")
     return {"release_ms": 1e3 * release_s, "restore_ms": 1e3 * restore_s, "restore_GB_s": size / restore_s / 1e9}
 
@@ -160,7 +160,7 @@ def graph_over_release(probe: Probe) -> Found:
 def park(probe: Probe) -> Found:
     """Time copies of weights to the host and back, as in a level 1 sleep and wake."""
     bank = bank_of(probe.device)
-    if not bank.apart:
+    if not bank.dedicated:
         probe.only_cuda()
     size = 4 * GIB // probe.scale
     held = bank.arena(size, "the probe")

@@ -1,8 +1,8 @@
-"""Turn a plan's spans into what one forward pass reads.
+"""Build the batch of a forward pass from a plan's spans.
 
-The host sends one array of integers; everything that depends on what was
-sampled (tokens, lengths) is looked up in `Rows` on the device, so a step can be
-issued while the one before it is still being computed.
+The host uploads one array of integers; tokens and lengths, which depend on
+sampled tokens, are read from `Rows` on the device, so a step can be issued
+while the previous step is still being computed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class Gathered(Struct):
-    """A forward pass, and the tokens that each readout reads; None if it reads none."""
+    """The batch of a forward pass, and the tokens that each readout reads; None for a readout without tokens."""
 
     batch: Batch
     selections: list[Selection | None]
 
 
 class Placed(Struct):
-    """Spans, and the row and the position of each of their tokens.
+    """Spans, and the row and position of each of their tokens.
 
     starts, counts, offsets  as in AttentionBatch
     row, start               [S] int64
@@ -55,7 +55,7 @@ class Placed(Struct):
     position: Tensor
 
     def plan(self, number: int, instance: Instance) -> AttentionPlan:
-        """Return what attention prepares for a page group."""
+        """Return the attention plan for page group `number`."""
         rows, layout = instance.rows, instance.layout
         group, end = layout.groups[number], max(map(add, self.starts, self.counts))
         size = group.page_tokens
@@ -76,7 +76,7 @@ class Placed(Struct):
 
 
 def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout]) -> Gathered:
-    """Build the batch of `spans`, at least one, in their order."""
+    """Build the batch of at least one span, in the order of `spans`."""
     model, layout, rows = instance.model, instance.layout, instance.rows
     count = len(spans)
     counts = [span.count for span in spans]
@@ -85,13 +85,13 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     tokens = offsets[-1]
     row_ids = [*(span.row for span in spans), rows.scratch]
     slots = rows.slots[row_ids]
-    # Adapters may be added by torch, whatever the model's own products are.
+    # torch may compute adapters even if the model's own matrix products need fewer rows.
     needed = max(model.least_rows, LEAST_ROWS) if slots.any() else model.least_rows
     padding = max(0, needed - tokens)
     ends = [start + n for start, n in zip(starts, counts, strict=True)]
     assert max(ends) <= rows.max_len
 
-    # Padding is a span of its own on the scratch row, whose table names page 0 only.
+    # Padding is a span on the scratch row, whose table names page 0 only.
     span_of = np.repeat(np.arange(count + 1), [*counts, padding])
     within = np.arange(tokens + padding) - np.repeat([*offsets[:-1], tokens], [*counts, padding])
     within[tokens:] = 0
@@ -118,18 +118,18 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     start = torch.minimum(bound, rows.length[row] - 1)  # a span never begins after the last known token
     position = start[span_index] + offset
     token_row = row[span_index]
-    turned, prompts = position, None
+    rotary, prompts = position, None
     if layout.regimes.several and (regimes := rows.regimes[row_ids]).any():
         regime = rows.upload(regimes)[span_index]
         if (shift := layout.regimes.outgrown) is not None:
-            turned = position + regime * shift
+            rotary = position + regime * shift
         elif any(start + 1 < prompt for start, prompt in zip(starts, regimes.tolist(), strict=False)):
-            prompts = regime  # a prompt's last token, and those after it, have angles by position alone
+            prompts = regime  # a prompt's last token and all later tokens have angles by position alone
     adapted = instance.adapters.adapted(slots[span_of])
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
     batch = Batch(
         tokens=rows.tokens[token_row, position].to(torch.int64),
-        positions=turned,
+        positions=rotary,
         attention=[placed.plan(number, instance) for number in range(len(layout.groups))],
         cache=instance.cache,
         adapters=adapted,
@@ -148,11 +148,12 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         for each, chosen in zip(index, indices, strict=True)
     ]
     if narrowed:
-        kept, chosen = selections[alone], indices[alone]
-        assert kept is not None
+        # The last layer computes each selected token as a span of one token.
+        sampled, chosen = selections[alone], indices[alone]
+        assert sampled is not None
         bounds = (np.array(starts)[span_of[chosen]] + within[chosen]).tolist()
         ones, upto = [1] * len(chosen), list(range(len(chosen) + 1))
-        each_alone = Placed(bounds, ones, upto, kept.rows, kept.positions, kept.rows, kept.positions)
+        single = Placed(bounds, ones, upto, sampled.rows, sampled.positions, sampled.rows, sampled.positions)
         last = max(range(len(layout.groups)), key=lambda number: max(layout.groups[number].layers))
-        batch.sampled = SampledBatch(kept.index, each_alone.plan(last, instance), kept.adapters)
+        batch.sampled = SampledBatch(sampled.index, single.plan(last, instance), sampled.adapters)
     return Gathered(batch, selections[: len(readouts)])

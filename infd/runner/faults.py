@@ -1,4 +1,4 @@
-"""Decide what an error of a step means: a step too large for the device's memory, a device that is lost, or itself."""
+"""Classify the errors of steps: the step was too large for the device's memory, the device is lost, or neither."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from infd.errors import DeviceLost, OutOfMemory, StepTooLarge
 
-# What runs out of memory beside torch's allocator on a GPU says so in words: the one on a CPU, CUDA, Triton, cuBLAS.
+# Parts of the messages of other allocators than torch's on a GPU: torch's on a CPU, CUDA, Triton, cuBLAS.
 WORDS: Final = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 def diagnose(error: Exception, device: torch.device) -> Exception:
-    """Return the error, StepTooLarge, or DeviceLost if it has left the device unusable."""
+    """Return StepTooLarge if memory ran out, DeviceLost if the device is unusable since, else the error itself."""
     if lacks_memory(error):
         let_go(error)
         return StepTooLarge(str(error))
@@ -28,17 +28,17 @@ def diagnose(error: Exception, device: torch.device) -> Exception:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Say whether there would have been no error with more memory."""
+    """Return whether an error means that memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in WORDS)
 
 
 def let_go(error: BaseException) -> None:
-    """Free what the work behind an error holds, and what torch keeps for later work.
+    """Free the tensors of an error's frames, and torch's cache of free memory.
 
-    A traceback holds on to every tensor of the frames that it shows. What torch keeps, others cannot have: libraries'
-    workspaces, and kernels that need memory of their own, are not served by its allocator.
+    A traceback refers to every tensor of its frames. Libraries' workspaces, and kernels that allocate memory
+    themselves, cannot use memory in the cache of torch's allocator.
     """
     behind: BaseException | None = error
     while behind is not None:

@@ -380,7 +380,7 @@ class Decoding:
         self._plain, self._adapted = plain, adapted
         self._rows = rows
         self._slots = slots
-        self._generation = slots.weigh()
+        self._generation = slots.update_weights()
         self._uncaptured = [plain[0], *plain[:0:-1]]
 
     def forward(self, spans: Sequence[Span]) -> Computed | None:
@@ -426,7 +426,7 @@ class Decoding:
 
     def _renew(self) -> None:
         """Forget the graphs whose adapters have gone; those of the adapters there are now are to come."""
-        generation = self._slots.weigh()
+        generation = self._slots.update_weights()
         if generation == self._generation:
             return
         self._generation = generation

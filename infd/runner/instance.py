@@ -1,4 +1,4 @@
-"""A model on its device, with all that lasts there from step to step."""
+"""A model on its device, with all state that outlives a step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Instance(Struct, frozen=True):
-    """What every step of a runner computes with. `start/assembly.py` builds it, for serving and for `infd warm`.
+    """A model with its kernels, cache, rows and adapters. `start/runners.py` builds it, for serving and `infd warm`.
 
-    cache     by layer
+    cache     keys and values by layer
     adapters  the adapters in the device's slots
     """
 

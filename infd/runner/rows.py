@@ -1,10 +1,10 @@
 """The persistent batch: on the device, one row per running sequence.
 
 A row is written when its sequence joins and when it is granted pages, and the
-sampler appends to it. Steps run in order, so the very next plan may give a row
-to another sequence; the results of a step are therefore never read from here.
-
-All joins and grants of a plan are gathered on the host and written together.
+sampler appends to it. Steps run in order, so the very next plan may assign a
+row to another sequence; the results of a step are therefore never read from
+rows. All joins and grants of a plan are gathered on the host and written
+together.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-GREEDY_BELOW = 1e-5  # a temperature under which dividing by it says nothing more
+GREEDY_BELOW = 1e-5  # temperature; below it, sampling equals argmax up to rounding
 
 
 class Stage(IntFlag):
-    """The stages of the sampler, of which a row needs some."""
+    """The stages of the sampler that a row needs."""
 
     REPETITION = 1
     FREQUENCY = 2
@@ -55,9 +55,9 @@ class Stage(IntFlag):
 class Words(Struct, frozen=True):
     """The bad words of one row.
 
-    last         [W] int64: what completes each
-    word         [E] int64: of each token before a word's last, which word it is of
-    token, back  [E] int64: the token, and how many places before the last it stands
+    last         [W] int64: the last token of each word
+    word         [E] int64: for each token before the last of its word, the index of the word
+    token, back  [E] int64: that token, and its distance from the last token
     """
 
     last: Array
@@ -67,16 +67,16 @@ class Words(Struct, frozen=True):
 
 
 class RowSampling(Struct, frozen=True):
-    """The sampling parameters of a row that only the host reads, or that are too long for a column."""
+    """The sampling parameters of a row that only the host reads, or whose length varies."""
 
     stages: int
-    floor: int  # tokens, prompt included, that must be known before an end id may be chosen
+    floor: int  # known tokens, prompt included, before an end id may be sampled
     logprobs: int
     bias_ids: Array  # [B] int64
     bias: Array  # [B] float32
     end_ids: Array  # [E] int64
     words: Words
-    allowed: Array  # [ceil(vocab / 32)] int32 bitmask; empty where nothing is said
+    allowed: Array  # [ceil(vocab / 32)] int32 bitmask; empty: all tokens
 
 
 class Float(IntEnum):
@@ -99,7 +99,7 @@ class Integer(IntEnum):
     PROMPT = 3
 
 
-_UNSAMPLED = Generate(SamplingParams(max_tokens=1, temperature=0.0))  # of a row that generates nothing
+_UNSAMPLED = Generate(SamplingParams(max_tokens=1, temperature=0.0))  # for a row that only scores
 _NO_IDS = np.empty(0, np.int64)
 _NOTHING = RowSampling(
     0, 0, 0, _NO_IDS, np.empty(0, np.float32), _NO_IDS, Words(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS), _NO_IDS
@@ -109,10 +109,11 @@ _NOTHING = RowSampling(
 class Rows:
     """One row per sequence, and a last one, `scratch`, for padding: its tables name page 0 only.
 
-    tokens    [R + 1, max_len] int32: every known token, sampled ones included
-    length    [R + 1] int64: how many are known; a plan's lengths are upper bounds of these
-    tables    [R + 1, G, pages] int32: page ids by group and page index; 0 where there is none
-    slots     [R + 1] uint16, on the host: the slot of each row's adapter; 0 for the model itself
+    tokens    [R + 1, max_len] int32: all known tokens, prompt and sampled
+    length    [R + 1] int64: number of known tokens; a plan's lengths are upper bounds of these
+    tables    [R + 1, G, pages] int32: page ids by group and page index; 0: no page
+    state     tokens, length and tables, for the kernels
+    slots     [R + 1] uint16, on the host: slot of each row's adapter; 0: the model itself
     regimes   [R + 1] int64, on the host: see Regimes
     floats    [R + 1, len(Float)] float32: sampling parameters
     integers  [R + 1, len(Integer)] int32: sampling parameters
@@ -131,10 +132,12 @@ class Rows:
         staging: Staging | None = None,
         kernels: RowKernels | None = None,
     ) -> None:
-        """Allocate them.
+        """Allocate `rows` rows and the scratch row.
 
-        staging  copies to and from `device`; None: the usual for that device
-        kernels  None: the reference's
+        max_len      most tokens of a sequence
+        page_tokens  tokens per page, by page group
+        staging      copies to and from `device`; None: the default of that device
+        kernels      None: the reference's
         """
         self.staging = staging or usual(device)
         self._kernels = kernels or Reference()
@@ -146,7 +149,7 @@ class Rows:
         self.tokens = zeros((rows + 1, max_len), torch.int32, device)
         self.length = torch.ones(rows + 1, dtype=torch.int64, device=device)
         self.tables = torch.zeros((rows + 1, len(page_tokens), pages), dtype=torch.int32, device=device)
-        self.kept = BatchState(self.tokens, self.length, self.tables)
+        self.state = BatchState(self.tokens, self.length, self.tables)
         self.floats = torch.zeros((rows + 1, len(Float)), dtype=torch.float32, device=device)
         self.integers = torch.zeros((rows + 1, len(Integer)), dtype=torch.int32, device=device)
         self.stages = np.zeros(rows + 1, dtype=np.uint16)
@@ -170,19 +173,19 @@ class Rows:
             self.tables.index_put_((row, group, index), page.to(torch.int32))
 
     def append(self, row: Tensor, end: Tensor, token: Tensor) -> None:
-        """Write the tokens sampled for some rows, each at position `end`; all three [N] int64."""
-        self._kernels.append(self.kept, row, end, token)
+        """Write the sampled token of each row at position `end`; all three [N] int64."""
+        self._kernels.append(self.state, row, end, token)
 
     def gather_inputs(self, inputs: DecodeInputs) -> None:
-        """Fill the input buffers of a step that decodes one token for each of some rows."""
-        self._kernels.gather_inputs(self.kept, inputs)
+        """Fill the input buffers of a decoding step, with one token per row."""
+        self._kernels.gather_inputs(self.state, inputs)
 
     def upload(self, array: Array) -> Tensor:
         """Copy an array to the device."""
         return self.staging.up(array)
 
     def _check(self, join: Join) -> Array:
-        """Return the tokens of a join. Raises ValueError if they cannot be computed."""
+        """Return the tokens of a join [n] int32. Raises ValueError if their number or an id is out of range."""
         tokens = np.asarray(join.tokens, dtype=np.int32)
         if not 0 < len(tokens) <= self.max_len:
             raise ValueError(f"a sequence of {len(tokens)} tokens; a row holds 1 to {self.max_len}")
@@ -190,27 +193,28 @@ class Rows:
             raise ValueError(f"a token id outside 0..{self.vocab_size - 1}")
         return tokens
 
-    def _join(self, seated: Sequence[tuple[Join, Array]]) -> None:
-        count, longest = len(seated), max(len(tokens) for _, tokens in seated)
+    def _join(self, joins: Sequence[tuple[Join, Array]]) -> None:
+        """Write the rows of joins, each given with its tokens [n] int32."""
+        count, longest = len(joins), max(len(tokens) for _, tokens in joins)
         history = np.zeros((count, longest), dtype=np.int32)
         tables = np.zeros((count, *self.tables.shape[1:]), dtype=np.int32)
         floats = np.empty((count, self.floats.shape[1]), dtype=np.float32)
         integers = np.empty((count, self.integers.shape[1]), dtype=np.int64)
-        for i, (join, tokens) in enumerate(seated):
+        for i, (join, tokens) in enumerate(joins):
             history[i, : len(tokens)] = tokens
             for group, table in enumerate(join.tables):
                 tables[i, group, : len(table)] = table
             floats[i], integers[i] = _columns(join, self.vocab_size)
-        row = self.upload(np.array([join.row for join, _ in seated], dtype=np.int64))
+        row = self.upload(np.array([join.row for join, _ in joins], dtype=np.int64))
         self.tokens[:, :longest].index_copy_(0, row, self.upload(history))
-        self.length.index_copy_(0, row, self.upload(np.array([len(tokens) for _, tokens in seated], dtype=np.int64)))
+        self.length.index_copy_(0, row, self.upload(np.array([len(tokens) for _, tokens in joins], dtype=np.int64)))
         self.tables.index_copy_(0, row, self.upload(tables))
         self.floats.index_copy_(0, row, self.upload(floats))
         self.integers.index_copy_(0, row, self.upload(integers.astype(np.int32)))
 
 
 def _columns(join: Join, vocab_size: int) -> tuple[list[float], list[int]]:
-    """Return the row's values in the order of Float and Integer."""
+    """Return the row's sampling parameters in the order of Float and of Integer."""
     s = (pick(Generate, join.wants) or _UNSAMPLED).sampling
     seed = join.seed & 0xFFFFFFFFFFFFFFFF
     return (

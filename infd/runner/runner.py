@@ -1,7 +1,7 @@
-"""Compute a step: gather what its spans need, run the model, read out what is wanted.
+"""Compute a step: gather its batch, run the model, compute the readouts.
 
-Two halves. `forward` leaves logits on the device; `sample` turns them into
-tokens once the mask is known. On a GPU both only issue work, and `read` waits.
+Two halves. `forward` computes logits on the device; `sample` samples tokens
+once the mask is known. On a GPU both only launch kernels, and `read` waits.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ if TYPE_CHECKING:
     from infd.runner.graphs import Graphs
     from infd.runner.instance import Instance
     from infd.runner.readouts.readout import Reading, Readout
-    from infd.runner.staging import Part
+    from infd.runner.staging import StagingBuffer
     from infd.scheduler.plan import StepPlan
 
     Array = npt.NDArray[Any]
 
 
 class Forwarded(Struct):
-    """A step whose forward pass is issued, and what its readouts compute."""
+    """A step whose forward pass is issued, and the readings of its readouts."""
 
     plan: StepPlan
     readings: Sequence[Reading]
 
 
 class Landing(Struct):
-    """A step of which all is issued: its results are on their way to the host, in memory of this step alone."""
+    """A completely issued step: its results are being copied to the host.
+
+    buffer  pinned memory of this step's results; None if nothing is copied
+    """
 
     plan: StepPlan
     readings: Sequence[Reading]
-    part: Part | None = None
+    buffer: StagingBuffer | None = None
 
 
 class Runner:
-    """One model on one device, with its cache and its rows. Lives on the device thread.
+    """Computes the steps of one model on one device. Used on the device thread only.
 
-    decoding  computes steps that only decode; None: they are computed like any other
+    decoding  computes decoding steps by CUDA graphs; None: they are computed like other steps
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Runner:
         instance: Instance,
         graphs: Graphs | None = None,
     ) -> None:
-        """graphs: captures steps that only decode; without it, every step is computed kernel by kernel."""
+        """graphs: captures decoding steps; None: every kernel of every step is launched."""
         self.instance = instance
         self.adapters = instance.adapters
         self._model = instance.model
@@ -70,12 +73,12 @@ class Runner:
         sampler = Sampler(instance.rows, instance.ops.draw)
         self._sampling = Sampling(instance.model, sampler)
         self.decoding = None if graphs is None else decoding(graphs, instance, sampler.likeliest)
-        # Sampling is last: it yields no token of a span that another readout has failed.
+        # Sampling is last: it writes no token of a span that another readout has failed.
         self._readouts: tuple[Readout, ...] = (Scoring(instance), self._sampling)
 
     @property
     def overlaps(self) -> bool:
-        """Whether work is only issued, and runs while the host goes on."""
+        """Whether `forward` and `sample` only launch work, so that host and device overlap."""
         return self._staging.waits
 
     def active(self) -> AbstractContextManager[Any]:
@@ -97,7 +100,7 @@ class Runner:
         return Forwarded(plan, readings)
 
     def _compute(self, plan: StepPlan) -> list[Reading]:
-        """Issue a forward pass kernel by kernel, and all readouts."""
+        """Issue an uncaptured forward pass, and all readouts."""
         gathered = gather(plan.spans, self.instance, self._readouts)
         gathered.batch.beat = self._pulse.beat
         hidden = self._model.forward(gathered.batch)
@@ -108,54 +111,57 @@ class Runner:
         ]
 
     def sample(self, forwarded: Forwarded, mask: Array | None = None) -> Landing:
-        """Issue the sampling. mask: int32 [spans of the plan that sample, ceil(vocab / 32)]."""
+        """Issue the sampling.
+
+        mask  int32 [spans that sample, ceil(vocab / 32)] bitmask; None: all tokens
+        """
         for reading in forwarded.readings:
             reading.sample(mask)
         landing = Landing(forwarded.plan, forwarded.readings)
         if self.overlaps:
             for reading in landing.readings:
                 reading.download(self._staging)
-            # Waited for even if nothing is downloaded: or all steps of a long prompt would be issued, and queue there.
-            landing.part = self._staging.end()
+            # Waited for even without a download: else all steps of a long prompt would queue on the device.
+            landing.buffer = self._staging.end()
         self._pulse.beat()
         return landing
 
     def attend(self) -> None:
-        """Prepare a thread that is to wait for the device."""
+        """Prepare the calling thread to wait for the device."""
         self._staging.attend()
 
     def spin(self, seconds: float) -> None:
-        """Have waits poll the device for so long before they sleep until its interrupt."""
+        """Make waits poll the device for that long before they sleep until its interrupt."""
         self._staging.spin_s = seconds
 
     def wait(self, landing: Landing) -> None:
-        """Wait until the device has computed a step. Any thread may call this; torch is not needed."""
-        if landing.part is not None:
-            self._staging.wait(landing.part)
+        """Wait until the device has computed a step. Any thread may call this."""
+        if landing.buffer is not None:
+            self._staging.wait(landing.buffer)
 
     def read(self, landing: Landing) -> StepResult:
-        """Wait for a step's results, and return them."""
+        """Wait for a step, and return its result."""
         self.wait(landing)
         result = StepResult([0] * len(landing.plan.spans), [])
         for reading in landing.readings:
             reading.read(result)
-        if landing.part is not None:
-            self._staging.release(landing.part)
+        if landing.buffer is not None:
+            self._staging.release(landing.buffer)
         return result
 
     def begin(self) -> None:
-        """Do ahead, before anybody is served, what `idle` would do later, as far as the start can wait for it."""
+        """Capture decoding steps before serving, within the time limit of `Decoding.begin`."""
         if self.decoding is not None:
             self.decoding.begin()
 
     def idle(self) -> bool:
-        """Use a moment in which nothing else is to do; return whether there is more that would take one."""
+        """Capture one size of decoding steps; return whether more sizes are to be captured."""
         return self.decoding is not None and self.decoding.settle()
 
     def facts(self) -> dict[str, Any]:
-        """Return what operators may want to know of how steps are computed."""
+        """Return facts about captured steps, for Executor.describe."""
         return {} if self.decoding is None else {"graphs": self.decoding.facts()}
 
     def diagnose(self, error: Exception) -> Exception:
-        """Return what a step's error means: itself, StepTooLarge, or DeviceLost if it has left the device unusable."""
+        """Return StepTooLarge if memory ran out, DeviceLost if the device is unusable since, else the error itself."""
         return diagnose(error, self._rows.device)

@@ -1,9 +1,8 @@
-"""Carry numbers between host and device, so that neither waits for the other.
+"""Copy numbers between host and device, so that neither waits for the other.
 
-A GPU reads what the host has written, and writes what the host will read, on its own time. Both happen in pinned
-memory, cut into parts: a part belongs to one step, and to another only when the event behind that step has passed and
-its results are read. That event is the one thing a step is ever waited for by. Where the host's memory is the device's,
-nothing is carried.
+A GPU copies asynchronously, from and to pinned memory. A pinned buffer belongs to one step, and to another step only
+after the event recorded at the end of its step has passed and the step's results are read. The host waits for a step by
+this event alone. On a CPU nothing is copied.
 """
 
 from __future__ import annotations
@@ -26,59 +25,59 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-PART_BYTES: Final = 2**20  # of a part at first: it grows with a prompt's tokens, with scores, with an adapter
-KEPT_BYTES: Final = 2**24  # of a part that has grown
+BUFFER_BYTES: Final = 2**20  # initial size of a buffer: it grows with a prompt's tokens, scores, an adapter
+KEPT_BYTES: Final = 2**24  # a larger buffer is replaced by an initial one after its step
 ALIGNMENT: Final = 64
 NAP_S: Final = 1e-5
 PR_SET_TIMERSLACK: Final = 29  # linux/prctl.h; in nanoseconds
 
 
 class Event(Protocol):
-    """Of torch.cuda.Event, what is used."""
+    """The used methods of torch.cuda.Event."""
 
     def record(self) -> None: ...
     def query(self) -> bool: ...
     def synchronize(self) -> None: ...
 
 
-class Part:
-    """The pinned memory of one step, and the event behind it."""
+class StagingBuffer:
+    """The pinned memory of one step, and the event recorded at its end."""
 
     def __init__(self, pin: Callable[[int], Tensor], event: Event) -> None:
         self._pin = pin
-        self._outgrown: list[Tensor] = []  # copies from there may be on their way
+        self._outgrown: list[Tensor] = []  # copies from this memory may be in flight
         self.event = event
-        self._lie_in(pin(PART_BYTES))
+        self._use(pin(BUFFER_BYTES))
 
-    def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return memory of this part that nothing else of the step uses."""
-        tensor = self._memory[self._take(torch.Size(shape).numel() * dtype.itemsize)].view(dtype)
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return an uninitialized tensor in unused memory of this buffer."""
+        tensor = self._memory[self._allocate(torch.Size(shape).numel() * dtype.itemsize)].view(dtype)
         return tensor if len(shape) == 1 else tensor.view(shape)
 
-    def holding(self, array: Array) -> Tensor:
-        """Return a copy of `array` in this part."""
-        place = self._take(array.nbytes)
-        held = self._bytes[place].view(array.dtype)
-        held[:] = array.reshape(-1)
+    def copy_of(self, array: Array) -> Tensor:
+        """Return a copy of `array` in this buffer."""
+        place = self._allocate(array.nbytes)
+        copied = self._bytes[place].view(array.dtype)
+        copied[:] = array.reshape(-1)
         tensor = self._memory[place].view(_DTYPES[array.dtype.char])
         return tensor if array.ndim == 1 else tensor.view(array.shape)
 
     def clear(self) -> None:
-        """Forget what was in it, which is over."""
+        """Free all tensors of the buffer, whose step has ended."""
         self._used = 0
         self._outgrown.clear()
         if len(self._bytes) > KEPT_BYTES:
-            self._lie_in(self._pin(PART_BYTES))
+            self._use(self._pin(BUFFER_BYTES))
 
-    def _lie_in(self, memory: Tensor) -> None:
+    def _use(self, memory: Tensor) -> None:
         self._memory, self._used = memory, 0
         self._bytes: Array = memory.numpy()
 
-    def _take(self, size: int) -> slice:
+    def _allocate(self, size: int) -> slice:
         first = round_up(self._used, ALIGNMENT)
         if first + size > len(self._bytes):
             self._outgrown.append(self._memory)
-            self._lie_in(self._pin(max(2 * len(self._bytes), size)))
+            self._use(self._pin(max(2 * len(self._bytes), size)))
             first = 0
         self._used = first + size
         return slice(first, self._used)
@@ -88,44 +87,44 @@ _DTYPES = {np.dtype(name).char: getattr(torch, name) for name in ("int32", "int6
 
 
 class Staging(Protocol):
-    """What carries.
+    """Copies between host and device.
 
-    spin_s  how long a wait asks for the end of a step, again and again, before it sleeps until the device interrupts
+    spin_s  seconds for which a wait polls the event before it sleeps until the device's interrupt
     """
 
     spin_s: float
 
     @property
     def waits(self) -> bool:
-        """Whether results are there only once the device has got to them."""
+        """Whether copies are asynchronous, so that results must be waited for."""
 
     def begin(self) -> None:
-        """Begin a step: what goes up from now on is its own."""
+        """Begin a step: later copies belong to it."""
 
     def up(self, array: Array) -> Tensor:
-        """Copy what the host gathered to the device."""
+        """Return a copy of a host array on the device."""
 
     def fill(self, target: Tensor, array: Array) -> None:
-        """Copy what the host gathered to where it lies on the device, [n]."""
+        """Copy a host array [n] into a tensor [n] of the device."""
 
     def down(self, values: Tensor) -> Tensor:
-        """Start a copy to the host, where it is complete once `end`'s part has arrived."""
+        """Start a copy to the host; it is complete after `wait` for the buffer that `end` returns."""
 
-    def end(self) -> Part | None:
-        """End a step's work; return what its results lie in, to be given to `wait` and to `release`."""
+    def end(self) -> StagingBuffer | None:
+        """End a step; return the buffer of its results, for `wait` and `release`; None if nothing is copied."""
 
     def attend(self) -> None:
-        """Prepare the thread that calls this to wait."""
+        """Prepare the calling thread to wait."""
 
-    def wait(self, part: Part) -> None:
-        """Wait until the device is past the end of the step."""
+    def wait(self, buffer: StagingBuffer) -> None:
+        """Wait until the device has finished the step."""
 
-    def release(self, part: Part) -> None:
-        """Give back what has been read."""
+    def release(self, buffer: StagingBuffer) -> None:
+        """Free the buffer of a step whose results are read."""
 
 
 class Shared:
-    """Carries nothing: the device's memory is the host's. Other devices get plain copies, which may be waited for."""
+    """Copies nothing on a CPU, whose memory the host shares. Copies to other devices are synchronous."""
 
     waits = False
     spin_s = 0.0
@@ -146,20 +145,23 @@ class Shared:
         return values
 
     def end(self) -> None:
-        """None: results are where they were computed."""
+        """Return None: results are not copied."""
 
     def attend(self) -> None:
-        """Do nothing: there is no other device."""
+        """Do nothing: no wait follows."""
 
-    def wait(self, part: Part) -> None:
-        raise AssertionError("nothing is on its way")
+    def wait(self, buffer: StagingBuffer) -> None:
+        raise AssertionError("no copy is in flight")
 
-    def release(self, part: Part) -> None:
-        raise AssertionError("nothing is on its way")
+    def release(self, buffer: StagingBuffer) -> None:
+        raise AssertionError("no copy is in flight")
 
 
 class Pinned:
-    """Carries by way of pinned memory. It never waits to get some: if none is free yet, there is one part more."""
+    """Copies asynchronously through pinned buffers. If no buffer is free, it makes a new one rather than wait.
+
+    buffers  number of buffers made so far
+    """
 
     waits = True
 
@@ -169,65 +171,69 @@ class Pinned:
         pin: Callable[[int], Tensor] | None = None,
         event: Callable[[], Event] | None = None,
     ) -> None:
-        """pin: returns pinned memory of that many bytes; event: makes an event for the device's stream."""
+        """Make no buffer yet.
+
+        pin    returns that many bytes of pinned memory, [bytes] uint8; None: torch's
+        event  makes an event for the device's stream; None: torch's
+        """
         self._device = device
         self._pin = pin or _pin
         self._event = event or _event
-        self._part: Part | None = None
-        self._idle: deque[Part] = deque()  # in the order of their events
+        self._buffer: StagingBuffer | None = None
+        self._idle: deque[StagingBuffer] = deque()  # in the order of their events
         self.spin_s = 0.0
-        self.parts = 0  # made so far
+        self.buffers = 0
 
     def begin(self) -> None:
-        if self._part is not None:  # of a step that failed, or of what went up between steps
-            self.release(self._end(self._part))
+        if self._buffer is not None:  # of a failed step, or of copies between steps
+            self.release(self._end(self._buffer))
 
     def up(self, array: Array) -> Tensor:
-        return self._current().holding(array).to(self._device, non_blocking=True)
+        return self._current().copy_of(array).to(self._device, non_blocking=True)
 
     def fill(self, target: Tensor, array: Array) -> None:
-        target.copy_(self._current().holding(array), non_blocking=True)
+        target.copy_(self._current().copy_of(array), non_blocking=True)
 
     def down(self, values: Tensor) -> Tensor:
-        return self._current().room(values.shape, values.dtype).copy_(values, non_blocking=True)
+        return self._current().empty(values.shape, values.dtype).copy_(values, non_blocking=True)
 
-    def end(self) -> Part:
+    def end(self) -> StagingBuffer:
         return self._end(self._current())
 
     def attend(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # or waiting would make a context on the first GPU
+            torch.cuda.set_device(self._device)  # else waiting would create a context on the first GPU
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # else a nap ends 50 us late
 
-    def wait(self, part: Part) -> None:
+    def wait(self, buffer: StagingBuffer) -> None:
         until = time.perf_counter() + self.spin_s
-        while not part.event.query():
+        while not buffer.event.query():
             if time.perf_counter() >= until:
-                part.event.synchronize()
+                buffer.event.synchronize()
                 return
-            time.sleep(NAP_S)  # meanwhile other threads have the interpreter
+            time.sleep(NAP_S)  # releases the interpreter's lock
 
-    def release(self, part: Part) -> None:
-        self._idle.append(part)
+    def release(self, buffer: StagingBuffer) -> None:
+        self._idle.append(buffer)
 
-    def _end(self, part: Part) -> Part:
-        part.event.record()
-        self._part = None
-        return part
+    def _end(self, buffer: StagingBuffer) -> StagingBuffer:
+        buffer.event.record()
+        self._buffer = None
+        return buffer
 
-    def _current(self) -> Part:
-        if self._part is None:
+    def _current(self) -> StagingBuffer:
+        if self._buffer is None:
             if self._idle and self._idle[0].event.query():
-                self._part = self._idle.popleft()
-                self._part.clear()
+                self._buffer = self._idle.popleft()
+                self._buffer.clear()
             else:
-                self._part = Part(self._pin, self._event())
-                self.parts += 1
-        return self._part
+                self._buffer = StagingBuffer(self._pin, self._event())
+                self.buffers += 1
+        return self._buffer
 
 
 def staging(device: torch.device) -> Staging:
-    """Return what carries to and from a device."""
+    """Return the default staging of a device."""
     return Pinned(device) if device.type == "cuda" else Shared(device)
 
 

@@ -132,7 +132,7 @@ async def test_an_adapter_that_the_device_cannot_take_in_fails_only_those_who_as
 
 
 def first_factor(parts: Loaded) -> weakref.ref[Tensor]:
-    (low,) = parts.runner.adapters._read.values()
+    (low,) = parts.runner.adapters._host.values()
     return weakref.ref(next(iter(low.values())).a)
 
 

@@ -293,6 +293,6 @@ class Bank(GpuBank):
         self.tried.append(plan.tokens)
         return self._grains * GRAIN * plan.tokens
 
-    def kept(self, work: Callable[[], object]) -> int:
+    def retained(self, work: Callable[[], object]) -> int:
         work()
         return self.keeps

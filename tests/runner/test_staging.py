@@ -26,7 +26,7 @@ from infd.runner.instance import Instance
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
-from infd.runner.staging import KEPT_BYTES, NAP_S, PART_BYTES, Pinned, Shared
+from infd.runner.staging import BUFFER_BYTES, KEPT_BYTES, NAP_S, Pinned, Shared
 from infd.scheduler.plan import Grant, Load, StepPlan
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import load
@@ -201,7 +201,7 @@ def test_steps_are_issued_without_waiting_and_tell_what_they_would_where_memory_
     assert isinstance(apart._rows.tokens, Away)
     expected = results(here, nullcontext)
     assert str(results(apart, device.unsynchronised)) == str(expected)
-    assert carried.parts == 2
+    assert carried.buffers == 2
 
 
 def test_a_prompt_of_many_steps_has_two_of_them_in_flight_and_no_more(tiny, device):
@@ -215,20 +215,20 @@ def test_a_prompt_of_many_steps_has_two_of_them_in_flight_and_no_more(tiny, devi
             flight.append(runner.sample(runner.forward(plan)))
             if len(flight) == 2:
                 landing = flight.popleft()
-                assert not landing.part.event.query()
+                assert not landing.buffer.event.query()
                 assert not runner.read(landing).tokens
-                assert landing.part.event.query()
-    assert carried.parts == 2
+                assert landing.buffer.event.query()
+    assert carried.buffers == 2
 
 
 class Hasty(Pinned):
     """Uses memory again before the device has read it."""
 
     def _current(self):
-        part = super()._current()
+        buffer = super()._current()
         if not self._idle:
-            part.clear()
-        return part
+            buffer.clear()
+        return buffer
 
 
 def test_memory_that_is_used_again_too_soon_is_noticed(tiny, device):
@@ -239,7 +239,7 @@ def test_memory_that_is_used_again_too_soon_is_noticed(tiny, device):
 
 def test_a_result_that_is_read_before_it_has_arrived_is_noticed(tiny, device):
     class Impatient(Pinned):
-        def wait(self, part):
+        def wait(self, buffer):
             pass
 
     impatient = assembled(tiny("llama"), APART, Impatient(APART, device.pin, device.event), None)
@@ -304,8 +304,8 @@ def test_what_goes_up_comes_down_whatever_its_shape(device, kind):
         down = carried.down(carried.up(array[:, ::2]))
         lasting = torch.zeros(3, dtype=down.dtype, device=APART)
         carried.fill(lasting, array[0, :, 1])
-        part = carried.end()
-        carried.wait(part)
+        buffer = carried.end()
+        carried.wait(buffer)
     assert np.array_equal(down.numpy(), array[:, ::2])
     assert np.array_equal(lasting.held.numpy(), array[0, :, 1])
 
@@ -318,25 +318,25 @@ def test_a_part_serves_again_once_its_event_has_passed_and_its_results_are_read(
         carried.begin()
         carried.up(np.ones(3, np.int64))  # of a step that fails: there is no end
         carried.begin()
-        assert carried.parts == 2
+        assert carried.buffers == 2
         carried.up(np.ones(3, np.int64))
-        assert carried.parts == 3  # nothing has passed
+        assert carried.buffers == 3  # nothing has passed
         carried.wait(held)
         carried.release(held)
         carried.wait(carried.end())  # not read, and so not free
         carried.up(np.ones(3, np.int64))
-        assert carried.parts == 3
+        assert carried.buffers == 3
 
 
 def test_a_part_grows_with_what_is_put_into_it_and_forgets_what_was_much(device):
     carried = Pinned(APART, device.pin, device.event)
     with device.unsynchronised():
-        small, large = (carried.up(np.arange(size)) for size in (5, PART_BYTES))
-        assert large.held.equal(torch.arange(PART_BYTES))
+        small, large = (carried.up(np.arange(size)) for size in (5, BUFFER_BYTES))
+        assert large.held.equal(torch.arange(BUFFER_BYTES))
         carried.up(np.zeros(KEPT_BYTES, np.int64))
-        part = carried.end()
-        carried.wait(part)
+        buffer = carried.end()
+        carried.wait(buffer)
     assert small.held.equal(torch.arange(5))
-    carried.release(part)
+    carried.release(buffer)
     carried.up(np.arange(5))
-    assert len(part._bytes) == PART_BYTES
+    assert len(buffer._bytes) == BUFFER_BYTES

@@ -1,8 +1,8 @@
-"""Hold weights and cache in memory of infd's own, so that it can be given back and used again in place.
+"""Allocate weights and cache in arenas, whose memory can be released and restored at the same addresses.
 
-An arena is one range of addresses, carved from the front into tensors. A bank is a device's memory: it says how much
-is free, and makes arenas. This one is a CPU's, where nothing is touched before it is used: what a server never needs,
-it never occupies. A GPU's is in `vram.py`.
+An arena is one range of addresses, divided from the front into tensors. A bank is a device's memory: it reports free
+bytes and makes arenas. A CPU's bank is here; its pages are committed at the first touch, so unused cache costs no
+memory. A GPU's bank is in `vram.py`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# What is moved into large pages at once: some 60 ms of work, in which nobody waits for the interpreter's lock.
-PIECE: Final = 8 * LARGE_PAGE
-MOST_FAILURES: Final = 4  # pieces in turn for which the system has no large pages
+PIECE: Final = 8 * LARGE_PAGE  # moved into large pages per call: about 60 ms without the interpreter's lock
+MOST_FAILURES: Final = 4  # consecutive pieces without large pages before `settle` gives up
 STATM = Path("/proc/self/statm")
 CPU: Final = torch.device("cpu")
 
@@ -35,21 +34,21 @@ CPU: Final = torch.device("cpu")
 class Extent(Protocol):
     """A range of addresses, and the memory behind it.
 
-    content  all of it, as bytes; it stays where it is while the memory is given back, and must not be read then
-    large    bytes that `settle` is known to have made faster to read
+    content  [bytes] uint8, the whole range; must not be read while the memory is released
+    large    bytes that `settle` has moved into large pages
     """
 
     content: Tensor
     large: int
 
     def release(self) -> None:
-        """Give the memory back; the addresses are kept."""
+        """Release the memory; the addresses stay reserved."""
 
     def restore(self) -> None:
-        """Have memory behind all addresses again; it reads as zeros. Raises OutOfMemory, and then holds none."""
+        """Allocate memory for all addresses again, zeroed. Raises OutOfMemory; no memory is held then."""
 
     def settle(self, used: int) -> bool:
-        """Do a little that makes the first `used` bytes faster to read; return whether there is more to do."""
+        """Move a piece of the first `used` bytes into large pages; return whether pieces are left."""
 
 
 class Arena:
@@ -58,7 +57,11 @@ class Arena:
     def __init__(
         self, size: int, device: torch.device, purpose: str, extent: Callable[[int, torch.device], Extent] | None = None
     ) -> None:
-        """extent: where it lies; else in an anonymous mapping on a CPU, in one allocation of torch's elsewhere."""
+        """Reserve `size` bytes. Raises OutOfMemory.
+
+        purpose  named by errors
+        extent   makes the range of addresses; None: an anonymous mapping on a CPU, else an allocation of torch's
+        """
         self.size = size
         self.used = 0
         self.purpose = purpose
@@ -70,7 +73,7 @@ class Arena:
             raise self._missing(error) from error
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return the next `shape` elements, aligned to 64 bytes. Raises OutOfMemory when the arena is full."""
+        """Allocate a tensor of `shape`, aligned to 64 bytes. Raises OutOfMemory when the arena is full."""
         start = round_up(self.used, ALIGNMENT)
         end = start + prod(shape) * dtype.itemsize
         if end > self.size:
@@ -80,24 +83,24 @@ class Arena:
 
     @property
     def content(self) -> Tensor:
-        """Return what was taken, as bytes."""
+        """The allocated front of the arena, [used] uint8."""
         return self._extent.content[: self.used]
 
     @property
     def large(self) -> int:
-        """Return how many bytes of what was taken are known to lie in large pages."""
+        """Bytes that `settle` has moved into large pages."""
         return self._extent.large
 
     def settle(self) -> bool:
-        """Make a little of what was taken faster to read; return whether there is more to do."""
+        """Move a piece of the allocated front into large pages; return whether pieces are left."""
         return self._extent.settle(self.used)
 
     def release(self) -> None:
-        """Give the memory back to the system; every tensor stays where it is, and may be used after `restore`."""
+        """Release the memory to the system; all tensors keep their addresses, and are valid after `restore`."""
         self._extent.release()
 
     def restore(self) -> None:
-        """Have memory again in the same place; it reads as zeros. Raises OutOfMemory, and then holds none."""
+        """Allocate memory at the same addresses, zeroed. Raises OutOfMemory; no memory is held then."""
         try:
             self._extent.restore()
         except OutOfMemory as error:
@@ -111,30 +114,33 @@ class Anonymous:
     """An anonymous mapping of this process."""
 
     def __init__(self, size: int, device: torch.device = CPU, mapping: Mapping | None = None) -> None:
-        """mapping: of at least `size` bytes, else one of its own. Raises OSError, OverflowError."""
+        """Map `size` bytes. Raises OSError, OverflowError.
+
+        mapping  an existing mapping of at least `size` bytes; None: make a new one
+        """
         self._mapping = mapping or Mapping(size)
         self.content = torch.frombuffer(self._mapping.map, dtype=torch.uint8)
         self.large = 0
-        self._looked = self._failed = 0  # places of large pages; pieces in turn
+        self._visited = self._failed = 0  # aligned large pages; consecutive pieces
 
     def release(self) -> None:
         self._mapping.release()
-        self.large = self._looked = self._failed = 0
+        self.large = self._visited = self._failed = 0
 
     def restore(self) -> None:
-        """The system gives a page when it is touched."""
+        """Do nothing: the system commits a page at its first touch."""
 
     def settle(self, used: int) -> bool:
-        """Move the next of it into large pages.
+        """Move the next piece into large pages; return whether pieces are left.
 
-        A CPU reads weights half as fast again from large pages. But to have them from the first touch on delays the
-        start by seconds where the system must make them first, so it is done later, and piece by piece.
+        A CPU reads weights 1.5 times as fast from large pages. Allocating large pages at the first touch would delay
+        the start by seconds if the system must compact memory first, so they are moved later, piece by piece.
         """
-        start = self._mapping.piece(self._looked)
+        start = self._mapping.piece(self._visited)
         size = 0 if start is None else min(PIECE, (used - start) // LARGE_PAGE * LARGE_PAGE)
         if start is None or size <= 0 or self._failed == MOST_FAILURES:
             return False
-        self._looked += size // LARGE_PAGE
+        self._visited += size // LARGE_PAGE
         if self._mapping.advise(start, MADV_COLLAPSE, size):
             self.large, self._failed = self.large + size, 0
         else:
@@ -143,7 +149,7 @@ class Anonymous:
 
 
 class Allocated:
-    """One allocation of torch's, whose memory goes only when its address does, with the last tensor in it."""
+    """An allocation of torch's, which cannot be released in place: it is freed with its last tensor."""
 
     large = 0
 
@@ -164,71 +170,74 @@ class Allocated:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros, of which on a CPU only those take memory that are touched."""
+    """Return a tensor of zeros; on a CPU memory is committed at the first touch."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return Arena(prod(shape) * dtype.itemsize, device, "zeros").take(shape, dtype)
 
 
 class Parked(Protocol):
-    """A place elsewhere for what an arena holds."""
+    """Host memory for a copy of an arena's content."""
 
     def fetch(self) -> None:
-        """Copy what the arena holds. Raises OutOfMemory, DeviceLost; what there is then must still be dropped."""
+        """Copy the content to the host. Raises OutOfMemory, DeviceLost; a partial copy must still be dropped."""
 
     def put_back(self) -> None:
-        """Copy it to where it was, once there is memory again. Raises DeviceLost."""
+        """Copy the content back to the arena, after `Arena.restore`. Raises DeviceLost."""
 
     def drop(self) -> None:
-        """Let go of the copy, whole or not. Raises DeviceLost; then it may be tried again."""
+        """Free the copy, complete or partial. Raises DeviceLost; `drop` may be called again then."""
 
 
 class Arenas(Protocol):
-    """Where arenas are made."""
+    """Makes arenas."""
 
     def arena(self, size: int, purpose: str) -> Arena:
-        """Raises OutOfMemory."""
+        """Return a new arena of `size` bytes. Raises OutOfMemory, which names `purpose`."""
 
 
 class Bank(Arenas, Protocol):
     """A device's memory.
 
-    sleepless  why an arena's memory cannot be given back while its addresses stay; empty where it can
-    apart      whether the device has memory of its own, from which what must not be lost can be moved to the host
-    others     bytes that were held when infd came to it; 0 where it is not apart
+    sleepless  why arenas cannot release memory while their addresses stay reserved; empty if they can
+    dedicated  whether the device has its own memory, whose content can be parked in host memory
+    others     bytes allocated when the bank was made, by other processes and by CUDA; 0 if not dedicated
     """
 
     sleepless: str
-    apart: bool
+    dedicated: bool
     others: int
 
     def free(self) -> int:
-        """Return how many bytes could be taken now."""
+        """Return how many bytes could be allocated now."""
 
     def held(self) -> int:
-        """Return what the device, on a CPU this process, holds in bytes."""
+        """Return the allocated bytes: of the whole device, on a CPU of this process."""
 
     def trim(self) -> None:
-        """Give back what earlier steps have left behind for later ones."""
+        """Release memory that allocators cache for later steps."""
 
     def peak(self, work: Callable[[], object]) -> int:
-        """Do it, and return the bytes that it took at most beside what was held before; 0 where it is not apart."""
+        """Run `work`; return the most bytes that it allocated at once; 0 if not dedicated."""
 
-    def kept(self, work: Callable[[], object]) -> int:
-        """Do it, and return the bytes held since then that tensors have no part in; 0 where it is not apart."""
+    def retained(self, work: Callable[[], object]) -> int:
+        """Run `work`; return the bytes outside torch's allocator that stay allocated after it; 0 if not dedicated."""
 
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
-        """Return a place in the host's memory for what an arena holds. Raises OutOfMemory where that has no room."""
+        """Return host memory for an arena's content. Raises OutOfMemory if the host has too little.
+
+        beat  called after each copied piece
+        """
 
     def resident(self) -> dict[str, int]:
-        """Return what stays when arenas are released, in bytes by what it is."""
+        """Return the bytes that stay allocated when arenas are released, by use."""
 
 
 class HostBank:
-    """A CPU's memory, which is the system's."""
+    """A CPU's memory: the host's."""
 
     sleepless = ""
-    apart = False
+    dedicated = False
     others = 0
 
     def arena(self, size: int, purpose: str) -> Arena:
@@ -247,7 +256,7 @@ class HostBank:
         work()
         return 0
 
-    def kept(self, work: Callable[[], object]) -> int:
+    def retained(self, work: Callable[[], object]) -> int:
         work()
         return 0
 

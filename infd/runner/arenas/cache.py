@@ -1,4 +1,4 @@
-"""Lay the pages of the cache out in an arena."""
+"""Allocate the pages of the cache in an arena."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 def slots(layout: CacheLayout) -> int:
-    """Return how many layers share a page: those of the largest group."""
+    """Return the slots of a page: the number of layers of the largest group."""
     return max((len(group.layers) for group in layout.groups), default=0)
 
 
 def page_bytes(layout: CacheLayout, tensors: Sequence[PageTensor]) -> int:
+    """Return the bytes of a page. tensors: of one slot"""
     return slots(layout) * sum(tensor.bytes for tensor in tensors)
 
 
@@ -43,7 +44,10 @@ def allocate(
 ) -> list[KeyValuePages]:
     """Return the cache of every layer, by layer index. The i-th layer of each group uses slot i of a page.
 
-    scales  see `scaled`, by layer
+    tensors  of one slot
+    scales   see `scaled`, by layer
+
+    Raises OutOfMemory if the arena is smaller than `arena_bytes`.
     """
     by_slot = [
         KeyValuePages(**{tensor.name: arena.take((pages + 1, *tensor.shape), tensor.dtype) for tensor in tensors})
@@ -54,7 +58,10 @@ def allocate(
 
 
 def scaled(pages: KeyValuePages, scales: Tensor | None) -> KeyValuePages:
-    """Give pages of 8-bit floats the numbers [2, K] that they are divided by; without any, 1: they are only bounded."""
+    """Set the scales of an fp8 cache: keys and values are divided by them before they are rounded.
+
+    scales  [2, K] float32: of keys and of values, by head; None: 1
+    """
     if pages.k.dtype is not FLOAT8:
         return pages
     if scales is None:

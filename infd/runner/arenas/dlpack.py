@@ -1,7 +1,7 @@
-"""Make a tensor of memory whose device is known, through DLPack.
+"""Make a tensor over existing memory of a known device, through DLPack.
 
-torch.as_tensor over __cuda_array_interface__ asks the driver which device a pointer belongs to, which it need not know
-of addresses that memory was mapped to. A DLPack capsule names the device, and the driver is not asked.
+torch.as_tensor over __cuda_array_interface__ asks the driver for the device of a pointer, and the driver may not know
+the device of mapped addresses. A DLPack capsule names the device.
 
 Source: dlpack.h 0.8, DLManagedTensor.
 """
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 KINDS: Final = MappingProxyType({"cpu": 1, "cuda": 2})  # DLDeviceType
 UNSIGNED: Final = 1  # DLDataTypeCode
-NAME: Final = b"dltensor"  # of a capsule that was not consumed yet
+NAME: Final = b"dltensor"  # of an unconsumed capsule
 
 
 class _Managed(ctypes.Structure):
-    """DLManagedTensor with its DLTensor, DLDevice and DLDataType written out, and behind it the shape it points to."""
+    """DLManagedTensor with its DLTensor, DLDevice and DLDataType inlined, followed by the shape it points to."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -51,13 +51,13 @@ _capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
 def tensor_at(address: int, size: int, device: torch.device, owner: object) -> Tensor:
     """Return `size` bytes of a device's memory as a tensor [size] uint8, without a copy.
 
-    owner  lives at least as long as the tensor and its views
+    owner  kept alive until the tensor and its views are freed
 
-    Raises what torch does where it does not take the memory.
+    Raises torch's error if torch rejects the memory.
     """
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
-    # torch may delete a tensor on any thread, and while an exception is raised: the deleter must not be Python.
+    # The deleter must not be Python: torch may free a tensor on any thread, and while an exception is raised.
     place = libc.malloc(ctypes.c_size_t(ctypes.sizeof(_Managed)))
     ctypes.memset(place, 0, ctypes.sizeof(_Managed))
     managed = _Managed.from_address(place)

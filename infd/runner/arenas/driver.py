@@ -1,6 +1,6 @@
-"""Call CUDA's driver by name, through cuda-bindings, and say which call failed.
+"""Call CUDA's driver by name, through cuda-bindings; errors name the failed call.
 
-The package comes with torch's CUDA builds and is imported only where there is a GPU.
+torch's CUDA builds depend on the package. It is imported only if there is a GPU.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ ABSENT: Final = "cuda-bindings cannot be imported ({}); torch's CUDA builds brin
 
 
 class Refused(DeviceLost):
-    """The driver does not do this on this host. Where infd can do without, nothing is lost."""
+    """The driver does not support the call on this host. A caller that has an alternative catches it."""
 
 
 class Driver:
-    """The driver's calls, for one device whose context is current on this thread.
+    """The driver's calls, for a device whose context is current on this thread.
 
-    names   its constants and structures
-    ordinal  of the device
+    names    the driver's constants and structures
+    ordinal  index of the device
     """
 
     def __init__(self, bindings: Any, ordinal: int) -> None:
@@ -32,10 +32,10 @@ class Driver:
         self.ordinal = ordinal
 
     def __call__(self, call: str, *args: Any) -> Any:
-        """Return what the call gives, or None. Raises OutOfMemory, Refused, and DeviceLost for every other error."""
-        status, *given = getattr(self.names, call)(*args)
+        """Return the call's result: a value, a tuple, or None. Raises OutOfMemory, Refused, else DeviceLost."""
+        status, *results = getattr(self.names, call)(*args)
         if status == self.names.CUresult.CUDA_SUCCESS:
-            return given[0] if len(given) == 1 else tuple(given) or None
+            return results[0] if len(results) == 1 else tuple(results) or None
         if status == self.names.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise OutOfMemory(f"{call}: {status.name}")
         if status.name in REFUSALS:
@@ -43,24 +43,24 @@ class Driver:
         raise DeviceLost(f"{call}: {status.name}; what the GPU holds is uncertain, so restart infd if that persists")
 
     def may_wait(self) -> bool:
-        """Say whether this thread may wait for the device: it has a context, and is not capturing."""
-        # A thread that captures has torch initialized; before that, torch cannot be asked.
+        """Return whether this thread may synchronize with the device: it has a context, and is not capturing."""
+        # Before torch is initialized no thread captures, and torch cannot be asked.
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
         return not capturing and int(self("cuCtxGetCurrent")) != 0
 
 
 def find(device: torch.device) -> Driver | str:
-    """Return the driver of a GPU on which memory can be given back in place, or why there is none."""
+    """Return the driver of a GPU that can map memory at reserved addresses, or the reason why it cannot."""
     if torch.version.hip is not None:
         return "this torch is built for ROCm, whose driver infd does not call"
     try:
         bindings = _bindings()
     except ImportError as error:
         return ABSENT.format(error)
-    torch.cuda.mem_get_info(device)  # makes the device's context, and makes it this thread's
+    torch.cuda.mem_get_info(device)  # creates the device's context, and makes it current on this thread
     driver = Driver(bindings, device.index)
-    wanted = bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-    if not driver("cuDeviceGetAttribute", wanted, driver("cuDeviceGet", driver.ordinal)):
+    attribute = bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+    if not driver("cuDeviceGetAttribute", attribute, driver("cuDeviceGet", driver.ordinal)):
         return "this GPU's driver cannot map memory to addresses that stay"
     return driver
 

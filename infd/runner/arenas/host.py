@@ -1,6 +1,6 @@
-"""The host's memory: how much of it is free, and ranges of addresses that it is behind.
+"""The host's memory: free bytes, anonymous mappings, and large pages.
 
-Importing this does not import torch: while that is imported, memory for the weights can be had already.
+Importing this module does not import torch, so that memory for the weights is populated while torch is imported.
 """
 
 from __future__ import annotations
@@ -24,59 +24,60 @@ if TYPE_CHECKING:
     from infd.config import Config
 
 LARGE_PAGE: Final = 2**21  # bytes
-MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; the mmap module has no name for it
-MADV_COLLAPSE: Final = 25  # since Linux 6.1; nor for this
-# Of which one exists where a GPU may be used.
-GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
-SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # that is kept of weights stored in 16 bits
-WORTHWHILE: Final = 2**26  # bytes; fewer come in no time
+MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; the mmap module lacks both names
+MADV_COLLAPSE: Final = 25  # since Linux 6.1
+GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))  # a usable GPU has one of these
+SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loaded size per byte of 16-bit checkpoint
+WORTHWHILE: Final = 2**26  # bytes; fewer are populated in negligible time
 CGROUPS = Path("/sys/fs/cgroup")
 
-SLOW_S: Final = 0.002  # what a large page that is there takes ten times over; one that must be made first takes longer
-PATIENCE: Final = 4  # large pages that may take so long
+SLOW_S: Final = 0.002  # ten times a free large page; only a page for which the system compacts memory takes longer
+PATIENCE: Final = 4  # slow large pages before small pages are used
 
-LAST: Final = 19  # of priorities, as nice(2) counts them
-PACE_S: Final = 0.25
+LAST: Final = 19  # lowest priority of nice(2)
+PACE_S: Final = 0.25  # most time between two pieces while steps are computed
 
 
 class Mapping:
-    """Anonymous memory of this process, which the system gives page by page: when it is touched, or asked to."""
+    """An anonymous mapping of this process. The system commits pages at the first touch, or by `advise`."""
 
     def __init__(self, size: int) -> None:
-        """Raises OSError, OverflowError."""
+        """Map at least `size` bytes. Raises OSError, OverflowError."""
         self.map = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.size = len(self.map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        self.first = -self._address % LARGE_PAGE  # where the first large page begins that lies in here whole
+        self.first = -self._address % LARGE_PAGE  # offset of the first aligned large page
 
     def release(self, start: int = 0) -> None:
-        """Give back what is behind the addresses from the page on that begins at or behind `start`."""
+        """Release the pages from offset `start` on, rounded up to a page."""
         first = round_up(start, mmap.PAGESIZE)
         if first < self.size:
             self.map.madvise(mmap.MADV_DONTNEED, first)
 
     def piece(self, number: int) -> int | None:
-        """Return where the place for a large page begins, counted from the first that lies in here whole, or None."""
+        """Return the offset of aligned large page `number`; None if it exceeds the mapping."""
         start = self.first + number * LARGE_PAGE
         return start if start + LARGE_PAGE <= self.size else None
 
     def advise(self, start: int, advice: int, size: int = LARGE_PAGE) -> bool:
-        """Tell the system something about the places of large pages; return whether it does as it is told."""
-        # The mmap module's own madvise would keep the interpreter to itself meanwhile.
+        """Call madvise(2) on `size` bytes from offset `start`; return whether it succeeded."""
+        # The mmap module's own madvise does not release the interpreter's lock.
         madvise = ctypes.CDLL(None).madvise
         return not madvise(ctypes.c_void_p(self._address + start), ctypes.c_size_t(size), advice)
 
 
 class Populating:
-    """Has the system give memory for the front of a mapping, from a thread of its own.
+    """Populates the front of a mapping on a background thread.
 
-    In large pages, which a CPU reads half as fast again and a driver pins faster, as long as the system has them at
-    hand: to make some it first moves others about, for seconds.
+    It uses large pages while the system has free ones: a CPU reads them 1.5 times as fast, and a driver pins them
+    faster. After PATIENCE slow pages it uses small ones: compacting memory takes the system seconds.
+
+    held  bytes populated so far
     """
 
     def __init__(self, mapping: Mapping, size: int) -> None:
-        """Begin to have `size` bytes, rounded up to large pages that lie in the mapping whole."""
-        self.held = 0  # bytes by now
+        """Start to populate `size` bytes of the mapping's aligned large pages, rounded up."""
+        self.held = 0
         self._mapping = mapping
         self._size = size
         self._stopped = Event()
@@ -86,16 +87,16 @@ class Populating:
         self._thread.start()
 
     def reach(self, end: int) -> None:
-        """Wait until the bytes before `end` are there, or no more will be."""
+        """Wait until the bytes before offset `end` are populated, or populating has ended."""
         with self._more:
             self._more.wait_for(lambda: self._ended or self._mapping.first + self.held >= end)
 
     def wait(self) -> None:
-        """Wait until as much is there as was asked for, or as the system has."""
+        """Wait until populating has ended: all bytes are populated, or the system has no memory left."""
         self._thread.join()
 
     def stop(self) -> None:
-        """Have no more."""
+        """Stop populating, and wait for the thread to end."""
         self._stopped.set()
         self._thread.join()
 
@@ -106,7 +107,7 @@ class Populating:
             if slow < PATIENCE:
                 mapping.advise(start, mmap.MADV_HUGEPAGE)
             if not mapping.advise(start, MADV_POPULATE_WRITE):
-                break  # the system cannot, or has no memory left
+                break  # not supported, or no memory left
             slow += time.monotonic() - began > SLOW_S
             number += 1
             with self._more:
@@ -118,18 +119,20 @@ class Populating:
 
 
 class Settling:
-    """Makes memory faster to read, piece by piece, from a thread of its own that everything else goes before.
+    """Moves memory into large pages piece by piece, on a background thread of lowest priority.
 
-    It works while nothing is computed, and on a piece every PACE_S where something always is.
+    It works while no step is in flight; while steps are computed, on one piece every PACE_S.
+
+    ended  whether all pieces are moved
     """
 
     def __init__(self, settle: Callable[[], bool], quiet: Event) -> None:
-        """Begin.
+        """Start the thread.
 
-        settle  does a piece; returns whether there may be more
-        quiet   set while nothing is computed
+        settle  moves a piece; returns whether pieces are left
+        quiet   set while no step is in flight
         """
-        self.ended = False  # by itself
+        self.ended = False
         self._settle = settle
         self._quiet = quiet
         self._stopped = Event()
@@ -137,15 +140,15 @@ class Settling:
         self._thread.start()
 
     def stop(self) -> None:
-        """Do no more. Returns when no piece is under way. Called where something is computed, which is not quiet."""
+        """Stop, and wait for the piece in progress. Called on the device thread during work, so it clears `quiet`."""
         self._stopped.set()
         self._quiet.set()
         self._thread.join()
         self._quiet.clear()
 
     def _run(self) -> None:
-        with suppress(OSError):  # whatever filters system calls may not know this one
-            os.setpriority(os.PRIO_PROCESS, 0, LAST)  # on Linux that is this thread, not the process
+        with suppress(OSError):  # a seccomp filter may forbid the call
+            os.setpriority(os.PRIO_PROCESS, 0, LAST)  # on Linux: of this thread, not of the process
         while True:
             self._quiet.wait(PACE_S)
             if self._stopped.is_set():
@@ -156,56 +159,61 @@ class Settling:
 
 
 class Headstart:
-    """Memory that is had ahead until somebody claims it."""
+    """Memory for weights, populated before their exact size is known.
+
+    held  bytes populated so far
+    """
 
     def __init__(self, expected: int) -> None:
-        """Begin to have that many bytes; a quarter more can be claimed. Raises OSError, OverflowError."""
+        """Start to populate `expected` bytes of a mapping that is a quarter larger. Raises OSError, OverflowError."""
         self._mapping = Mapping(expected + expected // 4)
         self._populating = Populating(self._mapping, expected)
-        self._kept = sys.maxsize
+        self._claimed = sys.maxsize
 
     @property
     def held(self) -> int:
-        """Return how many bytes are there by now."""
-        return min(self._populating.held, self._kept)
+        return min(self._populating.held, self._claimed)
 
     def wait(self) -> None:
-        """Wait until as much is there as was expected, or as the system has."""
+        """Wait until the expected bytes are populated, or the system has no memory left."""
         self._populating.wait()
 
     def claim(self, size: int) -> Mapping | None:
-        """Return memory of at least `size` bytes, of which some is there; None if there are not as many addresses.
+        """Return the mapping, partly populated, if it has at least `size` bytes; else None.
 
-        Whatever is there beyond that is given back. It can be claimed once.
+        Stops populating, and releases the pages beyond `size`. Called once.
         """
         self._populating.stop()
-        fits = size <= self._mapping.size
-        self._kept = size if fits else 0
-        self._mapping.release(self._kept)
-        return self._mapping if fits else None
+        large_enough = size <= self._mapping.size
+        self._claimed = size if large_enough else 0
+        self._mapping.release(self._claimed)
+        return self._mapping if large_enough else None
 
 
 def kind(config: Config) -> str | None:
-    """Return the kind of device that computes, as torch calls it; None where only torch can tell."""
+    """Return torch's device type of the configured device; None if only torch can determine it."""
     if config.device.kind == "auto":
         return None if any(map(Path.exists, GPUS)) else "cpu"
     return config.device.kind.partition(":")[0]
 
 
 def headstart(config: Config) -> Headstart | None:
-    """Begin to have memory for the weights, if they are large, and the host has plenty and will keep them."""
+    """Start to populate memory for the weights if a CPU computes and at most half the free memory is needed.
+
+    Returns None if a GPU may compute, the weights are small, or files or memory cannot be read or mapped.
+    """
     if kind(config) != "cpu":
         return None
     try:
         stored = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
         expected = int(stored * SHARES[config.model.quantization])
         return Headstart(expected) if WORTHWHILE <= expected <= available_bytes() // 2 else None
-    except OSError:  # of a file: loading will say so; of memory: nothing is lost but time
+    except OSError:  # loading raises a file's error again; without mapped memory, it only takes longer
         return None
 
 
 def available_bytes() -> int:
-    """Return how much of the host's memory could be taken now within the limits of this process's control groups."""
+    """Return the host's available memory in bytes, within the limits of this process's control groups."""
     free = _numbers(Path("/proc/meminfo").read_text())["MemAvailable:"] * 1024
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     group = CGROUPS / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
@@ -214,7 +222,7 @@ def available_bytes() -> int:
 
 
 def _headroom(group: Path) -> float:
-    """Return how far a control group is from its limit. Files that it caches count as free."""
+    """Return the bytes below a control group's limit; inf without a limit. Cached files count as free."""
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":
@@ -222,10 +230,10 @@ def _headroom(group: Path) -> float:
         used = int((group / "memory.current").read_text())
         held = _numbers((group / "memory.stat").read_text())
     except FileNotFoundError:
-        return float("inf")  # the root, or another version of control groups
+        return float("inf")  # the root group, or control groups v1
     return int(limit) - used + held["inactive_file"] + held["active_file"]
 
 
 def _numbers(table: str) -> dict[str, int]:
-    """Read lines of `name number`."""
+    """Parse lines of `name number`."""
     return {words[0]: int(words[1]) for words in map(str.split, table.splitlines())}

@@ -1,7 +1,7 @@
-"""Give the memory of weights and cache back to the system, and take it again at the same addresses.
+"""Release the memory of weights and cache, and restore it at the same addresses.
 
-The cache comes back empty. Weights that a light sleep moved from a GPU to the host come back from there; else they are
-read again from where they came. All of it happens on the device thread, between steps.
+The cache is restored empty. Weights that a level-1 sleep has parked in host memory are copied back; else they are read
+from their files again. All methods run on the device thread, between steps.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.runner")
 
-GONE: Final = frozenset({Residency.RELEASED, Residency.PARKED})  # from where they are computed with
+GONE: Final = frozenset({Residency.RELEASED, Residency.PARKED})  # not on the device
 
 
 class Residence:
-    """The arenas of a model, and where its weights come from.
+    """The arenas of a model, and the checkpoint of its weights.
 
-    model     its parameters lie in `weights`
-    weights   the arena of its weights
-    cache     the arena of its cache
-    memory    what is there; may be read by any thread
-    refusal   why memory cannot be given back here; empty where it can
-    resident  what stayed when memory was given back, in bytes by what it is; empty while nothing is given back
-    quiet     to be set while nothing is computed
+    model     its parameters are tensors of `weights`
+    weights   the arena of the weights
+    cache     the arena of the cache
+    memory    residency of weights and cache; any thread may read it
+    refusal   why memory cannot be released; empty if it can
+    resident  while memory is released: bytes that stayed allocated, by use
+    quiet     the device thread sets it while no step is in flight
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Residence:
         root: str,
         report: Callable[[int, int], None],
     ) -> None:
-        """Take what was loaded.
+        """Start with all memory loaded.
 
-        bank        that the arenas are of
-        workspaces  that kernels compute in: they go and come with the cache
-        root        of other weights, see `load`; empty: the directory in which the first ones' lies
-        report      told (bytes read, bytes to read) while weights are read
+        bank        the bank of all arenas
+        workspaces  memory that kernels compute in; released and restored with the cache
+        root        directory that must contain other weights, see `load`; empty: the parent of the first checkpoint
+        report      called with (bytes read, bytes to read) while weights are read
         """
         self.model = model
         self.weights = weights
@@ -69,7 +69,7 @@ class Residence:
         self.resident: dict[str, int] = {}
         self.quiet = Event()
         self._bank = bank
-        self._emptied = [cache, *workspaces]
+        self._cache_arenas = [cache, *workspaces]
         self._parked: Parked | None = None
         self._settling: Settling | None = None
         self._report = report
@@ -79,26 +79,26 @@ class Residence:
         self._architecture = ""
 
     def remember(self, checkpoint: Checkpoint) -> None:
-        """The weights are of this checkpoint."""
+        """Record the checkpoint that the weights were read from."""
         if not self._stamps:
             self._first = checkpoint.directory
         self._directory, self._stamps = checkpoint.directory, checkpoint.stamps()
         self._architecture = architecture(checkpoint.config)
 
     def gives_back(self, level: int) -> frozenset[MemoryPart]:
-        """Return what a sleep of that level gives back."""
-        return ALL if level >= 2 or self._bank.apart else frozenset({MemoryPart.CACHE})
+        """Return the parts that a sleep of this level releases."""
+        return ALL if level >= 2 or self._bank.dedicated else frozenset({MemoryPart.CACHE})
 
     def sleep(self, level: int) -> int:
-        """Give back the cache, at level 2 the weights too; at level 1 they move to the host where that is elsewhere.
+        """Release the cache, at level 2 the weights too; at level 1 a GPU's weights are parked in host memory.
 
-        Returns by how many bytes the device's memory, on a CPU this process, shrank.
+        Returns the bytes freed: of device memory, on a CPU of the process's memory. Raises OutOfMemory, DeviceLost.
         """
         before = self._bank.held()
-        weights = self._leaving(level)
-        # Said first: what fails midway has lost some of it.
+        weights = self._asleep(level)
+        # Set first: a release that fails midway has lost content.
         self.memory = Memory(weights=weights, cache=Residency.RELEASED)
-        self._empty()
+        self._release_cache()
         if weights in GONE:
             self._unsettle()
             self.weights.release()
@@ -108,12 +108,12 @@ class Residence:
         self.resident = self._bank.resident()
         return max(0, before - self._bank.held())
 
-    def _leaving(self, level: int) -> Residency:
-        """Return what the weights are to be in a sleep of that level; park them if that is what it takes."""
+    def _asleep(self, level: int) -> Residency:
+        """Return the residency of the weights in a sleep of this level; park them if it is PARKED."""
         now = self.memory.weights
         if level >= 2:
             return Residency.RELEASED
-        if now is not Residency.LOADED or not self._bank.apart:
+        if now is not Residency.LOADED or not self._bank.dedicated:
             return now
         self._unpark()
         try:
@@ -130,17 +130,17 @@ class Residence:
         return Residency.PARKED
 
     def wake(self, parts: Collection[MemoryPart]) -> None:
-        """Take these back. Raises CheckpointError, OutOfMemory, DeviceLost; then nothing more is held than before."""
+        """Restore these parts. Raises CheckpointError, OutOfMemory, DeviceLost; no further memory is held then."""
         missing = self.memory.released & set(parts)
         try:
             if MemoryPart.CACHE in missing:
-                for arena in self._emptied:
+                for arena in self._cache_arenas:
                     arena.restore()
             if MemoryPart.WEIGHTS in missing:
                 self._wake_weights()
         except BaseException:
             if MemoryPart.CACHE in missing:
-                self._empty()
+                self._release_cache()
             raise
         if MemoryPart.CACHE in missing:
             self.memory = replace(self.memory, cache=Residency.LOADED)
@@ -164,12 +164,12 @@ class Residence:
         self._unpark()
 
     def load(self, path: str) -> None:
-        """Put other weights of the same shapes in place.
+        """Replace the weights by those of another checkpoint with the same shapes.
 
-        path  their directory, beneath the root; or the one that the settings name, wherever that is
+        path  a checkpoint directory below the root, or the configured one
 
-        Raises CheckpointError before the first byte has moved where they do not fit; where reading them fails
-        midway, the weights are invalid from then on.
+        Raises CheckpointError before any byte is read if the checkpoint does not match the model. If reading fails
+        midway, the weights are INVALID.
         """
         first = self._first.absolute()
         directory = first if Path(path) == first else locate(path, self._root or str(first.parent))
@@ -184,38 +184,38 @@ class Residence:
             self._fill(checkpoint)
 
     def settle(self) -> None:
-        """Begin to make reading the weights faster, behind everything else."""
-        if self._settling is None and not self._bank.apart and self.memory.weights is Residency.LOADED:
+        """Start to move a CPU's weights into large pages, in the background."""
+        if self._settling is None and not self._bank.dedicated and self.memory.weights is Residency.LOADED:
             self._settling = Settling(self.weights.settle, self.quiet)
 
     def _unsettle(self) -> None:
-        """Leave the weights' memory alone from now on: what was given back would be had again."""
+        """Stop moving the weights into large pages: it would allocate released memory again."""
         if self._settling is not None:
             self._settling.stop()
             self._settling = None
 
     def facts(self) -> dict[str, Any]:
-        """Return what operators are told: see Executor.describe."""
-        told: dict[str, Any] = {"resident": self.resident}
+        """Return facts about memory, for Executor.describe."""
+        facts: dict[str, Any] = {"resident": self.resident}
         if (settling := self._settling) is not None:
-            told["large_pages"] = {"bytes": self.weights.large, "of": self.weights.used, "ended": settling.ended}
-        return told
+            facts["large_pages"] = {"bytes": self.weights.large, "of": self.weights.used, "ended": settling.ended}
+        return facts
 
     def close(self) -> None:
-        """Give everything back for good; what a lost device does not take back goes with the process."""
+        """Release all memory for good; memory of a lost device is freed with the process."""
         self._unsettle()
-        for give in (self.weights.release, *(arena.release for arena in self._emptied), self._unpark):
+        for release in (self.weights.release, *(arena.release for arena in self._cache_arenas), self._unpark):
             try:
-                give()
+                release()
             except (DeviceLost, OutOfMemory) as error:
                 log.warning("memory was not given back: %s", error)
 
-    def _empty(self) -> None:
-        for arena in self._emptied:
+    def _release_cache(self) -> None:
+        for arena in self._cache_arenas:
             arena.release()
 
     def _fill(self, checkpoint: Checkpoint) -> None:
-        """Read the weights. If that fails, those that were gone are gone again, and others are invalid."""
+        """Read the weights. If reading fails, released weights are released again, and loaded weights are INVALID."""
         places = check(self.model, checkpoint)
         gone = self.memory.weights in GONE
         if gone:
@@ -235,7 +235,7 @@ class Residence:
         self.settle()
 
     def _unpark(self) -> None:
-        """Have the host let go of the weights that it holds, if any. Where that fails, it is tried again next time."""
+        """Free parked weights, if any. If that fails, the next call tries again."""
         if self._parked is None:
             return
         try:
@@ -256,7 +256,7 @@ class Residence:
             )
 
     def _require_unchanged(self, checkpoint: Checkpoint) -> None:
-        """The same shapes may hold other weights; nobody has asked for those."""
+        """Raise CheckpointError if files changed since the weights were read: only `load` may replace weights."""
         found = checkpoint.stamps()
         changed = sorted(
             name for name in found.keys() | self._stamps.keys() if found.get(name) != self._stamps.get(name)

@@ -1,14 +1,13 @@
-"""Hold a GPU's memory so that it can be given back while its addresses, and all that was captured on them, stay.
+"""Release a GPU's memory while its addresses stay reserved, so that captured graphs stay valid.
 
-Addresses are reserved once. Memory is made in pieces and mapped there, unmapped when it is given back, and made and
-mapped again on waking. A piece's handle is released as soon as the piece is mapped: the mapping keeps the memory, so
-there is one thing to undo, not two.
+Addresses are reserved once. Memory is created in pieces and mapped there, unmapped on release, and created and mapped
+again on restore. A piece's handle is released as soon as the piece is mapped: the mapping keeps the memory alive, so
+unmapping alone frees it.
 
-Every way out of here leaves the books balanced: what was mapped when a call failed is known, and is unmapped or used
-by the next attempt.
+Pieces mapped before a call failed stay recorded; the next attempt unmaps or uses them.
 
-A range is freed with its last tensor. Where that happens on a thread without a CUDA context, or within a capture, the
-device must not be waited for, and the bank's next call frees it.
+A range is freed with its last tensor. On a thread without a CUDA context, or during a capture, the device must not be
+synchronized with; the bank's next call frees the range then.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.runner")
 
-PIECE: Final = 2**26  # bytes of memory made, or copied, by one call; a beat lies between two of them
-HOST_SHARE: Final = 0.8  # of what the host has free, that weights may take there: what is pinned cannot be swapped
+PIECE: Final = 2**26  # bytes created or copied by one call, between two beats
+HOST_SHARE: Final = 0.8  # of free host memory that parked weights may take: pinned memory cannot be swapped
 
 
 def bank_of(device: torch.device) -> Bank:
-    """Return the memory of a device."""
+    """Return the bank of a device."""
     if device.type == "cpu":
         return HostBank()
     if device.index is None:
@@ -63,19 +62,19 @@ def _unusable(bank: GpuBank) -> str | None:
         if tensor.item() != 0 or tensor.fill_(7).item() != 7:
             return "what is written to mapped memory is not found there"
     except OutOfMemory:
-        return None  # the weights will say so
-    except Exception as error:  # torch's, and the driver's: memory as torch hands it out needs neither
+        return None  # the arena of the weights raises it again
+    except Exception as error:  # torch's or the driver's; TorchBank needs no mapped memory
         return f"torch does not take mapped memory ({error})"
     return None
 
 
 class Addresses:
-    """A range of a GPU's addresses, and which pieces of it have memory."""
+    """A range of a GPU's addresses, and the memory mapped there."""
 
-    def __init__(self, size: int, driver: Driver, gone: deque[Callable[[], None]]) -> None:
+    def __init__(self, size: int, driver: Driver, unfreed: deque[Callable[[], None]]) -> None:
         """Reserve at least `size` bytes. Raises OutOfMemory, DeviceLost.
 
-        gone  given what frees the range, where its last tensor goes while the device cannot be waited for
+        unfreed  collects functions that free ranges whose last tensor died when the device could not be synchronized
         """
         names = driver.names
         self._driver = driver
@@ -93,10 +92,13 @@ class Addresses:
         self.first = int(driver("cuMemAddressReserve", self.size, 0, 0, 0))
         self._whole = False
         self._memory = _Backing(driver, self.first)
-        weakref.finalize(self, _leave, driver, self.first, self.size, self._memory, gone).atexit = False
+        weakref.finalize(self, _leave, driver, self.first, self.size, self._memory, unfreed).atexit = False
 
     def back(self) -> None:
-        """Have memory behind all of it, zeroed where any was missing. Raises OutOfMemory, DeviceLost; then has none."""
+        """Map memory to the whole range and zero it, if any is missing.
+
+        Raises OutOfMemory, DeviceLost; no memory is mapped then.
+        """
         driver, memory = self._driver, self._memory
         if self._whole:
             return
@@ -105,7 +107,7 @@ class Addresses:
                 if offset not in memory.mapped:
                     memory.map(offset, length, self._kind)
             driver("cuMemSetAccess", self.first, self.size, [self._access], 1)
-            # Zero times what another left there need not be zero: it may not be a number.
+            # Other processes' data may hold NaN, and 0 * NaN is not 0.
             driver("cuMemsetD8", self.first, 0, self.size)
             driver("cuCtxSynchronize")
         except BaseException:
@@ -114,7 +116,7 @@ class Addresses:
         self._whole = True
 
     def clear(self) -> None:
-        """Give all memory back. What cannot be unmapped stays known, and is tried again."""
+        """Release all memory. A piece that cannot be unmapped stays recorded; the next call tries again."""
         self._whole = False
         self._memory.clear()
 
@@ -125,10 +127,13 @@ class Addresses:
 
 
 class _Backing:
-    """What is mapped into a range: known apart from it, so that it can be given back when the range is gone."""
+    """The memory mapped to a range of addresses. A separate object, so that it outlives Addresses until freed.
+
+    mapped  bytes of each piece, by offset
+    """
 
     def __init__(self, driver: Driver, first: int) -> None:
-        self.mapped: dict[int, int] = {}  # bytes, by offset
+        self.mapped: dict[int, int] = {}
         self._driver = driver
         self._first = first
         self._handles: list[Any] = []  # not released yet
@@ -141,7 +146,7 @@ class _Backing:
 
     def clear(self) -> None:
         if self.mapped:
-            self._driver("cuCtxSynchronize")  # a kernel that still reads there would fault
+            self._driver("cuCtxSynchronize")  # a running kernel that reads unmapped memory would fault
         for offset, length in sorted(self.mapped.items(), reverse=True):
             self._driver("cuMemUnmap", self._first + offset, length)
             del self.mapped[offset]
@@ -153,8 +158,8 @@ class _Backing:
             self._handles.pop()
 
 
-def _leave(driver: Driver, first: int, size: int, memory: _Backing, gone: deque[Callable[[], None]]) -> None:
-    """Let go of a range without tensors, now or later."""
+def _leave(driver: Driver, first: int, size: int, memory: _Backing, unfreed: deque[Callable[[], None]]) -> None:
+    """Free a range without tensors, now or with the bank's next call."""
     free = partial(_free, driver, first, size, memory)
     try:
         now = driver.may_wait()
@@ -163,25 +168,25 @@ def _leave(driver: Driver, first: int, size: int, memory: _Backing, gone: deque[
     if now:
         free()
     else:
-        gone.append(free)
+        unfreed.append(free)
 
 
 def _free(driver: Driver, first: int, size: int, memory: _Backing) -> None:
-    """Free a range."""
+    """Free a range and its memory; log a failure."""
     try:
         memory.clear()
         driver("cuMemAddressFree", first, size)
-    except InfdError as error:  # nobody waits for this, and what is left goes with the process
+    except InfdError as error:  # a finalizer has no caller; the process's end frees the range
         log.warning("a range of the GPU's addresses could not be freed: %s", error)
 
 
 class Reserved:
-    """Addresses of a GPU whose memory comes and goes."""
+    """An extent of a GPU's memory, mapped to reserved addresses."""
 
     large = 0
 
-    def __init__(self, size: int, device: torch.device, driver: Driver, gone: deque[Callable[[], None]]) -> None:
-        self._addresses = addresses = Addresses(size, driver, gone)
+    def __init__(self, size: int, device: torch.device, driver: Driver, unfreed: deque[Callable[[], None]]) -> None:
+        self._addresses = addresses = Addresses(size, driver, unfreed)
         addresses.back()
         self.content = tensor_at(addresses.first, addresses.size, device, addresses)
 
@@ -195,34 +200,34 @@ class Reserved:
         return False
 
 
-class Pinned:
-    """What an arena held, in host memory that the GPU reads at its own speed, if this host lets memory be pinned."""
+class PinnedCopy:
+    """A copy of an arena's content in host memory, pinned if the host permits it: the GPU copies that faster."""
 
     def __init__(self, content: Tensor, driver: Driver, beat: Callable[[], None]) -> None:
         self._driver = driver
         self._beat = beat
-        self._there, self._size = content.data_ptr(), content.nbytes
+        self._on_device, self._size = content.data_ptr(), content.nbytes
         mapping = Mapping(self._size)
         self._host = Anonymous(self._size, mapping=mapping)
-        self._ahead = Populating(mapping, self._size)
-        self._here = self._host.content.data_ptr()
+        self._populating = Populating(mapping, self._size)
+        self._on_host = self._host.content.data_ptr()
         self._registered: list[int] = []
         self._refused = False
 
     def fetch(self) -> None:
         self._driver("cuCtxSynchronize")
         for offset, length in self._pieces():
-            self._ahead.reach(offset + length)  # a driver that pins memory has it made page by page
+            self._populating.reach(offset + length)  # pinning unpopulated memory commits it page by page
             self._register(offset, length)
-            self._driver("cuMemcpyDtoH", self._here + offset, self._there + offset, length)
+            self._driver("cuMemcpyDtoH", self._on_host + offset, self._on_device + offset, length)
             self._beat()
 
     def _register(self, offset: int, length: int) -> None:
-        """Pin a piece. Limits on locked memory, or a container, may forbid it: the copies only take longer then."""
+        """Pin a piece. Limits on locked memory, or a container, may forbid it; copies are slower then."""
         if self._refused:
             return
         try:
-            self._driver("cuMemHostRegister", self._here + offset, length, 0)
+            self._driver("cuMemHostRegister", self._on_host + offset, length, 0)
         except Refused as error:
             self._refused = True
             log.warning("what is moved to the host is not pinned there, and so takes longer: %s", error)
@@ -231,13 +236,13 @@ class Pinned:
 
     def put_back(self) -> None:
         for offset, length in self._pieces():
-            self._driver("cuMemcpyHtoD", self._there + offset, self._here + offset, length)
+            self._driver("cuMemcpyHtoD", self._on_device + offset, self._on_host + offset, length)
             self._beat()
 
     def drop(self) -> None:
-        self._ahead.stop()
+        self._populating.stop()
         while self._registered:
-            self._driver("cuMemHostUnregister", self._here + self._registered[-1])
+            self._driver("cuMemHostUnregister", self._on_host + self._registered[-1])
             self._registered.pop()
         self._host.release()
 
@@ -250,17 +255,17 @@ class GpuBank:
     """A GPU's memory, through its driver."""
 
     sleepless = ""
-    apart = True
+    dedicated = True
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self._device = device
         self._driver = driver
-        self._gone: deque[Callable[[], None]] = deque()
+        self._unfreed: deque[Callable[[], None]] = deque()
         self.others = self.held()
 
     def arena(self, size: int, purpose: str) -> Arena:
         self._sweep()
-        return Arena(size, self._device, purpose, partial(Reserved, driver=self._driver, gone=self._gone))
+        return Arena(size, self._device, purpose, partial(Reserved, driver=self._driver, unfreed=self._unfreed))
 
     def free(self) -> int:
         self._sweep()
@@ -277,14 +282,14 @@ class GpuBank:
 
     def _sweep(self) -> None:
         """Free the ranges that could not be freed with their last tensors."""
-        while self._gone:
-            self._gone.popleft()()
+        while self._unfreed:
+            self._unfreed.popleft()()
 
     def peak(self, work: Callable[[], object]) -> int:
         return _peak(self._device, work)
 
-    def kept(self, work: Callable[[], object]) -> int:
-        return _kept(self, self._device, work)
+    def retained(self, work: Callable[[], object]) -> int:
+        return _retained(self, self._device, work)
 
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
         needed, room = arena.used, int(HOST_SHARE * available_bytes())
@@ -293,16 +298,16 @@ class GpuBank:
                 f"{needed / 2**20:,.0f} MiB of {arena.purpose} are more than the {room / 2**20:,.0f} MiB that the host"
                 " can spare"
             )
-        return Pinned(arena.content, self._driver, beat)
+        return PinnedCopy(arena.content, self._driver, beat)
 
     def resident(self) -> dict[str, int]:
         return _resident(self._device, self.held())
 
 
 class TorchBank:
-    """A GPU's memory as torch hands it out. An arena of it is one allocation, which cannot be given back in place."""
+    """A GPU's memory through torch's allocator. Each arena is one allocation, which cannot be released in place."""
 
-    apart = True
+    dedicated = True
 
     def __init__(self, device: torch.device, reason: str) -> None:
         self.sleepless = f"memory of {device} cannot be given back: {reason}"
@@ -325,8 +330,8 @@ class TorchBank:
     def peak(self, work: Callable[[], object]) -> int:
         return _peak(self._device, work)
 
-    def kept(self, work: Callable[[], object]) -> int:
-        return _kept(self, self._device, work)
+    def retained(self, work: Callable[[], object]) -> int:
+        return _retained(self, self._device, work)
 
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
         raise OutOfMemory(self.sleepless)
@@ -336,7 +341,7 @@ class TorchBank:
 
 
 def _peak(device: torch.device, work: Callable[[], object]) -> int:
-    """What torch takes from the device counts, whether tensors fill it or not: nobody else can have it."""
+    """Return the most bytes that torch reserved during `work`; other programs cannot use reserved memory."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -345,18 +350,18 @@ def _peak(device: torch.device, work: Callable[[], object]) -> int:
     return torch.cuda.max_memory_reserved(device) - before
 
 
-def _kept(bank: Bank, device: torch.device, work: Callable[[], object]) -> int:
-    def beside() -> int:
+def _retained(bank: Bank, device: torch.device, work: Callable[[], object]) -> int:
+    def outside_torch() -> int:
         torch.cuda.synchronize(device)
         return bank.held() - torch.cuda.memory_reserved(device)
 
-    before = beside()
+    before = outside_torch()
     work()
-    return max(0, beside() - before)
+    return max(0, outside_torch() - before)
 
 
 def _resident(device: torch.device, held: int) -> dict[str, int]:
-    """Say what of the bytes that a device holds beside arenas is whose. It cannot tell one process from another."""
+    """Divide a device's allocated bytes without arenas by use. Processes cannot be distinguished."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"context_and_others": held}
     snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]

@@ -139,7 +139,7 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
         run(runner, plan)  # first: allocates what is kept
         step = bank.peak(partial(run, runner, plan))
         decoding = bank.peak(partial(run, runner, wide.plan(rows)))
-        graph = bank.kept(runner.idle)
+        graph = bank.retained(runner.idle)
         bank.trim()
         # While this runner exists: the serving runner has as many rows, at most as long.
         lasting = bank.held() - bank.others - weights.size - cache.size

@@ -135,12 +135,12 @@ def _build(
     bank = bank_of(device)  # first: what the setup puts on the device is infd's, not others'
     setup = set_up(config, checkpoint, device, device, candidates(config))
     required = required_bytes(setup.model)
-    had = None if headstart is None else headstart.claim(0 if bank.apart else required)
+    had = None if headstart is None else headstart.claim(0 if bank.dedicated else required)
     free = bank.free() + (0 if headstart is None else headstart.held)
     if required > free:
         needed = f"the weights need {required / 2**20:,.0f} MiB on {device}"
         raise OutOfMemory(f"{needed}, {free / 2**20:,.0f} MiB are free")
-    if had is None or bank.apart:
+    if had is None or bank.dedicated:
         weights = bank.arena(required, "weights")
     else:
         weights = Arena(required, device, "weights", partial(Anonymous, mapping=had))
@@ -201,7 +201,7 @@ def assemble(
     layout, tensors, rows = runners.layout, runners.tensors, runners.rows
     largest = config.scheduler.step_tokens or MOST[device.type]
     graphs = graphs_of(device, config.device)
-    budget = draw_up(runners, bank, weights, config, most=largest, graphs=graphs) if bank.apart else None
+    budget = draw_up(runners, bank, weights, config, most=largest, graphs=graphs) if bank.dedicated else None
     if budget is not None and budget.footprint.tokens < largest:
         largest = budget.footprint.tokens
         log.warning("steps of more than %d tokens do not fit into the GPU's memory", largest)
@@ -234,7 +234,7 @@ def assemble(
         log.info("decoding steps are so short that their end is asked for, for up to %.0f us", spin * 1e6)
     kept = Kept.of(config, setup, described, rows=rows, tokens=min(plans.room, largest))
     measured = _calibrated(config, runner, plans, kept, device.type, rows=rows, most=largest, scores=layout.divisible)
-    if not bank.apart:
+    if not bank.dedicated:
         cache.release()  # what trial steps wrote there
         cache.restore()
     return Loaded(
