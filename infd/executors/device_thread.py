@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[Any]
 
 
-IDLE_S = 0.05  # without work, before idle work is done
+IDLE_S = 0.05  # wait without work before idle work starts
 
 
 class Order:
-    """A step as the device thread sees it.
+    """A step, as issued to the device thread.
 
     line        incremented by the event loop at each failure, see above
-    number      in the order in which the device thread received the steps
-    may_sample  whether permission to sample, and with it the mask, has arrived
+    number      sequence number, in the order in which the device thread received the steps
+    may_sample  whether permission to sample, with the mask, has arrived
     """
 
     __slots__ = ("line", "mask", "may_sample", "number", "plan")

@@ -61,7 +61,7 @@ class LocalExecutor:
     """Computes with torch, on a CPU or one GPU. `config.model.path` is a checkpoint directory."""
 
     def __init__(self, config: Config, build: Callable[[Config, Pulse], Loaded] = build_runner) -> None:
-        self.depth = config.device.depth or 1  # `load` sets the device's
+        self.depth = config.device.depth or 1  # `load` sets the depth chosen for the device
         self._config = config
         self._build = build
         self._facts: dict[str, Any] = {"device": config.device.kind, "ops": []}

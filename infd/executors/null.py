@@ -57,7 +57,7 @@ class NullStep:
 
 
 class NullExecutor:
-    """Runs one step after another, each `device.null_step_ms` long; at 0 a step is done on the loop's next turn."""
+    """Runs steps in sequence, each `device.null_step_ms` long; at 0 a step ends on the event loop's next iteration."""
 
     def __init__(self, config: Config, sizes: Callable[[], Sizes], weights_root: Callable[[], Path]) -> None:
         """Load nothing yet.
@@ -136,7 +136,7 @@ class NullExecutor:
         return AdapterFacts(config.base_model_name_or_path or "", config.r, size, files.stamp())
 
     def forget_adapter(self, adapter: Adapter, slot: int | None) -> None:
-        """Do nothing: no weights are held."""
+        """No-op: no weights are held."""
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -154,7 +154,7 @@ class NullExecutor:
         return self._steps
 
     async def close(self) -> None:
-        """Do nothing: timers of steps in flight end with the event loop."""
+        """No-op: timers of steps in flight end with the event loop."""
 
     def _finish(self, step: NullStep) -> None:
         self._steps += 1

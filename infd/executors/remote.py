@@ -1,8 +1,8 @@
-"""An executor in a process of its own, behind a socket pair.
+"""The engine's side of an executor in a separate process, behind a socket pair.
 
-The engine's side: it encodes orders, resolves futures, and keeps the last state
-that the worker reported. The worker process runs `worker.py`. If it ends, the
-device is lost.
+RemoteExecutor encodes orders, resolves futures, and stores the state that the
+worker last reported. The worker process runs `worker.py`. If the process ends,
+the device is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 
-ENDING_S: Final = 4.0  # for the worker to free everything
+ENDING_S: Final = 4.0  # grace for the worker to free everything
 START: Final = 0  # `call` number of wire.Start
 
 
@@ -35,7 +35,7 @@ class WorkerProcess(Protocol):
     """The process of the worker, as asyncio.subprocess.Process."""
 
     async def wait(self) -> int:
-        """Wait for the process to end; return its exit code; negative: the signal that ended it."""
+        """Wait for the process to end; return its exit code, or the negative number of the signal that ended it."""
 
     def kill(self) -> None: ...
 
@@ -62,7 +62,7 @@ class RemoteStep:
 
 
 class RemoteExecutor:
-    """Implements Executor over another process."""
+    """Implements Executor by a worker process."""
 
     def __init__(
         self,

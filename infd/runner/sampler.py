@@ -1,9 +1,9 @@
-"""Turn a step's logits into tokens: pick, for each stage of `sampling`, the rows that need it.
+"""Sample a step's tokens: apply each stage of `sampling` to the rows that request it.
 
-A batch that is all greedy costs one pass over the logits, in the model's dtype.
-Rows whose logits are changed or scored are copied, to float32. Sampled tokens
-are appended to `Rows` on the device, so the next step can follow without the
-host.
+An all-greedy batch costs one pass over the logits, in the model's dtype. Rows
+whose logits are changed or scored are copied to float32. Sampled tokens are
+appended to `Rows` on the device, so that the next step starts without a round
+trip to the host.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SHAPING = Stage.REPETITION | Stage.FREQUENCY | Stage.BIAS | Stage.FLOOR | Stage.
 
 
 class SampledPositions(Struct):
-    """The N positions of a step that are sampled, in the plan's order.
+    """The N sampled positions of a step, in the plan's order.
 
-    rows, ends          [N] int64 on the device: row, and position of the token to sample
-    row_ids, positions  [N] on the host: the same, but that positions are upper bounds
+    rows, ends          [N] int64 on the device: row and position of the token to sample
+    row_ids, positions  [N] on the host: row, and upper bound of the position
     """
 
     rows: Tensor
@@ -48,15 +48,15 @@ class SampledPositions(Struct):
     positions: Array
 
     def some(self, which: Array, index: Tensor) -> SampledPositions:
-        """Return the positions `which` [n] of these; `index` is the same on the device."""
+        """Select sampled positions by index: `which` [n] on the host, `index` [n] its copy on the device."""
         rows, ends = self.rows.index_select(0, index), self.ends.index_select(0, index)
         return SampledPositions(rows, ends, self.row_ids[which], self.positions[which])
 
 
 class Likeliest(NamedTuple):
-    """The likeliest token of each of N rows of logits, as the model gave them.
+    """The likeliest token of each of N rows of the model's unmodified logits.
 
-    largest  [N] float32: its logit
+    largest  [N] float32: the token's logit
     tokens   [N] int64
     verdict  [N] int64: SOUND or NOT_FINITE
     """
@@ -66,17 +66,17 @@ class Likeliest(NamedTuple):
     verdict: Tensor
 
     def first(self, count: int) -> Likeliest:
-        """Return that of the first rows."""
+        """Return the likeliest tokens of the first `count` rows."""
         return Likeliest(*(values[:count] for values in self))
 
 
 class Sampled(Struct):
-    """What was sampled.
+    """A step's sampled tokens.
 
     tokens   [N] int64
-    verdict  [N] int64: SOUND, NOT_FINITE or NOTHING_ALLOWED; other than SOUND, ignore the token
-    scored   positions whose log-probabilities are requested: index into N, and how many of the most likely tokens too
-    scores   of these, in that order; None if there are none
+    verdict  [N] int64: SOUND, NOT_FINITE or NOTHING_ALLOWED; the token is valid only if SOUND
+    scored   positions with requested log-probabilities: (index into N, number of likeliest tokens to report)
+    scores   log-probabilities, one row per entry of `scored`; None if `scored` is empty
     """
 
     tokens: Tensor
@@ -91,7 +91,7 @@ class Sampled(Struct):
 
 
 class Sampler:
-    """Samples for the sequences in `rows`."""
+    """Samples the next tokens of the sequences in `rows`."""
 
     def __init__(self, rows: Rows, draw: Draw) -> None:
         self._rows = rows
@@ -106,10 +106,10 @@ class Sampler:
     def __call__(
         self, logits: Tensor, at: SampledPositions, allowed: Array | None, appended: Likeliest | None = None
     ) -> Sampled:
-        """Choose a token for each row of logits [N, vocab], which are used up.
+        """Choose a token for each row of logits [N, vocab]. The logits are overwritten.
 
         allowed   int32 [N, ceil(vocab / 32)] bitmask; None: all tokens
-        appended  what `likeliest` returns, if known already and its tokens appended to `Rows`
+        appended  result of `likeliest` if it is already computed and its tokens are appended to `Rows`
         """
         stages = self._stages(at)
         scoring = np.flatnonzero(stages & Stage.LOGPROBS)
@@ -136,7 +136,7 @@ class Sampler:
         return Sampled(tokens, verdict, scored, values)
 
     def _stages(self, at: SampledPositions) -> Array:
-        """Return the stages that each row needs now: no floor once its answer has min_tokens."""
+        """Return each row's stages, without FLOOR if its answer has min_tokens tokens."""
         stages = self._rows.stages[at.row_ids]
         for i in np.flatnonzero(stages & Stage.FLOOR):
             if at.positions[i] >= self._rows.sampling[at.row_ids[i]].floor:
@@ -153,7 +153,7 @@ class Sampler:
         allowed: Array | None,
         which: Array,
     ) -> tuple[Tensor, Tensor]:
-        """Return `tokens` and `verdict`, replaced for the rows `which` [n], whose logits are changed first."""
+        """Change the logits of rows `which` [n]; return `tokens` and `verdict` with these rows' entries replaced."""
         if which.size == len(stages):  # all rows: no gather
             return self._choose_shaped(logits.float(), verdict, at, stages, allowed)
         index = self._rows.upload(which)
@@ -167,9 +167,9 @@ class Sampler:
     def _choose_shaped(
         self, logits: Tensor, verdict: Tensor, at: SampledPositions, stages: Array, allowed: Array | None
     ) -> tuple[Tensor, Tensor]:
-        """Change logits [n, vocab] float32 in place, by each stage for the rows that need it; return tokens, verdict.
+        """Apply the stages to logits [n, vocab] float32 in place; return tokens and verdict.
 
-        verdict  [n], of the logits before
+        verdict  [n], of the unmodified logits
         """
         for stage, shape in _SHAPING:
             which = np.flatnonzero(stages & stage)
@@ -210,7 +210,7 @@ class Sampler:
         floor.forbid(logits, self._rows.upload(of_row), self._rows.upload(np.concatenate(ends)))
 
     def _forbid_words(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
-        """Compare what these rows have generated last with the beginnings of their bad words."""
+        """Compare the latest generated tokens of rows `which` with all but the last token of their bad words."""
         lasts, of_row, word_of, tokens, backs, of_entry = [], [], [], [], [], []
         count = 0
         for i, params in zip(which, self._params(at, which), strict=True):
@@ -231,7 +231,7 @@ class Sampler:
         words.forbid(logits, row, last, word, generated & (known == token))
 
     def _merge(self, allowed: Array | None, at: SampledPositions, limited: Array) -> Array | None:
-        """Narrow a bitmask (None: all ones) by allowed_token_ids of the rows `limited`."""
+        """Intersect a bitmask (None: all ones) with the allowed_token_ids of rows `limited`."""
         if not limited.size:
             return allowed
         merged = np.full((len(at.row_ids), ceil_div(self._rows.vocab_size, 32)), -1, dtype=np.int32)
@@ -241,7 +241,7 @@ class Sampler:
         return merged
 
     def _drawn(self, logits: Tensor, largest: Tensor, tokens: Tensor, at: SampledPositions, stages: Array) -> Tensor:
-        """Return `tokens`, replaced for rows that sample at random; those that truncate are a second launch."""
+        """Return `tokens` with random samples in the rows of Stage.RANDOM: one launch, and one for Stage.TRUNCATE."""
         random = stages & (Stage.RANDOM | Stage.TRUNCATE)
         for truncated, wanted in ((False, Stage.RANDOM), (True, Stage.RANDOM | Stage.TRUNCATE)):
             which = np.flatnonzero(random == wanted)

@@ -1,8 +1,8 @@
-"""Readouts: the outputs of a step that are computed from hidden states, one class for each kind of want.
+"""Readouts: the outputs that a step computes from hidden states, one class per member of `request.Want`.
 
-The runner has a tuple of readouts and knows none by name. A further readout
-(pooling, routed experts) is a member of `request.Want`, a field of `Span`, a
-field of `StepResult`, a class here, and an entry in that tuple.
+The runner iterates over a tuple of readouts and names no class. A new readout
+(pooling, routed experts) adds a member to `request.Want`, a field to `Span`, a
+field to `StepResult`, a class to this package, and an entry to the tuple.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class Selection(Struct):
     """The tokens of a step that one readout reads, M of them.
 
-    index            [M + padding] int64: indices into the packed step. A readout that narrows repeats the last index
-                     if matrix products need more rows; other readouts have no padding
-    rows, positions  [M + padding] int64: of these tokens
-    adapters         of these tokens; None if no token of the step has an adapter
-    narrowed         whether the model returns the hidden states of these tokens alone
+    index            [M + padding] int64: indices into the packed step. For a readout that narrows, the last index
+                     is repeated if matrix products need more rows; for other readouts there is no padding
+    rows, positions  [M + padding] int64: the tokens' rows and positions
+    adapters         the tokens' adapters; None if no token of the step uses an adapter
+    narrowed         whether the model returns only the selected tokens' hidden states
     """
 
     index: Tensor
@@ -41,7 +41,7 @@ class Selection(Struct):
     narrowed: bool
 
     def of(self, hidden: Tensor) -> Tensor:
-        """Select the hidden states of these tokens.
+        """Return the hidden states of the selected tokens.
 
         hidden  [T, width], or if narrowed [M + padding, width]: the model's output
         ->      [M + padding, width]
@@ -50,15 +50,15 @@ class Selection(Struct):
 
 
 class Readout(Protocol):
-    """Computes one kind of want. Used on the device thread only.
+    """Computes one member of `request.Want`. Used on the device thread only.
 
-    narrows  whether it reads at most one token per span, so that the last layer may compute these tokens alone
+    narrows  whether at most one token per span is read, so that the last layer may compute only the selected tokens
     """
 
     narrows: ClassVar[bool]
 
     def stage(self, joins: Sequence[Join]) -> None:
-        """Store the parameters of joining rows for this readout."""
+        """Store this readout's parameters of joining rows."""
 
     def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
         """Return the tokens to read, as ascending indices into the packed step; span i begins at offsets[i]."""
@@ -72,13 +72,13 @@ class Readout(Protocol):
 
 
 class Reading(Protocol):
-    """A readout's output for one step, first on the device, then on the host."""
+    """A readout's output for one step: on the device until `download`, then on the host."""
 
     def sample(self, mask: Array | None) -> None:
-        """Issue the remaining work, once the step's mask is known."""
+        """Issue the work that needs the step's mask."""
 
     def download(self, staging: Staging) -> None:
-        """Start copies to the host. Only then may another step be issued before `read`."""
+        """Start copies to the host. Required before another step is issued."""
 
     def read(self, result: StepResult) -> None:
-        """Write the output into the step's result. The device has finished the step."""
+        """Write the output into the step's result. Called after the device has finished the step."""

@@ -1,4 +1,4 @@
-"""Sample the token that follows a span."""
+"""The readout that samples the token after a span."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _NOTHING_ALLOWED: Final = Fault.of(NothingAllowed())
 class Samples(Reading):
     """The samples of one step.
 
-    spans      indices of the spans that sample, into the plan's
-    logits     [N, vocab], until they are sampled
+    spans      indices into the plan's spans: the spans that sample
+    logits     [N, vocab]; dropped by `sample`
     likeliest  see graphs.Computed
     """
 
@@ -62,7 +62,7 @@ class Samples(Reading):
         self._sampled = self._sampled.download(staging)
 
     def read(self, result: StepResult) -> None:
-        """Take the tokens of spans that have not failed in another readout."""
+        """Write the tokens of all spans that no other readout has failed."""
         sampled = self._sampled
         assert sampled is not None
         for i, token, verdict in zip(self._spans, sampled.tokens.tolist(), sampled.verdict.tolist(), strict=True):
@@ -82,7 +82,7 @@ class Samples(Reading):
 
 
 class Sampling(Readout):
-    """Reads `request.Generate`. What rows want of it is kept in `Rows`, on the device."""
+    """Computes `request.Generate`. Its parameters are stored in `Rows`, on the device."""
 
     narrows: ClassVar[bool] = True
 
@@ -91,7 +91,7 @@ class Sampling(Readout):
         self._sampler = sampler
 
     def stage(self, joins: Sequence[Join]) -> None:
-        """`Rows.stage` has done it."""
+        """No-op: `Rows.stage` has already stored the parameters."""
 
     def select(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[int]:
         return [offsets[i + 1] - 1 for i, span in enumerate(spans) if span.samples]
@@ -108,5 +108,5 @@ class Sampling(Readout):
         return Samples(self._sampler, sampling, logits, positions)
 
     def captured(self, computed: Computed, spans: int) -> Samples:
-        """Return the samples of a step of so many spans, all of which sample, that a CUDA graph has computed."""
+        """Return the samples of a step computed by a CUDA graph: `spans` spans, all of which sample."""
         return Samples(self._sampler, range(spans), *computed)

@@ -1,7 +1,7 @@
-"""Score the tokens of prompts.
+"""The readout that scores prompt tokens.
 
-The logits of a whole prompt would fill gigabytes, so they are computed and
-scored in blocks.
+The logits of a whole prompt would fill gigabytes, so logits are computed and
+scored in blocks of rows.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ScoredSpan(Struct, frozen=True):
     """A span with scored prompt tokens.
 
     span    index in the plan
-    tokens  number of scored tokens: successors of the span's leading tokens
-    top     number of likeliest tokens to report with each score
+    tokens  number of scored tokens: the successors of the span's first `tokens` tokens
+    top     number of likeliest tokens reported per score
     """
 
     span: int
@@ -52,7 +52,7 @@ class Scored(Reading):
     """The scores of M tokens of one step, span after span.
 
     finite  [M] bool: whether all logits of the row are finite
-    rank    [M] int64: 1 if no token is likelier
+    rank    [M] int64: the token's rank by probability; the likeliest token's rank is 1
     """
 
     def __init__(self, spans: Sequence[ScoredSpan], finite: Tensor, rank: Tensor, values: scores.Scores) -> None:
@@ -62,7 +62,7 @@ class Scored(Reading):
         self._scores = values
 
     def sample(self, mask: Array | None) -> None:
-        """Do nothing: scores need no mask."""
+        """No-op: scores need no mask."""
 
     def download(self, staging: Staging) -> None:
         self._finite, self._rank = staging.down(self._finite), staging.down(self._rank)

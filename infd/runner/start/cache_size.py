@@ -1,4 +1,4 @@
-"""Decide how many pages the cache has, and how long a sequence that leaves room for."""
+"""Choose the cache's number of pages, and the longest sequence that fits them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Room(NamedTuple):
-    """The bytes that the cache may take, and the reason for logs."""
+    """The bytes available to the cache, and the reason for logs."""
 
     bytes: int
     why: str
@@ -49,10 +49,10 @@ def size_cache(
 ) -> CacheSize:
     """Choose the number of pages, and the longest sequence that fits them.
 
-    wanted       configured bytes, or None to take all of `room`
-    step_tokens  most tokens of a step; a group with a window holds them in addition to its window
+    wanted       configured bytes; None: all of `room`
+    step_tokens  token budget of a step; a group with a window holds a step's tokens in addition to its window
 
-    Raises OutOfMemory if not even a prompt and an answer of one token each fit.
+    Raises OutOfMemory if a prompt and an answer of one token each do not fit.
     """
     if not layout.groups:
         return CacheSize(0, 0, max_model_len, "the model keeps no cache")
@@ -71,7 +71,7 @@ def size_cache(
 
 
 def _longest(layout: CacheLayout, pages: int, most: int, step_tokens: int) -> int:
-    """Return the length, at most `most`, of the longest sequence that `pages` can hold."""
+    """Return the length, at most `most`, of the longest sequence that fits `pages`."""
     fits, too_long = 0, most + 1
     while too_long - fits > 1:
         middle = (fits + too_long) // 2

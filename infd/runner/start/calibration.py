@@ -1,7 +1,7 @@
-"""Measure, at start, how many tokens a step can compute within its target time, and what it costs to score them.
+"""Measure at start the number of tokens that a step computes within its target time, and the cost of scoring a token.
 
-Long prompts are computed in chunks of that many tokens, so the number bounds how long streams pause, and how long a new
-request waits for the scheduler.
+Long prompts are computed in chunks of `step_tokens`, which therefore bounds the pause of streams and the wait of a new
+request for the scheduler.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 LEAST = 64  # step_tokens
 MOST = {"cpu": 2048, "cuda": 8192}  # step_tokens, by kind of device
-GROWTH = 4  # of the number of tokens, from one measured step to the next
-TRIALS = 5  # steps of each size, at most
-ENOUGH_S = 0.05  # of steps of one size, after which no further one is run
-FEW = 16  # tokens of a step that takes hardly longer than a step of one token
+GROWTH = 4  # factor between the token counts of successive measured steps
+TRIALS = 5  # most steps per size
+ENOUGH_S = 0.05  # seconds measured per size, after which no further step of the size is run
+FEW = 16  # tokens of a step hardly longer than a step of one token
 TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 # The longest mixed step: this many ms, or PACE times the shortest step if that is more.
 CALM_MS = 50.0
 PACE = 1.75
-EVEN = 8  # tokens of mixed steps are a multiple: matrix products take rows in groups
-WAITS = 31  # steps whose median is taken, to compare polling with sleeping
-SHORT_S = 2e-3  # in a longer step, a late interrupt is a small share
-ASKED = 1.5  # times a step: how long its end is polled for
-WORTH = 0.97  # times a step without polling: polling must be at least so fast
-SCORED = {"cpu": FEW, "cuda": 1024}  # tokens scored to measure the cost; on a GPU few would measure kernel launches
-LIKELIEST = 20  # top logprobs asked for while scoring is measured
-ALIKE = 1.25  # at most this factor lies between a kept shortest step and the one measured now
+EVEN = 8  # mixed steps' tokens are a multiple of it: matrix products tile rows
+WAITS = 31  # steps per median when polling is compared with sleeping
+SHORT_S = 2e-3  # in longer steps, interrupt latency is a small share
+ASKED = 1.5  # polling time, in durations of the step
+WORTH = 0.97  # polling is kept if a polled step lasts at most this share of an unpolled step
+SCORED = {"cpu": FEW, "cuda": 1024}  # tokens scored to measure the cost; few on a GPU would measure kernel launches
+LIKELIEST = 20  # requested top logprobs in scored steps
+ALIKE = 1.25  # largest ratio, either way, of the shortest step's duration to its kept duration
 
 
 class StepTokens(NamedTuple):
-    """Most tokens of a step.
+    """Token budgets of a step.
 
-    alone    no sequence decodes in it
-    mixed    some sequences decode
-    crowded  some sequences decode, and many prompts wait
+    alone    if no sequence decodes in the step
+    mixed    if some sequences decode
+    crowded  if some sequences decode and many prompts wait
     """
 
     alone: int
@@ -53,10 +53,10 @@ class StepTokens(NamedTuple):
 
 
 class Calibration(Struct, frozen=True):
-    """What start measures of steps; alone, mixed and crowded as in StepTokens.
+    """The measurements of steps at start; alone, mixed and crowded as in StepTokens.
 
-    shortest_s  seconds of the shortest step
-    score_cost  a scored token counts as this many tokens of a step
+    shortest_s  duration of the shortest step
+    score_cost  cost of a scored token, in tokens of a step
     """
 
     shortest_s: Annotated[float, Meta(gt=0)]
@@ -71,14 +71,14 @@ class Calibration(Struct, frozen=True):
 
 
 def shortest_s(runner: Runner, plans: TrialPlans) -> float:
-    """Return the seconds that a step of FEW tokens takes, which is hardly longer than one of a single token."""
+    """Return the duration of a step of FEW tokens, hardly longer than a step of a single token."""
     return _time(runner, plans, min(FEW, plans.room))
 
 
 def choose_spin(runner: Runner, plans: TrialPlans) -> float:
-    """Have waits poll for the end of short steps before they sleep, if decoding is faster that way.
+    """Let waits poll for the end of short steps before they sleep, if polling makes decoding faster.
 
-    Returns for how many seconds they poll; 0 if the device interrupts soon enough, or steps are long.
+    Returns the polling time in seconds; 0 if polling gains too little, or steps are long.
     """
     chunks = plans.chunked(FIRST, WAYS[0])
     if not chunks or not runner.overlaps:
@@ -101,9 +101,9 @@ def choose_spin(runner: Runner, plans: TrialPlans) -> float:
 def calibrate(
     runner: Runner, plans: TrialPlans, settings: SchedulerConfig, device: str, *, rows: int, most: int, scores: bool
 ) -> Calibration:
-    """Measure everything.
+    """Measure the shortest step, the token budgets and the cost of scoring.
 
-    most    tokens of the largest step allowed
+    most    tokens of the largest allowed step
     scores  whether prompts may be scored
     """
     shortest = shortest_s(runner, plans)
@@ -117,9 +117,9 @@ def calibrate(
 
 
 def holds(calibration: Calibration, runner: Runner, plans: TrialPlans) -> bool:
-    """Say whether the shortest step takes as long as it did when this was measured.
+    """Return whether the shortest step's duration is within ALIKE of the calibration's.
 
-    If it takes longer, the machine is slower or busy; if it is over sooner, it was busy then.
+    A longer step: the machine is slower or busy. A shorter step: it was busy during the calibration.
     """
     for _ in range(TRIALS):
         times = trial.run(runner, plans.plan(min(FEW, plans.room))) / calibration.shortest_s
@@ -131,10 +131,11 @@ def holds(calibration: Calibration, runner: Runner, plans: TrialPlans) -> bool:
 def measure(
     runner: Runner, plans: TrialPlans, target_ms: float | None, device: str, *, shortest: float, rows: int, most: int
 ) -> StepTokens:
-    """Return how many tokens steps of at most the target time have.
+    """Return the token budgets whose steps last at most the target time.
 
     shortest   see `shortest_s`
-    target_ms  None: TARGET_MS; for mixed steps CALM_MS, or PACE times the shortest step, which streams wait for anyway
+    target_ms  None: TARGET_MS; for mixed steps the larger of CALM_MS and PACE times the shortest step, a pause that
+               streams have anyway
 
     `alone` is a power of two, at most `most`, and large enough that `rows` decoding sequences leave room for prompts.
     """
@@ -153,7 +154,7 @@ def measure(
 
 
 def _within(seconds: float, taken: dict[int, float]) -> int:
-    """Return how many tokens take so long. taken: seconds by number of tokens, ascending"""
+    """Interpolate the number of tokens computed in `seconds`. taken: seconds by number of tokens, ascending."""
     for (few, short), (many, long) in pairwise(taken.items()):
         if short < seconds < long:
             return int(few + (many - few) * (seconds - short) / (long - short))
@@ -162,7 +163,7 @@ def _within(seconds: float, taken: dict[int, float]) -> int:
 
 
 def score_cost(runner: Runner, plans: TrialPlans, shortest: float, device: str) -> int:
-    """Return how many tokens of a step a scored token counts as: its logits and their sorting take time, too.
+    """Return the cost of a scored token, in tokens of a step: it adds logits and their sorting.
 
     shortest  see `shortest_s`
     """
@@ -172,9 +173,9 @@ def score_cost(runner: Runner, plans: TrialPlans, shortest: float, device: str) 
 
 
 def _time(runner: Runner, plans: TrialPlans, tokens: int, scored: int | None = None) -> float:
-    """Return the seconds of such a step: the shortest of a few, since disturbances only make a step longer.
+    """Return the least duration of up to TRIALS steps of `tokens` tokens: disturbances only lengthen a step.
 
-    Disturbances are short, so a long step is run once.
+    Disturbances are short, so a step longer than ENOUGH_S is run once.
     """
     taken: list[float] = []
     while len(taken) < TRIALS and sum(taken) < ENOUGH_S:

@@ -1,8 +1,8 @@
-"""Keep what a start measured of its steps for later starts of the same model on the same machine.
+"""Store calibrations for later starts of the same model on the same machine.
 
-The file lies beside compiled kernels. Who removes it has everything measured again; so has whoever changes the model,
-the settings, infd, torch, the kernels, the machine or its threads, because the digest of all that is the key. A start
-that finds its calibration still compares the shortest step with it (`calibration.holds`).
+The file is stored beside the compiled kernels. Each calibration's key is a digest of the model, the settings, infd,
+torch, the kernels, the machine and its threads: after a change of any, or without the file, a start measures again. A
+start that finds its calibration still compares the shortest step with it (`calibration.holds`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("infd.runner")
 
 NAME: Final = "calibration.json"
-MOST: Final = 64  # calibrations in the file, the last ones kept
+MOST: Final = 64  # calibrations in the file; the oldest are dropped
 LARGEST_BYTES: Final = 2**20
 PROCESSOR: Final = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")  # lines of CPUINFO
 
 
 class Kept:
-    """The place of one calibration in the file."""
+    """The entry of one calibration in the file."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
@@ -47,10 +47,10 @@ class Kept:
     def of(
         cls, config: Config, setup: ModelSetup, described: Mapping[str, Any] | None, *, rows: int, tokens: int
     ) -> Kept | None:
-        """Return the place for a model; None where nothing is to be kept.
+        """Return a model's entry; None if calibrations are not stored.
 
         described  config.json
-        tokens     of the largest step that can be measured
+        tokens     tokens of the largest step that can be measured
         """
         if described is None or not config.device.kernel_cache:
             return None
@@ -75,11 +75,11 @@ class Kept:
         return cls(Path(config.device.kernel_cache) / NAME, digest.hexdigest())
 
     def find(self) -> Calibration | None:
-        """Return the calibration, if an earlier start has kept one."""
+        """Return the calibration stored by an earlier start, or None."""
         return self._read().get(self._key)
 
     def keep(self, calibration: Calibration) -> None:
-        """Write the calibration. Where that fails, the next start measures again."""
+        """Write the calibration. If writing fails, the next start measures again."""
         others = {key: each for key, each in self._read().items() if key != self._key}
         last = dict([*others.items(), (self._key, calibration)][-MOST:])
         new = self.path.with_suffix(f".{os.getpid()}")

@@ -1,6 +1,6 @@
-"""Decide from settings, config.json and the kind of device alone what is computed, or why nothing can be.
+"""Decide implementation, dtype and longest sequence from settings, config.json and the kind of device, or refuse.
 
-Without torch: `infd start` decides it here before it builds anything, and `infd config check` before anybody starts.
+Imports no torch: `infd start` decides before it builds anything, and `infd config check` without a start.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 CPUINFO = Path("/proc/cpuinfo")
 DTYPES = ("float32", "bfloat16", "float16")
-SHORT = MappingProxyType({"float": "float32", "half": "float16"})  # as others' command lines call them
-# Of the families that settings choose among: the setting, and what it is called where that is no choice of kernels.
+SHORT = MappingProxyType({"float": "float32", "half": "float16"})  # short names of other servers' command lines
+# By kernel family chosen by a setting: the setting's section and name, and its flag.
 CHOSEN = {
     "attention": ("cache", "dtype", "--kv-cache-dtype"),
     "linear": ("model", "quantization", "--quantization"),
@@ -42,11 +42,11 @@ CHOSEN = {
 
 
 class Resolved(Struct, frozen=True):
-    """What is decided before anything is built.
+    """The decisions made before anything is built.
 
-    own      whether infd's own code computes the model, or transformers'
-    dtype    of activations, by name; None where the kind of device decides, and is not known
-    max_len  tokens of the longest sequence; None where only transformers' class can tell
+    own      whether infd's own code computes the model; otherwise transformers' code does
+    dtype    name of the activations' dtype; None if it depends on the kind of device, which is unknown
+    max_len  tokens of the longest sequence; None if only transformers' config class states the length
     """
 
     own: bool
@@ -60,10 +60,10 @@ def resolve(
     kind: str | None,
     candidates: Mapping[str, Sequence[Candidate]],
 ) -> Resolved:
-    """Decide it. Raises CheckpointError, ConfigError.
+    """Decide implementation, dtype and longest sequence. Raises CheckpointError, ConfigError.
 
     described  config.json
-    kind       of device, "cpu" or "cuda"; None: not known yet
+    kind       kind of device, "cpu" or "cuda"; None: not yet known
     """
     own = registry.is_implemented(described)
     if own:
@@ -81,16 +81,16 @@ def resolve(
 
 
 def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
-    """Return what kernels are chosen from."""
+    """Return the candidate kernels of each family, by the settings."""
     weights = quantized(config.model.quantization, config.model.quantize_vocabulary)
     chosen = {**weights, **CACHED.get(config.cache.dtype, {})}
     return preferring("flashinfer", chosen) if config.device.flashinfer else chosen
 
 
 def choose_dtype(wanted: str, described: Mapping[str, Any], kind: str | None) -> str | None:
-    """Return the type of weights and activations: as asked for, else the checkpoint's own if it is fast here.
+    """Return the dtype of weights and activations: the requested one, else the checkpoint's if it is fast here.
 
-    None where that depends on the kind of device, and the kind is not known.
+    Returns None if the dtype depends on the kind of device, and the kind is unknown.
     """
     if wanted != "auto":
         return SHORT.get(wanted, wanted)
@@ -105,13 +105,17 @@ def choose_dtype(wanted: str, described: Mapping[str, Any], kind: str | None) ->
 
 
 def _has_bfloat16(cpuinfo: str) -> bool:
-    """Say whether the processor multiplies bfloat16 matrices natively; emulated, it is slower than float32."""
+    """Return whether the processor multiplies bfloat16 matrices natively; emulation is slower than float32."""
     flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "").split()
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def longest(wanted: int | None, trained: int, *, bounded: bool = True) -> int:
-    """Return the tokens of the longest sequence of a model that was made for `trained`; `bounded`: at most."""
+    """Return the tokens of the longest sequence.
+
+    trained  the model's context length
+    bounded  whether the model computes no longer sequence
+    """
     if trained < 2:
         raise CheckpointError(f"config.json: max_position_embeddings is {trained}; a prompt and an answer take two")
     if wanted is not None and wanted > trained and bounded:
@@ -120,7 +124,7 @@ def longest(wanted: int | None, trained: int, *, bounded: bool = True) -> int:
 
 
 def _require_plain_weights(config: Config, described: Mapping[str, Any]) -> None:
-    """Refuse to quantize weights that transformers' code multiplies with."""
+    """Refuse to quantize weights that transformers' code multiplies."""
     asked = [name for name in ("quantization", "quantize_vocabulary") if getattr(config.model, name) in QUANTIZED]
     if asked:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)

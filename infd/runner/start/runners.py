@@ -1,7 +1,7 @@
 """Build the runners of a model.
 
-All are built here: the one with a small cache, which measures what steps take; the one that serves; and those of
-`infd warm`, whose tensors have no storage.
+Three kinds are built: the start's trial runner, whose small cache suffices to measure the memory and time of steps; the
+serving runner; and the runners of `infd warm`, whose tensors have no storage.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Runners:
-    """Builds runners of one model, whose weights are loaded.
+    """Builds runners of one model.
 
-    rows        of each runner
-    tensors     of a slot of a page
-    workspaces  memory that kernels compute in, shared by all runners
+    rows        number of rows of each runner
+    tensors     a page slot's tensors
+    workspaces  the kernels' scratch memory, shared by all runners
     """
 
     def __init__(self, config: Config, setup: ModelSetup, arenas: Arenas, pulse: Pulse) -> None:
@@ -47,9 +47,9 @@ class Runners:
     def build(
         self, pages: int, max_len: int, *, purpose: str = "cache", graphs: Graphs | None = None
     ) -> tuple[Runner, Arena]:
-        """Return a runner whose sequences have at most `max_len` tokens, and the arena of its cache.
+        """Return a runner for sequences of at most `max_len` tokens, and the arena of its cache.
 
-        purpose  of the arena, named by OutOfMemory
+        purpose  the arena's, as named by OutOfMemory
 
         Raises OutOfMemory.
         """
@@ -77,11 +77,11 @@ class Runners:
 
 
 def _workspaces(ops: Ops, arenas: Arenas) -> list[Arena]:
-    """Give kernels the memory that they compute in. Raises OutOfMemory."""
+    """Allocate the kernels' workspaces. Raises OutOfMemory."""
     taken = []
     for family in ops.workspaces:
         arena = arenas.arena(family.workspace_bytes, "kernels to compute in")
         memory = arena.take((family.workspace_bytes,), torch.uint8)
-        family.work_in(memory.zero_())  # not every bank's is zeros
+        family.work_in(memory.zero_())  # some banks return memory that is not zeroed
         taken.append(arena)
     return taken

@@ -31,7 +31,7 @@ class ModelSetup(NamedTuple):
     """A model without weights, and its kernels.
 
     dtype    of activations
-    device   where its tensors lie
+    device   of the model's tensors
     max_len  tokens of the longest sequence
     """
 
@@ -51,8 +51,8 @@ def set_up(
 ) -> ModelSetup:
     """Build a checkpoint's model. Raises CheckpointError, ConfigError, DeviceMissing.
 
-    device  kernels are chosen for
-    memory  device of the tensors; differs from `device` only for `infd warm`, which computes nothing
+    device  for which kernels are chosen
+    memory  device of the tensors; differs from `device` only in `infd warm`, which computes nothing
     """
     described = checkpoint.config
     try:
@@ -64,14 +64,14 @@ def set_up(
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
     except CheckpointError as error:  # raised without the directory
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    ops.ask("rows", "draw")  # for the runner; now, so that a refusal ends the start before weights are read
+    ops.ask("rows", "draw")  # the runner's; asked before weights are read, so that a refusal ends the start early
     if model.targets:
         ops.ask("lora")
     return ModelSetup(model, ops, dtype, memory, max_len)
 
 
 def choose_device(kind: str) -> torch.device:
-    """Return the device that `kind` asks for, which becomes this thread's current one. Raises DeviceMissing."""
+    """Return the device named by `kind`, and make it the thread's current device. Raises DeviceMissing."""
     if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -80,5 +80,5 @@ def choose_device(kind: str) -> torch.device:
     index = int(kind.partition(":")[2] or torch.cuda.current_device())
     if index >= (there := torch.cuda.device_count()):
         raise DeviceMissing(f"device.kind is {kind!r}, but of {there} GPUs the last one is cuda:{there - 1}")
-    torch.cuda.set_device(index)  # the driver's calls, and libraries, take a thread's current one
+    torch.cuda.set_device(index)  # driver calls and libraries use the thread's current device
     return torch.device("cuda", index)

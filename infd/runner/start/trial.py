@@ -1,7 +1,7 @@
-"""Plan steps for a runner that serves nobody yet, and run them.
+"""Plan and run trial steps on a runner that does not serve yet.
 
-They are ordinary plans, on rows and pages that no sequence holds. `calibration.py` measures them, `budget.py` finds out
-what memory they take, and `warming.py` compiles the kernels that they call.
+Trial steps are ordinary plans, on rows and pages that no sequence holds. `calibration.py` measures their duration,
+`budget.py` their memory, and `warming.py` compiles the kernels that they call.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from infd.runner.runner import Runner
     from infd.scheduler.layout import CacheLayout
 
-FIRST = 4  # tokens of the first step, which sets up what is set up on first use
-LENGTHS = (1537, 200)  # tokens of prompts whose attention is split over programs, and is not
-WAYS = (  # of sampling; kernels differ by the dtype of logits, which is float32 once they are changed
+FIRST = 4  # tokens of the first step, in which torch and kernels initialize
+LENGTHS = (1537, 200)  # tokens of a prompt whose attention is split over programs, and of an unsplit prompt
+WAYS = (  # of sampling; kernels differ by the logits' dtype, and changed logits are float32
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
     SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),
@@ -36,18 +36,18 @@ WAYS = (  # of sampling; kernels differ by the dtype of logits, which is float32
 
 
 class TrialPlans:
-    """Plans of any number of tokens, within the pages and rows of a runner."""
+    """Plans trial steps of any number of tokens within a runner's pages and rows."""
 
     def __init__(self, layout: CacheLayout, *, pages: int, rows: int, max_model_len: int) -> None:
         self._groups = layout.groups
         self._divisible = layout.divisible
         self._pages = pages
-        self._length = max_model_len - 1  # one place is for the token sampled
+        self._length = max_model_len - 1  # the sampled token is one more
         self._rows = rows
 
     @property
     def room(self) -> int:
-        """Return how many tokens one plan can hold."""
+        """Return the most tokens of a plan."""
         if not self._groups:
             return self._rows * self._length
         held = sum(ceil_div(self._length, group.page_tokens) for group in self._groups)
@@ -55,7 +55,7 @@ class TrialPlans:
         return whole * self._length if whole else self._alone()
 
     def plan(self, tokens: int, scored: int | None = None) -> StepPlan:
-        """Return a step of `tokens` prompt tokens, in as few sequences as hold them.
+        """Return a step of `tokens` prompt tokens in the least number of sequences.
 
         scored  as Score.top; None: not scored
         """
@@ -72,9 +72,9 @@ class TrialPlans:
         return plan
 
     def chunked(self, tokens: int, sampling: SamplingParams) -> list[StepPlan]:
-        """Return three steps that compute one prompt in chunks: most of it, then some more, then its last token.
+        """Return three steps that compute one prompt in chunks: about two thirds, the rest, and its last token.
 
-        tokens  of the prompt, at most; fewer where there is no room. Below 4 tokens there are no steps
+        tokens  of the prompt, limited by `room`; for fewer than 4 tokens no steps are returned
         """
         tokens = min(tokens, self._length, self.room)
         if tokens < 4 or not self._divisible:
@@ -87,7 +87,7 @@ class TrialPlans:
         ]
 
     def _join(self, row: int, tokens: int, wants: tuple[Want, ...], page: int) -> tuple[Join, int]:
-        """Return the join of a sequence that holds pages from `page` on, and the next page that is free."""
+        """Return the join of a sequence whose pages start at `page`, and the next free page."""
         tables = []
         for group in self._groups:
             held = ceil_div(tokens, group.page_tokens)
@@ -96,15 +96,15 @@ class TrialPlans:
         return Join(row, [0] * tokens, tokens, wants, tables, 0), page
 
     def _alone(self) -> int:
-        """Return how many tokens of one sequence fit if no page behind a window is freed yet."""
+        """Return the tokens of a single sequence that fit while no page behind a window is freed."""
         return self._pages // len(self._groups) * min(group.page_tokens for group in self._groups)
 
 
 def first_steps(plans: TrialPlans, device: str) -> Iterator[StepPlan]:
-    """Plan the steps that set up what is set up on first use: the smallest step, and on a GPU some more.
+    """Plan the steps whose first use initializes torch and kernels: the smallest step, and on a GPU further steps.
 
-    On a GPU kernels are compiled at their first call. Few long sequences call other kernels than short ones, and each
-    way of sampling calls its own. Together these steps call every kernel: no later step calls another one.
+    On a GPU kernels are compiled at their first call. Few long sequences and short sequences call different kernels, as
+    do the ways of sampling. Together the planned steps call every kernel: no later step compiles.
     """
     yield plans.plan(min(FIRST, plans.room))
     if device == "cuda":
@@ -115,13 +115,13 @@ def first_steps(plans: TrialPlans, device: str) -> Iterator[StepPlan]:
 
 
 def warm_up(runner: Runner, plans: TrialPlans, device: str) -> None:
-    """Run the first steps, so that no request waits for what they set up."""
+    """Run the first steps, so that no request waits for initialization."""
     for plan in first_steps(plans, device):
         run(runner, plan)
 
 
 def run(runner: Runner, plan: StepPlan) -> float:
-    """Compute a step and return the seconds it took. Raises what its rows failed with: then the model is broken."""
+    """Compute a step and return its duration in seconds. Raises a row's fault: the model is broken."""
     started = time.perf_counter()
     result = runner.read(runner.sample(runner.forward(plan)))
     for fault in result.failed.values():

@@ -1,8 +1,8 @@
-"""Compile every kernel that a model needs on a GPU, before it serves, or on a machine without a GPU.
+"""Compile every kernel that a model needs on a GPU before serving, if need be on a machine without a GPU.
 
-The steps with which a runner warms up are issued on tensors without storage, so the kernels compiled are those that
-serving calls, with the same arguments. That needs neither the weights nor a GPU's memory. The steps are also issued as
-captured steps, and with adapters: any adapter may be loaded later, so these are made up.
+The runner's warm-up steps are issued on tensors without storage: the compiled kernels and their arguments equal those
+of serving, and neither weights nor GPU memory are needed. The steps are also issued as captured steps, and with
+made-up adapters, because any adapter may be loaded later.
 """
 
 from __future__ import annotations
@@ -51,25 +51,30 @@ if TYPE_CHECKING:
 
 GPU = torch.device("cuda")
 NOWHERE = torch.device("meta")
-RANKS = (16, 32, 64)  # of adapters: mixtures of any ranks call no kernels but those that these call one by one
+RANKS = (16, 32, 64)  # of adapters, loaded one at a time: mixed ranks call no further kernels
 
 
 class Launched:
-    """Implements `runner.graphs.Graphs`: steps read lasting buffers, and every kernel is launched."""
+    """Implements `runner.graphs.Graphs` without capturing: steps use persistent buffers and launch every kernel."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return work
 
 
 class Unstored:
-    """Implements `runner.arenas.arena.Arenas`: tensors have a shape and an address, and no storage."""
+    """Implements `runner.arenas.arena.Arenas` with meta tensors: shape and address, no storage."""
 
     def arena(self, size: int, purpose: str) -> Arena:
         return Arena(size, NOWHERE, purpose)
 
 
 class Warmed(Struct, frozen=True):
-    """The GPU that was compiled for, each kernel it needs, and the attention tilings that were measured."""
+    """The result of `warm`.
+
+    gpu      compute capability or name of the target GPU
+    entries  the model's kernels
+    tuned    measured attention tilings
+    """
 
     gpu: str
     entries: list[Entry]
@@ -79,10 +84,10 @@ class Warmed(Struct, frozen=True):
 def warm(
     config: Config, target: str | None, notify: Callable[[Entry], object] = lambda _: None, *, tune: bool = False
 ) -> Warmed:
-    """Compile for `target`, or for the GPU of this machine, into the directory that the settings name.
+    """Compile for `target`, by default this machine's GPU, into the directory `device.kernel_cache`.
 
-    notify  called with every kernel once it is compiled or found
-    tune    measure the best tiling of attention on this machine's GPU, too
+    notify  called with each kernel after it is compiled or found
+    tune    also measure the best attention tiling on this machine's GPU
 
     Raises StartError.
     """
@@ -123,7 +128,7 @@ def warm(
 
 
 def _tune(asked: Sequence[Shape], device: torch.device) -> dict[str, Found]:
-    """Measure the best tiling of attention for heads of these shapes, and keep it beside the compiled kernels."""
+    """Measure the best attention tiling per head shape, and store the tilings beside the compiled kernels."""
     from infd.kernels.triton import blocks, tilings
     from infd.kernels.triton.tuning import tune
 
@@ -135,7 +140,7 @@ def _tune(asked: Sequence[Shape], device: torch.device) -> dict[str, Found]:
 
 
 def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> AbstractContextManager[None]:
-    """Return a context in which FlashInfer's modules are compiled, and nothing is computed with them."""
+    """Return a context in which FlashInfer's modules are compiled but not run."""
     if reason := cannot_compile():
         raise DeviceMissing(reason)
     capability = divmod(gpu.arch, 10)
@@ -146,11 +151,11 @@ def _modules(directory: Path | None, gpu: GPUTarget, ledger: Ledger) -> Abstract
 
 
 def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
-    """Issue a model's first steps, and those with adapters, with a GPU's kernels and without storage.
+    """Issue a model's first steps, without and with adapters, with a GPU's kernels on tensors without storage.
 
-    flashinfer  whether FlashInfer's kernels are compiled, too
+    flashinfer  whether FlashInfer's kernels are also compiled
 
-    Returns the shapes of heads that Triton's attention was called with.
+    Returns the head shapes for which Triton's attention was called.
     """
     with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
         setup = set_up(config, checkpoint, GPU, NOWHERE, _unasked(candidates(config), flashinfer))
@@ -171,7 +176,7 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
 def adapted_steps(
     plans: TrialPlans, slots: DeviceSlots, targets: Sequence[Target], dtype: torch.dtype
 ) -> Iterator[StepPlan]:
-    """Plan the smallest steps with adapters that change every target, and load these into `slots`."""
+    """Plan the smallest step per rank with an adapter that changes every target; pass the adapters to `slots`."""
     for rank in RANKS if targets else ():
         adapter, plan = Adapter("warm", rank), plans.plan(1)
         slots.hold(adapter, dict(_changes(targets, rank, dtype)))
@@ -188,7 +193,7 @@ def _changes(targets: Sequence[Target], rank: int, dtype: torch.dtype) -> Iterat
 
 
 def _unasked(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) -> Mapping[str, Sequence[Candidate]]:
-    """Return the candidates that would be chosen on a GPU, without asking a GPU what it lacks."""
+    """Return the candidates chosen on a GPU, without probing a GPU for missing features."""
     left = insisting("triton", candidates)
     if not flashinfer:
         return left
