@@ -38,9 +38,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
 
 
 class Generate(Struct, frozen=True, tag="generate"):
-    """Sample tokens after the prompt, until one of end_ids or max_tokens of them.
+    """Sample tokens after the prompt until an end id or max_tokens tokens are generated.
 
-    end_ids  a generated one of these finishes the choice with "stop"
+    end_ids  generating any of these ids finishes the choice with "stop"
     """
 
     sampling: SamplingParams

@@ -131,7 +131,7 @@ def _pairs(
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """Return a factor's module, its suffix and the other factor's suffix; empty strings if `name` is no factor."""
+    """Return a factor's module, its suffix and the other factor's suffix; empty strings if `name` is not a factor."""
     for a, b in FACTORS:
         for ending, other in ((a, b), (b, a)):
             if name.endswith(ending):

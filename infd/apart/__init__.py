@@ -1,6 +1,6 @@
-"""Run tasks that may end their process in another process.
+"""Run tasks that may crash or hang in a separate process.
 
 `Worker` is the daemon's end: it starts the process with the first task, ends it
 at a task's limit, and starts another for the next task. `serve` is the process's
-loop. Neither knows the tasks: see `text/apart.py` and `text/worker.py`.
+loop. Both are independent of the tasks: see `text/apart.py` and `text/worker.py`.
 """

@@ -67,7 +67,7 @@ def _done(
     """Return the reply, and whether this process may do more tasks: a library that panicked may be broken."""
     try:
         return wire.Reply(msgspec.Raw(msgspec.msgpack.encode(do(decoder.decode(order.task))))), True
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+    except BaseException as error:  # a Rust library's panic derives from BaseException alone
         fault = Fault.of(error)
         if isinstance(error, InfdError) and not isinstance(error, TextFailed):
             return wire.Reply(fault=fault), True

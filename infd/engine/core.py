@@ -110,7 +110,7 @@ class EngineCore:
         self._executor.forget_adapter(adapter, self.scheduler.adapters.drop(adapter))
 
     def watch(self, *, busy: bool) -> bool:
-        """Check the steps and the cache, about once a second. Returns True once each time a step gets stuck."""
+        """Check the steps and the cache; called about once a second. Returns True once for each stuck step."""
         if not self.in_flight:
             self.record.verify_idle()
         return self.record.check(busy=busy)

@@ -184,7 +184,7 @@ class Engine:
         return self.core.record.stuck
 
     def watch(self) -> bool:
-        """Check the engine, about once a second. Returns True once each time a step gets stuck."""
+        """Check the engine; called about once a second. Returns True once for each stuck step."""
         self.control.sleep_if_idle()
         return self.core.watch(busy=self.busy)
 

@@ -55,7 +55,7 @@ def response(error: RequestError, errors: Errors = OPENAI_ERRORS) -> web.Respons
 
 
 def raw(error: RequestError) -> bytes:
-    """Return the response that reports an error as bytes, for a connection that is closed before its first request."""
+    """Return an error response as bytes, for a connection that is closed before its first request."""
     content = OPENAI_ERRORS.error_body(error)
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",

@@ -58,7 +58,7 @@ class Streams:
 
 
 class EventStream:
-    """One response of events. A context manager: its exit removes the stream from the registry."""
+    """A response of server-sent events. As a context manager, it leaves the registry on exit."""
 
     def __init__(self, request: web.Request, registry: set[EventStream]) -> None:
         self.response = web.StreamResponse(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NormRecipe(NamedTuple):
-    """RMSNorm. A norm of heads whose weight has H * D numbers is over all of a token's heads together."""
+    """RMSNorm. A norm of heads whose weight has H * D elements is over all of a token's heads together."""
 
     weight: Tensor
     eps: float
@@ -26,7 +26,7 @@ class NormRecipe(NamedTuple):
 
 
 class ProductRecipe(NamedTuple):
-    """x times a matrix transposed, plus a bias; `kept` is the form's tensor."""
+    """x times a transposed matrix, plus a bias; `kept` is the form's tensor."""
 
     form: Form
     kept: Tensor

@@ -47,7 +47,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     dtypes  names of supported dtypes of activations; empty: any
     keeps   for attention: the cache dtype requested, supported only if it is the activations' dtype; empty: the cache
             dtype follows the activations, or is the implementation's own
-    lacks   returns what is missing on this machine, or None
+    lacks   returns why the implementation cannot run on this machine, or None
 
     An implementation that delegates some cases records them in its `refused` dict, with reasons.
     """
@@ -231,7 +231,7 @@ def preferring(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapp
 
 
 def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """Reduce each family that has candidates with this name, or first word, to these, and drop their restrictions."""
+    """Where a family has candidates with this name, or first word, keep them alone, without their restrictions."""
     return {
         family: [replace(each, kinds=(), dtypes=(), lacks=lacks_nothing) for each in some if each.called(name)] or some
         for family, some in candidates.items()

@@ -16,7 +16,7 @@ class Dimensions(Struct, frozen=True, kw_only=True):
     """The dimensions that every decoder's config.json states.
 
     inner  the feed-forward network's hidden size
-    head   numbers a head
+    head   elements per head
     tied   the head shares the embedding's weight
     """
 

@@ -61,7 +61,7 @@ class Cache(Resource):
             return False
         hit, tables = self._find(seq)
         found = [page for table in tables for page in table if page]
-        evictable = sum(not self.pool.is_held(page) for page in found)  # found, and counted as available too
+        evictable = sum(not self.pool.is_held(page) for page in found)  # sharing them lowers `available`
         wanted = self._pages_to_run(seq, len(found)) + evictable + self._running * len(self._groups)
         wanted += sum(self._pages_to_run(each) for each in reserved)
         if wanted > available and (self._running or reserved):
@@ -108,7 +108,10 @@ class Cache(Resource):
         return hit, tables
 
     def _pages_to_run(self, seq: Sequence, found: int = 0) -> int:
-        """Return the most pages that a waiting sequence takes besides `found`, the next page included."""
+        """Return the most pages that a waiting sequence needs beyond `found` cached pages.
+
+        That is its peak, plus the next page of each group.
+        """
         peak = self._layout.peak_pages(len(seq.tokens), self._step_tokens)
         return max(0, peak - found) + len(self._groups)
 

@@ -51,7 +51,7 @@ class Events:
         self.closed = False
 
     def tell(self, kind: Kind, told: str, /, **facts: object) -> None:
-        """Record an event. A fact that is no number, boolean or None is recorded as text."""
+        """Record an event. A fact other than a number, a boolean or None is recorded as text."""
         self.last += 1
         plain = {name: _plain(fact) for name, fact in facts.items()}
         self._ring.append(Event(self.last, self._clock(), kind, _cut(told), plain))

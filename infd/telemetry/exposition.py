@@ -43,7 +43,7 @@ class _Series(Struct, frozen=True):
 
     name       name of the series, without the prefix `infd_`
     attribute  attribute of Metrics that holds the value
-    compat     name of vLLM's equal series, without the prefix `vllm:`; None: vLLM has none
+    compat     name of vLLM's equivalent series, without the prefix `vllm:`; None: vLLM has none
     """
 
     name: str

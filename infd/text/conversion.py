@@ -1,4 +1,4 @@
-"""Convert tokenizers in other files than tokenizer.json, as transformers does.
+"""Convert tokenizers stored in files other than tokenizer.json, as transformers does.
 
 Imports transformers, which takes seconds; only few checkpoints need it, and it runs in the worker process, not in the
 daemon.

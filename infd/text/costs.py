@@ -29,13 +29,13 @@ NODE: Final = 8  # another node of a loop's body, each turn; an item of a list t
 LAZY: Final = 2**10  # bytes of an iterator and its frames
 OBJECT: Final = 2**8  # bytes of a namespace, a macro, a cycler
 CHARACTER: Final = 96  # bytes of a one-character string and its entry in a list
-WORD: Final = 44  # most bytes a character of a text that is split at white space
+WORD: Final = 44  # most bytes per character of a text that is split at white space
 NUMBER: Final = 2**11  # most characters of one field of a format, besides its values
-ESCAPED: Final = 5  # characters of an escaped one: &#34;
+ESCAPED: Final = 5  # most characters of an escaped character: &#34;
 STRFTIME: Final = 256  # most characters for one character of a date's format
 UNSIZED: Final = 2**16  # assumed length of an iterator; jinja's range has less than twice as many items
 MAX_BITS: Final = 2**12  # of an integer
-# Characters of a structure that is printed: repr and JSON write up to ten for one, of up to four bytes each.
+# Characters of a printed structure: repr and JSON write up to ten characters per character, of up to four bytes each.
 LARGEST_PRINTED: Final = 2**22
 
 SCALARS: Final = (str, int, float, bool, type(None))
@@ -148,7 +148,7 @@ def growth(text: object) -> int:
 
 
 def pay_to_join(fuel: Fuel, items: object, between: object) -> None:
-    """Pay to print `items`, which is no iterator, and to join the texts with `between`."""
+    """Pay to print `items`, which must not be an iterator, and to join the texts with `between`."""
     pay_to_print(fuel, between)
     count, gap = length(items), len(str(between))
     if isinstance(items, str):

@@ -71,7 +71,7 @@ class Asides:
             self._arguments[-1].append(text)
 
     def take(self) -> Aside | None:
-        """Return the parts that are new since the last call, None if there are none."""
+        """Return the thoughts and tool calls added since the last `take`, None if there are none."""
         if not (self._thoughts or self.thought_tokens or self._calls):
             return None
         for call, arguments in zip(self._calls, self._arguments, strict=True):
@@ -142,7 +142,7 @@ class Reading:
         return text
 
     def take(self) -> Aside | None:
-        """Return the thoughts and calls found since the last call, None if there are none."""
+        """Return the thoughts and tool calls found since the last `take`, None if there are none."""
         return self._asides.take()
 
 

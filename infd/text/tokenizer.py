@@ -296,7 +296,7 @@ def _backend(content: bytes, additions: Additions, worker: Worker | None) -> Bac
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Say whether an error is a panic of code in Rust, which is no Exception."""
+    """Return whether an error is a panic of Rust code, which derives from BaseException alone."""
     return type(error).__name__ == "PanicException"
 
 

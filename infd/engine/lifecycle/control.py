@@ -91,7 +91,7 @@ class LifecycleControl:
         return self._rouse(parts, self._before_sleep)
 
     def resume(self, parts: frozenset[MemoryPart] = ALL) -> Transition:
-        """Restore these parts; once all are restored, be ready. Raises WrongState."""
+        """Restore these parts; once all are restored, enter READY. Raises WrongState."""
         return self._rouse(parts, Target())
 
     def load_weights(self, path: str) -> Transition:

@@ -1,4 +1,4 @@
-"""The engine's state: what health checks, metrics, systemd's STATUS and infdctl report."""
+"""The engine's state, as reported by health checks, metrics, systemd's STATUS and infdctl."""
 
 from __future__ import annotations
 

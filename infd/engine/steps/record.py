@@ -64,7 +64,7 @@ class StepRecord:
         return self._watchdog.stuck
 
     def check(self, *, busy: bool) -> bool:
-        """Check whether a step is stuck. Returns True once each time a step gets stuck.
+        """Check whether a step is stuck. Returns True once for each stuck step.
 
         busy  whether the device has work
         """

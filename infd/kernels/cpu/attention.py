@@ -158,5 +158,5 @@ class Plan:
 
 
 def _packed_heads(x: Tensor) -> Tensor:
-    """Return x [T, heads, D] with each token's numbers contiguous; only the stride between tokens may be larger."""
+    """Return x [T, heads, D] with each token's elements contiguous; only the stride between tokens may be larger."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -69,7 +69,7 @@ class Fill:
 
 
 def here() -> Fill | None:
-    """Return what fills parts in this process, None where there are no native kernels."""
+    """Return the Fill of this process, None without native kernels."""
     try:
         return Fill()
     except NativeMissing:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from infd.kernels.families.host import Fill, Upload
 
 
-ALIGNED = 8  # on a GPU, rows of A and B begin at multiples of this many numbers
+ALIGNED = 8  # on a GPU, rows of A and B begin at multiples of this many elements
 
 
 class LowRank(NamedTuple):
     """One adapter's low-rank matrices for one product (x A^T B^T) or table (A[token] B^T). B includes the scale.
 
-    On a GPU rows are padded with zeros to multiples of ALIGNED numbers, so that loads are vectorized.
+    On a GPU rows are padded with zeros to multiples of ALIGNED elements, so that loads are vectorized.
 
     a      [R, in]: the ranks of all parts, stacked; for a table [in, R]
     parts  one for each module of the product that the adapter changes
@@ -79,8 +79,8 @@ class CapturedLora(Protocol):
     ) -> SlotWeights:
         """Return the matrices of slots 1, 2, ... for one product or table.
 
-        held     by slot; at least one is not None
-        outputs  of each module of the product
+        held     each slot's matrices, or None; at least one slot has matrices
+        outputs  number of outputs of each module of the product
         """
 
     def refill(self, slots: Sequence[int], fill: Fill) -> None:

@@ -21,7 +21,7 @@ FLOAT8 = torch.float8_e4m3fn  # the dtype of fp8 caches
 class KeyValuePages(NamedTuple):
     """The cache of one layer: k and v, each [P + 1, K, page_tokens, row], contiguous. Page 0 is scratch.
 
-    A row is one head of one token: its D numbers, or the family's quantized form; see Attention.row.
+    A row is one head of one token: its D elements, or the family's quantized form; see Attention.row.
 
     scales  [2, K] float32, for fp8 caches: keys, and values, of each head are divided by it and clamped when written,
             and multiplied by it when read; None: unscaled
@@ -106,7 +106,7 @@ class Attention(Protocol):
     """Paged attention: `prepare` once per step and group, `run` once per layer."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-        """Return the length and dtype of a cache row, for heads of `size` numbers of `dtype`."""
+        """Return the length and dtype of a cache row, for heads of `size` elements of `dtype`."""
 
     def prepare(self, batch: AttentionBatch) -> AttentionPlan:
         """Prepare one step for one page group."""

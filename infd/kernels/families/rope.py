@@ -17,7 +17,7 @@ class Rope(Protocol):
     def __call__(
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return q [T, H, D] and k [T, K, D] with the first R numbers of every head rotated, the others unchanged.
+        """Return q [T, H, D] and k [T, K, D] with the first R elements of every head rotated, the others unchanged.
 
         positions    [T] int64: rows of the table
         table        [rows, 2, R / 2] float32: cosines, then sines

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import CapturedPlan as OtherPlan
     from infd.kernels.flashinfer.device_state import DeviceState
 
-PLANNED = 2**20  # bytes for one plan: a few numbers for each part of the keys
+PLANNED = 2**20  # bytes for one plan: a few integers for each part of the keys
 
 
 class CapturedPlan(Steps):

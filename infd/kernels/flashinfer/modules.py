@@ -166,7 +166,7 @@ class Planner:
         getattr(self._module, self._name)(*self._backend, *kinds, torch.int32, head, head, NO_ANGLES, *limits, *rest)
 
     def reset_workspace_buffer(self, *_: Tensor) -> None:
-        """Do nothing."""
+        """No-op."""
 
     def run(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
+        """No-op: `plan` has already requested the module."""

@@ -92,7 +92,7 @@ class Rope(RopeFamily):
         size, half = q.shape[2], table.shape[2]
         if size not in HEADS:
             return f"heads of {size}"
-        if half * q.itemsize % LOADED != 0:  # a load would cross the middle of the rotated numbers
+        if half * q.itemsize % LOADED != 0:  # a load would cross the middle of the rotated elements
             return f"angles of {2 * half} numbers"
         packed = q.stride(1) == k.stride(1) == size
         return None if packed and loadable(q, k) else "heads that lie askew"

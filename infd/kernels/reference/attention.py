@@ -6,7 +6,7 @@ one token are batched in buckets of similar length; longer spans run one by one,
 Cache memory that no query of a span sees may hold anything, NaN included, and zero times NaN is NaN: such keys and
 values are zeroed in the copy.
 
-On a GPU, `prepare` waits for the device once a bucket and once a longer span, to find that memory.
+On a GPU, `prepare` waits for the device once per bucket and once per longer span, to find that memory.
 
 Letters: T, H, K, D as in `families/`; G = H / K query heads share a key head; S spans of a bucket; Q queries of a span;
 N pages; L = N * page_tokens keys.
@@ -49,7 +49,7 @@ class PagedAttention:
         )
 
     def captured(self, _: AttentionBatch) -> None:
-        """Return None: `prepare` finds the visible keys on the host."""
+        """Return None: `prepare` finds the visible keys on the host, so steps cannot be captured."""
 
 
 class Float8PagedAttention(PagedAttention):
@@ -118,7 +118,7 @@ def _widened(rows: Tensor, scales: Tensor | None, q: Tensor) -> Tensor:
 
 
 def _numbers(x: Tensor) -> Tensor:
-    """Return x as a dtype that torch can index; it cannot index 8-bit floats."""
+    """Return x, 8-bit floats viewed as uint8: torch cannot index 8-bit floats."""
     return x.view(torch.uint8) if x.itemsize == 1 else x
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GROUP: Final = 32
-SCALE: Final = 2  # bytes of a group's scale, before its numbers
+SCALE: Final = 2  # bytes of a group's scale, stored before its values
 LEAST: Final = int8.LEAST
 
 
@@ -41,7 +41,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class QuantizedMatrix(Struct, frozen=True):
-    """A matrix by rows and groups: the scale, then two numbers a byte, the earlier in the lower half."""
+    """A matrix by rows and groups: the scale, then two values per byte, the earlier value in the lower half."""
 
     outputs: int
     inputs: int

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LEAST: Final = 1e-30  # rows of smaller magnitude become zeros, because their scale would have no finite inverse
-SCALE: Final = 4  # bytes of a row's float32 scale, before its numbers
+SCALE: Final = 4  # bytes of a row's float32 scale, stored before its values
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def row_bytes(size: int) -> int:
-    """Return the bytes of a cached row of `size` numbers: the scale, then the numbers, padded to 4 bytes."""
+    """Return the bytes of a cached row of `size` elements: the scale, then the values, padded to 4 bytes."""
     return SCALE + round_up(size, 4)
 
 
@@ -52,7 +52,7 @@ def unpack(rows: Tensor, size: int, dtype: torch.dtype) -> Tensor:
 
 
 class QuantizedMatrix(Struct, frozen=True):
-    """A matrix by rows: the scale, then the numbers."""
+    """A matrix by rows: each row's scale, then its values."""
 
     outputs: int
     inputs: int

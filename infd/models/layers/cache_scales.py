@@ -62,7 +62,7 @@ def unused_names(blueprint: Blueprint, name: str) -> frozenset[str]:
 
 
 def declare(blueprint: Blueprint, names: tuple[str, ...], kv_heads: int) -> CacheScales:
-    """Declare the scales stored under `names`. Raises CheckpointError unless each has 1 or kv_heads numbers."""
+    """Declare the scales stored under `names`. Raises CheckpointError unless each has 1 or kv_heads elements."""
     shapes = [tuple(blueprint.stored[name].shape) for name in names]
     for name, shape in zip(names, shapes, strict=True):
         if prod(shape) not in (1, kv_heads):

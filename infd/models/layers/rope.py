@@ -72,7 +72,7 @@ class Rope:
 
         max_len  rows of the table: the longest sequence, in tokens
         number   index among the model's ropes
-        partial  whether the architecture supports rotating only the first R numbers of a head; otherwise R = head_size
+        partial  whether the architecture supports rotating only the first R elements of a head; otherwise R = head_size
 
         Raises CheckpointError.
         """
@@ -136,7 +136,7 @@ def lay_out(ropes: Sequence[Rope]) -> Regimes:
 
 
 def by_prompt(ropes: Sequence[Rope], batch: Batch) -> Batch:
-    """Return `batch` with its own angle tables, one row a token, for angles that depend on Batch.prompts."""
+    """Return `batch` with its own angle tables, one row per token, for angles that depend on Batch.prompts."""
     assert batch.prompts is not None
     angles = [rope.angles(batch.positions, batch.prompts) for rope in ropes]
     return replace(batch, positions=torch.arange(len(batch.positions), device=batch.positions.device), angles=angles)

@@ -50,9 +50,9 @@ STEP_WIDE_ROPE = frozenset({"dynamic", "longrope"})
 
 
 def require(config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError, with the first obstacle, if config.json alone shows that transformers cannot compute it.
+    """Raise CheckpointError, naming the first obstacle, if config.json alone shows that infd cannot run the model.
 
-    Whether its code runs over infd's attention is known once the model is built; see `survey.py`.
+    Whether the model's code works with infd's attention is known only once the model is built; see `survey.py`.
     """
     name, settings = architecture(config), Settings(config)
     if name not in decoders():

@@ -90,7 +90,10 @@ def declare(model: Any, blueprint: Blueprint) -> Container[str]:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[list[str], list[ModuleAttribute]]]:
-    """Yield each tensor's names and places; a tied tensor has several, the one that checkpoints keep first."""
+    """Yield each tensor's names and module attributes.
+
+    A tied tensor has several names; the first is the name that checkpoints usually store.
+    """
     names: dict[int, list[str]] = {}
     places: dict[int, list[ModuleAttribute]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -203,7 +203,7 @@ class HermesParser:
 
 
 def _read(block: str) -> tuple[str, str] | None:
-    """Return name and arguments of a complete block, None if it is no call."""
+    """Return the name and the arguments of a complete block, None if the block is not a call."""
     try:
         call = msgspec.json.decode(block, type=_Block)
         arguments = bytes(call.arguments).decode()

@@ -13,10 +13,10 @@ _IN_STRING: Final = re.compile(r'["\\<\x00-\x1f]')
 
 
 class ObjectScan:
-    """A position in one object.
+    """A position in one JSON object.
 
-    depth  open brackets
-    cut    whether the mark that should follow the object came within it
+    depth  number of open brackets
+    cut    whether the mark that should follow the object came within the object
     """
 
     __slots__ = ("_mark", "_string", "_torn", "cut", "depth")
@@ -27,7 +27,7 @@ class ObjectScan:
         self.cut = False
         self._mark = mark
         self._string = False
-        self._torn = False  # in a string with a bare newline, which is no JSON: its closing quote may never come
+        self._torn = False  # in a string with a bare newline, which is invalid JSON: its closing quote may never come
 
     def scan(self, text: str, until: int) -> int:
         """Return the number of characters scanned: up to the bracket that leaves `until` open, or to the mark, or all.
