@@ -1,7 +1,7 @@
 """Split the keys of captured attention steps on the device, where the true lengths are.
 
-A captured step has a fixed grid, so it launches the largest possible number of parts: one a span, plus as many as the
-device computes side by side. Once a step the parts are distributed in proportion to keys, as `tiles.py` does on the
+A captured step has a fixed grid, so it launches the largest possible number of parts: one per span, plus as many as the
+device computes side by side. In each step the parts are distributed in proportion to keys, as `tiles.py` does on the
 host for uncaptured steps; unused parts have no queries.
 """
 
@@ -100,7 +100,7 @@ class Apportioned:
         assert len(batch.slots) == size * queries
         blocks = tiling.few if queries * shape.shared <= tiling.few.rows else tiling.many
         assert queries * shape.shared <= blocks.rows
-        # Full parts, of which the device computes room / kv_heads at a time, plus at most one partial part a span.
+        # Full parts, of which the device computes room / kv_heads at a time, plus at most one partial part per span.
         most = size + room // shape.kv_heads
         tiles = torch.empty((most, 6), dtype=torch.int32, device=batch.start.device)
         firsts = torch.empty(size, dtype=torch.int32, device=batch.start.device)

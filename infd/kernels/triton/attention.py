@@ -299,7 +299,7 @@ class Float8PagedAttention(PagedAttention):
 
 
 class Plan:
-    """One step of one page group. The first layer cuts tiles, when the head shape is known; later layers reuse them."""
+    """One step of one page group. The first layer makes tiles, from its head shape; later layers reuse them."""
 
     def __init__(self, batch: AttentionBatch, tilings: Tilings, room: int | None) -> None:
         self._batch = batch
@@ -412,7 +412,7 @@ class Plan:
 
 
 class CapturedPlan(Plan):
-    """Captured steps of one batch size and page group. The device distributes their keys once a step."""
+    """Captured steps of one batch size and page group. The device distributes their keys once per step."""
 
     def __init__(self, batch: AttentionBatch, tilings: Tilings, room: int | None) -> None:
         super().__init__(batch, tilings, room)

@@ -28,7 +28,7 @@ SHARED_BY_AMD: Final = 64 * KIB
 
 
 class Gpu(NamedTuple):
-    """The properties of a GPU that tiles are cut for.
+    """The properties of a GPU that decide the sizes of tiles.
 
     name             the driver's; empty for a GPU that is not installed
     multiprocessors  number of them
@@ -52,11 +52,11 @@ class Blocks(NamedTuple):
 
 
 class Tiling(Struct, frozen=True):
-    """How attention over heads of one shape is cut.
+    """Block sizes and key splitting of attention for one head shape.
 
     few, many   blocks of tiles with few queries, and with many
-    programs    programs a multiprocessor at which the device counts as full
-    least_keys  fewest keys in a part; merging smaller parts costs more than it saves
+    programs    programs per multiprocessor that fill the device
+    least_keys  fewest keys per split (`part`); merging smaller splits costs more than it saves
     """
 
     few: Blocks

@@ -1,4 +1,4 @@
-"""Token sampling on a GPU: one program a row, without sorting and without waiting for the device.
+"""Token sampling on a GPU: one program per row, without sorting and without waiting for the device.
 
 Top-k and top-p keep every token down to a smallest logit, found by bisection over the float's bits: as integers these
 are ordered like the floats. Each guess is evaluated by counting the tokens it keeps, or their probability mass; once a
@@ -6,8 +6,8 @@ single token is between a guess that keeps too little and one that keeps enough,
 tokens are kept or dropped together.
 
 One pass over the row finds the four likeliest tokens of each lane, and the likeliest token missing from them; of a
-usual vocabulary some two thousand tokens are complete. Most limits are among these and need no further pass over the
-row; otherwise each guess takes one pass.
+usual vocabulary some two thousand tokens are complete. Most limits are among these tokens and need no further pass
+over the row; otherwise each guess takes one pass.
 
 The distance of a token is (largest logit - its logit) / temperature: 0 for the likeliest token.
 """
@@ -203,7 +203,7 @@ def keys_of(low, high, position):
     return first, _mix(first ^ (high * 0x7FEB352D) ^ position)
 
 
-# Each pointer is read once a program, so specializing on its alignment gains nothing, and would recompile.
+# Each program reads each pointer once, so specializing on its alignment gains nothing, and would recompile.
 @triton.jit(do_not_specialize=["seeds", "positions", "limits"])
 def draw(
     logits,

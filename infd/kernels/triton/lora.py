@@ -1,10 +1,10 @@
-"""LoRA on a GPU: all adapters of a step in two launches a product, whatever their ranks.
+"""LoRA on a GPU: all adapters of a step in two launches per product, whatever their ranks.
 
 `shrink` multiplies the rows of each adapter by its A, `expand` the result by its B. The kernels read the addresses of
 rows and weights from two tables: one for the step (`Tiles`), one for the product and the adapters that change it
 (`Weights`). A table is uploaded once and reused, so that most launches upload nothing.
 
-In captured steps each device slot is a group, and there is one tile a row; the programs of unused tiles exit at once.
+In captured steps each device slot is a group, and there is one tile per row; the programs of unused tiles exit at once.
 The tables cover all slots, and more ranks than requested, so that another adapter seldom requires another graph.
 
 Only three block sizes are compile-time constants that depend on the adapters: no mixture of adapters compiles a kernel
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ROWS = 16  # rows of a tile: the fewest of a matrix product
 LEAST, MOST = 16, 64  # ranks, or outputs, in a block
 EXPANDED = 32  # most ranks that `expand` multiplies at a time
-HEADING, PART = 3, 6  # numbers of `Weights.table` for A, and for each part
+HEADING, PART = 3, 6  # integers of `Weights.table` for A, and for each part
 KINDS = MappingProxyType({torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32})
 KEPT = 4096  # cached weight tables: those of a few dozen mixtures of adapters
 STEPS = 64  # cached row tables: one for each set of a step's adapters that change the same product
@@ -177,7 +177,7 @@ def expand(
 
 
 class Tiles(NamedTuple):
-    """The rows of a step's groups, cut into tiles.
+    """The rows of a step's groups, split into tiles.
 
     table  [tiles, 5] int64: group, address of the group's rows, first row of the tile, number of rows of the group,
            index of the group's first row in `shrunk`
@@ -236,7 +236,7 @@ class Lora:
         return CapturedLora(size, device)
 
     def _step(self, groups: Groups, upload: Upload | None = None) -> Tiles:
-        """Return the tiles of these rows, cached by address and size: all that a table contains."""
+        """Return the tiles of these rows, cached by address and size: the table depends on nothing else."""
         key = tuple(number for rows, _ in groups for number in (rows.data_ptr(), len(rows)))
         found = self._tiles.get(key)
         if found is None:
@@ -247,7 +247,7 @@ class Lora:
         return found
 
     def _product(self, groups: Groups, upload: Upload | None = None, *, table: bool = False) -> Weights:
-        """Return the table of these weights, cached by addresses and sizes: all that a table contains."""
+        """Return the table of these weights, cached by addresses and sizes: the table depends on nothing else."""
         described = [_describe(low, table=table) for _, low in groups]
         key = tuple(number for each in described for number in (len(each), *each))
         found = self._weights.get(key)

@@ -11,7 +11,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-TILE = 1024  # fewest numbers a program, so that a program takes several short rows
+TILE = 1024  # fewest elements per program, so that a program takes several short rows
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -1,6 +1,6 @@
 """Write keys and values to the cache on a GPU.
 
-An fp8 cache holds numbers divided by the head's scale and clamped to the dtype's range.
+An fp8 cache holds values divided by the head's scale and clamped to the dtype's range.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import KeyValuePages
 
-BLOCK = 2048  # most numbers a program
+BLOCK = 2048  # most elements per program
 
 
 @triton.jit

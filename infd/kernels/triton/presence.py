@@ -35,7 +35,7 @@ def why_not(device: torch.device, oldest: tuple[int, int] = OLDEST) -> str | Non
 
 
 def without_compiler() -> str | None:
-    """Return what is missing of a C compiler, or None. Triton compiles kernel launchers on this machine."""
+    """Return why Triton cannot compile kernel launchers here (no C compiler, or no Python.h), or None."""
     if not any(map(shutil.which, COMPILERS)):
         return f"triton needs a C compiler, and finds none of {', '.join(COMPILERS)}"
     if not Path(_include(), "Python.h").exists():

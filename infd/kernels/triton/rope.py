@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.norm import HeadNorm
     from infd.kernels.recipe import NormRecipe
 
-TILE = 1024  # numbers a program, about
+TILE = 1024  # elements per program, approximately
 
 
 @triton.jit

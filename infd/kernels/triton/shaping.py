@@ -1,6 +1,6 @@
 """Penalties and masks of logits on a GPU, in place, without copying rows.
 
-Occurrences are first marked in a table by token, because a token may occur at several positions: one bit a token for
+Occurrences are first marked in a table by token, because a token may occur at several positions: one bit per token for
 the repetition penalty, a count for presence and frequency penalties.
 """
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.draw import History
 
-BLOCK = 4096  # tokens of the vocabulary a program
-PLACES = 1024  # positions of a sequence a program
+BLOCK = 4096  # tokens of the vocabulary per program
+PLACES = 1024  # positions of a sequence per program
 
 
 @triton.jit

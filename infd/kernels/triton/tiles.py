@@ -1,8 +1,8 @@
-"""Cut a step's attention into tiles: a few queries of one span, for all query heads of one key head.
+"""Split a step's attention into tiles: a few queries of one span, for all query heads of one key head.
 
 If the device has room for more programs than there are tiles, each tile's keys are split into parts of similar length,
 computed side by side and merged. That covers a few decoding sequences and a short prompt after a long prefix alike. The
-host cuts tiles by its upper bounds of lengths; for captured steps the device does (`apportion.py`).
+host splits by its upper bounds of lengths; for captured steps the device splits by true lengths (`apportion.py`).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class KeyPart(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The head shape that tiles are cut by.
+    """The head shape that decides the tiling.
 
-    kv_heads  key heads
-    shared    query heads a key head
+    kv_heads  number of key heads
+    shared    number of query heads per key head
     head      head size
     dtype     of queries
     narrow    the cache has a narrower dtype, so that keys are converted, which takes registers
@@ -108,7 +108,7 @@ class Cut(NamedTuple):
 
 
 def cut(batch: AttentionBatch, shape: Shape, tiling: Tiling, room: int) -> Iterable[Cut]:
-    """Cut a step into tiles: small ones for spans of few queries, large ones for the others.
+    """Split a step into tiles: small tiles for spans of few queries, large tiles for other spans.
 
     room  number of programs that the device runs side by side
     """

@@ -1,4 +1,4 @@
-"""The tilings of attention on a GPU, by head shape: measured ones, or the defaults.
+"""The tilings of attention on a GPU, by head shape: measured tilings, or the defaults.
 
 Results of `infd warm --tune` are kept beside the compiled kernels, in a file named by the GPU and by a digest of the
 measured kernels' sources, so that other kernels or GPUs never read them.

@@ -57,7 +57,7 @@ class Found(Struct, frozen=True):
 
 
 def search(shape: Shape, gpu: Gpu, cost: Cost) -> Found:
-    """Return the fastest tiling. The default one must work."""
+    """Return the fastest tiling. The default tiling must work."""
     usual = shape.usual(gpu)
     found = [_best(cost.few, usual, (_few, _shares), shape, gpu), _best(cost.many, usual, (_many,), shape, gpu)]
     (few, few_share), (many, many_share) = found
@@ -117,7 +117,7 @@ class Step(NamedTuple):
 
 
 class Measured:
-    """Costs on a device, of steps with random numbers. Implements `Cost`."""
+    """Costs of steps with random values, measured on a device. Implements `Cost`."""
 
     def __init__(
         self,
