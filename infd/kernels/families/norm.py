@@ -23,7 +23,7 @@ class Norm(Protocol):
 
 
 class HeadNorm(Protocol):
-    """RMSNorm of heads [T, H, D]: of each head if the weight has D elements, else of all of a token's heads together."""
+    """RMSNorm of heads [T, H, D]: of each head if the weight has D elements, else of a token's heads together."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
     def recipe(self) -> NormRecipe: ...
