@@ -1,8 +1,8 @@
 """Load adapters into the device's slots, and select each token's adapter in a step.
 
-On a CPU a slot refers to the host's tensors; a GPU gets a copy, issued in the
-order of the steps. A step without adapters does nothing here. Captured steps
-look adapters up by slot, in tables that are updated when a slot changes.
+On a CPU a slot refers to the host's tensors; to a GPU they are copied, in the
+order of the steps. A step without adapters adds no work. Captured steps look
+adapters up by slot, in tables that are updated when a slot changes.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class DeviceSlots:
         return len(self._loaded)
 
     def hold(self, adapter: Adapter, low: Mapping[Any, LowRank]) -> None:
-        """Keep an adapter in host memory, so that plans can load it.
+        """Store an adapter in host memory, so that plans can load it.
 
         low  its low-rank factors by `models.parameter.Target`
         """
         self._host[adapter] = low
 
     def forget(self, adapter: Adapter, slot: int | None) -> None:
-        """Free an adapter that no later step names, and its slot."""
+        """Free an adapter and its slot. No later step may use the adapter."""
         self._host.pop(adapter, None)
         if slot is not None:
             self._loaded.pop(slot, None)
@@ -101,7 +101,7 @@ class DeviceSlots:
         return None if lora is None else CapturedRows(self, lora)
 
     def update_weights(self) -> int:
-        """Update `weights` to the loaded adapters; return a generation, which changes when captures become invalid."""
+        """Update `weights` to the loaded adapters; return a generation number, changed if captures became invalid."""
         if self._changed and self._captured is not None:
             targets = {target: None for changes in self._loaded.values() for target in changes}
             replaced = {}
@@ -118,7 +118,7 @@ class DeviceSlots:
         return self._generation
 
     def groups(self, slots: Array) -> list[tuple[Tensor, Changes]]:
-        """Return the rows of each adapter, ascending by slot, given the slots [rows] of all rows."""
+        """Return each adapter's rows and changes, ascending by slot. slots: [rows]"""
         order = np.argsort(slots, kind="stable")
         found, first = np.unique(slots[order], return_index=True)
         ends = [*first[1:], len(slots)]
@@ -130,7 +130,7 @@ class DeviceSlots:
 
 
 class AdaptedRows:
-    """Implements `models.base.PassAdapters` for rows whose slots the host knows."""
+    """Implements `models.base.PassAdapters` for uncaptured steps, whose slots are known on the host."""
 
     def __init__(self, loaded: DeviceSlots, lora: Lora, slots: Array) -> None:
         """slots: [rows]"""
@@ -140,7 +140,7 @@ class AdaptedRows:
         self._groups = loaded.groups(slots)
 
     def at(self, rows: Array) -> AdaptedRows | None:
-        """Return the adapters of a pass over these rows alone, in the given order."""
+        """Return the adapters of a pass over `rows` only, in the given order."""
         return self._loaded.adapted(self._slots[rows])
 
     def add(self, y: Tensor, x: Tensor, target: Target) -> None:

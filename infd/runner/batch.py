@@ -1,8 +1,8 @@
 """Build the batch of a forward pass from a plan's spans.
 
-The host uploads one array of integers; tokens and lengths, which depend on
-sampled tokens, are read from `Rows` on the device, so a step can be issued
-while the previous step is still being computed.
+The host uploads one array of integers per step. Tokens and lengths depend on
+sampled tokens, so they are read from `Rows` on the device: a step can be issued
+while the device computes the previous step.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class Gathered(Struct):
-    """The batch of a forward pass, and the tokens that each readout reads; None for a readout without tokens."""
+    """The batch of a forward pass, and each readout's selected tokens; None for a readout without tokens."""
 
     batch: Batch
     selections: list[Selection | None]
 
 
 class Placed(Struct):
-    """Spans, and the row and position of each of their tokens.
+    """Spans, and the row and position of each token.
 
     starts, counts, offsets  as in AttentionBatch
     row, start               [S] int64

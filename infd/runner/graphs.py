@@ -1,20 +1,20 @@
-"""Decode in steps of a few sizes, each captured once and then replayed, so that the host launches one thing a step.
+"""Capture decoding steps of a few batch sizes as CUDA graphs and replay them: one launch per step.
 
-A step in which every sequence computes one token, and samples, is padded to the next size by the scratch row. All that
-differs from step to step lies in tensors that stay where they are; what was sampled is read from `Rows`, within the
-graph. A size that is not captured yet is computed from the same tensors, kernel by kernel, with the same result.
+A decoding step computes one token per sequence and samples all of them. It is padded to the next captured size with the
+scratch row. Inputs that differ between steps are in persistent buffers; sampled tokens are read from `Rows` within the
+graph. A step of an uncaptured size launches the same kernels on the same buffers one by one, with the same result.
 
-Of small steps the head is captured, too, and the likeliest token of each row is appended there: where all rows are
-greedy, nothing is left to launch. What other rows are given by the sampler is written over that. Of larger steps the
-head is left outside, since logits are large.
+The graph of a small step includes the head, and appends each row's likeliest token to `Rows`: an all-greedy step needs
+no further launch. For other rows the sampler overwrites the token. The head of a larger step is not captured, because
+logits are large.
 
-Size 1 is captured first, then the largest, for the memory it took serves all smaller ones, and so on downwards: as
-many as START_S allows before the model serves, the others when nothing else is to do. A size that is wanted often does
-not wait for that. One that could not be captured is computed kernel by kernel, and after many steps tried again, for
-memory may have become free by then.
+Size 1 is captured first, then the largest size, whose memory all smaller sizes reuse, then the others in descending
+order: as many as START_S permits before serving, the rest while the device is idle. A frequent size is captured without
+waiting for idle time. A size whose capture failed is computed kernel by kernel; after many steps its capture is tried
+again, because memory may be free by then.
 
-Steps with adapters have graphs of their own, and only where an adapter is held: they do more. What a slot holds may
-change under them; where it is of a larger rank than any before, they are captured anew.
+Steps with adapters compute more, so they have separate graphs, captured once an adapter is loaded. A slot's adapter may
+be replaced without a new capture, unless the new adapter's rank exceeds all earlier ranks.
 """
 
 from __future__ import annotations
@@ -52,33 +52,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.runner")
 
-START_S = 2.0  # that captures may hold up the start
-PATIENCE = 8  # steps of a size that are computed kernel by kernel before capturing it holds one up
-RETRY = 4096  # the same where it failed; each further failure makes it GROWTH times as many
+START_S = 2.0  # time limit of captures before serving
+PATIENCE = 8  # uncaptured steps of a size before a step waits for the size's capture
+RETRY = 4096  # like PATIENCE, after a failed capture; multiplied by GROWTH per further failure
 GROWTH = 4
-LOGITS_BYTES = 2**25  # of a step whose head is captured, at most
+LOGITS_BYTES = 2**25  # most bytes of logits of a step whose head is captured
 
 
 class Graphs(Protocol):
-    """How work on a device is captured."""
+    """Captures work on a device."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return what does `work` again, on the same memory. `work` is done once or twice meanwhile."""
+        """Return a function that repeats `work` on the same memory. Capturing may itself call `work`."""
 
 
 class CudaGraphs:
-    """CUDA's. Other threads may go on using CUDA while this one captures.
+    """Implements Graphs with CUDA graphs. Other threads may call CUDA during a capture.
 
-    torch.cuda.graph would first wait for the device and empty torch's caches, every time: streams would wait for that,
-    and the next prompt for new memory. Caches are emptied only where memory is short.
+    torch.cuda.graph is not used: before each capture it synchronizes with the device and empties torch's caches, which
+    delays streams, and the next prompt by new allocations. Here caches are emptied only after memory ran out.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
-        self._made: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # that share the pool
-        # Of a capture that was invalidated, torch's allocator of pinned memory goes on asking its graph.
+        self._made: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # graphs that share the pool
+        # Kept alive: torch's allocator of pinned memory continues to query the graph of an invalidated capture.
         self._broken: list[torch.cuda.CUDAGraph] = []
         self._nothing = torch.zeros(1, device=device)
 
@@ -95,9 +95,9 @@ class CudaGraphs:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            work()  # libraries set up on first use what cannot be captured
+            work()  # libraries initialize on first use, which cannot be captured
             current.wait_stream(self._stream)
-            if not self._made:  # torch takes no pool again whose graphs are all gone
+            if not self._made:  # torch does not accept a pool whose graphs are all freed
                 self._pool = torch.cuda.graph_pool_handle()
             graph = self._record(work)
         self._made.add(graph)
@@ -105,7 +105,7 @@ class CudaGraphs:
         return replay
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Capture on the current stream, and in the pool."""
+        """Capture `work` on the current stream, with the pool's memory."""
         graph, ended = torch.cuda.CUDAGraph(), False
         try:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -121,17 +121,17 @@ class CudaGraphs:
         return graph
 
     def _forsake(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Have the next capture begin anew. One that was invalidated is still going on for torch's allocators."""
+        """End an invalidated capture for torch's allocators, which otherwise consider it in progress."""
         self._broken.append(graph)
-        with suppress(RuntimeError):  # it has ended, and is no more in need of this
+        with suppress(RuntimeError):  # the allocators have ended the capture
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
             torch._C._cuda_releasePool(self._device.index, self._pool)
         self._made.clear()
-        # Before torch 2.13 it goes on for the generator of random numbers, too, until another capture has ended.
+        # Before torch 2.13 the random number generator also considers it in progress, until another capture has ended.
         mending = torch.cuda.CUDAGraph()
         try:
             mending.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
-            self._nothing.zero_()  # torch warns of graphs that are empty
+            self._nothing.zero_()  # torch warns of empty graphs
             mending.capture_end()
         except RuntimeError as error:
             self._broken.append(mending)
@@ -139,7 +139,7 @@ class CudaGraphs:
 
 
 def sizes(most: int) -> list[int]:
-    """Return the sizes that steps of up to `most` sequences are padded to, by three rows or an eighth at most."""
+    """Return the captured sizes for steps of up to `most` sequences; padding is at most 3 rows or an eighth."""
     found = [1, 2, 4]
     while found[-1] < most:
         found.append(found[-1] + max(4, found[-1] // 8 // 4 * 4))
@@ -147,16 +147,16 @@ def sizes(most: int) -> list[int]:
 
 
 class Buffers:
-    """What steps read, for the largest size; smaller ones use the front of it.
+    """Persistent input buffers of decoding steps, of the largest size N; smaller sizes use their front.
 
-    sent      [3 N] int64: the rows, then the positions of their tokens, as upper bounds, then what is added to these in
+    sent      [3 N] int64, uploaded per step: rows; upper bounds of the tokens' positions; shifts of the positions in
               tables of rotary angles
     position  [N] int64
-    start     [N] int32: the same, as attention wants it
+    start     [N] int32: `position` in the dtype of attention
     token     [N] int64
     tables    by page group, [N, pages] int32
     slots     by page group, [N] int64
-    logits    [M, vocab] in the model's logits_dtype, of the largest step whose head is captured
+    logits    [M, vocab] in the model's logits_dtype; M: the largest size whose head is captured
     """
 
     def __init__(self, instance: Instance, most: int) -> None:
@@ -177,7 +177,7 @@ class Buffers:
         self.logits = zeros(max(small, default=0), rows.vocab_size, dtype=dtype)
 
     def inputs(self, size: int) -> DecodeInputs:
-        """Return what of it steps of one size use."""
+        """Return the buffers' parts for steps of `size` rows."""
         groups = self._instance.layout.groups
         return DecodeInputs(
             row=self.sent[:size],
@@ -191,7 +191,7 @@ class Buffers:
         )
 
     def plans(self, size: int) -> list[CapturedPlan] | None:
-        """Return what attention prepares for steps of one size, by page group, or None where it cannot."""
+        """Return the captured attention plans for steps of `size` rows, by page group; None if not supported."""
         rows, groups = self._instance.rows, self._instance.layout.groups
         batches = (
             AttentionBatch(
@@ -212,11 +212,11 @@ class Buffers:
 
 
 class Computed(NamedTuple):
-    """A step that was issued.
+    """An issued decoding step.
 
     logits     [N, vocab]
-    positions  that they are sampled for
-    appended   the rows' likeliest tokens, if the step has written them to `Rows`
+    positions  the sampled positions
+    appended   the rows' likeliest tokens if the step appends them to `Rows`; else None
     """
 
     logits: Tensor
@@ -225,7 +225,7 @@ class Computed(NamedTuple):
 
 
 class Frame:
-    """Steps of one size."""
+    """Computes decoding steps of one size, captured or kernel by kernel."""
 
     def __init__(
         self,
@@ -263,17 +263,17 @@ class Frame:
 
     @property
     def failed(self) -> bool:
-        """Whether it could not be captured when that was tried last."""
+        """Whether the last attempt to capture failed."""
         return self._failures > 0
 
     @property
     def overdue(self) -> bool:
-        """Whether it has been wanted so often that capturing it must hold up a step."""
+        """Whether so many steps were computed uncaptured that the next step waits for a capture."""
         patience = RETRY * GROWTH ** (self._failures - 1) if self._failures else PATIENCE
         return not self.captured and self._waiting >= patience
 
     def compute(self, row_ids: Array, starts: list[int]) -> Computed:
-        """Issue a step: `starts` bounds the position of each row's token."""
+        """Issue a step. starts: upper bound of the position of each row's token."""
         bounds = self._fill(row_ids, starts)
         if self._replay is None:
             self._waiting += 1
@@ -290,23 +290,23 @@ class Frame:
         return Computed(self._logits[:count], positions, self._likeliest.first(count))
 
     def capture(self, graphs: Graphs) -> None:
-        """Capture what `compute` issues, on the scratch row."""
+        """Capture the work of a step, with all rows the scratch row."""
         self._fill(np.empty(0, np.int64), [])
         self._replay = graphs.capture(self._work)
         self._failures = 0
 
     def release(self) -> None:
-        """Forget what was captured, and the memory that it holds."""
+        """Free the graph and the memory of its outputs."""
         self._replay = self._hidden = self._ends = self._likeliest = None
         self._waiting = 0
 
     def put_off(self) -> None:
-        """It was not captured, and is not to be for a while."""
+        """Record a failed capture: further attempts are delayed, see `overdue`."""
         self.release()
         self._failures += 1
 
     def _fill(self, row_ids: Array, starts: list[int]) -> Array:
-        """Send a step's numbers; return `starts` as an array."""
+        """Upload a step's inputs; return `starts` as an array."""
         count, padding = len(starts), [0] * (self.size - len(starts))
         sent = self._padding.copy()
         sent[:count] = row_ids
@@ -322,7 +322,7 @@ class Frame:
         return bounds
 
     def _work(self) -> None:
-        """All that the device does of a step that is captured. Nothing in here may depend on what the host knows."""
+        """Issue the captured work of a step. It must not depend on values of the host that change between steps."""
         self._rows.gather_inputs(self._inputs)
         for plan in self._plans:
             plan.begin()
@@ -346,7 +346,7 @@ class Frame:
 
 
 def decoding(graphs: Graphs, instance: Instance, likeliest: Callable[[Tensor], Likeliest]) -> Decoding | None:
-    """Return frames of all sizes, or None where attention must look at each step before it is computed."""
+    """Return frames of all sizes; None if the attention kernel cannot be captured."""
     most = instance.rows.scratch
     buffers = Buffers(instance, most)
     plain, adapted = [], []
@@ -362,7 +362,7 @@ def decoding(graphs: Graphs, instance: Instance, likeliest: Callable[[Tensor], L
 
 
 class Decoding:
-    """The frames of a runner, and which steps they take."""
+    """Selects the frame of each decoding step, and captures frames."""
 
     def __init__(
         self,
@@ -373,10 +373,10 @@ class Decoding:
         slots: DeviceSlots,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """plain, adapted: by size, ascending; without adapters, and with them, of which there may be no frames."""
+        """plain, adapted: frames without and with adapters, by ascending size; `adapted` may be empty."""
         self._graphs = graphs
         self._clock = clock
-        self._capture_s = 0.0  # in all
+        self._capture_s = 0.0  # total
         self._plain, self._adapted = plain, adapted
         self._rows = rows
         self._slots = slots
@@ -384,7 +384,7 @@ class Decoding:
         self._uncaptured = [plain[0], *plain[:0:-1]]
 
     def forward(self, spans: Sequence[Span]) -> Computed | None:
-        """Issue a step; None where it is not one of decoding alone."""
+        """Issue a step; return None if it does not consist of decoding spans only."""
         for span in spans:
             if span.count != 1 or span.scores or not span.samples:
                 return None
@@ -400,7 +400,7 @@ class Decoding:
         return frame.compute(row_ids, [span.start for span in spans])
 
     def begin(self) -> None:
-        """Capture sizes until all are, or START_S are over."""
+        """Capture sizes until all are captured, or START_S have passed."""
         began = self._clock()
         while self.settle() and self._clock() - began < START_S:
             pass
@@ -409,7 +409,7 @@ class Decoding:
         log.info("decoding steps: %d sizes captured in %.1f s, %d to come", captured, self._clock() - began, left)
 
     def settle(self) -> bool:
-        """Capture the next size; return whether there are more."""
+        """Capture the next size; return whether uncaptured sizes are left."""
         self._renew()
         if self._uncaptured:
             self._capture(self._uncaptured[0])
@@ -425,7 +425,7 @@ class Decoding:
         }
 
     def _renew(self) -> None:
-        """Forget the graphs whose adapters have gone; those of the adapters there are now are to come."""
+        """If adapters' weights were replaced, free all graphs with adapters and queue their sizes for capture."""
         generation = self._slots.update_weights()
         if generation == self._generation:
             return
@@ -439,8 +439,8 @@ class Decoding:
         began = self._clock()
         try:
             frame.capture(self._graphs)
-        except Exception as error:  # of CUDA's, torch's, or a library's kernels: steps can do without
-            # What is captured already stays. Where memory is short, larger steps need more; else one is as another.
+        except Exception as error:  # CUDA's, torch's or a library's; steps are computed without graphs
+            # Captured sizes stay. If memory ran out, larger sizes would fail too; else any size probably would.
             short, kind = lacks_memory(error), self._adapted if frame in self._adapted else self._plain
             others = [each for each in kind if not each.captured and (each.size > frame.size or not short)]
             for each in {frame, *others}:

@@ -39,7 +39,7 @@ GREEDY_BELOW = 1e-5  # temperature; below it, sampling equals argmax up to round
 
 
 class Stage(IntFlag):
-    """The stages of the sampler that a row needs."""
+    """The stages of the sampler, as flags per row."""
 
     REPETITION = 1
     FREQUENCY = 2
@@ -107,18 +107,18 @@ _NOTHING = RowSampling(
 
 
 class Rows:
-    """One row per sequence, and a last one, `scratch`, for padding: its tables name page 0 only.
+    """One row per sequence, and a last row, `scratch`, for padding, whose tables contain page 0 only.
 
     tokens    [R + 1, max_len] int32: all known tokens, prompt and sampled
-    length    [R + 1] int64: number of known tokens; a plan's lengths are upper bounds of these
+    length    [R + 1] int64: number of known tokens; a plan's lengths are upper bounds
     tables    [R + 1, G, pages] int32: page ids by group and page index; 0: no page
     state     tokens, length and tables, for the kernels
     slots     [R + 1] uint16, on the host: slot of each row's adapter; 0: the model itself
     regimes   [R + 1] int64, on the host: see Regimes
     floats    [R + 1, len(Float)] float32: sampling parameters
     integers  [R + 1, len(Integer)] int32: sampling parameters
-    stages    [R + 1] uint16, on the host: stages of the sampler that each row needs
-    sampling  on the host: the other sampling parameters of each row
+    stages    [R + 1] uint16, on the host: Stage flags of each row
+    sampling  on the host: each row's sampling parameters that `floats` and `integers` do not contain
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Rows:
         max_len      most tokens of a sequence
         page_tokens  tokens per page, by page group
         staging      copies to and from `device`; None: the default of that device
-        kernels      None: the reference's
+        kernels      None: the reference implementation
         """
         self.staging = staging or usual(device)
         self._kernels = kernels or Reference()
@@ -173,7 +173,7 @@ class Rows:
             self.tables.index_put_((row, group, index), page.to(torch.int32))
 
     def append(self, row: Tensor, end: Tensor, token: Tensor) -> None:
-        """Write the sampled token of each row at position `end`; all three [N] int64."""
+        """Write the sampled token of each row at position `end`. row, end, token: [N] int64."""
         self._kernels.append(self.state, row, end, token)
 
     def gather_inputs(self, inputs: DecodeInputs) -> None:

@@ -73,7 +73,7 @@ class Runner:
         sampler = Sampler(instance.rows, instance.ops.draw)
         self._sampling = Sampling(instance.model, sampler)
         self.decoding = None if graphs is None else decoding(graphs, instance, sampler.likeliest)
-        # Sampling is last: it writes no token of a span that another readout has failed.
+        # Sampling is last, because it skips spans that another readout has failed.
         self._readouts: tuple[Readout, ...] = (Scoring(instance), self._sampling)
 
     @property
@@ -121,7 +121,7 @@ class Runner:
         if self.overlaps:
             for reading in landing.readings:
                 reading.download(self._staging)
-            # Waited for even without a download: else all steps of a long prompt would queue on the device.
+            # The host waits even for a step without results: otherwise a long prompt's steps would queue on the device.
             landing.buffer = self._staging.end()
         self._pulse.beat()
         return landing
@@ -131,7 +131,7 @@ class Runner:
         self._staging.attend()
 
     def spin(self, seconds: float) -> None:
-        """Make waits poll the device for that long before they sleep until its interrupt."""
+        """Make waits poll the device for `seconds` before they sleep until its interrupt."""
         self._staging.spin_s = seconds
 
     def wait(self, landing: Landing) -> None:
@@ -155,7 +155,7 @@ class Runner:
             self.decoding.begin()
 
     def idle(self) -> bool:
-        """Capture one size of decoding steps; return whether more sizes are to be captured."""
+        """Capture one size of decoding steps; return whether uncaptured sizes are left."""
         return self.decoding is not None and self.decoding.settle()
 
     def facts(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Copy numbers between host and device, so that neither waits for the other.
+"""Copy arrays between host and device without synchronizing them.
 
-A GPU copies asynchronously, from and to pinned memory. A pinned buffer belongs to one step, and to another step only
-after the event recorded at the end of its step has passed and the step's results are read. The host waits for a step by
-this event alone. On a CPU nothing is copied.
+A GPU copies asynchronously, from and to pinned memory. A pinned buffer belongs to one step. It is reused after the
+event at the end of its step has occurred and the step's results are read. The host waits for a step by this event
+alone. On a CPU nothing is copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-BUFFER_BYTES: Final = 2**20  # initial size of a buffer: it grows with a prompt's tokens, scores, an adapter
+BUFFER_BYTES: Final = 2**20  # initial size of a buffer; long prompts, scores and adapters need larger buffers
 KEPT_BYTES: Final = 2**24  # a larger buffer is replaced by an initial one after its step
 ALIGNMENT: Final = 64
 NAP_S: Final = 1e-5
@@ -63,7 +63,7 @@ class StagingBuffer:
         return tensor if array.ndim == 1 else tensor.view(array.shape)
 
     def clear(self) -> None:
-        """Free all tensors of the buffer, whose step has ended."""
+        """Free all tensors of the buffer. Its step has ended."""
         self._used = 0
         self._outgrown.clear()
         if len(self._bytes) > KEPT_BYTES:
@@ -133,7 +133,7 @@ class Shared:
         self._device = device
 
     def begin(self) -> None:
-        """Do nothing."""
+        """No-op: there are no buffers."""
 
     def up(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -148,7 +148,7 @@ class Shared:
         """Return None: results are not copied."""
 
     def attend(self) -> None:
-        """Do nothing: no wait follows."""
+        """No-op: `wait` is never called."""
 
     def wait(self, buffer: StagingBuffer) -> None:
         raise AssertionError("no copy is in flight")
@@ -173,7 +173,7 @@ class Pinned:
     ) -> None:
         """Make no buffer yet.
 
-        pin    returns that many bytes of pinned memory, [bytes] uint8; None: torch's
+        pin    allocates pinned memory of a size in bytes, [bytes] uint8; None: by torch
         event  makes an event for the device's stream; None: torch's
         """
         self._device = device
@@ -185,7 +185,7 @@ class Pinned:
         self.buffers = 0
 
     def begin(self) -> None:
-        if self._buffer is not None:  # of a failed step, or of copies between steps
+        if self._buffer is not None:  # the buffer of a failed step, or of copies between steps
             self.release(self._end(self._buffer))
 
     def up(self, array: Array) -> Tensor:
@@ -202,8 +202,8 @@ class Pinned:
 
     def attend(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # else waiting would create a context on the first GPU
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # else a nap ends 50 us late
+            torch.cuda.set_device(self._device)  # otherwise waiting would create a context on the first GPU
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # by default a nap ends 50 us late
 
     def wait(self, buffer: StagingBuffer) -> None:
         until = time.perf_counter() + self.spin_s

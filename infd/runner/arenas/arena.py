@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-PIECE: Final = 8 * LARGE_PAGE  # moved into large pages per call: about 60 ms without the interpreter's lock
+PIECE: Final = 8 * LARGE_PAGE  # bytes moved into large pages per call, in about 60 ms without the interpreter's lock
 MOST_FAILURES: Final = 4  # consecutive pieces without large pages before `settle` gives up
 STATM = Path("/proc/self/statm")
 CPU: Final = torch.device("cpu")
@@ -45,7 +45,7 @@ class Extent(Protocol):
         """Release the memory; the addresses stay reserved."""
 
     def restore(self) -> None:
-        """Allocate memory for all addresses again, zeroed. Raises OutOfMemory; no memory is held then."""
+        """Allocate zeroed memory for all addresses. If it raises OutOfMemory, no memory is allocated."""
 
     def settle(self, used: int) -> bool:
         """Move a piece of the first `used` bytes into large pages; return whether pieces are left."""
@@ -60,7 +60,7 @@ class Arena:
         """Reserve `size` bytes. Raises OutOfMemory.
 
         purpose  named by errors
-        extent   makes the range of addresses; None: an anonymous mapping on a CPU, else an allocation of torch's
+        extent   makes the range of addresses; None: an anonymous mapping on a CPU, else a torch allocation
         """
         self.size = size
         self.used = 0
@@ -100,7 +100,7 @@ class Arena:
         self._extent.release()
 
     def restore(self) -> None:
-        """Allocate memory at the same addresses, zeroed. Raises OutOfMemory; no memory is held then."""
+        """Allocate zeroed memory at the same addresses. If it raises OutOfMemory, no memory is allocated."""
         try:
             self._extent.restore()
         except OutOfMemory as error:
@@ -128,7 +128,7 @@ class Anonymous:
         self.large = self._visited = self._failed = 0
 
     def restore(self) -> None:
-        """Do nothing: the system commits a page at its first touch."""
+        """No-op: the system commits a page at its first touch."""
 
     def settle(self, used: int) -> bool:
         """Move the next piece into large pages; return whether pieces are left.
@@ -149,7 +149,7 @@ class Anonymous:
 
 
 class Allocated:
-    """An allocation of torch's, which cannot be released in place: it is freed with its last tensor."""
+    """A torch allocation. It cannot be released in place: it is freed with its last tensor."""
 
     large = 0
 
@@ -186,7 +186,7 @@ class Parked(Protocol):
         """Copy the content back to the arena, after `Arena.restore`. Raises DeviceLost."""
 
     def drop(self) -> None:
-        """Free the copy, complete or partial. Raises DeviceLost; `drop` may be called again then."""
+        """Free the copy, complete or partial. If it raises DeviceLost, it may be called again."""
 
 
 class Arenas(Protocol):
@@ -212,13 +212,13 @@ class Bank(Arenas, Protocol):
         """Return how many bytes could be allocated now."""
 
     def held(self) -> int:
-        """Return the allocated bytes: of the whole device, on a CPU of this process."""
+        """Return the allocated bytes: of the whole device, but on a CPU of this process alone."""
 
     def trim(self) -> None:
         """Release memory that allocators cache for later steps."""
 
     def peak(self, work: Callable[[], object]) -> int:
-        """Run `work`; return the most bytes that it allocated at once; 0 if not dedicated."""
+        """Run `work`; return its peak of allocated bytes; 0 if not dedicated."""
 
     def retained(self, work: Callable[[], object]) -> int:
         """Run `work`; return the bytes outside torch's allocator that stay allocated after it; 0 if not dedicated."""

@@ -26,7 +26,7 @@ def slots(layout: CacheLayout) -> int:
 
 
 def page_bytes(layout: CacheLayout, tensors: Sequence[PageTensor]) -> int:
-    """Return the bytes of a page. tensors: of one slot"""
+    """Return the bytes of a page. tensors: a slot's tensors"""
     return slots(layout) * sum(tensor.bytes for tensor in tensors)
 
 
@@ -44,7 +44,7 @@ def allocate(
 ) -> list[KeyValuePages]:
     """Return the cache of every layer, by layer index. The i-th layer of each group uses slot i of a page.
 
-    tensors  of one slot
+    tensors  a slot's tensors
     scales   see `scaled`, by layer
 
     Raises OutOfMemory if the arena is smaller than `arena_bytes`.

@@ -16,7 +16,7 @@ ABSENT: Final = "cuda-bindings cannot be imported ({}); torch's CUDA builds brin
 
 
 class Refused(DeviceLost):
-    """The driver does not support the call on this host. A caller that has an alternative catches it."""
+    """The driver does not support the call on this host. Callers with an alternative catch it."""
 
 
 class Driver:
@@ -43,8 +43,8 @@ class Driver:
         raise DeviceLost(f"{call}: {status.name}; what the GPU holds is uncertain, so restart infd if that persists")
 
     def may_wait(self) -> bool:
-        """Return whether this thread may synchronize with the device: it has a context, and is not capturing."""
-        # Before torch is initialized no thread captures, and torch cannot be asked.
+        """Return whether this thread may synchronize with the device: it has a context and is not capturing."""
+        # The query is valid only once torch has initialized CUDA; before, no thread captures.
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
         return not capturing and int(self("cuCtxGetCurrent")) != 0
 

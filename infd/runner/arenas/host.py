@@ -31,7 +31,7 @@ SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loa
 WORTHWHILE: Final = 2**26  # bytes; fewer are populated in negligible time
 CGROUPS = Path("/sys/fs/cgroup")
 
-SLOW_S: Final = 0.002  # ten times a free large page; only a page for which the system compacts memory takes longer
+SLOW_S: Final = 0.002  # ten times the time of a free large page; exceeded only if the system compacts memory
 PATIENCE: Final = 4  # slow large pages before small pages are used
 
 LAST: Final = 19  # lowest priority of nice(2)
@@ -69,8 +69,8 @@ class Mapping:
 class Populating:
     """Populates the front of a mapping on a background thread.
 
-    It uses large pages while the system has free ones: a CPU reads them 1.5 times as fast, and a driver pins them
-    faster. After PATIENCE slow pages it uses small ones: compacting memory takes the system seconds.
+    It uses large pages while large pages are free: a CPU reads them 1.5 times as fast, and a driver pins them faster.
+    After PATIENCE slow large pages it uses small pages: compacting memory takes the system seconds.
 
     held  bytes populated so far
     """
@@ -121,7 +121,7 @@ class Populating:
 class Settling:
     """Moves memory into large pages piece by piece, on a background thread of lowest priority.
 
-    It works while no step is in flight; while steps are computed, on one piece every PACE_S.
+    It moves pieces continuously while no step is in flight, else one piece per PACE_S.
 
     ended  whether all pieces are moved
     """

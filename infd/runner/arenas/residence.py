@@ -57,7 +57,7 @@ class Residence:
         """Start with all memory loaded.
 
         bank        the bank of all arenas
-        workspaces  memory that kernels compute in; released and restored with the cache
+        workspaces  scratch memory of kernels; released and restored with the cache
         root        directory that must contain other weights, see `load`; empty: the parent of the first checkpoint
         report      called with (bytes read, bytes to read) while weights are read
         """
@@ -79,14 +79,14 @@ class Residence:
         self._architecture = ""
 
     def remember(self, checkpoint: Checkpoint) -> None:
-        """Record the checkpoint that the weights were read from."""
+        """Record the checkpoint from which the weights were read."""
         if not self._stamps:
             self._first = checkpoint.directory
         self._directory, self._stamps = checkpoint.directory, checkpoint.stamps()
         self._architecture = architecture(checkpoint.config)
 
     def gives_back(self, level: int) -> frozenset[MemoryPart]:
-        """Return the parts that a sleep of this level releases."""
+        """Return the parts released by a sleep of this level."""
         return ALL if level >= 2 or self._bank.dedicated else frozenset({MemoryPart.CACHE})
 
     def sleep(self, level: int) -> int:
@@ -130,7 +130,7 @@ class Residence:
         return Residency.PARKED
 
     def wake(self, parts: Collection[MemoryPart]) -> None:
-        """Restore these parts. Raises CheckpointError, OutOfMemory, DeviceLost; no further memory is held then."""
+        """Restore `parts`. Raises CheckpointError, OutOfMemory, DeviceLost, after releasing all memory it restored."""
         missing = self.memory.released & set(parts)
         try:
             if MemoryPart.CACHE in missing:
@@ -164,9 +164,9 @@ class Residence:
         self._unpark()
 
     def load(self, path: str) -> None:
-        """Replace the weights by those of another checkpoint with the same shapes.
+        """Replace the weights by another checkpoint's, of equal shapes.
 
-        path  a checkpoint directory below the root, or the configured one
+        path  a checkpoint directory below the root, or the configured directory
 
         Raises CheckpointError before any byte is read if the checkpoint does not match the model. If reading fails
         midway, the weights are INVALID.
@@ -202,7 +202,7 @@ class Residence:
         return facts
 
     def close(self) -> None:
-        """Release all memory for good; memory of a lost device is freed with the process."""
+        """Release all memory at shutdown; a lost device's memory is freed with the process."""
         self._unsettle()
         for release in (self.weights.release, *(arena.release for arena in self._cache_arenas), self._unpark):
             try:

@@ -6,8 +6,8 @@ unmapping alone frees it.
 
 Pieces mapped before a call failed stay recorded; the next attempt unmaps or uses them.
 
-A range is freed with its last tensor. On a thread without a CUDA context, or during a capture, the device must not be
-synchronized with; the bank's next call frees the range then.
+A range is freed with its last tensor. A thread without a CUDA context, or in a capture, must not synchronize with the
+device; in this case the bank's next call frees the range.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.runner")
 
-PIECE: Final = 2**26  # bytes created or copied by one call, between two beats
-HOST_SHARE: Final = 0.8  # of free host memory that parked weights may take: pinned memory cannot be swapped
+PIECE: Final = 2**26  # bytes created or copied per call, between two beats
+HOST_SHARE: Final = 0.8  # largest share of free host memory for parked weights: pinned memory cannot be swapped
 
 
 def bank_of(device: torch.device) -> Bank:
@@ -62,7 +62,7 @@ def _unusable(bank: GpuBank) -> str | None:
         if tensor.item() != 0 or tensor.fill_(7).item() != 7:
             return "what is written to mapped memory is not found there"
     except OutOfMemory:
-        return None  # the arena of the weights raises it again
+        return None  # allocating the weights' arena raises OutOfMemory again
     except Exception as error:  # torch's or the driver's; TorchBank needs no mapped memory
         return f"torch does not take mapped memory ({error})"
     return None
@@ -95,9 +95,9 @@ class Addresses:
         weakref.finalize(self, _leave, driver, self.first, self.size, self._memory, unfreed).atexit = False
 
     def back(self) -> None:
-        """Map memory to the whole range and zero it, if any is missing.
+        """Map zeroed memory to the whole range, unless it is mapped.
 
-        Raises OutOfMemory, DeviceLost; no memory is mapped then.
+        If it raises OutOfMemory or DeviceLost, no memory is mapped.
         """
         driver, memory = self._driver, self._memory
         if self._whole:
@@ -136,7 +136,7 @@ class _Backing:
         self.mapped: dict[int, int] = {}
         self._driver = driver
         self._first = first
-        self._handles: list[Any] = []  # not released yet
+        self._handles: list[Any] = []  # to be released
 
     def map(self, offset: int, length: int, kind: Any) -> None:
         self._handles.append(self._driver("cuMemCreate", length, kind, 0))
@@ -159,7 +159,7 @@ class _Backing:
 
 
 def _leave(driver: Driver, first: int, size: int, memory: _Backing, unfreed: deque[Callable[[], None]]) -> None:
-    """Free a range without tensors, now or with the bank's next call."""
+    """Free a range without tensors, at once or in the bank's next call."""
     free = partial(_free, driver, first, size, memory)
     try:
         now = driver.may_wait()
@@ -201,7 +201,7 @@ class Reserved:
 
 
 class PinnedCopy:
-    """A copy of an arena's content in host memory, pinned if the host permits it: the GPU copies that faster."""
+    """A copy of an arena's content in host memory, pinned if the host permits: a GPU copies pinned memory faster."""
 
     def __init__(self, content: Tensor, driver: Driver, beat: Callable[[], None]) -> None:
         self._driver = driver
@@ -223,7 +223,7 @@ class PinnedCopy:
             self._beat()
 
     def _register(self, offset: int, length: int) -> None:
-        """Pin a piece. Limits on locked memory, or a container, may forbid it; copies are slower then."""
+        """Pin a piece. If limits on locked memory or a container forbid pinning, copies are slower."""
         if self._refused:
             return
         try:
@@ -305,7 +305,7 @@ class GpuBank:
 
 
 class TorchBank:
-    """A GPU's memory through torch's allocator. Each arena is one allocation, which cannot be released in place."""
+    """A GPU's memory, through torch's allocator. Each arena is an allocation that cannot be released in place."""
 
     dedicated = True
 

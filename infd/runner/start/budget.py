@@ -1,8 +1,8 @@
-"""Decide how much memory the cache gets, and log why.
+"""Compute the bytes available to the cache, and log the budget.
 
-On a GPU infd may take a share of the memory that was free when it started. The weights are loaded by now. The largest
-step is run, on a cache just large enough for it, to measure its peak; the cache gets the rest. On a CPU the cache gets
-a share of the host's free memory.
+On a GPU infd may allocate a share of the memory that was free when it started. After the weights are loaded, the
+largest step is run on a cache just large enough for it, to measure its peak; the rest of the share is the cache's. On a
+CPU the cache may occupy a share of the host's free memory.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 MIB: Final = 2**20
 HOST_SHARE: Final = (
-    0.6  # of the host's free memory once the weights are loaded; activations and other programs get the rest
+    0.6  # of the host's free memory after loading the weights; activations and other programs use the rest
 )
-GRAPH_BYTES: Final = 8 * MIB  # of each CUDA graph, at least: a driver takes memory for several at once
+GRAPH_BYTES: Final = 8 * MIB  # least bytes per CUDA graph: a driver allocates memory for several graphs at once
 
 
 class Footprint(Struct, frozen=True):
-    """The memory of steps beside weights and cache, in bytes.
+    """The memory of steps in bytes, without weights and cache.
 
-    tokens    of the largest step that fits
-    step      its peak
-    decoding  the peak of a step in which every row decodes
-    lasting   kept after the steps: rows, workspaces, kernels
-    graph     kept by a CUDA graph, beside the memory it computes in
+    tokens    number of tokens of the largest step that fits
+    step      peak of the largest step
+    decoding  peak of a step in which every row decodes
+    lasting   allocated after the steps: rows, workspaces, kernels
+    graph     allocated per CUDA graph, without the graph's tensors
     """
 
     tokens: int
@@ -53,9 +53,9 @@ class Footprint(Struct, frozen=True):
 class Budget(Struct, frozen=True, kw_only=True):
     """A GPU's memory in bytes, by use.
 
-    others   held when infd started: by other processes, and by CUDA for this one
-    share    of the rest that infd may take
-    graphs   expected for CUDA graphs
+    others   allocated when infd started: by other processes, and by CUDA for this process
+    share    fraction of the rest that infd may allocate
+    graphs   expected bytes of CUDA graphs
     """
 
     total: int
@@ -74,7 +74,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         return Room(max(0, left), f"what weights and steps leave of {self.share:.0%} of the GPU")
 
     def explain(self, cache: int) -> str:
-        """Return the budget as lines of text. cache: the bytes that the cache takes in the end"""
+        """Return the budget as lines of text. cache: the allocated bytes of the cache"""
         parts = [
             (self.others, "held before infd came, by others and by CUDA"),
             (self.weights, "weights"),
@@ -89,7 +89,7 @@ class Budget(Struct, frozen=True, kw_only=True):
 
 
 def on_host(bank: Bank) -> Room:
-    """Return the room for a cache in the host's memory."""
+    """Return the bytes available to a cache in the host's memory."""
     free = bank.free()
     return Room(int(HOST_SHARE * free), f"{HOST_SHARE:.0%} of {free / MIB:,.0f} MiB free")
 
@@ -99,8 +99,8 @@ def draw_up(
 ) -> Budget:
     """Run the largest step on a GPU, and return the budget.
 
-    most    tokens of the largest step; if it does not fit, half as many are tried, and so on
-    graphs  captures the smallest step, to measure what a graph keeps
+    most    tokens of the largest step; halved until the step fits
+    graphs  captures the smallest step, to measure the memory of a graph
 
     Raises OutOfMemory if no step fits.
     """
@@ -118,13 +118,13 @@ def draw_up(
         share=config.device.memory_utilization,
         weights=weights.size,
         footprint=found,
-        # Graphs compute in memory of their own, and torch keeps the memory of the runs before capture on their stream.
+        # Twice: a graph's tensors are in a pool, and torch caches the memory of the runs before capture per stream.
         graphs=2 * found.decoding + captured * max(found.graph, GRAPH_BYTES) if config.device.graphs else 0,
     )
 
 
 def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs: Graphs | None) -> Footprint | None:
-    """Run a step of `tokens`, or of as many as fit the rows; return None if it does not fit the memory."""
+    """Measure a step of `tokens` tokens, limited by the rows; return None if memory runs out."""
     layout, rows, longest = runners.layout, runners.rows, runners.setup.max_len
     length = min(longest - 1, tokens)
     prompts = ceil_div(tokens, length) * sum(ceil_div(length, group.page_tokens) for group in layout.groups)
@@ -134,14 +134,14 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
         runner, cache = runners.build(pages, longest, purpose="the cache of a first step", graphs=graphs)
         long = TrialPlans(layout, pages=pages, rows=rows, max_model_len=longest)
         wide = TrialPlans(layout, pages=pages, rows=rows, max_model_len=2)  # one prompt token and one sampled token
-        scored = LIKELIEST if layout.divisible else None  # their logits take memory too
+        scored = LIKELIEST if layout.divisible else None  # scored tokens' logits need memory too
         plan = long.plan(min(tokens, long.room), scored)
-        run(runner, plan)  # first: allocates what is kept
+        run(runner, plan)  # first: allocates workspaces that stay allocated
         step = bank.peak(partial(run, runner, plan))
         decoding = bank.peak(partial(run, runner, wide.plan(rows)))
         graph = bank.retained(runner.idle)
         bank.trim()
-        # While this runner exists: the serving runner has as many rows, at most as long.
+        # Measured while this runner exists: the serving runner has equally many rows, of at most this length.
         lasting = bank.held() - bank.others - weights.size - cache.size
         return Footprint(tokens, step, decoding, max(0, lasting), graph)
     except Exception as error:

@@ -1,6 +1,6 @@
-"""Build a runner from settings: the model without weights, its weights, cache, rows, step size, in that order.
+"""Build a runner from settings: the model without weights, its weights, cache, rows and step size, in this order.
 
-Runs on the device thread. Importing this imports torch.
+Runs on the device thread. Importing this module imports torch.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ DEPTH = {"cpu": 1, "cuda": 2}
 
 
 class Loaded(Struct, frozen=True):
-    """A runner that is ready to serve.
+    """A runner ready to serve.
 
     residence  the memory of weights and cache
-    reader     of adapters for this model; any thread may use it
-    facts      what operators ask for, see Executor.describe
+    reader     reads adapters for this model; any thread may use it
+    facts      facts for operators, see Executor.describe
     """
 
     runner: Runner
@@ -73,7 +73,7 @@ class Loaded(Struct, frozen=True):
     facts: dict[str, Any]
 
     def idle(self) -> bool:
-        """Do what waits until nothing else is to do, if the memory for it is there; return whether there is more."""
+        """Do a piece of the runner's idle work unless memory is released; return whether more is left."""
         return self.residence.memory.whole and self.runner.idle()
 
 
@@ -83,10 +83,10 @@ def build(
     progress: Callable[[int, int], None] | None = None,
     headstart: Headstart | None = None,
 ) -> Loaded:
-    """Load the checkpoint in directory config.model.path and make everything ready.
+    """Load the checkpoint in directory config.model.path, and build, measure and warm up its runner.
 
     progress   called with (bytes of weights read, bytes to read)
-    headstart  memory of the host's for the weights
+    headstart  host memory for the weights, being populated
 
     Raises StartError.
     """
@@ -110,7 +110,7 @@ def build(
 
 
 def _keep_compiled(settings: DeviceConfig, pulse: Pulse) -> Ledger | None:
-    """Have kernels compiled for a GPU looked for, and put, where the settings say."""
+    """Make Triton and FlashInfer read and store a GPU's compiled kernels in `device.kernel_cache`."""
     if not installed():
         return None
     from infd.kernels.triton.compiled import keep
@@ -132,7 +132,7 @@ def _build(
     progress: Callable[[int, int], None] | None,
     headstart: Headstart | None,
 ) -> Loaded:
-    bank = bank_of(device)  # first: what the setup puts on the device is infd's, not others'
+    bank = bank_of(device)  # first: memory allocated by the setup must not count as other processes'
     setup = set_up(config, checkpoint, device, device, candidates(config))
     required = required_bytes(setup.model)
     had = None if headstart is None else headstart.claim(0 if bank.dedicated else required)
@@ -152,7 +152,7 @@ def _build(
 
     load(setup.model, checkpoint, weights, report, fill.here())
     dtype, how = _name_of(setup.dtype), config.model.quantization
-    made = {"none": dtype}  # what a form is called: by what its numbers are
+    made = {"none": dtype}  # unquantized weights are named by their dtype
     kept = made.get(how, how)
     of_vocabulary = vocabulary_of(how, config.model.quantize_vocabulary)
     vocabulary = "" if of_vocabulary == how else made.get(of_vocabulary, of_vocabulary)
@@ -168,7 +168,7 @@ def _build(
         )
     try:
         loaded = assemble(config, setup, bank, weights, pulse, checkpoint.config)
-    except RequestFailed as error:  # of the trial steps, which ask for nothing unusual
+    except RequestFailed as error:  # raised by the trial steps, which request nothing unusual
         raise CheckpointError(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
             f" model.dtype (--dtype) than {dtype}"
@@ -192,9 +192,9 @@ def assemble(
     pulse: Pulse,
     described: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """Put cache and rows beside a model whose weights are loaded, run it for the first time, and measure it.
+    """Allocate cache and rows for a model with loaded weights, run its first steps, and measure steps.
 
-    described  config.json, by which an earlier start's measurements are found; None: everything is measured
+    described  config.json, part of the key of an earlier start's calibration; None: steps are measured
     """
     model, _, dtype, device, max_len = setup
     runners = Runners(config, setup, bank, pulse)
@@ -235,7 +235,7 @@ def assemble(
     kept = Kept.of(config, setup, described, rows=rows, tokens=min(plans.room, largest))
     measured = _calibrated(config, runner, plans, kept, device.type, rows=rows, most=largest, scores=layout.divisible)
     if not bank.dedicated:
-        cache.release()  # what trial steps wrote there
+        cache.release()  # free the pages that the trial steps wrote
         cache.restore()
     return Loaded(
         runner=runner,
@@ -274,7 +274,7 @@ def _calibrated(
     most: int,
     scores: bool,
 ) -> Calibration:
-    """Return what an earlier start measured, if it still holds, or what this one does; it is kept then."""
+    """Return an earlier start's calibration if it still holds; else measure and store a new one."""
     found = None if kept is None else kept.find()
     how = ""
     if kept is not None and found is not None and max(found.step_tokens) <= most and holds(found, runner, plans):
@@ -290,7 +290,7 @@ def _calibrated(
 
 
 def graphs_of(device: torch.device, settings: DeviceConfig) -> Graphs | None:
-    """Return what captures steps, or None where each kernel is launched."""
+    """Return CudaGraphs if steps are captured on this device, else None."""
     return CudaGraphs(device) if device.type == "cuda" and settings.graphs else None
 
 
@@ -299,7 +299,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _cached(dtype: torch.dtype) -> str:
-    """Return what cache.dtype calls numbers of this type."""
+    """Return the name of a dtype in the setting cache.dtype."""
     return "fp8" if dtype is FLOAT8 else _name_of(dtype)
 
 
