@@ -32,4 +32,4 @@ async def invite(request: web.Request) -> None:
     """Send `100 Continue` if the client waits for permission to send its body."""
     if request.version >= HttpVersion11 and "Expect" in request.headers:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # `100 Continue` is no part of the response
+        request.writer.output_size = 0  # `100 Continue` is not part of the response

@@ -29,7 +29,7 @@ SHORT_CHARACTERS: Final = 4096
 ORDINARY_CHARACTERS: Final = 2**16
 SHORT_WORDS: Final = 64
 # The longest text that is encoded is max(FREE_CHARACTERS, CHARACTERS_A_TOKEN times the context length). Few texts have
-# more characters a token; encoding 1 MiB takes a second.
+# more characters per token; encoding 1 MiB takes 1 s.
 CHARACTERS_A_TOKEN: Final = 16
 FREE_CHARACTERS: Final = 2**20
 # Every step compares the generated tokens with all bad words.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from infd.telemetry.metrics import Metrics
 
 
-# Default limit of a body: five characters a token, each character escaped in six bytes.
+# Default limit of a body: five characters per token, each character escaped in six bytes.
 BODY_BYTES: Final = 2**20
 BODY_BYTES_BESIDES: Final = 2**16
 BODY_BYTES_A_TOKEN: Final = 32

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Selected(Struct, frozen=True):
-    """One row of the selection table: the implementation that a family uses, and the reasons against the others."""
+    """One row of the selection table: the implementation that a family uses, and why the others are not used."""
 
     family: str
     chosen: str
@@ -34,7 +34,7 @@ class Selected(Struct, frozen=True):
 
 @runtime_checkable
 class Workspace(Protocol):
-    """A family whose kernels compute in memory at a fixed address, beside the allocations of each step.
+    """A family whose kernels need memory at a fixed address, in addition to each step's allocations.
 
     The memory is zero before the first step, and again after a sleep released it; no data outlasts a step.
     """

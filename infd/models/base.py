@@ -51,12 +51,12 @@ class Batch(Struct, kw_only=True):
 class SampledBatch(Struct):
     """The W sampled tokens of a pass.
 
-    The last layer caches the keys and values of all T tokens, and computes everything after that for these W alone:
-    only the head reads its output.
+    The last layer caches the keys and values of all T tokens, and computes everything else for the W sampled tokens
+    alone: only the head reads the last layer's output.
     """
 
     tokens: Tensor  # [W] int64: indices into the pass, ascending; the last is repeated as padding to least_rows
-    attention: AttentionPlan  # of the last layer's page group, one span a token
+    attention: AttentionPlan  # of the last layer's page group, one span per token
     adapters: PassAdapters | None = None
 
 

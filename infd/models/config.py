@@ -215,7 +215,7 @@ def states_context_length(config: Mapping[str, Any]) -> bool:
 def rope_parameters(settings: Settings, layers: str = "full_attention") -> Settings:
     """Return the rotary settings in transformers 5's spelling, with defaults. Raises CheckpointError.
 
-    layers  layer type whose entry is read if rope_parameters has one entry a layer type
+    layers  layer type whose entry is read if rope_parameters has one entry per layer type
     """
     local = layers == "sliding_attention" and "rope_local_base_freq" in settings  # Gemma 3: local rope is unscaled
     outside: dict[str, Any] = {

@@ -118,7 +118,7 @@ class Cache(Resource):
     # Growth
 
     def shortage(self, seq: Sequence, end: int) -> int:
-        """Release the pages behind a sequence's window; return how many it lacks for tokens [computed, end)."""
+        """Release the pages behind a sequence's window; return how many pages it lacks for tokens [computed, end)."""
         missing = 0
         for group, table in zip(self._groups, seq.tables, strict=True):
             page = min(group.pages_droppable(seq.computed), len(table)) - 1
@@ -132,7 +132,7 @@ class Cache(Resource):
     def extend(self, seq: Sequence, end: int) -> list[tuple[int, int, int]]:
         """Append the pages a sequence lacks for tokens [computed, end); return group, index and page of each.
 
-        `shortage` has found them available.
+        The caller has compared `shortage` with the available pages.
         """
         granted: list[tuple[int, int, int]] = []
         for number, (group, table) in enumerate(zip(self._groups, seq.tables, strict=True)):

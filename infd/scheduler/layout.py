@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class PageGroup(Struct, frozen=True, kw_only=True):
     """Layers that keep the same tokens.
 
-    layers       indices of the model's layers, in order; the i-th one uses the i-th slot of a page
+    layers       indices of the model's layers, in order; the i-th layer uses the i-th slot of a page
     page_tokens  tokens in one page
-    window       how many tokens a query attends to, itself included; None: all of them
+    window       number of tokens that a query attends to, itself included; None: all tokens
     """
 
     layers: tuple[int, ...]
@@ -54,7 +54,7 @@ class Regimes(Struct, frozen=True, kw_only=True):
     """The sequence lengths that rotary angles depend on, besides positions.
 
     A sequence runs under one regime, a number, and shares pages only with sequences of the same regime: equal tokens
-    then have equal angles at equal positions. Regime 0 is that of short sequences.
+    then have equal angles at equal positions. Short sequences have regime 0.
 
     outgrown     a sequence of more tokens has regime 1, from its first token on; a sequence that grows beyond this
                  length is recomputed (longrope)

@@ -203,7 +203,7 @@ class Scheduler:
                 resource.undo(step.plan)
 
     def preempt(self, seq: Sequence) -> None:
-        """Send a running sequence back to the queue, so that another can have its pages."""
+        """Send a running sequence back to the queue, to free its pages for another sequence."""
         self._requeue(seq)
         self.preemptions += 1
 
@@ -357,7 +357,7 @@ class Scheduler:
         while self.cache.pool.available < shortage:
             victim = next(s for s in reversed(self.running) if s.last_step != plan.number)
             if victim is seq:
-                return False  # it keeps its pages and goes on when others have finished
+                return False  # it keeps its pages and continues when other sequences have finished
             self.preempt(victim)
         granted = self.cache.extend(seq, end)
         if seq.last_step >= 0:  # else its join names them

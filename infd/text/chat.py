@@ -100,7 +100,7 @@ class ChatTemplate:
         return template
 
     def __bool__(self) -> bool:
-        """Say whether there is any template."""
+        """Return whether there is any template."""
         return bool(self._sources)
 
     def render(
@@ -149,7 +149,7 @@ class ChatTemplate:
         return _cut_at_mark(text, final) if continue_final_message else text
 
     def mentions(self, text: str) -> bool:
-        """Say whether any template's source contains `text`."""
+        """Return whether any template's source contains `text`."""
         return any(text in source for source in self._sources.values())
 
     @property
@@ -160,14 +160,14 @@ class ChatTemplate:
         return any(isinstance(self._compiled.get(name), ApartTemplate | None) for name in self._sources)
 
     def reads(self, variable: str, *, tools: bool = False) -> bool:
-        """Say whether the template for conversations, or for those with tools, reads a variable."""
+        """Return whether the template for conversations, or for those with tools, reads a variable."""
         try:
             return variable in self._compile(self._choose([] if tools else None)).reads
         except InvalidRequest:
             return False
 
     def begins_with_bos(self, text: str) -> bool:
-        """Say whether a text begins with the BOS token, so that encoding must not add another."""
+        """Return whether a text begins with the BOS token, so that encoding must not add another."""
         bos = self._variables.get("bos_token")
         return bool(bos) and text.startswith(bos or "")
 
@@ -311,7 +311,7 @@ def _with_parsed_arguments(call: Any) -> Any:
             try:
                 arguments = json.loads(text) if text else {}
             except (ValueError, RecursionError):
-                return call  # the model wrote arguments that are no JSON
+                return call  # the model wrote arguments that are not JSON
             return {**call, "function": {**function, "arguments": arguments}}
     return call
 

@@ -64,7 +64,7 @@ class _PieceText:
 
     In a run of bytes that is not UTF-8 each bad byte becomes a replacement
     character, as in the library. Characters that were complete before the run's
-    first bad byte stay, unlike there: they have been sent. In many models a newline
+    first bad byte stay, unlike in the library: they have been sent. In many models a newline
     is a byte, so waiting for the end of a run would delay stop strings by a token.
     """
 

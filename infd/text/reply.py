@@ -1,4 +1,4 @@
-"""One choice's answer: ids in, text out, cut at stop strings, parsed for thoughts and tool calls.
+"""One choice's answer: ids in, text out, truncated at stop strings, parsed for thoughts and tool calls.
 
 The engine feeds ids as they are committed; the handler takes text at its own
 pace. Text that may begin a stop string is held back until that is decided, so
@@ -22,7 +22,7 @@ class Reply:
     """The text of one choice; its `feed` makes it an engine's Watcher.
 
     reading      parses the text; None: all of it is content
-    stop_reason  the stop string that ended the choice, None so far or otherwise
+    stop_reason  the stop string that ended the choice; None: no stop string has
     """
 
     __slots__ = (
@@ -83,12 +83,12 @@ class Reply:
         return None
 
     def take(self) -> str:
-        """Return the text that became safe to send since the last call."""
+        """Return the text that became safe to send since the last `take`."""
         text, self._ready = self._ready, ""
         return text
 
     def finish(self) -> str:
-        """End the text; return the rest of it, cut if a stop string completes in it."""
+        """End the text; return the rest of the text, truncated if a stop string completes in the rest."""
         if self.stop_reason is None:
             self._add(self._detokenizer.flush())
             self._release(self._held)

@@ -2,7 +2,7 @@
 
 The first stop string to complete ends the text; of two that complete at the
 same character, the longer one. So the result depends neither on how the text is
-cut into tokens nor on text that has not been generated.
+split into tokens nor on text that has not been generated.
 
 All strings are matched at once (Aho and Corasick 1975): the cost of a character
 does not depend on their number, and no character is read twice.
@@ -89,7 +89,8 @@ class StopSearch:
     def feed(self, text: str, *, ignore: bool = False) -> int | None:
         """Return where in `text` the first stop string completes, None if none does.
 
-        With `ignore`, stop strings that complete in `text` do not count; one that begins in it does.
+        With `ignore`, stop strings that complete in `text` do not count; a stop string that
+        begins in `text` and completes later counts.
         """
         node = self._node
         if node is self._root and self._first.isdisjoint(text):

@@ -172,7 +172,7 @@ class Tokenizer:
     def load(cls, directory: str | Path, worker: Worker | None = None) -> Tokenizer:
         """Load the tokenizer of a checkpoint. Raises CheckpointError, naming the file.
 
-        worker  converts other files than tokenizer.json, and runs tokenizers that may not run here; None: all run
+        worker  converts files other than tokenizer.json, and runs tokenizers that may not run here; None: all run
                 here, without protection
         """
         directory = Path(directory)
@@ -205,13 +205,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`.
 
-        Takes almost a millisecond a kilobyte and releases the interpreter's lock: encode long texts through `offload`.
+        Takes almost 1 ms per kilobyte and releases the interpreter's lock: encode long texts through `offload`.
         Raises InvalidRequest for a text that is not Unicode (a lone surrogate).
         """
         return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
     def least_tokens(self, text: str) -> int:
-        """Return a lower bound of the number of tokens of a text, without encoding it; 0 if there is none."""
+        """Return a lower bound of the number of tokens of a text, without encoding it; 0 if no bound is known."""
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -223,7 +223,7 @@ class Tokenizer:
         return self._backend.id_of(token)
 
     def has(self, token_id: int) -> bool:
-        """Say whether an id has a token."""
+        """Return whether an id has a token."""
         return self._backend.has(token_id)
 
     def piece(self, token_id: int) -> bytes:

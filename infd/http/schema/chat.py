@@ -11,7 +11,7 @@ from infd.http.schema.sampling import ABSENT, NotBuilt, OpenAIRequest
 from infd.http.schema.tools import CALLS, TOOLS, Called, CallId, ReplyCall, ReplyCallDelta, Tool, ToolChoice
 from infd.http.schema.usage import Timings, Usage
 
-# Maximum messages in a request. Even an empty message takes time to render, so the size of the body is no bound.
+# Maximum messages in a request. Even an empty message takes time to render, so bounding the body's size is not enough.
 MESSAGES: Final = 2**14
 
 

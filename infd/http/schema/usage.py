@@ -18,7 +18,7 @@ class CompletionTokensDetails(Struct, kw_only=True):
 
 
 class Usage(Struct, kw_only=True):
-    """The numbers of prompt tokens and generated tokens."""
+    """The counts of prompt tokens and generated tokens."""
 
     prompt_tokens: int
     completion_tokens: int

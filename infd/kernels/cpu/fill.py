@@ -1,4 +1,4 @@
-"""Read parts of files to where they belong without the interpreter: `native/fill.cpp`."""
+"""Read parts of files to their destinations in native code: `native/fill.cpp`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Fill:
     def __call__(self, parts: Sequence[FilePart], report: Callable[[int], None]) -> int | None:
         """Fill all parts; return the first one whose file ended early, None if all are filled.
 
-        report  called with the bytes just read, at least every TURN_S
+        report  called with the number of bytes read since its last call, at least every TURN_S
 
         Raises OSError.
         """

@@ -54,7 +54,7 @@ class Library:
 
     @property
     def sources(self) -> str | None:
-        """Return the digest of the sources that it was built from."""
+        """Return the digest of the sources that the library was built from."""
         return self._text("infd_sources")
 
     def _text(self, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""LoRA in C++: `native/lora.cpp`. One call a product, for any number of adapters in the step."""
+"""LoRA in C++: `native/lora.cpp`. One call per product, for any number of adapters in the step."""
 
 from __future__ import annotations
 

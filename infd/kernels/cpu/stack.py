@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.stack import LayersBatch
     from infd.kernels.recipe import LayerRecipe, OutputTransform, ProductRecipe
 
-SLICE = 4  # layers a call; the device thread can be stopped, and counts progress, only between calls
+SLICE = 4  # layers per call; the device thread can be stopped, and counts progress, only between calls
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 

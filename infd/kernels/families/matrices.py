@@ -13,11 +13,11 @@ LEAST_ROWS: Final = 4  # with fewer rows, torch's matrix products round differen
 
 
 class Packing(NamedTuple):
-    """How C code makes rows [n, inputs] of one type a matrix's rows from `first` on, as `Form.place` does.
+    """How native code stores rows [n, inputs] of one dtype as a matrix's rows from `first` on, as `Form.place` does.
 
     pack   address of a function (place, inputs, rows, first, n), called by several threads at once
     place  address of the matrix
-    step   rows that are faster placed together, where `first` is a multiple of it
+    step   number of rows that are stored faster together, if `first` is a multiple of `step`
     """
 
     pack: int
@@ -28,10 +28,10 @@ class Packing(NamedTuple):
 
 @runtime_checkable
 class Packable(Protocol):
-    """A form that C code can place rows in."""
+    """A form in which native code can store rows."""
 
     def packing(self, kept: Tensor, dtype: torch.dtype) -> Packing | None:
-        """Return how rows of `dtype` are placed; None: by `Form.place` alone."""
+        """Return how native code stores rows of `dtype`; None: only `Form.place` does."""
 
 
 class Form(Protocol):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class BatchState(NamedTuple):
-    """The persistent batch, a row a sequence.
+    """The persistent batch, one row per sequence.
 
     tokens  [R, L] int32: every known token
     length  [R] int64: number of known tokens, at least 1

@@ -40,7 +40,7 @@ class LayersBatch(Protocol):
 
 
 class SampledLayers(Protocol):
-    """models/base.py SampledBatch."""
+    """The fields of models/base.py SampledBatch that layers read."""
 
     @property
     def tokens(self) -> Tensor: ...

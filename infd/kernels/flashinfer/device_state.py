@@ -1,8 +1,8 @@
 """FlashInfer's state on one device: workspace, wrappers, and XQA, the kernel without a plan.
 
 XQA reads lengths and page tables on the device, so the host does no work between steps, and captured calls stay valid.
-It supports one query a sequence, certain page sizes, and no softcap. With an fp8 cache XQA also quantizes queries and
-weights to fp8, which the other kernels do not; it is not used there.
+It supports one query per sequence, certain page sizes, and no softcap. With an fp8 cache XQA also quantizes queries and
+weights to fp8, which the other kernels do not; so XQA is not used with an fp8 cache.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class DeviceState:
         )
 
     def _whole(self, pages: KeyValuePages) -> tuple[Tensor, Tensor, Tensor]:
-        """Return that sequence's page ids, their bounds, and the number of tokens on its last page."""
+        """Return the page ids of that one sequence, their bounds, and the number of tokens on its last page."""
         (count, _, size, _), device = pages.k.shape, pages.k.device
         if (count, size) not in self._wholes:
             every = torch.arange(count, dtype=torch.int32, device=device)

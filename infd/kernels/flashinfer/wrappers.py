@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionBatch
 
-SOME = (1, 2, 3)  # query heads a key head at which tensor cores do not help: reading the keys takes longer
+SOME = (1, 2, 3)  # query heads per key head at which tensor cores do not help: reading the keys takes longer
 
 
 class Wrapper(Protocol):
-    """The methods used of FlashInfer's paged wrappers."""
+    """The methods of FlashInfer's paged wrappers that infd uses."""
 
     def plan(self, *args: Any, **named: Any) -> None: ...
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor: ...
@@ -116,7 +116,7 @@ def plan(
 
 
 def recorded(device: torch.device) -> torch.cuda.Event | None:
-    """Return an event behind everything issued so far; None on a CPU."""
+    """Return an event recorded after all work issued so far; None on a CPU."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()
@@ -125,7 +125,7 @@ def recorded(device: torch.device) -> torch.cuda.Event | None:
 
 
 class Lent(NamedTuple):
-    """A wrapper, the plan that uses it, and the event behind the plan's copy."""
+    """A wrapper, the plan that uses it, and the event recorded after the plan's copy."""
 
     wrapper: Wrapper
     borrower: weakref.ref[Any]
@@ -133,7 +133,7 @@ class Lent(NamedTuple):
 
 
 class Wrappers:
-    """A pool of wrappers. A wrapper is free once its borrower is dropped: by then all its layers are issued."""
+    """A pool of wrappers. A wrapper is free once its borrower is dropped: all the borrower's layers are issued then."""
 
     def __init__(self, make: Callable[[], Wrapper]) -> None:
         self._make = make

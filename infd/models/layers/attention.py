@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infd.models.layers.norm import OverAllHeads, RMSNorm
     from infd.models.layers.rope import Rope
 
-MOST_GROUPS = 8  # each group costs one page table and one attention plan a step
+MOST_GROUPS = 8  # each group costs one page table and one attention plan per step
 
 
 class Attention:

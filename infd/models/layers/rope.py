@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Scaling(NamedTuple):
     """The rotation frequencies of the R / 2 pairs of a head.
 
-    frequencies  radians a token, [R / 2] or [N, R / 2], given lengths [N, 1] int64
+    frequencies  radians per token, [R / 2] or [N, R / 2], given lengths [N, 1] int64
     amplitude    multiplies cosines and sines
     regimes      which lengths `frequencies` is given
     """

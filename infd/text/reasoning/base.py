@@ -1,4 +1,4 @@
-"""The protocol of every syntax of thoughts, and the shape that most of them have: a block between two marks."""
+"""The protocol of every syntax of thoughts, and the shape of most syntaxes: a block between two marks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReasoningSyntax(Protocol):
     def marks(self) -> tuple[str, ...]: ...
 
     def matches(self, template: ChatTemplate) -> bool:
-        """Say whether a model with this template may write thoughts in this syntax."""
+        """Return whether a model with this template may write thoughts in this syntax."""
 
     def start(self, prompt: str, continued: str) -> ThoughtParser | None:
         """Start parsing an answer. Returns None if the answer cannot hold a thought.

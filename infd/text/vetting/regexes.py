@@ -47,7 +47,7 @@ _ITEM: Final = re.compile(
 
 
 def is_linear(pattern: str) -> bool:
-    """Say whether an expression certainly cannot backtrack far; False if that is not certain."""
+    """Return whether an expression certainly cannot backtrack far; False if that is not certain."""
     if not 0 < len(pattern) <= LONGEST:
         return False
     rest = pattern
@@ -130,7 +130,7 @@ def _range(times: str, item: re.Match[str]) -> tuple[int, int | None]:
 
 
 def _is_plain(word: str) -> bool:
-    """Say whether an alternative of a group holds only characters and classes, and no repetition."""
+    """Return whether an alternative of a group holds only characters and classes, and no repetition."""
     at = 0
     while at < len(word):
         item = _ITEM.match(word, at)

@@ -86,7 +86,7 @@ def _is_paid_for(filter: nodes.Filter) -> bool:
 
 
 def _filter_is_paid_for(name: object, args: list[nodes.Expr], named: dict[str, nodes.Expr]) -> bool:
-    """Say whether a filter is listed, and `costs.py` covers it with these arguments."""
+    """Return whether a filter is listed, and `costs.py` covers it with these arguments."""
     match name:
         case "default" | "d" | "string" | "replace":
             return True
@@ -119,14 +119,14 @@ def _filter_is_paid_for(name: object, args: list[nodes.Expr], named: dict[str, n
 
 
 def _tests(args: list[nodes.Expr]) -> bool:
-    """Say whether a test is listed; its operand may be anything."""
+    """Return whether a test is listed; its operand may be anything."""
     if not args:
         return True
     return isinstance(args[0], nodes.Const) and args[0].value in _TESTS and len(args) <= 2
 
 
 def _small(*values: nodes.Expr, most: int = LARGEST_ARGUMENT) -> bool:
-    """Say whether all values are constants, and none is large."""
+    """Return whether all values are constants, and none is large."""
     for value in values:
         match value:
             case nodes.Neg(node=nodes.Const(value=int() | float() as number)):

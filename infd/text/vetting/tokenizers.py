@@ -73,7 +73,7 @@ class _File(Struct):
 def read(content: bytes) -> tuple[bytes, str | None]:
     """Return a tokenizer.json to load, and the objection to it, or None.
 
-    A file with an objection is returned unchanged. Takes some milliseconds a mebibyte.
+    A file with an objection is returned unchanged. Takes a few milliseconds per MiB.
     """
     if len(content) > LARGEST_BYTES or content.count(b",") > MOST_ENTRIES:
         return content, "a vocabulary out of proportion"
@@ -285,7 +285,7 @@ def _token(value: Any) -> bool:
 
 
 def _few(value: Any) -> bool:
-    """Say whether a template of special tokens is short, and holds at most two texts."""
+    """Return whether a template of special tokens is short, and holds at most two texts."""
     if not isinstance(value, list) or len(value) > MOST_SPECIAL:
         return False
     return all(isinstance(piece, dict) for piece in value) and sum("Sequence" in piece for piece in value) <= 2
@@ -298,7 +298,7 @@ def _special(value: Any) -> bool:
 
 
 def _charsmap(value: Any) -> bool:
-    """Say whether all normalized forms in a table are short: a trie's length, the trie, and the forms."""
+    """Return whether all normalized forms in a table are short: a trie's length, the trie, and the forms."""
     if value is None:
         return True
     try:
