@@ -118,14 +118,14 @@ class DeviceThread:
         self.inbox: SimpleQueue[Order | MaySample | Errand | Landed | None] = SimpleQueue()
         self._answer = answer
         self._backlog: deque[Order | Errand] = deque()
-        self._begun: tuple[Order, Forwarded] | None = None  # the step that has yet to sample
+        self._begun: tuple[Order, Forwarded] | None = None  # the step with a launched forward pass, not yet sampled
         self._unread: deque[Issued] = deque()
         self._taken = 0
         self._failed: Order | None = None
         self._failure: Exception | None = None
 
     def serve(self, runner: Runner, idle: Callable[[], bool] = lambda: False, quiet: Event | None = None) -> None:
-        """Run orders until Stopped is raised.
+        """Run orders until `inbox` receives None or a beat raises Stopped. Raises Stopped.
 
         idle   does a short piece of idle work; returns whether more may be pending
         quiet  set while no step is in flight
@@ -165,7 +165,7 @@ class DeviceThread:
         return True
 
     def _rest(self, idle: Callable[[], bool], quiet: Event) -> None:
-        """Wait IDLE_S for work; if none arrives, do idle work."""
+        """Wait IDLE_S for a message; if none arrives, do idle work until a message arrives."""
         if self._backlog:
             return
         try:
@@ -198,7 +198,7 @@ class DeviceThread:
 
     @contextmanager
     def _guarded(self, runner: Runner, order: Order) -> Iterator[bool]:
-        """Yield whether no earlier step of the order's line has failed. An exception fails the order, and its line."""
+        """Yield whether no earlier step of the order's line has failed. An exception fails the order and its line."""
         failed = self._failed
         # With overlap, a step is read after the next step was launched: the later step's failure does not concern it.
         if failed is not None and order.line == failed.line and order.number > failed.number:

@@ -42,7 +42,7 @@ class Sizes(Protocol):
 
 
 class NullStep:
-    """A step in flight; its result is made up when the step ends."""
+    """A step in flight. Its result is computed when the step ends."""
 
     __slots__ = ("_executor", "plan", "result")
 

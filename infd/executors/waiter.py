@@ -42,7 +42,7 @@ class Waiter(Generic[T]):
             self._thread = None
 
     def add(self, step: T) -> None:
-        """Wait for this step after the steps added before."""
+        """Queue a step: the thread waits for it after all steps added earlier."""
         if self._thread is None:
             self._thread = Thread(target=self._run, name="infd-waiter", daemon=True)
             self._thread.start()

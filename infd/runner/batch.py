@@ -91,7 +91,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     ends = [start + n for start, n in zip(starts, counts, strict=True)]
     assert max(ends) <= rows.max_len
 
-    # Padding is a span on the scratch row, whose table names page 0 only.
+    # Padding is a span on the scratch row, whose table contains page 0 only.
     span_of = np.repeat(np.arange(count + 1), [*counts, padding])
     within = np.arange(tokens + padding) - np.repeat([*offsets[:-1], tokens], [*counts, padding])
     within[tokens:] = 0

@@ -9,7 +9,7 @@ import torch
 
 from infd.errors import DeviceLost, OutOfMemory, StepTooLarge
 
-# Parts of the messages of other allocators than torch's on a GPU: torch's on a CPU, CUDA, Triton, cuBLAS.
+# Message parts of allocators that do not raise torch.OutOfMemoryError: torch's on a CPU, CUDA, Triton, cuBLAS.
 WORDS: Final = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 

@@ -127,7 +127,7 @@ class CudaGraphs:
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
             torch._C._cuda_releasePool(self._device.index, self._pool)
         self._made.clear()
-        # Before torch 2.13 the random number generator also considers it in progress, until another capture has ended.
+        # Before torch 2.13 torch's random number generator considers it in progress until another capture has ended.
         mending = torch.cuda.CUDAGraph()
         try:
             mending.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")

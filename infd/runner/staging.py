@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 BUFFER_BYTES: Final = 2**20  # initial size of a buffer; long prompts, scores and adapters need larger buffers
-KEPT_BYTES: Final = 2**24  # a larger buffer is replaced by an initial one after its step
+KEPT_BYTES: Final = 2**24  # a larger buffer shrinks to BUFFER_BYTES after its step
 ALIGNMENT: Final = 64
 NAP_S: Final = 1e-5
 PR_SET_TIMERSLACK: Final = 29  # linux/prctl.h; in nanoseconds
 
 
 class Event(Protocol):
-    """The used methods of torch.cuda.Event."""
+    """The methods of torch.cuda.Event that staging calls."""
 
     def record(self) -> None: ...
     def query(self) -> bool: ...

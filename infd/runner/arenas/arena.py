@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PIECE: Final = 8 * LARGE_PAGE  # bytes moved into large pages per call, in about 60 ms without the interpreter's lock
-MOST_FAILURES: Final = 4  # consecutive pieces without large pages before `settle` gives up
+MOST_FAILURES: Final = 4  # consecutive pieces without large pages after which `settle` stops
 STATM = Path("/proc/self/statm")
 CPU: Final = torch.device("cpu")
 
@@ -52,7 +52,7 @@ class Extent(Protocol):
 
 
 class Arena:
-    """Memory of one purpose on one device."""
+    """A range of a device's addresses, divided into tensors of one purpose."""
 
     def __init__(
         self, size: int, device: torch.device, purpose: str, extent: Callable[[int, torch.device], Extent] | None = None
@@ -121,7 +121,7 @@ class Anonymous:
         self._mapping = mapping or Mapping(size)
         self.content = torch.frombuffer(self._mapping.map, dtype=torch.uint8)
         self.large = 0
-        self._visited = self._failed = 0  # aligned large pages; consecutive pieces
+        self._visited = self._failed = 0  # number of large pages tried; consecutive failed pieces
 
     def release(self) -> None:
         self._mapping.release()
@@ -209,7 +209,7 @@ class Bank(Arenas, Protocol):
     others: int
 
     def free(self) -> int:
-        """Return how many bytes could be allocated now."""
+        """Return the allocatable bytes."""
 
     def held(self) -> int:
         """Return the allocated bytes: of the whole device, but on a CPU of this process alone."""

@@ -60,7 +60,7 @@ def allocate(
 def scaled(pages: KeyValuePages, scales: Tensor | None) -> KeyValuePages:
     """Set the scales of an fp8 cache: keys and values are divided by them before they are rounded.
 
-    scales  [2, K] float32: of keys and of values, by head; None: 1
+    scales  [2, K] float32: scale of keys and scale of values, by head; None: all scales are 1
     """
     if pages.k.dtype is not FLOAT8:
         return pages

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 LARGE_PAGE: Final = 2**21  # bytes
 MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; the mmap module lacks both names
 MADV_COLLAPSE: Final = 25  # since Linux 6.1
-GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))  # a usable GPU has one of these
+GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))  # device nodes: a usable GPU has one or more
 SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loaded size per byte of 16-bit checkpoint
-WORTHWHILE: Final = 2**26  # bytes; fewer are populated in negligible time
+WORTHWHILE: Final = 2**26  # bytes; less memory is populated in negligible time
 CGROUPS = Path("/sys/fs/cgroup")
 
 SLOW_S: Final = 0.002  # ten times the time of a free large page; exceeded only if the system compacts memory
-PATIENCE: Final = 4  # slow large pages before small pages are used
+PATIENCE: Final = 4  # slow large pages after which small pages are used
 
 LAST: Final = 19  # lowest priority of nice(2)
-PACE_S: Final = 0.25  # most time between two pieces while steps are computed
+PACE_S: Final = 0.25  # interval of pieces while steps are computed
 
 
 class Mapping:
@@ -208,7 +208,7 @@ def headstart(config: Config) -> Headstart | None:
         stored = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
         expected = int(stored * SHARES[config.model.quantization])
         return Headstart(expected) if WORTHWHILE <= expected <= available_bytes() // 2 else None
-    except OSError:  # loading raises a file's error again; without mapped memory, it only takes longer
+    except OSError:  # loading raises a file's error again; without mapped memory, loading is only slower
         return None
 
 

@@ -28,7 +28,7 @@ class CacheSize(Struct, frozen=True):
     """The number of pages, their bytes, and the reason for logs.
 
     pages          ids 1..pages; page 0 is scratch and counted in bytes only
-    max_model_len  the longest sequence that the pages hold
+    max_model_len  tokens of the longest sequence that fits the pages
     """
 
     pages: int

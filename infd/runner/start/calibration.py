@@ -31,12 +31,12 @@ CALM_MS = 50.0
 PACE = 1.75
 EVEN = 8  # mixed steps' tokens are a multiple of it: matrix products tile rows
 WAITS = 31  # steps per median when polling is compared with sleeping
-SHORT_S = 2e-3  # in longer steps, interrupt latency is a small share
+SHORT_S = 2e-3  # no polling for longer steps: interrupt latency is a small share of their duration
 ASKED = 1.5  # polling time, in durations of the step
 WORTH = 0.97  # polling is kept if a polled step lasts at most this share of an unpolled step
 SCORED = {"cpu": FEW, "cuda": 1024}  # tokens scored to measure the cost; few on a GPU would measure kernel launches
 LIKELIEST = 20  # requested top logprobs in scored steps
-ALIKE = 1.25  # largest ratio, either way, of the shortest step's duration to its kept duration
+ALIKE = 1.25  # largest ratio of the shortest step's measured and stored durations, longer to shorter
 
 
 class StepTokens(NamedTuple):

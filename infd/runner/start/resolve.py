@@ -114,7 +114,7 @@ def longest(wanted: int | None, trained: int, *, bounded: bool = True) -> int:
     """Return the tokens of the longest sequence.
 
     trained  the model's context length
-    bounded  whether the model computes no longer sequence
+    bounded  whether sequences longer than `trained` are refused
     """
     if trained < 2:
         raise CheckpointError(f"config.json: max_position_embeddings is {trained}; a prompt and an answer take two")

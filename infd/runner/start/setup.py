@@ -62,7 +62,7 @@ def set_up(
         ops = select(device, dtype, candidates, head=head_size(described))
         max_len = resolved.max_len or longest(config.model.max_model_len, registry.transformers_length(described))
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
-    except CheckpointError as error:  # raised without the directory
+    except CheckpointError as error:  # its message does not name the directory
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
     ops.ask("rows", "draw")  # the runner's; asked before weights are read, so that a refusal ends the start early
     if model.targets:

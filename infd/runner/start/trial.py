@@ -121,7 +121,7 @@ def warm_up(runner: Runner, plans: TrialPlans, device: str) -> None:
 
 
 def run(runner: Runner, plan: StepPlan) -> float:
-    """Compute a step and return its duration in seconds. Raises a row's fault: the model is broken."""
+    """Compute a step and return its duration in seconds. If a row failed, raises its fault: the model is broken."""
     started = time.perf_counter()
     result = runner.read(runner.sample(runner.forward(plan)))
     for fault in result.failed.values():
