@@ -1,7 +1,7 @@
-"""Locate an adapter's files, and confine those that operators name to one directory.
+"""Locate an adapter's files, and confine adapters that operators name to one directory.
 
 An adapter is a directory with two files, as PEFT saves it. Adapters named in the
-settings may be anywhere; those named by `infdctl load-lora` must be beneath
+settings may be anywhere; adapters named by `infdctl load-lora` must be beneath
 lora.root after following all links.
 """
 

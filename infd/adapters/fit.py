@@ -42,7 +42,7 @@ _REFUSED = {
 class Target(Protocol):
     """An adaptable matrix or embedding table of the model; see models/parameter.py.
 
-    modules  checkpoint modules fused in it, with their numbers of outputs
+    modules  checkpoint modules fused in it, with the number of outputs of each
     inputs   of the matrix; rows of the table
     table    whether it is an embedding table
     """

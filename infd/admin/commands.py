@@ -61,7 +61,7 @@ REFUSALS: Final = MappingProxyType(
 
 
 class AdminContext(Struct, frozen=True):
-    """What verb handlers act on.
+    """The objects and settings that verb handlers act on.
 
     model      served name of the model
     drain      starts draining, as TERM does, and returns at once; idempotent

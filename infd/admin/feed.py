@@ -1,4 +1,4 @@
-"""Stream a feed's items to subscribers, one JSON object a line.
+"""Stream a feed's items to subscribers, one JSON object per line.
 
 Socket buffers hold unread lines. A subscriber that does not read for
 WRITE_TIMEOUT_S is dropped; a subscriber beyond MAX_SUBSCRIBERS is refused.

@@ -335,7 +335,7 @@ class LoraChanged(Struct):
 
 
 class ReadEvents(Struct, forbid_unknown_fields=True):
-    """Read recent events, one JSON object a line.
+    """Read recent events, one JSON object per line.
 
     since   only events with a larger `seq`; all events if the daemon (restarted) has not reached this number
     follow  continue with new events until the subscriber disconnects or the daemon exits

@@ -41,7 +41,7 @@ _CONTINUE = "100-continue"
 class AdminServer:
     """Serves the admin verbs and feeds.
 
-    connections  all open ones, oldest first
+    connections  all open connections, oldest first
     feeds        the feeds that clients follow
     """
 

@@ -1,4 +1,4 @@
-"""The worker's loop: receive an order, do its task, reply, until the daemon is gone.
+"""The worker's loop: receive an order, do its task, reply, until the daemon closes the connection.
 
 The kernel ends this process at a task's limit (SIGALRM), when the daemon closes its standard input or ends (SIGIO), and
 before any other process where memory runs out. Neither signal has a handler, so no task can delay them.

@@ -32,11 +32,11 @@ class Reply(Struct, omit_defaults=True):
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """The process at the other end has closed the connection."""
 
 
 class Late(Exception):
-    """A frame did not come in time."""
+    """A frame was not sent or received before the deadline."""
 
 
 def send(connection: socket.socket, message: Struct, deadline: float | None = None) -> None:

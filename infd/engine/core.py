@@ -33,7 +33,7 @@ class EngineCore:
     """Computes requests. `load` rebuilds all parts for the loaded model.
 
     loaded     whether a model is loaded; before that the scheduler can admit nothing
-    capacity   what the device can hold
+    capacity   the executor's limits: pages, rows, tokens of a step
     scheduler  decides what each step computes
     in_flight  every choice that is queued and has not ended
     loop       issues and commits the steps
@@ -76,7 +76,7 @@ class EngineCore:
         self.record = StepRecord(self.scheduler, self._executor.pulse, telemetry)
 
     async def load(self) -> Capacity:
-        """Load the model; return what the device can hold beside it. Raises StartError."""
+        """Load the model; return the capacity that remains on the device. Raises StartError."""
         capacity = await self._executor.load(self._on_device_lost)
         self._assemble(capacity)
         self.loaded = True

@@ -82,7 +82,7 @@ class Engine:
     # Life
 
     async def load(self) -> Capacity:
-        """Load the model; return what the device can hold beside it. Raises StartError."""
+        """Load the model; return the capacity that remains on the device. Raises StartError."""
         return await self.core.load()
 
     @property

@@ -111,7 +111,7 @@ class CacheLayout(Struct, frozen=True):
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """What the executor can hold, known once the model is loaded.
+    """The executor's limits, known once the model is loaded.
 
     pages           page ids 1..pages may be granted; page 0 is scratch: padding is written there, and never used
     rows            most running sequences

@@ -64,7 +64,7 @@ class Parameter(Protocol):
         """Return a view of rows [first, first + count) in the checkpoint's layout; None: use `place` instead."""
 
     def packing(self, dtype: torch.dtype) -> Packing | None:
-        """Return how native code does what `place` does with rows of `dtype`; None: only `place` does."""
+        """Return how native code stores rows of `dtype`, as `place` does; None: only `place` stores them."""
 
     def place(self, first: int, rows: Tensor) -> None:
         """Convert floating-point `rows` to the parameter's form and store them, starting at row `first`."""
@@ -127,7 +127,7 @@ def load(
     """Allocate every parameter in `arena` and read its values.
 
     progress  called with (bytes read, bytes to read), at 0 and at least every second as long as the disk reads
-    natively  fills what it can, without the interpreter
+    natively  native code that fills the tensors it supports; None: Python fills all
 
     Raises CheckpointError: before any allocation if the checkpoint does not match the model, later if a file was
     truncated.

@@ -1,4 +1,4 @@
-"""Cut tensors into parts that native code reads to their destination without the interpreter."""
+"""Split tensors into parts that native code reads to their destinations."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Fill(Protocol):
     """Native code that fills parts."""
 
     def __call__(self, parts: Sequence[FilePart], report: Callable[[int], None]) -> int | None:
-        """Fill all parts. Return the index of one whose file ends early, or None.
+        """Fill all parts. Return the index of a part whose file ends early, or None.
 
-        report  called with the bytes read since the last call, at least every second
+        report  called with the number of bytes read since the last call, at least every second
 
         Raises OSError.
         """

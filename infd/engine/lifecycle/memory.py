@@ -65,7 +65,7 @@ class ModelMemory:
                     self._core.forget_prefixes(preempting=True)
 
     async def restore(self, parts: frozenset[MemoryPart]) -> None:
-        """Restore the released ones among `parts`. Raises StartError."""
+        """Restore the released parts among `parts`. Raises StartError."""
         async with self._changing:
             missing = parts & self.released
             if missing:

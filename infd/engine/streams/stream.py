@@ -4,7 +4,7 @@ The engine pushes tokens, the caller reads deltas at its own pace. A slow caller
 gets several tokens in one delta and never blocks the engine; a caller with more
 than PENDING_BYTES unread is paused: no further steps are computed for it. A
 caller that waits may consume tokens during the push, unbuffered: most tokens
-are delivered so. Each stream ends with exactly one terminal event.
+are delivered this way. Each stream ends with exactly one terminal event.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Watcher(Protocol):
     """Reads a choice's tokens as they are pushed, and ends the choice at a stop string."""
 
     def feed(self, token_ids: list[int]) -> int | None:
-        """Return how many of these tokens there are up to the end of a stop string; None if no stop string ends here.
+        """Return the number of tokens up to the end of a stop string; None if no stop string ends in these tokens.
 
         The end id that finishes a choice is not fed.
         """

@@ -82,7 +82,7 @@ class BlockParser:
         return text
 
     def _before(self, text: str) -> str:
-        """Return the text after the opening mark: all of the text if it lacks the mark, nothing while undecided."""
+        """Return the text after the opening mark; all of the text if it lacks the mark, nothing while undecided."""
         words = text.lstrip()
         self._pending = ""
         if words.startswith(self._open):
