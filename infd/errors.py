@@ -59,7 +59,7 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def brief(text: str) -> str:
-    """Cut text from a client to the 100 characters that an error message may repeat."""
+    """Truncate text from a client to the 100 characters that an error message may repeat."""
     return text if len(text) <= 100 else text[:100] + "..."
 
 

@@ -1,4 +1,4 @@
-"""What a model holds in memory, in types shared by engine, runner and admin; and glibc's allocator settings."""
+"""A model's parts in memory, in types shared by engine, runner and admin; and glibc's allocator settings."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ W = TypeVar("W", Generate, Score)
 
 
 def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
-    """Return the want of one kind, None if there is none."""
+    """Return the want of type `kind`, None if `wants` lacks it."""
     return next((want for want in wants if isinstance(want, kind)), None)
 
 

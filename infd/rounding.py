@@ -1,4 +1,4 @@
-"""Division of whole numbers that rounds up."""
+"""Integer division that rounds up."""
 
 
 def ceil_div(number: int, divisor: int) -> int:

@@ -1,4 +1,4 @@
-"""One daemon from start to exit: what runs, who owns it, and in which order it ends.
+"""One daemon from start to exit: its components, their owners, and the order in which they end.
 
 TERM   readiness fails, then requests in flight get `drain_timeout_s`, then error events
 INT    (or a second TERM) error events at once, exit within 2 s

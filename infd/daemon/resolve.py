@@ -1,4 +1,4 @@
-"""Resolve what the settings refer to: the checkpoint's directory, served names, adapters' root, API keys."""
+"""Resolve references in the settings: the checkpoint's directory, served names, adapters' root, API keys."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def pay_to_fill(fuel: Fuel, form: str, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def check_braces(form: str) -> None:
-    """Raises SecurityError for a form of `str.format` with a field that may be wide."""
+    """Raise SecurityError for a form of `str.format` with a field that may be wide."""
     if _WIDE_BRACES.search(form):
         raise SecurityError("formats too wide a field")
 

@@ -96,9 +96,9 @@ class CapturedPlan(AttentionPlan, Protocol):
         """Set the host's bounds for the next replay; called outside the capture."""
 
     def begin(self) -> None:
-        """Compute what all layers share, once the batch is filled; captured with the layers.
+        """Run the work that all layers share, once the batch is filled; captured with the layers.
 
-        The first, uncaptured step records what that is.
+        The first, uncaptured step records that work.
         """
 
 

@@ -4,7 +4,7 @@ XQA reads lengths computed on the device. A wrapper is planned before each repla
 how keys are split, but neither the grid nor the buffers' addresses. Page ids are gathered on the device, since only the
 device has the step's page tables.
 
-Work that all layers share runs once, in `begin`. The first, uncaptured step records what that work is.
+Work that all layers share runs once, in `begin`. The first, uncaptured step records that work.
 """
 
 from __future__ import annotations
