@@ -34,7 +34,7 @@ ENCODE_S: Final = 10.0
 COMPILE_S: Final = 5.0
 LOAD_S: Final = 60.0
 CONVERT_S: Final = 300.0  # transformers is imported, which takes seconds
-MARGIN_S: Final = 1.0  # a rendering mostly ends by itself, at its own limit
+MARGIN_S: Final = 1.0  # a rendering usually ends by itself, at its own limit
 
 
 class Load(Struct, tag=True):

@@ -39,7 +39,7 @@ class TextFiles(Struct, frozen=True, kw_only=True):
     extra_special      further special tokens, without a role
     added_tokens       tokens to add to the vocabulary if it lacks them, by id; each as its JSON object
     split_special      whether special tokens in a text are encoded as ordinary characters
-    templates          chat templates by name, mostly "default" only
+    templates          chat templates by name, usually "default" only
     generation_config  generation_config.json, unchanged
     end_ids            ids that end an answer according to the configuration files
     """

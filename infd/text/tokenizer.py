@@ -241,7 +241,7 @@ class Tokenizer:
     ) -> BytePieces | TextPieces | None:
         """Return the table to decode with, None if this decoder has none.
 
-        shown  special ids that are not skipped with the others; the last set is cached, since a model has one
+        shown  special ids that are not skipped with other special ids; the last set is cached, since a model has one
         """
         if not skip_special_tokens or self._pieces is None:
             return self._pieces
@@ -256,7 +256,7 @@ class Tokenizer:
     ) -> detokenize.Detokenizer:
         """Start a stream of ids to text, by the fastest exact way for this tokenizer.
 
-        shown  special ids that are written out although the others are skipped
+        shown  special ids that are written out although other special ids are skipped
         """
         pieces = self.pieces(skip_special_tokens=skip_special_tokens, shown=shown)
         if pieces is not None:

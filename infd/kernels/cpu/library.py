@@ -65,7 +65,7 @@ class Library:
 
 
 def address(kernel: Callable[..., Any]) -> int:
-    """Return where a kernel's code begins, for other native code to call."""
+    """Return the address of a kernel's code, for other native code to call."""
     found = ctypes.cast(kernel, POINTER).value  # type: ignore[arg-type]  # a kernel is a ctypes function
     assert found is not None
     return found

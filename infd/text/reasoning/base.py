@@ -31,7 +31,7 @@ class ReasoningSyntax(Protocol):
         """Start parsing an answer. Returns None if the answer cannot hold a thought.
 
         prompt     the end of the prompt: templates may open a thought there, or close one to forbid it
-        continued  the text of the assistant's message that the answer continues, mostly empty
+        continued  the text of the assistant's message that the answer continues, usually empty
         """
 
 
