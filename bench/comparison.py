@@ -22,7 +22,8 @@ from msgspec import Meta, Struct, field
 from server_process import ServerProcess, free_port
 from workloads import FIGURES, Workload
 
-from infd.loadgen.load import Settings, offer
+from infd.loadgen.load import offer
+from infd.loadgen.settings import Settings
 from infd.loadgen.stream import RequestFailed
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from infd.loadgen.load import Settings
+    from infd.loadgen.settings import Settings
 
 
 class Sample(Struct, kw_only=True):

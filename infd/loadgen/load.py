@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -21,36 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from infd.loadgen.figures import Report, Sample
+    from infd.loadgen.settings import Settings
 
 T = TypeVar("T")
-
-
-class Settings(Struct, frozen=True, kw_only=True):
-    """Parameters of a load run; the report repeats them.
-
-    concurrency   most requests in flight; None: no limit
-    request_rate  mean arrivals a second (Poisson); None: a request is sent when another ends
-    shared        fraction of each prompt that is a common prefix, if prompts is "shared-prefix"
-    warmup        requests sent first, unmeasured
-    body          extra fields for every request's body, in the server's dialect
-    """
-
-    url: str
-    model: str = ""  # empty: the first model that the server lists
-    endpoint: Literal["chat", "completions"] = "chat"
-    requests: Annotated[int, Meta(ge=1)] = 64
-    concurrency: Annotated[int, Meta(ge=1)] | None = 8
-    request_rate: Annotated[float, Meta(gt=0)] | None = None
-    input_tokens: Annotated[int, Meta(ge=1)] = 128
-    output_tokens: Annotated[int, Meta(ge=1)] = 128
-    prompts: prompts.Kind = "random"
-    shared: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    temperature: float | None = None  # None: the server's default
-    ignore_eos: bool = False
-    seed: int = 0
-    warmup: Annotated[int, Meta(ge=0)] = 1
-    timeout_s: Annotated[float, Meta(gt=0)] = 600.0
-    body: dict[str, Any] = {}
 
 
 class _Listed(Struct):

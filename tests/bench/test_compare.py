@@ -19,7 +19,7 @@ from server_process import ServerProcess, free_port
 from workloads import Workload
 
 from infd.loadgen.figures import summarise
-from infd.loadgen.load import Settings
+from infd.loadgen.settings import Settings
 from tests.bench.fake_server import FakeOpenAI
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infd.loadgen.figures import Sample, percentile, spread, summarise
-from infd.loadgen.load import Settings
+from infd.loadgen.settings import Settings
 
 
 def sample(*, ttft_s: float, gaps_s: list[float], output_tokens: int, counted: bool = True) -> Sample:

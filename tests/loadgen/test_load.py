@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from infd.loadgen.load import Settings, offer
+from infd.loadgen.load import offer
 from infd.loadgen.prompts import Prompts, WordCost
+from infd.loadgen.settings import Settings
 from infd.loadgen.stream import RequestFailed
 from tests.bench.fake_server import FakeOpenAI
 

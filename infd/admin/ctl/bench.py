@@ -49,7 +49,8 @@ def bench(as_json: bool, api_key_env: str | None, concurrency: int | None, **opt
 
     import uvloop
 
-    from infd.loadgen.load import Settings, offer
+    from infd.loadgen.load import offer
+    from infd.loadgen.settings import Settings
     from infd.loadgen.stream import RequestFailed
 
     if concurrency is None and options["request_rate"] is None:
