@@ -57,7 +57,10 @@ class Offload:
         return await asyncio.get_running_loop().run_in_executor(self._short, partial(work, *args, **kwargs))
 
     async def apart(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run `work`, a call to the worker process, on its thread. Cancelling the caller drops or interrupts it."""
+        """Run `work`, a call to the worker process, on the worker's thread.
+
+        Cancelling the caller drops a queued call, and interrupts a running one once another call waits.
+        """
         call = _Call(partial(work, *args, **kwargs))
         self._awaited += 1
         self._interrupt_abandoned()

@@ -135,7 +135,7 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Tokens generated and known."""
+        """Number of generated tokens whose ids are known."""
         return len(self.tokens) - self.prompt_tokens
 
     def score(self, start: int, logprobs: list[TokenLogprobs]) -> None:

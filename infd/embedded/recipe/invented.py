@@ -54,7 +54,7 @@ class Nouns(Struct, frozen=True):
 
 
 def invent(rng: Random, pool: Pool, count: int) -> list[Tool]:
-    """Generate tools with distinct names. Several act on the same thing, so that every word of a name matters."""
+    """Generate tools with distinct names. Several tools share a `thing`, so that every word of a name matters."""
     nouns = [_nouns(rng, pool)]
     tools: dict[str, Tool] = {}
     taken = {tool.name for tool in CATALOGUE}

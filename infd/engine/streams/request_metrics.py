@@ -23,7 +23,10 @@ class RequestMetrics:
         self._metrics.queue.observe(choice.started - choice.submitted)
 
     def delivered(self, choice: ChoiceState, tokens: int, now: float) -> None:
-        """Record tokens pushed next to a choice's stream; `choice.last` is still the time of the previous tokens."""
+        """Record tokens that are about to be pushed to a choice's stream.
+
+        `choice.last` is still the time of the previous tokens.
+        """
         metrics = self._metrics
         metrics.generation_tokens += tokens
         if choice.first is not None:

@@ -173,8 +173,9 @@ class Inbox:
         return self.pending_bytes > PENDING_BYTES
 
     def taken(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Offer tokens to the taker if the caller waits, which it does only with no delta pending; return whether the
-        taker consumed them.
+        """Offer tokens to the taker, if the caller waits; return whether the taker consumed them.
+
+        A caller waits only while no delta is pending.
         """
         if self.taker is None or self.waiter is None or self.waiter.done():
             return False
