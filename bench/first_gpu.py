@@ -93,8 +93,8 @@ SMALL, LARGE = ("--models", "qwen3-0.6b"), ("--models", "qwen3-8b")
 RUNNER = tuple(
     f"tests/runner/{name}.py" for name in ("test_graphs", "arenas/test_sleep", "test_overlap", "readouts/test_scoring")
 )
-PARITY = tuple(f"tests/{room}/test_parity.py" for room in ("runner", "models", "adapters"))
-KERNELS = ("tests/kernels/triton", "tests/kernels/drawing", *COMPILING)
+PARITY = tuple(f"tests/{room}/test_parity.py" for room in ("executors", "models", "adapters"))
+KERNELS = ("tests/kernels/triton", "tests/kernels/reference/drawing", *COMPILING)
 ATTENTION = ("tests/kernels/triton/test_attention.py", "-k", "split or view or tiles")
 # Models whose FlashInfer modules the kit has: no windows, no score caps, heads of 128.
 CARRIED = "naive_loop_gives and None-None or reads_8_bit and None- or gives_what_the_reference_gives"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from infd.kernels.cpu.linear import Int4, Int8, Matrices
-from tests.kernels.placed import Placed, draw
+from tests.kernels.cpu.placed import Placed, draw
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 12, 13, 31, 260]
 

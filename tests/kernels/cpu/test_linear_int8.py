@@ -7,7 +7,7 @@ import torch
 
 from infd.kernels.cpu.linear import Int8
 from infd.kernels.reference import int8 as reference
-from tests.kernels.placed import Placed, draw
+from tests.kernels.cpu.placed import Placed, draw
 
 SHAPES = [(64, 64), (1, 1), (63, 2), (65, 7), (200, 129), (130, 2050), (66, 4399)]
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 31, 241]

@@ -1,4 +1,4 @@
-"""Guarantees of native attention beyond the family's contract, which `test_attention.py` tests."""
+"""Guarantees of native attention beyond the family's contract, which `families/test_attention.py` tests."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import torch
 
 from infd.kernels.cpu.linear import Matrices
 from infd.kernels.reference import dense
-from tests.kernels.placed import Placed, draw
+from tests.kernels.cpu.placed import Placed, draw
 
 SHAPES = [(64, 64), (1, 1), (63, 2), (65, 7), (200, 129), (130, 2050), (32, 4099)]
 ROWS = [1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 31, 64, 241, 500]

@@ -9,7 +9,7 @@ from torch.nn import functional
 from infd.kernels.cpu.linear import Int4
 from infd.kernels.reference import int4 as reference
 from infd.kernels.reference import int8
-from tests.kernels.placed import Placed, draw
+from tests.kernels.cpu.placed import Placed, draw
 
 SHAPES = [(64, 64), (1, 1), (63, 2), (65, 33), (200, 129), (130, 2050), (2, 8199)]
 ROWS = [1, 2, 5, 6, 7, 13, 31]

@@ -1,3 +1,0 @@
-from tests.tiny import tiny
-
-__all__ = ["tiny"]
