@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from infd.runner.arenas.vram import bank_of
-from infd.runner.graphs import CudaGraphs
+from infd.runner.cuda_graphs.capture import CudaGraphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
 
     from infd.models.base import Model
-    from infd.runner.graphs import Graphs
+    from infd.runner.cuda_graphs.capture import Graphs
 
 PAGE = 16
 _QWEN3 = {
@@ -98,7 +98,7 @@ class Timed(NamedTuple):
 
 
 class Again:
-    """Implements `runner.graphs.Graphs` without a GPU: replay launches the work again."""
+    """Implements `runner.cuda_graphs.capture.Graphs` without a GPU: replay launches the work again."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return work

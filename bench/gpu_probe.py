@@ -36,7 +36,7 @@ from infd.kernels.reference.drawing.draw import Draw as ReferenceDraw
 from infd.kernels.select import CANDIDATES, select
 from infd.kernels.triton import presence as triton_presence
 from infd.runner.arenas.vram import bank_of
-from infd.runner.graphs import CudaGraphs
+from infd.runner.cuda_graphs.capture import CudaGraphs
 from infd.runner.start.setup import choose_device
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from infd.kernels.families.attention import AttentionPlan
-    from infd.runner.graphs import Graphs
+    from infd.runner.cuda_graphs.capture import Graphs
 
     Found = dict[str, Any]
 

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity
 
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.request import Adapter, Generate, SamplingParams
-from infd.runner.graphs import PATIENCE
+from infd.runner.cuda_graphs.padded_step import PATIENCE
 from infd.scheduler.plan import Join, Load, Span, StepPlan
 
 if TYPE_CHECKING:

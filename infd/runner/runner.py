@@ -12,8 +12,8 @@ import torch
 from msgspec import Struct
 
 from infd.runner.batch import gather
+from infd.runner.cuda_graphs.decoding import decoding
 from infd.runner.faults import diagnose
-from infd.runner.graphs import decoding
 from infd.runner.readouts.sampling import Sampling
 from infd.runner.readouts.scoring import Scoring
 from infd.runner.sampler import Sampler
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from infd.runner.graphs import Graphs
+    from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.instance import Instance
     from infd.runner.readouts.readout import Reading, Readout
     from infd.runner.staging import StagingBuffer

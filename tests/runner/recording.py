@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Recordings:
-    """Implements `runner.graphs.Graphs`. made: how many there are"""
+    """Implements `runner.cuda_graphs.capture.Graphs`. made: how many there are"""
 
     def __init__(self) -> None:
         self.made = 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.models.base import Model
-    from infd.runner.graphs import Computed
+    from infd.runner.cuda_graphs.padded_step import Computed
     from infd.runner.readouts.readout import Selection
     from infd.runner.sampler import Likeliest, Sampled, Sampler
     from infd.runner.staging import Staging

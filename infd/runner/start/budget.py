@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from infd.errors import OutOfMemory
 from infd.rounding import ceil_div
+from infd.runner.cuda_graphs.buffers import sizes
 from infd.runner.faults import lacks_memory, let_go
-from infd.runner.graphs import sizes
 from infd.runner.start.cache_size import Room
 from infd.runner.start.calibration import LEAST, LIKELIEST
 from infd.runner.start.trial import TrialPlans, run
@@ -23,7 +23,7 @@ from infd.runner.start.trial import TrialPlans, run
 if TYPE_CHECKING:
     from infd.config import Config
     from infd.runner.arenas.arena import Arena, Bank
-    from infd.runner.graphs import Graphs
+    from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.start.runners import Runners
 
 MIB: Final = 2**20

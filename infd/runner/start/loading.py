@@ -26,7 +26,7 @@ from infd.models.config import architecture
 from infd.runner.arenas.arena import CPU, Anonymous, Arena
 from infd.runner.arenas.residence import Residence
 from infd.runner.arenas.vram import bank_of
-from infd.runner.graphs import CudaGraphs
+from infd.runner.cuda_graphs.capture import CudaGraphs
 from infd.runner.start.budget import draw_up, on_host
 from infd.runner.start.cache_size import size_cache
 from infd.runner.start.calibration import LEAST, MOST, calibrate, choose_spin, holds
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from infd.kernels.triton.compiled import Ledger
     from infd.runner.arenas.arena import Bank
     from infd.runner.arenas.host import Headstart
-    from infd.runner.graphs import Graphs
+    from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.pulse import Pulse
     from infd.runner.runner import Runner
     from infd.runner.start.calibration import Calibration

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.kernels.ops import Ops
     from infd.runner.arenas.arena import Arena, Arenas
-    from infd.runner.graphs import Graphs
+    from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.pulse import Pulse
     from infd.runner.start.setup import ModelSetup
 

@@ -55,7 +55,7 @@ RANKS = (16, 32, 64)  # of adapters, loaded one at a time: mixed ranks call no f
 
 
 class Launched:
-    """Implements `runner.graphs.Graphs` without capturing: steps use persistent buffers and launch every kernel."""
+    """Implements `cuda_graphs.capture.Graphs` without capturing: each replay launches every kernel."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return work

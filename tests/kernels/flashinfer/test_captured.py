@@ -241,7 +241,7 @@ def test_steps_of_all_sizes_share_what_their_pages_stand_in():
 @pytest.mark.parametrize(("window", "softcap", "planned"), [(None, None, False), (20, None, True), (None, 30.0, False)])
 def test_on_a_gpu_what_was_captured_is_right_when_lengths_and_tables_change(gpu, window, softcap, planned):
     from infd.kernels.flashinfer.attention import PagedAttention
-    from infd.runner.graphs import CudaGraphs
+    from infd.runner.cuda_graphs.capture import CudaGraphs
 
     attention = PagedAttention(planned=planned)
     steps = Steps(attention, window=window, softcap=softcap, dtype=torch.bfloat16, device=gpu)

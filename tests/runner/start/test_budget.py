@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from infd.config import CacheConfig, Config, DeviceConfig, LoraConfig, SchedulerConfig
 from infd.errors import OutOfMemory
-from infd.runner.graphs import sizes
+from infd.runner.cuda_graphs.buffers import sizes
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
 from infd.runner.start import runners

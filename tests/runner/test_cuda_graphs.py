@@ -21,7 +21,9 @@ from infd.kernels.reference.lora import Lora
 from infd.kernels.select import CANDIDATES, insisting
 from infd.memory import MemoryPart
 from infd.request import Adapter, SamplingParams
-from infd.runner.graphs import PATIENCE, CudaGraphs, sizes
+from infd.runner.cuda_graphs.buffers import sizes
+from infd.runner.cuda_graphs.capture import CudaGraphs
+from infd.runner.cuda_graphs.padded_step import PATIENCE
 from infd.runner.pulse import Pulse
 from infd.runner.start import loading
 from infd.scheduler.plan import Grant, Load, StepPlan
@@ -32,7 +34,7 @@ from tests.runner.recording import Impossible, Recordings, SlotTables, TableAtte
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from infd.runner.graphs import Graphs
+    from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.start.loading import Loaded
 
 ROWS = 6
@@ -109,7 +111,7 @@ def serve(tiny, monkeypatch) -> Callable[..., Served]:
         # What is not torch's own leaves no trace for a recording.
         monkeypatch.setattr(loading, "candidates", lambda model: insisting("reference", CANDIDATES))
         monkeypatch.setattr(loading, "graphs_of", lambda device, settings: graphs)
-        monkeypatch.setattr("infd.runner.graphs.START_S", start_s)
+        monkeypatch.setattr("infd.runner.cuda_graphs.decoding.START_S", start_s)
         return Served(loading.build(settings(str(tiny(variant)), "cpu", dtype=dtype), Pulse()))
 
     return make
@@ -152,7 +154,7 @@ def test_captured_steps_give_the_tokens_that_others_do(serve, variant):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("logits_bytes", [0, 2**25])
 def test_a_captured_step_is_equal_to_one_that_is_not(serve, monkeypatch, logits_bytes, dtype):
-    monkeypatch.setattr("infd.runner.graphs.LOGITS_BYTES", logits_bytes)
+    monkeypatch.setattr("infd.runner.cuda_graphs.buffers.LOGITS_BYTES", logits_bytes)
     served = serve(Recordings(), dtype=dtype)
     decoding = served.loaded.runner.decoding
     served.start(3)
@@ -196,7 +198,7 @@ def started(served: Served, asked) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_that_ask_for_more_than_the_likeliest_token_get_it_from_a_captured_step_too(serve, monkeypatch, dtype):
     whole = serve(Recordings(), start_s=60.0, dtype=dtype)
-    monkeypatch.setattr("infd.runner.graphs.LOGITS_BYTES", 0)
+    monkeypatch.setattr("infd.runner.cuda_graphs.buffers.LOGITS_BYTES", 0)
     outside = serve(Recordings(), start_s=60.0, dtype=dtype)
     for asked in (ASKED, ASKED[1:], ASKED[:1]):
         started(whole, asked)
@@ -206,7 +208,7 @@ def test_rows_that_ask_for_more_than_the_likeliest_token_get_it_from_a_captured_
 
 def test_logits_of_16_bits_have_twice_as_many_rows_in_as_many_bytes(serve, monkeypatch):
     vocabulary = serve(None).loaded.runner.instance.rows.vocab_size
-    monkeypatch.setattr("infd.runner.graphs.LOGITS_BYTES", 2 * 4 * vocabulary)
+    monkeypatch.setattr("infd.runner.cuda_graphs.buffers.LOGITS_BYTES", 2 * 4 * vocabulary)
     for dtype, rows in (("float32", 2), ("bfloat16", 4)):
         frames = serve(Recordings(), dtype=dtype).loaded.runner.decoding._plain
         assert [frame.size for frame in frames if frame._logits is not None][-1] == rows
@@ -296,13 +298,13 @@ def test_the_start_waits_for_captures_as_long_as_it_may_and_the_others_are_to_co
     assert served.captured == [1]
     decoding = served.loaded.runner.decoding
     monkeypatch.setattr(decoding, "_clock", lambda: graphs.now)
-    monkeypatch.setattr("infd.runner.graphs.START_S", 1.0)
+    monkeypatch.setattr("infd.runner.cuda_graphs.decoding.START_S", 1.0)
     with served.loaded.runner.active(), caplog.at_level("INFO"):
         decoding.begin()
     facts = served.loaded.runner.facts()["graphs"]
     assert (facts["captured"], facts["to_come"]) == ([1, 4, 6], 1)
     assert 1.5 <= facts["capture_s"] < 60
-    assert "decoding steps: 3 sizes captured in 1.5 s, 1 to come" in caplog.text
+    assert "decoding steps: 3 sizes captured in 1.5 s, 1 to be captured while idle" in caplog.text
     assert not served.idle()
     assert served.captured == [1, 2, 4, 6]
 
@@ -346,8 +348,8 @@ def test_where_memory_is_short_of_a_large_size_the_smaller_ones_are_captured(ser
 
 
 def test_a_size_that_failed_is_tried_again_when_it_was_wanted_often_enough_and_ever_more_seldom(serve, monkeypatch):
-    monkeypatch.setattr("infd.runner.graphs.RETRY", 3)
-    monkeypatch.setattr("infd.runner.graphs.GROWTH", 2)
+    monkeypatch.setattr("infd.runner.cuda_graphs.padded_step.RETRY", 3)
+    monkeypatch.setattr("infd.runner.cuda_graphs.padded_step.GROWTH", 2)
     graphs = Impossible()
     served = serve(graphs)
     assert graphs.tried == [1]
@@ -618,8 +620,8 @@ def test_what_was_captured_holds_after_weights_and_cache_were_given_back(serve, 
 def test_on_a_gpu_captured_steps_are_equal_to_those_that_are_not(tiny, monkeypatch, variant, dtype, logits_bytes):
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    monkeypatch.setattr("infd.runner.graphs.START_S", 0.0)
-    monkeypatch.setattr("infd.runner.graphs.LOGITS_BYTES", logits_bytes)
+    monkeypatch.setattr("infd.runner.cuda_graphs.decoding.START_S", 0.0)
+    monkeypatch.setattr("infd.runner.cuda_graphs.buffers.LOGITS_BYTES", logits_bytes)
     loaded, eager = (
         loading.build(settings(str(tiny(variant)), "cuda", graphs=graphs, dtype=dtype), Pulse())
         for graphs in (True, False)

@@ -1,0 +1,11 @@
+"""Capture decoding steps of a few batch sizes as CUDA graphs and replay them: one launch per step.
+
+A decoding step computes one token per sequence and samples all of them. It is padded to the next captured size with the
+scratch row. Inputs that differ between steps are in persistent buffers; sampled tokens are read from `Rows` within the
+graph. A step of an uncaptured size launches the same kernels on the same buffers one by one, with the same result.
+
+1. capture      captures work as a CUDA graph
+2. buffers      the input buffers, and the captured sizes
+3. padded_step  computes the decoding steps of one size
+4. decoding     selects each step's size, and decides when a size is captured
+"""

@@ -1,0 +1,96 @@
+"""Capture work as CUDA graphs that share a memory pool."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+import torch
+
+from infd.runner.faults import lacks_memory, let_go
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("infd.runner")
+
+
+class Graphs(Protocol):
+    """Captures work on a device."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that repeats `work` on the same memory. Capturing may itself call `work`."""
+
+
+class CudaGraphs:
+    """Implements Graphs with CUDA graphs. Other threads may call CUDA during a capture.
+
+    torch.cuda.graph is not used: before each capture it synchronizes with the device and empties torch's caches, which
+    delays streams, and the next prompt by new allocations. Here caches are emptied only after memory ran out.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+        self._made: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # graphs that share the pool
+        # Kept alive: torch's allocator of pinned memory continues to query the graph of an invalidated capture.
+        self._broken: list[torch.cuda.CUDAGraph] = []
+        self._nothing = torch.zeros(1, device=device)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        try:
+            return self._capture(work)
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            let_go(error)
+        return self._capture(work)
+
+    def _capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            work()  # libraries initialize on first use, which cannot be captured
+            current.wait_stream(self._stream)
+            if not self._made:  # torch does not accept a pool whose graphs are all freed
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = self._record(work)
+        self._made.add(graph)
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Capture `work` on the current stream, with the pool's memory."""
+        graph, ended = torch.cuda.CUDAGraph(), False
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+                ended = True
+        except BaseException:
+            if not ended:
+                self._forsake(graph)
+            raise
+        return graph
+
+    def _forsake(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End an invalidated capture for torch's allocators, which otherwise consider it in progress."""
+        self._broken.append(graph)
+        with suppress(RuntimeError):  # the allocators have ended the capture
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            torch._C._cuda_releasePool(self._device.index, self._pool)
+        self._made.clear()
+        # Before torch 2.13 torch's random number generator considers it in progress until another capture has ended.
+        mending = torch.cuda.CUDAGraph()
+        try:
+            mending.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
+            self._nothing.zero_()  # torch warns of empty graphs
+            mending.capture_end()
+        except RuntimeError as error:
+            self._broken.append(mending)
+            log.warning("torch may give no random numbers on %s any more: %s", self._device, error)
