@@ -113,8 +113,8 @@ def kernels_chosen(probe: Probe) -> Found:
 def arena(probe: Probe) -> Found:
     """Check that torch accepts a tensor in mapped memory, and time mapping it again."""
     bank = bank_of(probe.device)
-    if bank.sleepless:
-        raise RuntimeError(bank.sleepless)
+    if bank.sleep_refusal:
+        raise RuntimeError(bank.sleep_refusal)
     size = 5 * GIB // probe.scale + 12345
     held = bank.arena(size, "the probe")
     x = held.take((2**20 // probe.scale,), torch.float32)

@@ -98,8 +98,8 @@ async def measure(
     )
     engine = Engine(config, LocalExecutor(config), Metrics())
     await engine.load()
-    if engine.executor.sleepless:
-        raise SystemExit(engine.executor.sleepless)
+    if engine.executor.sleep_refusal:
+        raise SystemExit(engine.executor.sleep_refusal)
     running = asyncio.ensure_future(engine.run())
     await asyncio.sleep(0)
     buffer = bytearray(stored_bytes(directory))

@@ -298,7 +298,7 @@ class FakeExecutor:
         self._worker: asyncio.Task[None] | None = None
         self.load_error: InfdError | None = None
         self.lost: Callable[[DeviceLost], None] | None = None  # reports the loss of the device
-        self.sleepless = ""
+        self.sleep_refusal = ""
         self.parks = False  # whether weights leave the device in a light sleep
         self.resident: dict[str, int] = {}
         self.held = Memory()
@@ -360,7 +360,7 @@ class FakeExecutor:
     def memory(self) -> Memory:
         return self.held
 
-    def gives_back(self, level: int) -> frozenset[MemoryPart]:
+    def released_by(self, level: int) -> frozenset[MemoryPart]:
         return ALL if level > 1 or self.parks else frozenset({MemoryPart.CACHE})
 
     async def sleep(self, level: int) -> int:

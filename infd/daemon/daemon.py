@@ -178,7 +178,7 @@ class Daemon:
         self.loading(done, total)
 
     def _warn_unless_sleep_works(self) -> None:
-        if self.config.server.idle_sleep_s is not None and (reason := self.executor.sleepless):
+        if self.config.server.idle_sleep_s is not None and (reason := self.executor.sleep_refusal):
             log.warning(
                 "server.idle_sleep_s is set, but infd cannot sleep here and keeps its memory: unset it, or choose a"
                 " device that can",

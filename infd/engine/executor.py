@@ -42,7 +42,7 @@ class Executor(Protocol):
         """Residency of weights and cache. No step is issued unless both are loaded."""
 
     @property
-    def sleepless(self) -> str:
+    def sleep_refusal(self) -> str:
         """Why memory cannot be released; empty if it can."""
 
     async def load(self, lost: Callable[[DeviceLost], None] | None = None) -> Capacity:
@@ -54,7 +54,7 @@ class Executor(Protocol):
     def forward(self, plan: StepPlan) -> Step:
         """Issue a step without waiting for it. Never raises: errors are set on the future of `Step.sample`."""
 
-    def gives_back(self, level: int) -> frozenset[MemoryPart]:
+    def released_by(self, level: int) -> frozenset[MemoryPart]:
         """Return the parts that a sleep of this level releases."""
 
     async def sleep(self, level: int) -> int:

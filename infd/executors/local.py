@@ -126,12 +126,12 @@ class LocalExecutor:
         return Memory() if self._model is None else self._model.residence.memory
 
     @property
-    def sleepless(self) -> str:
+    def sleep_refusal(self) -> str:
         return "the model is not loaded" if self._model is None else self._model.residence.refusal
 
-    def gives_back(self, level: int) -> frozenset[MemoryPart]:
+    def released_by(self, level: int) -> frozenset[MemoryPart]:
         assert self._model is not None
-        return self._model.residence.gives_back(level)
+        return self._model.residence.released_by(level)
 
     async def sleep(self, level: int) -> int:
         return await self._change(lambda loaded: loaded.residence.sleep(level))

@@ -78,7 +78,7 @@ class NullExecutor:
         self._steps = 0
         self._free_at = 0.0
         self.memory = Memory()
-        self.sleepless = ""
+        self.sleep_refusal = ""
 
     async def load(self, lost: Callable[[DeviceLost], None] | None = None) -> Capacity:
         config, sizes = self._config, self._sizes()
@@ -107,7 +107,7 @@ class NullExecutor:
         self._free_at = max(self._free_at, loop.time()) + self._step_s
         loop.call_at(self._free_at, self._finish, step)
 
-    def gives_back(self, level: int) -> frozenset[MemoryPart]:
+    def released_by(self, level: int) -> frozenset[MemoryPart]:
         return ALL if level >= 2 else frozenset({MemoryPart.CACHE})
 
     async def sleep(self, level: int) -> int:

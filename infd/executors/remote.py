@@ -79,12 +79,12 @@ class RemoteExecutor:
         spawn           starts the worker with its side of the socket pair
         """
         self.depth = 1
-        self.sleepless = "the model is not loaded"
+        self.sleep_refusal = "the model is not loaded"
         self._config = config
         self._progress = progress
         self._spawn = spawn
         self._journal_stream = journal_stream
-        self._gives_back: dict[int, frozenset[MemoryPart]] = {}
+        self._released_by: dict[int, frozenset[MemoryPart]] = {}
         self._state = wire.State(Memory(), {"ops": []})
         self._pulse = 0
         self._steps: dict[int, asyncio.Future[StepResult]] = {}
@@ -106,7 +106,7 @@ class RemoteExecutor:
         )
         self._watching = loop.create_task(self._watch(lost), name="executor")
         loaded: wire.Loaded = await self._call(lambda _: wire.Start(self._config(), self._journal_stream))
-        self.depth, self.sleepless, self._gives_back = loaded.depth, loaded.sleepless, loaded.gives_back
+        self.depth, self.sleep_refusal, self._released_by = loaded.depth, loaded.sleep_refusal, loaded.released_by
         return loaded.capacity
 
     def forward(self, plan: StepPlan) -> RemoteStep:
@@ -128,8 +128,8 @@ class RemoteExecutor:
     def memory(self) -> Memory:
         return self._state.memory
 
-    def gives_back(self, level: int) -> frozenset[MemoryPart]:
-        return self._gives_back[min(level, max(self._gives_back))]
+    def released_by(self, level: int) -> frozenset[MemoryPart]:
+        return self._released_by[min(level, max(self._released_by))]
 
     async def sleep(self, level: int) -> int:
         freed: int = await self._call(lambda call: wire.Sleep(call, level))

@@ -100,13 +100,13 @@ class Progress(Struct, tag=True):
 class Loaded(Struct, tag=True):
     """The model is loaded.
 
-    gives_back  Executor.gives_back by level of sleep
+    released_by  result of Executor.released_by for each level of sleep
     """
 
     capacity: Capacity
     depth: int
-    sleepless: str
-    gives_back: dict[int, frozenset[MemoryPart]]
+    sleep_refusal: str
+    released_by: dict[int, frozenset[MemoryPart]]
     state: State
 
 

@@ -111,8 +111,8 @@ class Worker:
     async def _load(self) -> wire.Loaded:
         executor = self.executor
         capacity = await executor.load(self._lose)
-        by_level = {level: executor.gives_back(level) for level in LEVELS}
-        return wire.Loaded(capacity, executor.depth, executor.sleepless, by_level, self._state())
+        by_level = {level: executor.released_by(level) for level in LEVELS}
+        return wire.Loaded(capacity, executor.depth, executor.sleep_refusal, by_level, self._state())
 
     async def _answer(self, call: int, work: Coroutine[Any, Any, Any]) -> None:
         """Send a call's result or its exception."""

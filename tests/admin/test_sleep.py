@@ -125,7 +125,7 @@ async def test_what_cannot_be_asked_is_a_matter_of_usage(house: House) -> None:
 
 async def test_a_device_that_keeps_its_memory_says_so(house: House) -> None:
     async with house.loaded():
-        house.executor.sleepless = "memory of cuda:0 is not given back yet"
+        house.executor.sleep_refusal = "memory of cuda:0 is not given back yet"
         code, _, err = await at(house, "sleep")
         assert (code, "cuda:0" in err, "infdctl pause" in err) == (1, True, True)
 

@@ -84,10 +84,10 @@ def daemon_of(tmp_path: Path, executor: Executor, notify: str = "") -> Daemon:
 async def test_a_device_that_cannot_sleep_by_itself_as_it_should_says_so_at_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def warnings(sleepless: str, idle_sleep_s: float | None) -> list[str]:
+    async def warnings(sleep_refusal: str, idle_sleep_s: float | None) -> list[str]:
         caplog.clear()
         executor = FakeExecutor()
-        executor.sleepless = sleepless
+        executor.sleep_refusal = sleep_refusal
         socket = AdminConfig(socket=str(tmp_path / "admin.sock"))
         config = Config(server=ServerConfig(port=0, idle_sleep_s=idle_sleep_s), admin=socket)
         daemon = Daemon(config, Environment(), executor)

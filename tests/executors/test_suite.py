@@ -105,9 +105,9 @@ async def test_a_model_that_cannot_be_loaded_says_why(make):
 
 async def test_memory_given_back_comes_back_and_no_step_runs_without_it(make):
     async with running(make(config())) as executor:
-        assert executor.sleepless == ""
-        assert executor.gives_back(1) == {MemoryPart.CACHE}
-        assert executor.gives_back(2) == ALL
+        assert executor.sleep_refusal == ""
+        assert executor.released_by(1) == {MemoryPart.CACHE}
+        assert executor.released_by(2) == ALL
         assert await executor.sleep(1) >= 0
         assert executor.memory == Memory(cache=Residency.RELEASED)
         with pytest.raises((RuntimeError, Foreign), match="while memory is given back"):

@@ -75,7 +75,7 @@ class LifecycleControl:
 
     def sleep(self, mode: Mode = "wait", level: int = 1, *, by_itself: bool = False) -> Transition:
         """Pause, and release memory; frozen requests are recomputed later. Raises WrongState, CannotSleep."""
-        if refusal := self._memory.sleepless:
+        if refusal := self._memory.sleep_refusal:
             raise CannotSleep(refusal)
         now = self.target
         if now.state is not State.SLEEPING:
@@ -146,7 +146,7 @@ class LifecycleControl:
     def sleep_if_idle(self) -> None:
         """Sleep after `server.idle_sleep_s` without a request. Called about once a second."""
         idle_s = self._settings.idle_sleep_s
-        if idle_s is None or self._lifecycle.state is not State.READY or self._memory.sleepless:
+        if idle_s is None or self._lifecycle.state is not State.READY or self._memory.sleep_refusal:
             return
         accepted = self._core.in_flight.accepted
         if len(self._admission) or self._idle is None or self._idle[0] != accepted:

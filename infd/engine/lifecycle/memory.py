@@ -35,9 +35,9 @@ class ModelMemory:
         return self._changing.locked()
 
     @property
-    def sleepless(self) -> str:
+    def sleep_refusal(self) -> str:
         """Why memory cannot be released; empty if it can."""
-        return self._executor.sleepless
+        return self._executor.sleep_refusal
 
     @property
     def released(self) -> frozenset[MemoryPart]:
@@ -50,7 +50,7 @@ class ModelMemory:
 
     def released_by(self, level: int) -> frozenset[MemoryPart]:
         """Return the parts that a sleep of this level releases."""
-        return self._executor.gives_back(level)
+        return self._executor.released_by(level)
 
     async def release(self, level: int) -> int:
         """Release the parts of `released_by(level)`; return the bytes freed."""

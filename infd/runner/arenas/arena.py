@@ -199,12 +199,12 @@ class Arenas(Protocol):
 class Bank(Arenas, Protocol):
     """A device's memory.
 
-    sleepless  why arenas cannot release memory while their addresses stay reserved; empty if they can
+    sleep_refusal  why arenas cannot release memory while their addresses stay reserved; empty if they can
     dedicated  whether the device has its own memory, whose content can be parked in host memory
     others     bytes allocated when the bank was made, by other processes and by CUDA; 0 if not dedicated
     """
 
-    sleepless: str
+    sleep_refusal: str
     dedicated: bool
     others: int
 
@@ -236,7 +236,7 @@ class Bank(Arenas, Protocol):
 class HostBank:
     """A CPU's memory: the host's."""
 
-    sleepless = ""
+    sleep_refusal = ""
     dedicated = False
     others = 0
 

@@ -65,7 +65,7 @@ class Residence:
         self.weights = weights
         self.cache = cache
         self.memory = Memory()
-        self.refusal = bank.sleepless
+        self.refusal = bank.sleep_refusal
         self.resident: dict[str, int] = {}
         self.quiet = Event()
         self._bank = bank
@@ -85,7 +85,7 @@ class Residence:
         self._directory, self._stamps = checkpoint.directory, checkpoint.stamps()
         self._architecture = architecture(checkpoint.config)
 
-    def gives_back(self, level: int) -> frozenset[MemoryPart]:
+    def released_by(self, level: int) -> frozenset[MemoryPart]:
         """Return the parts released by a sleep of this level."""
         return ALL if level >= 2 or self._bank.dedicated else frozenset({MemoryPart.CACHE})
 

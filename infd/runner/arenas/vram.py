@@ -254,7 +254,7 @@ class PinnedCopy:
 class GpuBank:
     """A GPU's memory, through its driver."""
 
-    sleepless = ""
+    sleep_refusal = ""
     dedicated = True
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
@@ -310,7 +310,7 @@ class TorchBank:
     dedicated = True
 
     def __init__(self, device: torch.device, reason: str) -> None:
-        self.sleepless = f"memory of {device} cannot be given back: {reason}"
+        self.sleep_refusal = f"memory of {device} cannot be given back: {reason}"
         self._device = device
         self.others = self.held()
 
@@ -334,7 +334,7 @@ class TorchBank:
         return _retained(self, self._device, work)
 
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
-        raise OutOfMemory(self.sleepless)
+        raise OutOfMemory(self.sleep_refusal)
 
     def resident(self) -> dict[str, int]:
         return {}

@@ -356,7 +356,7 @@ async def test_sleep_overtakes_a_wake_and_a_wake_sleep():
 
 async def test_a_device_that_keeps_its_memory_is_not_put_to_sleep():
     async with serving(idle_sleep_s=1.0) as engine:
-        fake(engine).sleepless = "memory of cuda:0 is not given back yet"
+        fake(engine).sleep_refusal = "memory of cuda:0 is not given back yet"
         with pytest.raises(CannotSleep, match="cuda:0"):
             engine.control.sleep()
         assert await ask(engine, request([1])) == answer([1], 5)

@@ -113,7 +113,7 @@ def test_a_light_sleep_moves_weights_to_the_host_and_the_wake_reads_no_file(serv
     directory = Path(shutil.copytree(tiny("qwen3"), tmp_path / "model"))
     house = serve(directory)
     before, weights = house.answer(), house.weights()
-    assert house.residence.gives_back(1) == ALL
+    assert house.residence.released_by(1) == ALL
     beats = house.pulse.count
     freed = house.residence.sleep(1)
     assert freed == _whole(house.residence.weights.size) + _whole(house.residence.cache.size)

@@ -312,7 +312,7 @@ def test_without_the_drivers_package_memory_stays_and_it_is_said_why(monkeypatch
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
     found = bank_of(torch.device("cuda", 0))
     assert isinstance(found, TorchBank)
-    assert found.sleepless.startswith("memory of cuda:0 cannot be given back: cuda-bindings cannot be imported (No")
+    assert found.sleep_refusal.startswith("memory of cuda:0 cannot be given back: cuda-bindings cannot be imported (No")
 
 
 def test_a_driver_that_cannot_map_is_left_alone(monkeypatch):
@@ -325,7 +325,7 @@ def test_a_driver_that_cannot_map_is_left_alone(monkeypatch):
     )
     monkeypatch.setattr("infd.runner.arenas.driver._bindings", lambda: old)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
-    assert bank_of(torch.device("cuda", 1)).sleepless.endswith("cannot map memory to addresses that stay")
+    assert bank_of(torch.device("cuda", 1)).sleep_refusal.endswith("cannot map memory to addresses that stay")
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def test_where_torch_cannot_use_mapped_memory_it_hands_out_its_own_and_it_is_sai
     monkeypatch.setattr(vram, "tensor_at", tensor)
     bank = bank_of(torch.device("cuda", 0))
     assert isinstance(bank, TorchBank)
-    assert bank.sleepless == f"memory of cuda:0 cannot be given back: {reason}"
+    assert bank.sleep_refusal == f"memory of cuda:0 cannot be given back: {reason}"
 
 
 def test_where_torch_can_use_mapped_memory_arenas_are_made_of_it(found, monkeypatch):
