@@ -7,6 +7,7 @@ InfdError
 │   │   └── TooCostly      400, chat template or tokenizer exceeded a limit on this request
 │   ├── PromptTooLong      400 context_length_exceeded
 │   ├── NothingAllowed     400, raised while generating
+│   ├── GrammarFailed      400, a constraint is malformed, unsupported, too large, or failed while generating
 │   ├── Unsupported        400, names the feature
 │   ├── Unauthorized       401
 │   ├── ModelNotFound      404
@@ -126,6 +127,18 @@ class NothingAllowed(RequestError):
         super().__init__(
             "logit_bias, min_tokens, bad_words, allowed_token_ids and the grammar leave no token to choose"
         )
+
+
+class GrammarFailed(RequestError):
+    """A constraint cannot be kept. The codes:
+
+    invalid_grammar      the constraint is malformed
+    unsupported_grammar  a keyword of a schema, or a construct of a grammar, cannot be kept exactly; named with its path
+    grammar_too_large    compiling would exceed, or exceeded, a limit
+    grammar_failed       the matcher of a choice failed while generating; ends that choice alone
+    """
+
+    code = "grammar_failed"
 
 
 class Unsupported(RequestError):

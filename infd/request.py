@@ -37,14 +37,73 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # None: not requested; 0: of the chosen token; k: also of the k most likely
 
 
+class JsonSchema(Struct, frozen=True, tag="json_schema"):
+    """The answer is a JSON document that a JSON Schema accepts.
+
+    schema         JSON text of the schema
+    whitespace     whether a little white space is allowed between the document's tokens
+    lenient        keywords that cannot be kept are ignored instead of refused
+    coerce_one_of  oneOf means anyOf where its branches cannot be shown to exclude each other
+    """
+
+    schema: str
+    whitespace: bool = True
+    lenient: bool = False
+    coerce_one_of: bool = False
+
+
+class JsonObject(Struct, frozen=True, tag="json_object"):
+    """The answer is any JSON object."""
+
+    whitespace: bool = True
+
+
+class Regex(Struct, frozen=True, tag="regex"):
+    """The whole answer matches a regular expression, in the syntax of Rust's regex crate."""
+
+    pattern: str
+
+
+class Choice(Struct, frozen=True, tag="choice"):
+    """The answer is one of some texts."""
+
+    options: tuple[str, ...]
+
+
+class Lark(Struct, frozen=True, tag="lark"):
+    """The answer is derived from `start` of a Lark grammar, in llguidance's dialect."""
+
+    grammar: str
+
+
+class Ebnf(Struct, frozen=True, tag="ebnf"):
+    """The answer is derived from `root` of a grammar whose rules are written `name ::= ...` (GBNF)."""
+
+    grammar: str
+
+
+class StructuralTag(Struct, frozen=True, tag="structural_tag"):
+    """Text in which some marks open constrained blocks, as vLLM's and SGLang's `structural_tag` describes them.
+
+    description  JSON text of the object: with `structures` and `triggers`, or with `format`
+    """
+
+    description: str
+
+
+Constraint = JsonSchema | JsonObject | Regex | Choice | Lark | Ebnf | StructuralTag
+
+
 class Generate(Struct, frozen=True, tag="generate"):
     """Sample tokens after the prompt until an end id or max_tokens tokens are generated.
 
-    end_ids  generating any of these ids finishes the choice with "stop"
+    end_ids     generating any of these ids finishes the choice with "stop"
+    constraint  text that each choice must be; None: any
     """
 
     sampling: SamplingParams
     end_ids: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
 
 
 class Score(Struct, frozen=True, tag="score"):

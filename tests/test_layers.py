@@ -26,7 +26,8 @@ TABLE: dict[str, set[str]] = {
     "loadgen": set(),
     "chat": set(),
     "text": set(),
-    "engine": {"scheduler", "adapters.registry"},
+    "grammar": set(),
+    "engine": {"scheduler", "adapters.registry", "grammar"},
     "scheduler": set(),
     "runner": {
         "models",
@@ -48,6 +49,7 @@ TABLE: dict[str, set[str]] = {
 # Libraries that a room must not import.
 FORBIDDEN = {
     "text": {"torch", "aiohttp"},
+    "grammar": {"torch", "aiohttp"},
     "scheduler": {"torch", "asyncio", "time", "aiohttp", "datetime", "random"},
     "http": {"torch"},
     "admin": {"torch"},

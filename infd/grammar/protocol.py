@@ -1,0 +1,116 @@
+"""What keeps answers to a constraint: a compiler makes a grammar of it, a grammar a matcher for each choice.
+
+    compiler = ...                           of one vocabulary; made once, in seconds
+    grammar = compiler.compile(constraint, limits)    milliseconds, on a thread; immutable, shared
+    matcher = grammar.matcher()              microseconds; one for each choice
+    compiler.fill([matcher], rows)           bits of the tokens that may follow
+    matcher.advance([token])                 after sampling
+
+A matcher's tokens are those of its choice from the constraint's first token on. An end id is one of them: it is
+accepted where the text is complete, and nothing may follow it. All errors are GrammarFailed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from infd.errors import GrammarFailed
+    from infd.request import Constraint
+
+
+class Vocabulary(Struct, frozen=True, eq=False):
+    """The tokens of a model.
+
+    tokens      bytes that each id adds within a text; empty: the id has no token and is never allowed
+    special     ids that no text spells: allowed only where a grammar names them
+    end_ids     ids that end an answer
+    columns     number of logits; at least that of tokens, ids beyond which are never allowed
+    encode      text to ids, without special tokens, on any thread; for what a grammar forces
+    drop_space  whether the decoder drops a space that begins an answer
+    """
+
+    tokens: Sequence[bytes]
+    special: frozenset[int]
+    end_ids: frozenset[int]
+    columns: int
+    encode: Callable[[str], list[int]]
+    drop_space: bool = False
+
+    @property
+    def words(self) -> int:
+        """Return the number of int32 words in a row of a mask."""
+        return -(-self.columns // 32)
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What compiling one constraint may cost."""
+
+    text_bytes: int = 2**18  # of the constraint's texts together
+    properties: int = 1000  # of all objects of a schema together
+    optional: int = 400  # properties of one object that are not required: its parser's rows hold 4 items for each
+    enumerated: int = 10_000  # values of enums, options of a choice and alternatives of a grammar, together
+    depth: int = 64  # nesting
+    wall_s: float = 2.0
+
+
+class Matcher(Protocol):
+    """Where one choice stands in its grammar. Not for two threads at a time."""
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the tokens so far are a whole answer."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether only an end id may follow, or, after an end id, nothing."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Append tokens. Raises GrammarFailed at the first that is not allowed; then the matcher is useless."""
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        """Return how many of `tokens` could be appended; append nothing."""
+
+    def rollback(self, tokens: int) -> None:
+        """Remove the last `tokens` tokens, at most those appended."""
+
+    def copy(self) -> Matcher:
+        """Return a matcher in the same state."""
+
+
+class Grammar(Protocol):
+    """A compiled constraint."""
+
+    @property
+    def size(self) -> int:
+        """Return an estimate of its memory in bytes, for a bounded cache."""
+
+    def matcher(self) -> Matcher:
+        """Return a matcher before its first token. Takes microseconds."""
+
+
+class Compiler(Protocol):
+    """Compiles constraints for one vocabulary. Any thread may call it."""
+
+    vocabulary: Vocabulary
+
+    def compile(self, constraint: Constraint, limits: Limits) -> Grammar:
+        """Compile a constraint. Blocks for milliseconds, at most `limits.wall_s`; releases the interpreter's lock.
+
+        Raises GrammarFailed if the constraint is malformed, cannot be kept exactly, or exceeds a limit.
+        """
+
+    def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
+        """Fill a row of a mask for each matcher, in tens of microseconds each, without the interpreter's lock.
+
+        matchers  of this compiler's grammars
+        rows      [matchers, vocabulary.words] contiguous; bit t % 32 of word t // 32: whether token t may follow
+        ->        for each matcher its error, None if its row is filled; a failed matcher's row is undefined
+        """
