@@ -49,10 +49,12 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """Start `infd start` processes; kill those still running at the end."""
     daemons: list[Daemon] = []
 
-    def start(*arguments: str, listening: socket.socket | None = None, **variables: str) -> Daemon:
+    def start(
+        *arguments: str, listening: socket.socket | None = None, module: str = "infd", **variables: str
+    ) -> Daemon:
         directory = tmp_path / str(len(daemons))
         directory.mkdir()
-        daemons.append(Daemon(directory, arguments, variables, listening))
+        daemons.append(Daemon(directory, arguments, variables, listening, module))
         return daemons[-1]
 
     yield start

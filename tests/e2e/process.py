@@ -35,6 +35,7 @@ class Daemon:
     arguments  for `infd start`, after those that isolate it: a free port, an own admin socket, no files of /etc
     variables  environment variables
     listening  a socket to pass as systemd does
+    module     the program, run with `python -m`
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Daemon:
         arguments: Sequence[str],
         variables: Mapping[str, str],
         listening: socket.socket | None = None,
+        module: str = "infd",
     ) -> None:
         self.directory = directory
         self.admin_socket = directory / "admin.sock"
@@ -51,7 +53,7 @@ class Daemon:
         self._manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._manager.bind(str(directory / "notify"))
         self.notified: list[dict[str, str]] = []
-        command = [sys.executable, "-m", "infd", "start", "--config", str(directory / "infd.toml"), "--device", "null"]
+        command = [sys.executable, "-m", module, "start", "--config", str(directory / "infd.toml"), "--device", "null"]
         command += ["--port", "0", "--admin-socket", str(self.admin_socket), "--set", "log.format=json", *arguments]
         if listening is not None:
             command = [sys.executable, "-c", PASS_ON, str(listening.fileno()), *command]
