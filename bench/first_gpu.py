@@ -91,7 +91,8 @@ class Stage(NamedTuple):
 
 SMALL, LARGE = ("--models", "qwen3-0.6b"), ("--models", "qwen3-8b")
 RUNNER = tuple(
-    f"tests/runner/{name}.py" for name in ("test_graphs", "arenas/test_sleep", "test_overlap", "readouts/test_scoring")
+    f"tests/runner/{name}.py"
+    for name in ("test_cuda_graphs", "arenas/test_sleep", "test_overlap", "readouts/test_scoring")
 )
 PARITY = tuple(f"tests/{room}/test_parity.py" for room in ("executors", "models", "adapters"))
 KERNELS = ("tests/kernels/triton", "tests/kernels/reference/drawing", *COMPILING)
