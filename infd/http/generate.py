@@ -201,20 +201,22 @@ async def _queue(
             if generation.echo:
                 echo = await text_of(prompt, served, backend.offload, skip_special_tokens=skip_special)
             reports.append(PromptReport(prompt.ids, echo, scored))
-    stops = StopStrings(generation.stop_strings) if generation.stop_strings else None
     show_stop = bool(fields.include_stop_str_in_output)
+    stops = StopStrings(
+        generation.stop_strings,
+        included=show_stop,
+        min_tokens=fields.min_tokens or 0,
+    )
     continues = not isinstance(generation.input, Conversation) or generation.input.continued is not None
     each_choice = [request for request in requests for _ in range(request.choices)]
     replies = [
         Reply(
             served.tokenizer,
             stops,
-            include_stop_str_in_output=show_stop,
-            min_tokens=fields.min_tokens or 0,
             skip_special_tokens=skip_special,
-            after=request.prompt[-CONTEXT_TOKENS:] if continues else (),
+            preceding=request.prompt[-CONTEXT_TOKENS:] if continues else (),
             reading=reading,
-            shown=served.syntax.shown if reading is not None else frozenset(),
+            mark_ids=served.syntax.mark_ids if reading is not None else frozenset(),
         )
         for request, reading in zip_longest(each_choice, readings)
     ]

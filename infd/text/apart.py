@@ -1,10 +1,9 @@
-"""The daemon's end of templates and tokenizers that may not run in its process.
+"""Run templates and tokenizers in a worker process: the daemon's side; `worker.py` is the worker's.
 
-Templates and tokenizers that `vetting` objects to, and files that transformers
-must convert, become tasks of a worker process: each ends within its limit, and
-damage to the worker fails only the request that sent the task. `worker.py` runs
-the tasks. The table of every token, which streams of answers read, is plain
-data and is transferred once.
+The worker gets a task for each use of a template or tokenizer that `vetting`
+objects to, and for files that transformers must convert. A task ends within its
+time limit; a crash of the worker fails only the request that sent the task. The
+table from token ids to text, which detokenizers read, is transferred once.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ ENCODE_S: Final = 10.0
 COMPILE_S: Final = 5.0
 LOAD_S: Final = 60.0
 CONVERT_S: Final = 300.0  # transformers is imported, which takes seconds
-MARGIN_S: Final = 1.0  # a rendering usually ends by itself, at its own limit
+MARGIN_S: Final = 1.0  # beyond a rendering's own time limit, which usually ends it
 
 
-class Load(Struct, tag=True):
+class LoadTokenizer(Struct, tag=True):
     """Load a tokenizer.json; later tasks encode with it."""
 
     content: bytes
@@ -49,29 +48,29 @@ class Encode(Struct, tag=True):
     add_special_tokens: bool
 
 
-class Convert(Struct, tag=True):
-    """Convert a checkpoint's other files to a tokenizer.json."""
+class ConvertTokenizer(Struct, tag=True):
+    """Convert a checkpoint's vocabulary files to a tokenizer.json."""
 
     directory: str
 
 
-class Compile(Struct, tag=True):
-    """Compile a template and return its Findings."""
+class CompileTemplate(Struct, tag=True):
+    """Compile a template and return its TemplateProperties."""
 
     source: str
 
 
-class Render(Struct, tag=True):
+class RenderTemplate(Struct, tag=True):
     source: str
     variables: Any
     limits: Limits
 
 
-Task = Load | Encode | Convert | Compile | Render
+Task = LoadTokenizer | Encode | ConvertTokenizer | CompileTemplate | RenderTemplate
 
 
 class Vocabulary(Struct, frozen=True):
-    """The facts about a tokenizer that need no encoding.
+    """The properties of a tokenizer that need no encoding.
 
     vocab_size   one more than the largest id with a token
     special_ids  ids that `skip_special_tokens` leaves out
@@ -90,8 +89,8 @@ class Loaded(Struct, frozen=True):
     tokens: list[str | None]
 
 
-class Findings(Struct, frozen=True):
-    """The facts about a compiled template.
+class TemplateProperties(Struct, frozen=True):
+    """The properties of a compiled template.
 
     reads        names of the variables that it reads
     reads_parts  whether it accepts content that is a list of parts
@@ -102,13 +101,13 @@ class Findings(Struct, frozen=True):
 
 
 class ApartTokenizer:
-    """Implements `tokenizer.Backend` in the worker. Blocks: only for threads other than the event loop's."""
+    """Implements `tokenizer.Backend` in the worker process. Blocks: not for the event loop's thread."""
 
     def __init__(self, worker: Worker, content: bytes, additions: Additions) -> None:
         """Raises CheckpointError."""
         self._worker = worker
         try:
-            loaded = worker.keep(Load(content, additions), Loaded, seconds=LOAD_S)
+            loaded = worker.keep(LoadTokenizer(content, additions), Loaded, seconds=LOAD_S)
         except TooCostly as error:
             raise CheckpointError(f"the tokenizer {error} to load") from error
         except TextFailed as error:
@@ -116,7 +115,7 @@ class ApartTokenizer:
         self.vocabulary, self._tokens = loaded.vocabulary, loaded.tokens
         pieces = self.vocabulary.pieces
         if pieces is None:
-            raise CheckpointError("infd has no table for its decoder, and so cannot stream its text safely")
+            raise CheckpointError("infd has no table for its decoder, so its text cannot be streamed safely")
         self._pieces = pieces
         self._ids = {token: token_id for token_id, token in enumerate(self._tokens) if token is not None}
 
@@ -141,14 +140,14 @@ class ApartTokenizer:
 
 
 class ApartTemplate:
-    """Implements `chat.Template` in the worker. Blocks: only for threads other than the event loop's."""
+    """Implements `chat.Template` in the worker process. Blocks: not for the event loop's thread."""
 
     def __init__(self, worker: Worker, source: str) -> None:
         """Raises InvalidRequest for a source that does not compile."""
         self._worker = worker
         self._source = source
         try:
-            found = worker.ask(Compile(source), Findings, seconds=COMPILE_S)
+            found = worker.ask(CompileTemplate(source), TemplateProperties, seconds=COMPILE_S)
         except TooCostly as error:
             raise TooCostly(f"the chat template {error} to compile", param="messages") from error
         self.reads = found.reads
@@ -156,7 +155,9 @@ class ApartTemplate:
 
     def render(self, variables: Mapping[str, Any], limits: Limits) -> str:
         try:
-            return self._worker.ask(Render(self._source, variables, limits), str, seconds=limits.seconds + MARGIN_S)
+            return self._worker.ask(
+                RenderTemplate(self._source, variables, limits), str, seconds=limits.seconds + MARGIN_S
+            )
         except TooCostly as error:
             if error.param is not None:
                 raise
@@ -166,12 +167,12 @@ class ApartTemplate:
 
 
 def convert(directory: Path, worker: Worker | None) -> bytes:
-    """Return a tokenizer.json converted from a checkpoint's other files. Raises CheckpointError."""
+    """Return a tokenizer.json converted from a checkpoint's vocabulary files. Raises CheckpointError."""
     if worker is None:
         from infd.text import conversion
 
         return conversion.convert(directory)
     try:
-        return worker.ask(Convert(str(directory)), bytes, seconds=CONVERT_S)
+        return worker.ask(ConvertTokenizer(str(directory)), bytes, seconds=CONVERT_S)
     except (TooCostly, TextFailed) as error:
         raise CheckpointError(f"{directory}: its tokenizer cannot be converted: {error}") from error

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Piece = bytes | str | int | None
 
-_COMPOSED: Final = 4  # longest sequence of characters that Unicode composes into one
+_COMPOSED: Final = 4  # longest sequence of characters that Unicode composes into one character
 _SPACES: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
 _BYTES: Final = 256
 _CONTINUING: Final = bytes(range(0x80, 0xC0))  # in UTF-8 every other byte begins a character
@@ -33,14 +33,14 @@ class Bound(Struct, frozen=True):
     """The most text that one token spells.
 
     longest  characters
-    strips   some token includes the white space beside it, in any amount
+    strips   whether a token may include adjacent white space of any length
     """
 
     longest: int
     strips: bool
 
     def least_tokens(self, text: str) -> int:
-        """Return the least number of tokens of `text`."""
+        """Return a lower bound of the number of tokens of `text`."""
         size = len(text)
         if self.strips:
             size -= sum(text.count(space) for space in _SPACES)
@@ -48,7 +48,7 @@ class Bound(Struct, frozen=True):
 
 
 def bound(backend: tokenizers.Tokenizer, pieces: BytePieces | TextPieces | None) -> Bound | None:
-    """Return the bound of a tokenizer, None if the tokenizer may lose text."""
+    """Return the bound of a tokenizer, None if the tokenizer may drop text."""
     if pieces is None or not _has_all_bytes(backend, pieces):
         return None
     if not all(_keeps_all(step) for step in _steps(backend.pre_tokenizer, "pretokenizers")):

@@ -2,7 +2,7 @@
 
 The library parses the whole file into a tree, builds a vocabulary from the tree, and copies the vocabulary out again,
 all under the interpreter's lock. Here msgspec parses the file, and the library receives vocabulary and merges. A file
-that differs from the form in which the library writes it is left to the library.
+in another form than the library writes is left to the library's parser.
 """
 
 from __future__ import annotations

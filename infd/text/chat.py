@@ -34,7 +34,7 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _LOG = logging.getLogger("infd.text")
 _END_MARK = "\ufdd0 "  # a noncharacter marks the end of the final message; the space shows whether it was trimmed
 _PROBE = "\ufdd1"
-PROBING: Final = Limits(fuel=2**20, seconds=1.0)  # of a message of one word
+PROBING: Final = Limits(fuel=2**20, seconds=1.0)  # for the one-word messages that probe a template
 
 Message = dict[str, Any]
 
@@ -53,7 +53,7 @@ class ChatTemplate:
     ) -> None:
         """Take templates by name ("default", "tool_use") and the tokens that they may write, such as bos_token.
 
-        worker  runs templates that may not run here; None: all run here, without protection
+        worker  runs templates that may not run in this process; None: all run in this process, without protection
         """
         self._sources = dict(sources)
         self._variables = dict(variables or {})
@@ -118,7 +118,7 @@ class ChatTemplate:
 
         messages  plain JSON values; content is text or a list of parts
         kwargs    further variables for the template; those that it does not read are ignored
-        limits    tighter ones than the template's own
+        limits    replace the template's own
 
         Raises InvalidRequest if the template is missing, refuses the conversation or fails, TooCostly at a limit.
         """
@@ -205,7 +205,7 @@ class ChatTemplate:
         if self._worker is not None and (objection := _objection(source)) is not None:
             self._worker.reasons[f"chat template {name!r}"] = objection
             _LOG.warning(
-                "a chat template runs in a process of its own, which is slower: infd cannot tell what it costs",
+                "a chat template runs in a process of its own, which is slower: infd cannot bound its cost",
                 extra={"template": name, "reason": objection},
             )
             return ApartTemplate(self._worker, source)
@@ -294,7 +294,7 @@ def _short(error: Exception) -> str:
 
 
 def _prepared(message: Message) -> Message:
-    """Write a message as templates expect it: null fields dropped, arguments parsed, reasoning under all its names."""
+    """Return a message as templates expect it: null fields dropped, arguments parsed, reasoning under all its names."""
     message = {name: value for name, value in message.items() if value is not None}
     if isinstance(calls := message.get("tool_calls"), list):
         message["tool_calls"] = [_with_parsed_arguments(call) for call in calls]

@@ -1,8 +1,7 @@
 """Read the small text files of a checkpoint, beside tokenizer.json.
 
 They hold the names of special tokens, chat templates and end ids. If two files
-disagree, transformers' choice is taken, so that prompts equal those the model
-was trained on.
+disagree, transformers' choice is taken, so that prompts equal those of training.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ from infd.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
-FEWEST: Final = 64  # tokens of a real vocabulary
+FEWEST: Final = 64  # fewest tokens of a real vocabulary
 _VOCABULARIES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 _SENTENCEPIECE: Final = (("sentencepiece", "sentencepiece"), ("google.protobuf", "protobuf"))  # module, package
 _TIKTOKEN: Final = (("tiktoken", "tiktoken"),)
 
 
 def convert(directory: Path) -> bytes:
-    """Return a tokenizer.json made from a checkpoint's other files.
+    """Return a tokenizer.json converted from a checkpoint's vocabulary files.
 
     Raises CheckpointError, which names missing packages.
     """
@@ -46,7 +46,7 @@ def convert(directory: Path) -> bytes:
     backend = getattr(found, "backend_tokenizer", None)
     # A class that expects other files loads without them, with special tokens only.
     if not isinstance(backend, tokenizers.Tokenizer) or backend.get_vocab_size(with_added_tokens=False) < FEWEST:
-        raise CheckpointError(f"{without}, and transformers' {type(found).__name__} cannot make it of {file.name}")
+        raise CheckpointError(f"{without}, and transformers' {type(found).__name__} cannot read {file.name}")
     return backend.to_str().encode()
 
 

@@ -1,8 +1,8 @@
 """The fuel that each step of a template costs.
 
 A step whose cost depends on its operands (comparing, searching, sorting,
-printing, repeating) is paid for before it runs; a value is paid for by its
-memory once it is made. A structure that is contained twice in another counts
+printing, repeating) is paid for before it runs; a value costs its memory, paid
+once the value exists. A structure that is contained twice in another counts
 twice, because printing, comparing and hashing walk it twice.
 """
 
@@ -40,14 +40,16 @@ LARGEST_PRINTED: Final = 2**22
 
 SCALARS: Final = (str, int, float, bool, type(None))
 _WEIGHTLESS: Final = frozenset(map(type, (1.0, True, None, range(0), {}.keys(), {}.values(), {}.items())))
-_SEARCHED_BACKWARDS: Final = frozenset(("rfind", "rindex", "rpartition", "rsplit"))  # takes time of text times word
+_SEARCHED_BACKWARDS: Final = frozenset(
+    ("rfind", "rindex", "rpartition", "rsplit")
+)  # time grows with the text's length times the word's
 _STRIPPED: Final = frozenset(("lstrip", "rstrip", "strip", "trim"))
 _WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(\*|\d{3})")
 _WIDE_BRACES: Final = re.compile(r"\{[^{}]*:[^{}]*(\{|\d{3})")
 
 
 def memory(made: object) -> int:
-    """Return the bytes of a value, without those of its items."""
+    """Return the bytes of a value, excluding its items."""
     kind = type(made)
     if kind is str:
         return len(made) if made.isascii() else sys.getsizeof(made)  # type: ignore[attr-defined,arg-type]
@@ -61,7 +63,7 @@ def memory(made: object) -> int:
 
 
 def walk(fuel: Fuel, value: object) -> int:
-    """Return the cost of walking a structure to print, compare or hash it. Burns for this walk itself."""
+    """Return the cost of walking a structure to print, compare or hash it. Burns fuel for its own walk."""
     return len(value) if isinstance(value, str) else _walk(fuel, value, {})
 
 
@@ -186,7 +188,7 @@ def pay_to_format(fuel: Fuel, form: str, values: object) -> None:
     if _WIDE_PERCENT.search(form):
         raise SecurityError("formats too wide a field")
     cost = walk(fuel, (values,))
-    if isinstance(values, Mapping):  # a form may name a value many times
+    if isinstance(values, Mapping):  # a format string may name a value many times
         cost *= max(1, form.count("%("))
     _check_printed(cost)
     fuel.burn_for_text(len(form) + form.count("%") * NUMBER + cost * growth(form))
@@ -202,13 +204,13 @@ def pay_to_fill(fuel: Fuel, form: str, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def check_braces(form: str) -> None:
-    """Raise SecurityError for a form of `str.format` with a field that may be wide."""
+    """Raise SecurityError for a `str.format` string with a field that may be wide."""
     if _WIDE_BRACES.search(form):
         raise SecurityError("formats too wide a field")
 
 
 def pay_for_json(fuel: Fuel, value: object, indent: int | str | None, separators: object) -> None:
-    """Pay for the lines of indented JSON, which Python writes one by one, and for separators."""
+    """Pay for indented JSON: its lines, which Python writes one by one, and its separators."""
     width = indent if isinstance(indent, int) else len(indent or "")
     between = walk(fuel, separators) if separators else 0
     lines, depth = _lines(fuel, value, {})

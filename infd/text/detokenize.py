@@ -33,7 +33,7 @@ def with_table(pieces: BytePieces | TextPieces) -> Detokenizer:
 
 
 class _ByteText:
-    """Each id is bytes; the text is their UTF-8, which may cross the borders of ids."""
+    """Each id is bytes of UTF-8; a character may span several ids."""
 
     __slots__ = ("_table", "_tail")
 
@@ -127,7 +127,7 @@ class WindowText:
 
     __slots__ = ("_decode", "_returned", "_returned_text", "_visible", "_window")
 
-    PATIENCE = 16  # ids held back while they may be part of a character; no character takes as many
+    PATIENCE = 16  # most ids held back for an incomplete character; no character spans as many
 
     def __init__(self, decode: Callable[[Sequence[int]], str], visible: Callable[[int], bool]) -> None:
         """decode: ids to text. visible: whether an id adds text; other ids are dropped."""

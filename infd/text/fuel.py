@@ -1,8 +1,8 @@
 """Bound the time and memory of one rendering of a chat template.
 
 Each step of a template burns fuel: a unit is a byte of memory, or the time in
-which a byte of text is written. The count is the same on every machine; a
-deadline is checked too, each time LOOK units are burnt.
+which a byte of text is written. Fuel does not depend on the machine; a deadline
+is checked too, each time CLOCK_FUEL units are burnt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOOK: Final = 2**11  # fuel between two readings of the clock
+CLOCK_FUEL: Final = 2**11  # burnt between two readings of the clock
 
 
 class Exhausted(Exception):
@@ -24,7 +24,7 @@ class Exhausted(Exception):
 class Limits(Struct, frozen=True, kw_only=True):
     """Limits of one rendering. They exceed legitimate prompts, whose size the request's body bounds.
 
-    output_characters  of the prompt, and of any text in between
+    output_characters  most characters of the prompt, and of any intermediate text
     """
 
     output_characters: int = 32 * 2**20
@@ -32,7 +32,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     seconds: float = 5.0
 
 
-# For rendering on the event loop: many times the cost of a short chat, and less time than a step.
+# For rendering on the event loop: many times the cost of a short chat, but shorter than a step.
 BRIEF = Limits(output_characters=2**16, fuel=2**18, seconds=0.005)
 
 
@@ -44,7 +44,7 @@ class Fuel:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._remaining = limits.fuel
         self._longest = limits.output_characters
-        self._next_look = self._remaining - LOOK  # the clock is read when less remains
+        self._next_look = self._remaining - CLOCK_FUEL  # the clock is read when less remains
         self._clock = clock
         self._deadline = clock() + limits.seconds
 
@@ -55,13 +55,13 @@ class Fuel:
             self._look()
 
     def burn_for_text(self, characters: int) -> None:
-        """Burn for a text before it is made; its characters may take four bytes each. Raises Exhausted."""
+        """Burn for a text before it is built; a character may take four bytes. Raises Exhausted."""
         if characters > self._longest:
             raise Exhausted(f"makes a text of more than {self._longest} characters")
         self.burn(characters)
 
     def _look(self) -> None:
-        self._next_look = max(0, self._remaining - LOOK)
+        self._next_look = max(0, self._remaining - CLOCK_FUEL)
         if self._remaining < 0:
             raise Exhausted("does too much")
         if self._clock() > self._deadline:

@@ -221,7 +221,7 @@ def _metered_test(how: str) -> Callable[..., Any]:
 def _parity(remainder: int) -> Callable[[Any], bool]:
     def test(value: Any) -> bool:
         if not isinstance(value, int | float):  # % of a text is formatting
-            raise SecurityError("asks whether something that is no number is odd")
+            raise SecurityError("tests the parity of a value that is not a number")
         return value % 2 == remainder
 
     return test
@@ -343,7 +343,7 @@ def pay_to_call(fuel: Fuel, function: Any, args: tuple[Any, ...], kwargs: dict[s
         case None if function is dict or function is Namespace:
             for argument in args:
                 if not isinstance(argument, Mapping | list | tuple):
-                    raise SecurityError("makes a mapping of something that is none")
+                    raise SecurityError("builds a mapping from a value that is not a mapping")
                 fuel.burn(walk(fuel, argument))
         case None if isinstance(function, FunctionType):  # strftime_now, raise_exception
             growth = 1 if function.__name__ == "raise_exception" else costs.STRFTIME

@@ -1,9 +1,9 @@
-"""One choice's answer: ids in, text out, truncated at stop strings, parsed for thoughts and tool calls.
+"""Turn one choice's token ids into text: detokenize, truncate at a stop string, parse thoughts and tool calls.
 
 The engine feeds ids as they are committed; the handler takes text at its own
-pace. Text that may begin a stop string is held back until that is decided, so
-no part of a stop string is ever sent. Stop strings are matched against the text
-as generated, thoughts and calls included; the parsers run behind the match.
+pace. Text that may begin a stop string is held back until the match completes
+or fails, so no part of a stop string is ever sent. Stop strings are matched
+against all generated text, thoughts and calls included, before it is parsed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Reply:
     """The text of one choice; its `feed` makes it an engine's Watcher.
 
-    reading      parses the text; None: all of it is content
-    stop_reason  the stop string that ended the choice; None: no stop string has
+    reading      parses the text; None: all text is content
+    stop_reason  the stop string that ended the choice; None: it ended otherwise, or not yet
     """
 
     __slots__ = (
@@ -42,34 +42,31 @@ class Reply:
         tokenizer: Tokenizer,
         stops: StopStrings | None = None,
         *,
-        include_stop_str_in_output: bool = False,
-        min_tokens: int = 0,
         skip_special_tokens: bool = True,
-        after: Sequence[int] = (),
+        preceding: Sequence[int] = (),
         reading: Reading | None = None,
-        shown: frozenset[int] = frozenset(),
+        mark_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """Start a choice. A stop string that completes within the first `min_tokens` tokens does not count.
+        """Start a choice.
 
-        after    last tokens of the text that the choice continues: many tokenizers write no space before a first word
-        reading  parses the text
-        shown    special ids that `reading` needs in the text
+        preceding  last tokens of the text that the choice continues: many tokenizers write no space before a first word
+        mark_ids   special ids that are never skipped, because `reading` parses their text
         """
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, shown=shown)
-        if after:
-            self._detokenizer.feed(after)
-            self._detokenizer.flush()  # a character left unfinished belongs to the continued text
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, mark_ids=mark_ids)
+        if preceding:
+            self._detokenizer.feed(preceding)
+            self._detokenizer.flush()  # an incomplete character belongs to the continued text
         self._search = stops.search() if stops else None
-        self._include_stop = include_stop_str_in_output
+        self._include_stop = stops is not None and stops.included
         self.reading = reading
-        self._min_tokens = min_tokens
+        self._min_tokens = stops.min_tokens if stops is not None else 0
         self._tokens = 0
-        self._ready = ""  # may be sent
+        self._ready = ""  # text that may be sent
         self._held = ""  # the text after _ready, which may begin a stop string
         self.stop_reason: str | None = None
 
     def feed(self, token_ids: list[int]) -> int | None:
-        """Append tokens. Returns how many completed a stop string, None if no stop string is complete."""
+        """Append tokens. Returns the number of tokens that complete a stop string, None if no stop string is complete."""
         if self._search is None and self.reading is None:
             self._ready += self._detokenizer.feed(token_ids)
             return None
@@ -88,7 +85,7 @@ class Reply:
         return text
 
     def finish(self) -> str:
-        """End the text; return the rest of the text, truncated if a stop string completes in the rest."""
+        """End the text; return the text not yet taken, truncated if a stop string completes in it."""
         if self.stop_reason is None:
             self._add(self._detokenizer.flush())
             self._release(self._held)
@@ -98,7 +95,7 @@ class Reply:
         return self.take()
 
     def _add(self, text: str) -> bool:
-        """Append text to `_ready` and `_held`. Returns True if a stop string ends the choice in it."""
+        """Append text to `_ready` and `_held`. Returns True if a stop string completes in `text`."""
         search = self._search
         if search is None:
             self._release(text)

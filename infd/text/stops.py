@@ -24,21 +24,27 @@ class _Node:
 
     def __init__(self) -> None:
         self.longer: dict[str, _Node] = {}
-        self.fallback: _Node | None = None  # the next shorter suffix that is such a prefix
+        self.fallback: _Node | None = None  # the next shorter suffix that is a prefix of a stop string
         self.found: str | None = None  # longest stop string that completes here
-        self.held = 0  # characters of the suffix that can still begin a stop string
+        self.held = 0  # number of the suffix's characters that can still begin a stop string
 
 
 class StopStrings:
-    """The stop strings of one request, shared by all its choices. Empty strings stop nothing."""
+    """The stop strings of one request, shared by all its choices. Empty strings stop nothing.
 
-    __slots__ = ("_first", "_root")
+    included    whether the answer's text includes the stop string that ended it
+    min_tokens  stop strings that complete within so many first tokens do not count
+    """
 
-    def __init__(self, strings: Iterable[str] = ()) -> None:
+    __slots__ = ("_first", "_root", "included", "min_tokens")
+
+    def __init__(self, strings: Iterable[str] = (), *, included: bool = False, min_tokens: int = 0) -> None:
+        self.included = included
+        self.min_tokens = min_tokens
         self._root = _Node()
-        wanted = [string for string in strings if string]
-        self._first = frozenset(string[0] for string in wanted)
-        for string in wanted:
+        nonempty = [string for string in strings if string]
+        self._first = frozenset(string[0] for string in nonempty)
+        for string in nonempty:
             node = self._root
             for character in string:
                 node = node.longer.setdefault(character, _Node())
@@ -71,8 +77,8 @@ class StopStrings:
 class StopSearch:
     """The search in one text.
 
-    found  the stop string that ended it
-    held   characters at the end of the text that may begin a stop string
+    found  the stop string that ended the text
+    held   number of characters at the text's end that may begin a stop string
     """
 
     __slots__ = ("_first", "_node", "_root", "found")
@@ -87,7 +93,7 @@ class StopSearch:
         return self._node.held
 
     def feed(self, text: str, *, ignore: bool = False) -> int | None:
-        """Return where in `text` the first stop string completes, None if none does.
+        """Return the end in `text` of the first stop string that completes, None if no stop string does.
 
         With `ignore`, stop strings that complete in `text` do not count; a stop string that
         begins in `text` and completes later counts.

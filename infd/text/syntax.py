@@ -1,7 +1,7 @@
-"""Choose the syntaxes of thoughts and tool calls by which a model's answers are parsed.
+"""Choose the syntaxes of a model's thoughts and tool calls.
 
-Settings may name them. Otherwise the chat template decides, which shows what the
-model was trained on: its marks for thoughts, and its form of a call.
+Settings may name the syntaxes. Otherwise the chat template decides: it contains
+the marks of thoughts, and renders calls, as the model was trained to write them.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _LOG = logging.getLogger("infd.text")
 
 AUTO: Final = "auto"
 NONE: Final = "none"
-PROMPT_END: Final = 64  # characters in which a template may open or close a thought
+PROMPT_END: Final = 64  # last characters of a prompt, where a template may open or close a thought
 
-_QUESTION: Final = "\ufdd1"  # a noncharacter, which no template writes itself
+_QUESTION: Final = "\ufdd1"  # a noncharacter, which no template contains
 _NAME, _KEY, _VALUE, _ID = "probe_name", "probe_key", "probe_value", "abcdefghi"
 
 
 class Syntax(Struct, frozen=True):
     """The syntaxes of one model.
 
-    shown  special ids of the marks, which must stay in the text to be parsed
+    mark_ids  ids of the marks that are special tokens; detokenizing must not skip them
     """
 
     reasoning: ReasoningSyntax | None = None
     tools: ToolSyntax | None = None
-    shown: frozenset[int] = frozenset()
+    mark_ids: frozenset[int] = frozenset()
 
     @classmethod
     def choose(
         cls, tokenizer: Tokenizer, template: ChatTemplate, *, reasoning_name: str = AUTO, tools_name: str = AUTO
     ) -> Syntax:
-        """Return the named syntaxes; "auto" asks the chat template, "none" means none."""
+        """Return the named syntaxes: "auto" is the chat template's, "none" is no syntax."""
         reasoning_name = _thinks(template) if reasoning_name == AUTO else reasoning_name
         tools_name = _calls(template) if tools_name == AUTO else tools_name
         thinking, calling = reasoning.SYNTAXES.get(reasoning_name), tools.SYNTAXES.get(tools_name)
@@ -60,10 +60,10 @@ class Syntax(Struct, frozen=True):
     def start(
         self, prompt: str, continued: str = "", *, names: Sequence[str] | None = None, most_calls: int | None = None
     ) -> Reading | None:
-        """Start parsing an answer. Returns None if all of it is content.
+        """Start parsing an answer. Returns None if all its text is content.
 
         prompt, continued  as in ReasoningSyntax
-        names              of the tools that may be called; None: no tools
+        names              names of the tools that may be called; None: no tools
         most_calls         further calls are dropped
         """
         thoughts = None if self.reasoning is None else self.reasoning.start(prompt[-PROMPT_END:], continued)
@@ -76,7 +76,7 @@ def _thinks(template: ChatTemplate) -> str:
 
 
 def _calls(template: ChatTemplate) -> str:
-    """Return the name of the syntax that parses a call as the template writes it."""
+    """Return the name of the syntax that parses a call rendered by the template."""
     turn = _written_call(template)
     return next((name for name, syntax in tools.SYNTAXES.items() if _reads_back(syntax, turn)), NONE)
 

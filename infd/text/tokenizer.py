@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from infd.apart.client import Worker
     from infd.text.checkpoint import Additions
 
-LARGEST_BYTES: Final = 2**28  # of tokenizer.json; a vocabulary of 250,000 tokens takes about 30 MiB
+LARGEST_BYTES: Final = 2**28  # size of tokenizer.json; a vocabulary of 250,000 tokens takes about 30 MiB
 LARGEST_ID: Final = 2**24  # tables have an entry for each id up to the largest; vocabularies end at about 2**18
 
 # Tokens that end a turn; the configuration of some chat models does not list them.
@@ -138,7 +138,7 @@ class Library:
             if not found:
                 return f"the added token {token.content!r}, which normalization empties"
             if strips and found.strip() != found:
-                return f"the added token {token.content!r}, whose white space another one strips"
+                return f"the added token {token.content!r}, whose white space another token strips"
         return None
 
     def tokens(self) -> list[str | None]:
@@ -165,15 +165,15 @@ class Tokenizer:
         self.special_ids = vocabulary.special_ids
         self._pieces = vocabulary.pieces
         self._bound = vocabulary.bound
-        self._showing: tuple[frozenset[int], BytePieces | TextPieces] | None = None
+        self._pieces_with_marks: tuple[frozenset[int], BytePieces | TextPieces] | None = None
         self.end_ids = self._find_end_ids()
 
     @classmethod
     def load(cls, directory: str | Path, worker: Worker | None = None) -> Tokenizer:
         """Load the tokenizer of a checkpoint. Raises CheckpointError, naming the file.
 
-        worker  converts files other than tokenizer.json, and runs tokenizers that may not run here; None: all run
-                here, without protection
+        worker  converts files other than tokenizer.json, and runs tokenizers that may not run in this process; None:
+                all run in this process, without protection
         """
         directory = Path(directory)
         files = TextFiles.read(directory)
@@ -215,7 +215,7 @@ class Tokenizer:
         return 0 if self._bound is None else self._bound.least_tokens(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`; those without a token add nothing."""
+        """Return the text of `ids`; ids without a token add nothing."""
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def id_of(self, token: str) -> int | None:
@@ -237,31 +237,31 @@ class Tokenizer:
         return (twice.removeprefix(once) if twice.startswith(once) else once).encode()
 
     def pieces(
-        self, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
+        self, *, skip_special_tokens: bool, mark_ids: frozenset[int] = frozenset()
     ) -> BytePieces | TextPieces | None:
         """Return the table to decode with, None if this decoder has none.
 
-        shown  special ids that are not skipped with other special ids; the last set is cached, since a model has one
+        mark_ids  special ids that are never skipped; the last set is cached, since a model has a single set
         """
         if not skip_special_tokens or self._pieces is None:
             return self._pieces
-        if not shown:
+        if not mark_ids:
             return self._pieces_without_special
-        if self._showing is None or self._showing[0] != shown:
-            self._showing = shown, self._pieces.without(self.special_ids - shown)
-        return self._showing[1]
+        if self._pieces_with_marks is None or self._pieces_with_marks[0] != mark_ids:
+            self._pieces_with_marks = mark_ids, self._pieces.without(self.special_ids - mark_ids)
+        return self._pieces_with_marks[1]
 
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+        self, *, skip_special_tokens: bool = True, mark_ids: frozenset[int] = frozenset()
     ) -> detokenize.Detokenizer:
         """Start a stream of ids to text, by the fastest exact way for this tokenizer.
 
-        shown  special ids that are written out although other special ids are skipped
+        mark_ids  special ids that are never skipped
         """
-        pieces = self.pieces(skip_special_tokens=skip_special_tokens, shown=shown)
+        pieces = self.pieces(skip_special_tokens=skip_special_tokens, mark_ids=mark_ids)
         if pieces is not None:
             return detokenize.with_table(pieces)
-        hidden = self.special_ids - shown if skip_special_tokens else frozenset()
+        hidden = self.special_ids - mark_ids if skip_special_tokens else frozenset()
         decode = partial(self.decode, skip_special_tokens=False)
         return detokenize.WindowText(decode, lambda token_id: token_id not in hidden and self.has(token_id))
 
@@ -289,7 +289,7 @@ def _backend(content: bytes, additions: Additions, worker: Worker | None) -> Bac
             return library
     worker.reasons["tokenizer"] = objection
     _LOG.warning(
-        "the model's tokenizer runs in a process of its own, which is slower: infd cannot tell what it costs",
+        "the model's tokenizer runs in a process of its own, which is slower: infd cannot bound its cost",
         extra={"reason": objection},
     )
     return ApartTokenizer(worker, content, additions)

@@ -27,18 +27,18 @@ class Tasks:
 
     def do(self, task: Task) -> Any:
         match task:
-            case apart.Load(content, additions):
+            case apart.LoadTokenizer(content, additions):
                 self._tokenizer = Library.load(content, additions)
                 return apart.Loaded(self._tokenizer.vocabulary, self._tokenizer.tokens())
             case apart.Encode(text, add_special_tokens):
                 assert self._tokenizer is not None
                 return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            case apart.Convert(directory):
+            case apart.ConvertTokenizer(directory):
                 return convert(Path(directory))
-            case apart.Compile(source):
+            case apart.CompileTemplate(source):
                 template = self._template(source)
-                return apart.Findings(template.reads, template.reads_parts)
-            case apart.Render(source, variables, limits):
+                return apart.TemplateProperties(template.reads, template.reads_parts)
+            case apart.RenderTemplate(source, variables, limits):
                 return self._template(source).render(variables, limits)
 
     def _template(self, source: str) -> Compiled:

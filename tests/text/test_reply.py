@@ -35,9 +35,18 @@ class Ended(NamedTuple):
     tokens: int | None
 
 
-def stream(ids: list[int], stops: list[str], batches: list[int] | None = None, **options: object) -> Ended:
+def stream(
+    ids: list[int],
+    stops: list[str],
+    batches: list[int] | None = None,
+    *,
+    skip_special_tokens: bool = True,
+    included: bool = False,
+    min_tokens: int = 0,
+) -> Ended:
     """Feed ids in batches, check that no text is sent too early, and return the text."""
-    reply = Reply(tokenizer(), StopStrings(stops), **options)  # type: ignore[arg-type]
+    rule = StopStrings(stops, included=included, min_tokens=min_tokens)
+    reply = Reply(tokenizer(), rule, skip_special_tokens=skip_special_tokens)
     text, begin = "", 0
     for size in [*(batches or []), *([1] * len(ids))]:
         batch = ids[begin : begin + size]
@@ -92,7 +101,7 @@ def test_min_tokens_and_inclusion_mean_what_they_mean_for_the_whole_text(
 ):
     ids = byte_ids(text)
 
-    ended = stream(ids, stops, include_stop_str_in_output=include, min_tokens=min_tokens)
+    ended = stream(ids, stops, included=include, min_tokens=min_tokens)
 
     assert ended == whole(ids, stops, include=include, min_tokens=min_tokens)
 
@@ -135,11 +144,11 @@ def test_text_that_only_looked_like_a_stop_string_is_sent():
 
 
 def test_a_stop_string_that_does_not_count_yet_is_not_held_back():
-    reply = Reply(tokenizer(), StopStrings(["ab", "bx"]), min_tokens=9)
+    reply = Reply(tokenizer(), StopStrings(["ab", "bx"], min_tokens=9))
     reply.feed(byte_ids("ab"))
 
     assert reply.take() == "a"  # b may begin the other stop string
-    assert Reply(tokenizer(), StopStrings(["ab"]), min_tokens=9).feed(byte_ids("ab")) is None
+    assert Reply(tokenizer(), StopStrings(["ab"], min_tokens=9)).feed(byte_ids("ab")) is None
 
 
 def test_held_text_is_sent_at_the_end():
@@ -203,7 +212,7 @@ def test_an_answer_that_continues_a_text_keeps_the_space_before_its_first_word(k
     vocabulary = wrap(KINDS[kind]())
     ids = vocabulary.encode("the quick brown fox jumps over the lazy dog", add_special_tokens=False)
     for border in range(1, len(ids)):
-        reply = Reply(vocabulary, after=ids[max(0, border - 8) : border])
+        reply = Reply(vocabulary, preceding=ids[max(0, border - 8) : border])
         reply.feed(ids[border:])
 
         assert vocabulary.decode(ids[:border]) + reply.finish() == vocabulary.decode(ids)
@@ -211,9 +220,9 @@ def test_an_answer_that_continues_a_text_keeps_the_space_before_its_first_word(k
 
 def test_a_character_left_unfinished_before_an_answer_is_none_of_its_own():
     first = byte_ids("é")[0]
-    reply = Reply(tokenizer(), after=[*byte_ids("a"), first])
+    reply = Reply(tokenizer(), preceding=[*byte_ids("a"), first])
 
     assert reply.finish() == ""
-    reply = Reply(tokenizer(), after=[first])
+    reply = Reply(tokenizer(), preceding=[first])
     reply.feed(byte_ids("b"))
     assert reply.finish() == "b"

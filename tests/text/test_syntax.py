@@ -82,7 +82,7 @@ def test_marks_are_seen_even_where_the_tokenizer_hides_them(kind: str):
     ids = vocabulary.encode("<think>fox</think></s>dog", add_special_tokens=False)
     assert {vocabulary.id_of(mark) for mark in ("<think>", "</think>")} <= vocabulary.special_ids
 
-    reply = Reply(vocabulary, reading=syntax.start(""), shown=syntax.shown)
+    reply = Reply(vocabulary, reading=syntax.start(""), mark_ids=syntax.mark_ids)
     reply.feed(ids)
     content = reply.finish()
 
@@ -109,7 +109,9 @@ def test_a_reply_is_the_same_however_its_tokens_come(kind: str, stops: tuple[str
     counts = set()
     for first in range(len(ids) + 1):
         for second in {first, (first + len(ids)) // 2}:
-            reply = Reply(vocabulary, StopStrings(stops), reading=syntax.start("", names=["f"]), shown=syntax.shown)
+            reply = Reply(
+                vocabulary, StopStrings(stops), reading=syntax.start("", names=["f"]), mark_ids=syntax.mark_ids
+            )
             content, asides = "", []
             for part in (ids[:first], ids[first:second], ids[second:]):
                 reply.feed(part)

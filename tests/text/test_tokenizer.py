@@ -238,7 +238,7 @@ def test_a_conversion_names_its_missing_packages(
 def test_a_vocabulary_that_its_class_does_not_read_is_not_ignored(tmp_path: Path):
     write_bpe(tmp_path, "BertTokenizer")
 
-    with pytest.raises(CheckpointError, match=r"BertTokenizer cannot make it of vocab\.json"):
+    with pytest.raises(CheckpointError, match=r"BertTokenizer cannot read vocab\.json"):
         Tokenizer.load(tmp_path)
 
 

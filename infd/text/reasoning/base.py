@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from infd.text.markup import Asides, ThoughtParser
 
 
-_MOST_LEADING_SPACE: Final = 256  # of white space before an opening mark; no model writes more
+_MOST_LEADING_SPACE: Final = 256  # characters of white space before an opening mark; no model writes more
 
 
 class ReasoningSyntax(Protocol):
     """How one family of models marks thoughts.
 
-    marks  tokens that must stay in the text to be parsed, even if the tokenizer calls them special
+    marks  tokens that detokenizing must not skip, even if the tokenizer declares them special
     """
 
     @property
@@ -35,11 +35,11 @@ class ReasoningSyntax(Protocol):
         """
 
 
-class _Place(Enum):
-    BEFORE = auto()  # white space so far, or part of the opening mark
+class _State(Enum):
+    START = auto()  # white space so far, or part of the opening mark
     INSIDE = auto()
-    BEHIND = auto()  # in the newlines after the closing mark
-    BEYOND = auto()  # in the content
+    CLOSED = auto()  # in the newlines after the closing mark
+    CONTENT = auto()
 
 
 class BlockParser:
@@ -49,34 +49,34 @@ class BlockParser:
     clients send back.
     """
 
-    __slots__ = ("_close", "_emitted", "_newlines", "_open", "_pending", "_place", "inside")
+    __slots__ = ("_close", "_emitted", "_newlines", "_open", "_pending", "_state", "inside")
 
     def __init__(self, open: str, close: str, *, inside: bool) -> None:
         """Start before the block, or `inside` a block that the prompt has opened."""
         self.inside = inside
         self._open = open
         self._close = close
-        self._place = _Place.INSIDE if inside else _Place.BEFORE
+        self._state = _State.INSIDE if inside else _State.START
         self._pending = ""  # text that may begin a mark
-        self._emitted = False  # whether part of the thought was put aside
-        self._newlines = 0  # of the thought, put aside only if more of the thought follows
+        self._emitted = False  # whether part of the thought was emitted
+        self._newlines = 0  # held back until more of the thought follows
 
     def feed(self, text: str, asides: Asides) -> str:
-        if self._place is _Place.BEYOND:
+        if self._state is _State.CONTENT:
             return text
-        if self._place is _Place.BEFORE:
+        if self._state is _State.START:
             text = self._before(self._pending + text)
-        if self._place is _Place.INSIDE:
+        if self._state is _State.INSIDE:
             text = self._inside(self._pending + text, asides)
-        if self._place is _Place.BEHIND:
+        if self._state is _State.CLOSED:
             text = text.lstrip("\n")
             if text:
-                self._place = _Place.BEYOND
+                self._state = _State.CONTENT
         return text
 
     def finish(self, asides: Asides) -> str:
         text, self._pending = self._pending, ""
-        if self._place is _Place.INSIDE:
+        if self._state is _State.INSIDE:
             self._emit_thought(text, asides)
             return ""
         return text
@@ -86,12 +86,12 @@ class BlockParser:
         words = text.lstrip()
         self._pending = ""
         if words.startswith(self._open):
-            self._place, self.inside = _Place.INSIDE, True
+            self._state, self.inside = _State.INSIDE, True
             return words[len(self._open) :]
         if self._open.startswith(words) and len(text) <= _MOST_LEADING_SPACE:
             self._pending = text
             return ""
-        self._place = _Place.BEYOND
+        self._state = _State.CONTENT
         return text
 
     def _inside(self, text: str, asides: Asides) -> str:
@@ -99,7 +99,7 @@ class BlockParser:
         end = text.find(self._close)
         if end >= 0:
             self._emit_thought(text[:end].rstrip("\n"), asides)
-            self._place, self.inside, self._pending = _Place.BEHIND, False, ""
+            self._state, self.inside, self._pending = _State.CLOSED, False, ""
             return text[end + len(self._close) :]
         safe = len(text) - overlap(text, self._close)
         self._pending = text[safe:]
@@ -107,7 +107,7 @@ class BlockParser:
         return ""
 
     def _emit_thought(self, text: str, asides: Asides) -> None:
-        """Put a thought aside, holding back newlines until other text follows them."""
+        """Emit part of the thought, holding back newlines until more of the thought follows."""
         if not self._emitted:
             text = text.lstrip("\n")
         words = text.rstrip("\n")

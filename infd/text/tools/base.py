@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ToolSyntax(Protocol):
     """How one family of models writes tool calls.
 
-    marks  tokens that must stay in the text to be parsed, even if the tokenizer calls them special
+    marks  tokens that detokenizing must not skip, even if the tokenizer declares them special
     """
 
     @property

@@ -56,8 +56,8 @@ class HermesParser:
         self._pending = ""
         self._state: Callable[[Asides], bool] = self._between
         self._content: list[str] = []
-        self._held_space: list[str] = []  # white space that is content only if more content follows
-        self._has_content = False  # whether there was content
+        self._held_space: list[str] = []  # white space, emitted only if more content follows
+        self._has_content = False  # whether content was emitted
         self._after_block = False  # whether only white space came since the last block
         self._block: list[str] = []  # parts of a block that is emitted when it is closed
         self._object = ObjectScan(CLOSE)
@@ -66,7 +66,7 @@ class HermesParser:
         self._pending += text
         while self._state(asides):
             pass
-        return self._told()
+        return self._take_content()
 
     def finish(self, asides: Asides) -> str:
         rest, self._pending = self._pending, ""
@@ -81,9 +81,9 @@ class HermesParser:
             self._content += self._held_space
         self._held_space.clear()
         self._state = self._between
-        return self._told()
+        return self._take_content()
 
-    def _told(self) -> str:
+    def _take_content(self) -> str:
         text = "".join(self._content)
         self._content.clear()
         return text
@@ -141,22 +141,22 @@ class HermesParser:
         read = self._object.scan(self._pending, until=1)
         asides.append_arguments(self._pending[:read])
         self._pending = self._pending[read:]
-        if self._object.depth > 1 and not self._object.cut:
+        if self._object.depth > 1 and not self._object.ended:
             return False
         self._state = self._members
         return True
 
     def _members(self, _: Asides) -> bool:
         """Consume the rest of the object; further members are ignored."""
-        if not self._object.cut and self._object.depth > 0:
+        if not self._object.ended and self._object.depth > 0:
             self._pending = self._pending[self._object.scan(self._pending, until=0) :]
-            if self._object.depth > 0 and not self._object.cut:
+            if self._object.depth > 0 and not self._object.ended:
                 return False
         self._state = self._closing
         return True
 
     def _closing(self, _: Asides) -> bool:
-        """Consume the closing mark, which the model may forget."""
+        """Consume the closing mark, which the model may omit."""
         pending = self._pending.lstrip()
         if not pending.startswith(CLOSE) and CLOSE.startswith(pending):
             self._pending = pending
@@ -186,7 +186,7 @@ class HermesParser:
         asides.append_arguments(arguments)
 
     def _emit_content(self, text: str) -> None:
-        """Emit content. Of the white space around a block only the part before it is kept, and only between words."""
+        """Emit content. White space before a block is emitted only if more content follows; after a block, never."""
         if self._after_block:
             text = text.lstrip()
             if not text:

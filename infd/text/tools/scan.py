@@ -16,18 +16,18 @@ class ObjectScan:
     """A position in one JSON object.
 
     depth  number of open brackets
-    cut    whether the mark that should follow the object came within the object
+    ended  whether `mark` was found within the object
     """
 
-    __slots__ = ("_mark", "_string", "_torn", "cut", "depth")
+    __slots__ = ("_bad_string", "_mark", "_string", "depth", "ended")
 
     def __init__(self, mark: str, depth: int = 0) -> None:
         """Start within `depth` brackets. `mark`, which begins with `<`, ends the scan outside of strings."""
         self.depth = depth
-        self.cut = False
+        self.ended = False
         self._mark = mark
         self._string = False
-        self._torn = False  # in a string with a bare newline, which is invalid JSON: its closing quote may never come
+        self._bad_string = False  # in a string with a bare newline: invalid JSON, its closing quote may never come
 
     def scan(self, text: str, until: int) -> int:
         """Return the number of characters scanned: up to the bracket that leaves `until` open, or to the mark, or all.
@@ -42,9 +42,9 @@ class ObjectScan:
             place, character = found.start(), found[0]
             at = place + 1
             match character:
-                case "<" if not self._string or self._torn:
+                case "<" if not self._string or self._bad_string:
                     if text.startswith(self._mark, place):
-                        self.cut = True
+                        self.ended = True
                         return place
                     if self._mark.startswith(text[place : place + len(self._mark)]):
                         return place
@@ -52,7 +52,7 @@ class ObjectScan:
                     pass
                 case '"':
                     self._string = not self._string
-                    self._torn = False
+                    self._bad_string = False
                 case "\\":
                     if at == len(text):
                         return place
@@ -64,4 +64,4 @@ class ObjectScan:
                     if self.depth <= until:
                         return at
                 case _:
-                    self._torn = True
+                    self._bad_string = True

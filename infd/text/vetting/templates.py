@@ -67,7 +67,7 @@ def _reason(node: nodes.Node) -> str | None:
         return f"a node of type {type(node).__name__}"
     match node:
         case nodes.Const(value=int(number)) if abs(number) > LARGEST_NUMBER:
-            return "a number out of proportion"
+            return "too large a number"
         case nodes.Compare(ops=[_, _, *_]):
             return "a chain of comparisons"
         case nodes.Dict(items=pairs) if not all(isinstance(pair.key, nodes.Const) for pair in pairs):

@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
     Check = Callable[[Any], bool]
 
-LARGEST_BYTES: Final = 2**26  # of a tokenizer.json; the largest known has 33 MiB
+LARGEST_BYTES: Final = 2**26  # size of tokenizer.json; the largest known has 33 MiB
 MOST_ENTRIES: Final = 2**22  # commas: a vocabulary of 260,000 tokens and twice as many merges has a million
 SHORT: Final = 32  # characters of a prefix, suffix or separator
 MOST_STEPS: Final = 32  # of a sequence of normalizers, pre-tokenizers or decoders
-LARGEST_GROWTH: Final = 256  # times by which normalization may lengthen a text
+LARGEST_GROWTH: Final = 256  # most times by which normalization may lengthen a text
 MOST_SPECIAL: Final = 64  # special tokens around a text
 LONGEST_WORD: Final = 128  # characters, if the time for a word grows with their square
 LONGEST_ADDED: Final = 2**10
 ALL_ADDED: Final = 2**20  # characters of all added tokens
-FEW_ADDED: Final = 2**14  # the same, if there are so few tokens that the library builds a table of all their characters
+FEW_ADDED: Final = (
+    2**14
+)  # characters of all added tokens, if they are so few that the library builds a table of all characters
 TABLED: Final = 128
 LONGEST_MAPPED: Final = 64  # bytes of a normalized form of one character
 MOST_PIECES: Final = 2**20  # of a unigram vocabulary
@@ -76,7 +78,7 @@ def read(content: bytes) -> tuple[bytes, str | None]:
     A file with an objection is returned unchanged. Takes a few milliseconds per MiB.
     """
     if len(content) > LARGEST_BYTES or content.count(b",") > MOST_ENTRIES:
-        return content, "a vocabulary out of proportion"
+        return content, "too large a vocabulary"
     try:
         file = msgspec.json.decode(content, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -116,7 +118,7 @@ def _objection_to_texts(tokens: Iterable[str]) -> str | None:
     sizes = [len(token) for token in tokens]
     most = ALL_ADDED if len(sizes) > TABLED else FEW_ADDED
     if max(sizes, default=0) > LONGEST_ADDED or sum(sizes) > most:
-        return "added tokens out of proportion"
+        return "too many or too long added tokens"
     return None
 
 
@@ -198,7 +200,7 @@ def _model_objection(model: _Model) -> str | None:
         model.type = "BPE" if bytes(model.merges) else None  # as the library does
     affixes = (model.continuing_subword_prefix, model.end_of_word_suffix, model.unk_token)
     if any(affix is not None and len(affix) > SHORT for affix in affixes):
-        return "model: an affix out of proportion"
+        return "model: too long an affix"
     unknown = model.unk_token
     if unknown is None:
         unknown = {"WordPiece": "[UNK]", "WordLevel": "<unk>"}.get(model.type or "")
@@ -235,7 +237,7 @@ def _unigram_objection(model: _Model) -> str | None:
         return "model: unk_id"
     sizes = [len(piece) for piece, _ in pieces]
     if len(sizes) > MOST_PIECES or max(sizes, default=0) > LONGEST_WORD or sum(sizes) > PIECE_CHARACTERS:
-        return "model: pieces out of proportion"
+        return "model: too many or too long pieces"
     return None
 
 
