@@ -44,8 +44,10 @@ from infd.errors import DeviceMissing
 from infd.kernels.flashinfer import modules
 from infd.kernels.select import CACHED, CANDIDATES, preferring, select
 from infd.models import registry
+from infd.runner.arenas.weights_source import WeightsSource
 from infd.runner.pulse import Pulse
-from infd.runner.start.loading import assemble
+from infd.runner.start.assembly import assemble
+from infd.runner.start.runners import Runners
 from infd.runner.start.setup import ModelSetup, choose_device
 from infd.weights.load import ALIGNMENT
 
@@ -93,14 +95,14 @@ def put_together(
 ) -> Runner:
     """Return a runner. With graphs, capture every size and report the time."""
     settings = Config(
-        device=DeviceConfig(kind=bench.device.type, graphs=graphs),
+        device=DeviceConfig(kind=bench.device.type, graphs=graphs, kernel_cache=""),
         scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=max(64, min(length, 8192))),
         cache=CacheConfig(page_tokens=PAGE),
     )
     gc.collect()  # frees an earlier runner's rows
-    runner = assemble(
-        settings, ModelSetup(model, ops, torch.bfloat16, bench.device, length), bench.bank, weights, Pulse()
-    ).runner
+    setup = ModelSetup(model, ops, torch.bfloat16, bench.device, length)
+    runners = Runners(settings, setup, bench.bank, Pulse())
+    runner = assemble(runners, bench.bank, weights, WeightsSource(Path(), {}, {}, Path(), "")).runner
     with runner.active():
         while runner.idle():
             pass

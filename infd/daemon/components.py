@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infd.engine.executor import Executor
     from infd.hub.fetch import Hub
     from infd.runner.pulse import Pulse
-    from infd.runner.start.loading import Loaded
+    from infd.runner.start.assembly import Loaded
     from infd.scheduler.layout import Capacity
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.memory import MemoryPart
     from infd.request import Adapter, AdapterFacts
-    from infd.runner.start.loading import Loaded
+    from infd.runner.start.assembly import Loaded
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from infd.runner.start.loading import Loaded
+    from infd.runner.start.assembly import Loaded
     from infd.scheduler.plan import Load
 
 NEW = 12

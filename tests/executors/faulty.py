@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infd.executors.wire import Start
     from infd.models.base import Batch
     from infd.runner.pulse import Pulse
-    from infd.runner.start.loading import Loaded
+    from infd.runner.start.assembly import Loaded
 
 UNSOUND, FULL, LOST = 100, 99, 98
 BROKEN = "/broken"  # a path of a model that cannot be loaded

@@ -16,7 +16,7 @@ from infd.runner.arenas.arena import CPU
 from infd.runner.arenas.residence import Residence
 from infd.runner.runner import Runner
 from infd.runner.staging import Pinned
-from infd.runner.start.loading import Loaded
+from infd.runner.start.assembly import Loaded
 from infd.scheduler.plan import StepPlan
 from tests.runner.driving import config, executor, generate, join, request, span
 from tests.runner.fake_model import FakeModel, continuation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +15,12 @@ from infd.kernels.select import CANDIDATES, insisting, select
 from infd.request import Generate, Request, SamplingParams, Score
 from infd.runner.adapters import DeviceSlots
 from infd.runner.arenas.arena import CPU, Arena, HostBank
+from infd.runner.arenas.weights_source import WeightsSource
 from infd.runner.instance import Instance
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
-from infd.runner.start.loading import assemble
+from infd.runner.start.assembly import assemble
+from infd.runner.start.runners import Runners
 from infd.runner.start.setup import ModelSetup
 from infd.scheduler.plan import Join, Span
 from infd.scheduler.scheduler import Scheduler
@@ -27,7 +30,7 @@ from tests.runner.fake_model import FakeModel, HistoryAttention
 if TYPE_CHECKING:
     from infd.request import Want
     from infd.runner.arenas.arena import Bank
-    from infd.runner.start.loading import Loaded
+    from infd.runner.start.assembly import Loaded
     from infd.scheduler.layout import CacheLayout, Capacity
     from infd.scheduler.scheduler import Scheduled
 
@@ -54,7 +57,11 @@ def load(
 ) -> Loaded:
     ops = select(CPU, torch.float32, insisting("reference", CANDIDATES))
     setup = ModelSetup(model, ops.replace(attention=HistoryAttention()), torch.float32, CPU, max_len)
-    return assemble(settings, setup, bank or HostBank(), Arena(64, CPU, "weights"), pulse, described)
+    bank = bank or HostBank()
+    if described is None:  # no calibration is stored
+        settings = replace(settings, device=replace(settings.device, kernel_cache=""))
+    source = WeightsSource(Path(), described or {}, {}, Path(), "")
+    return assemble(Runners(settings, setup, bank, pulse), bank, Arena(64, CPU, "weights"), source)
 
 
 def executor(model: FakeModel, settings: Config) -> LocalExecutor:

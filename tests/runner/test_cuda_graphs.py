@@ -25,7 +25,7 @@ from infd.runner.cuda_graphs.buffers import sizes
 from infd.runner.cuda_graphs.capture import CudaGraphs
 from infd.runner.cuda_graphs.padded_step import PATIENCE
 from infd.runner.pulse import Pulse
-from infd.runner.start import loading
+from infd.runner.start import assembly, loading
 from infd.scheduler.plan import Grant, Load, StepPlan
 from tests.runner.cuda_driver import Bank, FakeDriver
 from tests.runner.driving import join, span
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from infd.runner.cuda_graphs.capture import Graphs
-    from infd.runner.start.loading import Loaded
+    from infd.runner.start.assembly import Loaded
 
 ROWS = 6
 PAGE = 4
@@ -110,7 +110,7 @@ def serve(tiny, monkeypatch) -> Callable[..., Served]:
         monkeypatch.setattr(PagedAttention, "captured", TableAttention.captured)
         # What is not torch's own leaves no trace for a recording.
         monkeypatch.setattr(loading, "candidates", lambda model: insisting("reference", CANDIDATES))
-        monkeypatch.setattr(loading, "graphs_of", lambda device, settings: graphs)
+        monkeypatch.setattr(assembly, "graphs_of", lambda device, settings: graphs)
         monkeypatch.setattr("infd.runner.cuda_graphs.decoding.START_S", start_s)
         return Served(loading.build(settings(str(tiny(variant)), "cpu", dtype=dtype), Pulse()))
 

@@ -21,7 +21,7 @@ from infd.models import registry
 from infd.request import Adapter, SamplingParams
 from infd.runner import staging
 from infd.runner.adapters import DeviceSlots
-from infd.runner.arenas.cache import allocate
+from infd.runner.arenas.cache import CacheSpec
 from infd.runner.instance import Instance
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
@@ -128,7 +128,7 @@ def assembled(directory, device, staging, graphs, ops=None) -> Runner:
         staging=staging,
         kernels=ops.rows,
     )
-    cache = allocate(layout, model.page_tensors(PAGE), 90 * len(layout.groups), Heap(device))
+    cache = CacheSpec(layout, model.page_tensors(PAGE)).allocate(90 * len(layout.groups), Heap(device))
     slots = DeviceSlots(ops.lora, device, 1, staging)
     runner = Runner(Instance(model, ops, layout, cache, rows, slots, Pulse()), graphs)
     runner.targets = model.targets[1:5]

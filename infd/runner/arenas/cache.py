@@ -1,4 +1,4 @@
-"""Allocate the pages of the cache in an arena."""
+"""Compute the size of a cache, and allocate its pages in an arena."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec import Struct
 
 from infd.kernels.families.attention import FLOAT8, KeyValuePages
 from infd.weights.load import ALIGNMENT
@@ -20,41 +21,49 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import CacheLayout
 
 
-def slots(layout: CacheLayout) -> int:
-    """Return the slots of a page: the number of layers of the largest group."""
-    return max((len(group.layers) for group in layout.groups), default=0)
+class CacheSpec(Struct, frozen=True):
+    """The form of a model's cache, of any number of pages.
 
-
-def page_bytes(layout: CacheLayout, tensors: Sequence[PageTensor]) -> int:
-    """Return the bytes of a page. tensors: a slot's tensors"""
-    return slots(layout) * sum(tensor.bytes for tensor in tensors)
-
-
-def arena_bytes(layout: CacheLayout, tensors: Sequence[PageTensor], pages: int) -> int:
-    """Return the size of an arena for `pages` pages and the scratch page, alignment included."""
-    return (pages + 1) * page_bytes(layout, tensors) + ALIGNMENT * len(tensors) * slots(layout)
-
-
-def allocate(
-    layout: CacheLayout,
-    tensors: Sequence[PageTensor],
-    pages: int,
-    arena: Arena,
-    scales: Mapping[int, Tensor] = MappingProxyType({}),
-) -> list[KeyValuePages]:
-    """Return the cache of every layer, by layer index. The i-th layer of each group uses slot i of a page.
-
-    tensors  a slot's tensors
-    scales   see `scaled`, by layer
-
-    Raises OutOfMemory if the arena is smaller than `arena_bytes`.
+    layout   the page groups; the i-th layer of each group uses slot i of a page
+    tensors  of a slot
     """
-    by_slot = [
-        KeyValuePages(**{tensor.name: arena.take((pages + 1, *tensor.shape), tensor.dtype) for tensor in tensors})
-        for _ in range(slots(layout))
-    ]
-    by_layer = {layer: by_slot[i] for group in layout.groups for i, layer in enumerate(group.layers)}
-    return [scaled(by_layer[layer], scales.get(layer)) for layer in sorted(by_layer)]
+
+    layout: CacheLayout
+    tensors: Sequence[PageTensor]
+
+    @property
+    def slots(self) -> int:
+        """The slots of a page: the number of layers of the largest group."""
+        return max((len(group.layers) for group in self.layout.groups), default=0)
+
+    @property
+    def page_bytes(self) -> int:
+        return self.slots * sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def alignment_bytes(self) -> int:
+        """The most bytes of an arena that alignment leaves unused."""
+        return ALIGNMENT * len(self.tensors) * self.slots
+
+    def arena_bytes(self, pages: int) -> int:
+        """Return the size of an arena for `pages` pages and the scratch page, alignment included."""
+        return (pages + 1) * self.page_bytes + self.alignment_bytes
+
+    def allocate(
+        self, pages: int, arena: Arena, scales: Mapping[int, Tensor] = MappingProxyType({})
+    ) -> list[KeyValuePages]:
+        """Return the cache of every layer, by layer index. Raises OutOfMemory if the arena is below `arena_bytes`.
+
+        scales  see `scaled`, by layer
+        """
+        by_slot = [
+            KeyValuePages(
+                **{tensor.name: arena.take((pages + 1, *tensor.shape), tensor.dtype) for tensor in self.tensors}
+            )
+            for _ in range(self.slots)
+        ]
+        by_layer = {layer: by_slot[i] for group in self.layout.groups for i, layer in enumerate(group.layers)}
+        return [scaled(by_layer[layer], scales.get(layer)) for layer in sorted(by_layer)]
 
 
 def scaled(pages: KeyValuePages, scales: Tensor | None) -> KeyValuePages:

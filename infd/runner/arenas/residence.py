@@ -7,18 +7,17 @@ from their files again. All methods run on the device thread, between steps.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from msgspec import Struct
 from msgspec.structs import replace
 
-from infd.errors import CheckpointError, DeviceLost, OutOfMemory
+from infd.errors import DeviceLost, OutOfMemory
 from infd.memory import ALL, Memory, MemoryPart, Residency
-from infd.models.config import architecture
 from infd.runner.arenas.host import Settling
-from infd.weights.checkpoint import Checkpoint, locate
+from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import check, fill
 
 if TYPE_CHECKING:
@@ -26,14 +25,26 @@ if TYPE_CHECKING:
 
     from infd.models.base import Model
     from infd.runner.arenas.arena import Arena, Bank, Parked
+    from infd.runner.arenas.weights_source import WeightsSource
 
 log = logging.getLogger("infd.runner")
 
 GONE: Final = frozenset({Residency.RELEASED, Residency.PARKED})  # not on the device
 
 
+class ModelArenas(Struct, frozen=True):
+    """The arenas of a model.
+
+    workspaces  scratch memory of kernels; released and restored with the cache
+    """
+
+    weights: Arena
+    cache: Arena
+    workspaces: Sequence[Arena]
+
+
 class Residence:
-    """The arenas of a model, and the checkpoint of its weights.
+    """The memory of a model's weights and cache.
 
     model     its parameters are tensors of `weights`
     weights   the arena of the weights
@@ -48,42 +59,29 @@ class Residence:
         self,
         model: Model,
         bank: Bank,
-        weights: Arena,
-        cache: Arena,
-        workspaces: Sequence[Arena],
-        root: str,
+        arenas: ModelArenas,
+        source: WeightsSource,
         report: Callable[[int, int], None],
     ) -> None:
         """Start with all memory loaded.
 
-        bank        the bank of all arenas
-        workspaces  scratch memory of kernels; released and restored with the cache
-        root        directory that must contain other weights, see `load`; empty: the parent of the first checkpoint
-        report      called with (bytes read, bytes to read) while weights are read
+        bank    the bank of all arenas
+        source  of the loaded weights
+        report  called with (bytes read, bytes to read) while weights are read
         """
         self.model = model
-        self.weights = weights
-        self.cache = cache
+        self.weights = arenas.weights
+        self.cache = arenas.cache
         self.memory = Memory()
         self.refusal = bank.sleep_refusal
         self.resident: dict[str, int] = {}
         self.quiet = Event()
         self._bank = bank
-        self._cache_arenas = [cache, *workspaces]
+        self._cache_arenas = [arenas.cache, *arenas.workspaces]
         self._parked: Parked | None = None
         self._settling: Settling | None = None
         self._report = report
-        self._root = root
-        self._first = self._directory = Path()
-        self._stamps: dict[str, tuple[int, int]] = {}
-        self._architecture = ""
-
-    def remember(self, checkpoint: Checkpoint) -> None:
-        """Record the checkpoint from which the weights were read."""
-        if not self._stamps:
-            self._first = checkpoint.directory
-        self._directory, self._stamps = checkpoint.directory, checkpoint.stamps()
-        self._architecture = architecture(checkpoint.config)
+        self._source = source
 
     def released_by(self, level: int) -> frozenset[MemoryPart]:
         """Return the parts released by a sleep of this level."""
@@ -150,8 +148,8 @@ class Residence:
     def _wake_weights(self) -> None:
         if self._parked is None or self.memory.weights is not Residency.PARKED:
             self._require_room()
-            with Checkpoint(self._directory) as checkpoint:
-                self._require_unchanged(checkpoint)
+            with Checkpoint(self._source.directory) as checkpoint:
+                self._source.require_unchanged(checkpoint)  # only `load` may replace weights
                 self._fill(checkpoint)
             return
         self.weights.restore()
@@ -171,16 +169,11 @@ class Residence:
         Raises CheckpointError before any byte is read if the checkpoint does not match the model. If reading fails
         midway, the weights are INVALID.
         """
-        first = self._first.absolute()
-        directory = first if Path(path) == first else locate(path, self._root or str(first.parent))
+        directory = self._source.locate(path)
         if self.memory.weights in GONE:
             self._require_room()
         with Checkpoint(directory) as checkpoint:
-            if architecture(checkpoint.config) != self._architecture:
-                raise CheckpointError(
-                    f"{directory}: config.json: architecture {architecture(checkpoint.config)!r}, where"
-                    f" {self._architecture!r} is served; another model takes a restart with --model"
-                )
+            self._source.require_same_architecture(checkpoint)
             self._fill(checkpoint)
 
     def settle(self) -> None:
@@ -229,7 +222,7 @@ class Residence:
             if gone:
                 self.weights.release()
             raise
-        self.remember(checkpoint)
+        self._source = self._source.replaced(checkpoint)
         self.memory = replace(self.memory, weights=Residency.LOADED)
         self._unpark()
         self.settle()
@@ -253,16 +246,4 @@ class Residence:
             raise OutOfMemory(
                 f"the weights need {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free;"
                 " make room and wake again"
-            )
-
-    def _require_unchanged(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError if files changed since the weights were read: only `load` may replace weights."""
-        found = checkpoint.stamps()
-        changed = sorted(
-            name for name in found.keys() | self._stamps.keys() if found.get(name) != self._stamps.get(name)
-        )
-        if changed:
-            raise CheckpointError(
-                f"{checkpoint.directory}: {', '.join(changed)} changed since the weights were loaded; put the old files"
-                f" back and wake again, or take the new ones with `infdctl load-weights {checkpoint.directory}`"
             )

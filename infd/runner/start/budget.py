@@ -21,7 +21,6 @@ from infd.runner.start.calibration import LEAST, LIKELIEST
 from infd.runner.start.trial import TrialPlans, run
 
 if TYPE_CHECKING:
-    from infd.config import Config
     from infd.runner.arenas.arena import Arena, Bank
     from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.start.runners import Runners
@@ -94,9 +93,7 @@ def on_host(bank: Bank) -> Room:
     return Room(int(HOST_SHARE * free), f"{HOST_SHARE:.0%} of {free / MIB:,.0f} MiB free")
 
 
-def draw_up(
-    runners: Runners, bank: Bank, weights: Arena, config: Config, *, most: int, graphs: Graphs | None
-) -> Budget:
+def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: Graphs | None) -> Budget:
     """Run the largest step on a GPU, and return the budget.
 
     most    tokens of the largest step; halved until the step fits
@@ -104,7 +101,7 @@ def draw_up(
 
     Raises OutOfMemory if no step fits.
     """
-    tokens = most
+    config, tokens = runners.config, most
     while (found := _footprint(runners, bank, weights, tokens, graphs)) is None:
         if tokens <= LEAST:
             free = f"{bank.free() / MIB:,.0f} MiB are free"
@@ -125,7 +122,7 @@ def draw_up(
 
 def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs: Graphs | None) -> Footprint | None:
     """Measure a step of `tokens` tokens, limited by the rows; return None if memory runs out."""
-    layout, rows, longest = runners.layout, runners.rows, runners.setup.max_len
+    layout, rows, longest = runners.spec.layout, runners.rows, runners.setup.max_len
     length = min(longest - 1, tokens)
     prompts = ceil_div(tokens, length) * sum(ceil_div(length, group.page_tokens) for group in layout.groups)
     pages = max(prompts, rows * len(layout.groups))

@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 
 from infd.errors import OutOfMemory
-from infd.runner.arenas.cache import arena_bytes, page_bytes, slots
-from infd.weights.load import ALIGNMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from infd.models.base import PageTensor
+    from infd.runner.arenas.cache import CacheSpec
     from infd.scheduler.layout import CacheLayout
 
 
@@ -38,8 +34,7 @@ class CacheSize(Struct, frozen=True):
 
 
 def size_cache(
-    layout: CacheLayout,
-    tensors: Sequence[PageTensor],
+    spec: CacheSpec,
     *,
     wanted: int | None,
     room: Room,
@@ -54,20 +49,20 @@ def size_cache(
 
     Raises OutOfMemory if a prompt and an answer of one token each do not fit.
     """
+    layout = spec.layout
     if not layout.groups:
         return CacheSize(0, 0, max_model_len, "the model keeps no cache")
-    page = page_bytes(layout, tensors)
     budget, reason = room if wanted is None else (wanted, "as configured")
-    pages = (budget - ALIGNMENT * len(tensors) * slots(layout)) // page - 1
+    pages = (budget - spec.alignment_bytes) // spec.page_bytes - 1
     useful = rows * layout.peak_pages(max_model_len, step_tokens)
     if wanted is None and pages > useful:
         pages, reason = useful, f"{rows} sequences of {max_model_len:,} tokens"
     longest = _longest(layout, max(pages, 0), max_model_len, step_tokens)
     if longest < 2:
         raise OutOfMemory(
-            f"the cache has room for {max(pages, 0)} pages of {page:,} bytes ({reason}): raise cache.bytes"
+            f"the cache has room for {max(pages, 0)} pages of {spec.page_bytes:,} bytes ({reason}): raise cache.bytes"
         )
-    return CacheSize(pages, arena_bytes(layout, tensors, pages), longest, reason)
+    return CacheSize(pages, spec.arena_bytes(pages), longest, reason)
 
 
 def _longest(layout: CacheLayout, pages: int, most: int, step_tokens: int) -> int:

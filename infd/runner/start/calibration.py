@@ -11,19 +11,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from infd.runner.start import trial
-from infd.runner.start.trial import FIRST, WAYS
+from infd.runner.start.trial import FIRST, TRIALS, WAYS
 
 if TYPE_CHECKING:
     from infd.config import SchedulerConfig
-    from infd.runner.runner import Runner
-    from infd.runner.start.trial import TrialPlans
+    from infd.runner.start.trial import TrialRunner
 
 LEAST = 64  # step_tokens
 MOST = {"cpu": 2048, "cuda": 8192}  # step_tokens, by kind of device
 GROWTH = 4  # factor between the token counts of successive measured steps
-TRIALS = 5  # most steps per size
-ENOUGH_S = 0.05  # seconds measured per size, after which no further step of the size is run
 FEW = 16  # tokens of a step hardly longer than a step of one token
 TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
 # The longest mixed step: this many ms, or PACE times the shortest step if that is more.
@@ -70,83 +66,78 @@ class Calibration(Struct, frozen=True):
         return StepTokens(self.alone, self.mixed, self.crowded)
 
 
-def shortest_s(runner: Runner, plans: TrialPlans) -> float:
+def shortest_s(trial: TrialRunner) -> float:
     """Return the duration of a step of FEW tokens, hardly longer than a step of a single token."""
-    return _time(runner, plans, min(FEW, plans.room))
+    return trial.time(min(FEW, trial.plans.room))
 
 
-def choose_spin(runner: Runner, plans: TrialPlans) -> float:
+def choose_spin(trial: TrialRunner) -> float:
     """Let waits poll for the end of short steps before they sleep, if polling makes decoding faster.
 
     Returns the polling time in seconds; 0 if polling gains too little, or steps are long.
     """
-    chunks = plans.chunked(FIRST, WAYS[0])
+    runner, chunks = trial.runner, trial.plans.chunked(FIRST, WAYS[0])
     if not chunks or not runner.overlaps:
         return 0.0
     runner.attend()
     for plan in chunks:
-        trial.run(runner, plan)
+        trial.run(plan)
 
-    def usual() -> float:
-        return sorted(trial.run(runner, chunks[-1]) for _ in range(WAITS))[WAITS // 2]
+    def median() -> float:
+        return sorted(trial.run(chunks[-1]) for _ in range(WAITS))[WAITS // 2]
 
-    slept, spin = usual(), 0.0
+    slept, spin = median(), 0.0
     if slept <= SHORT_S:
         runner.spin(spin := ASKED * slept)
-        if usual() > WORTH * slept:
+        if median() > WORTH * slept:
             runner.spin(spin := 0.0)
     return spin
 
 
-def calibrate(
-    runner: Runner, plans: TrialPlans, settings: SchedulerConfig, device: str, *, rows: int, most: int, scores: bool
-) -> Calibration:
+def calibrate(trial: TrialRunner, settings: SchedulerConfig, most: int) -> Calibration:
     """Measure the shortest step, the token budgets and the cost of scoring.
 
-    most    tokens of the largest allowed step
-    scores  whether prompts may be scored
+    most  tokens of the largest allowed step
     """
-    shortest = shortest_s(runner, plans)
-    sizes, told = StepTokens(most, most, most), settings.step_tokens
-    if told is None or told > LEAST:
-        sizes = measure(runner, plans, settings.step_target_ms, device, shortest=shortest, rows=rows, most=most)
-        if told is not None:
+    shortest = shortest_s(trial)
+    sizes, configured = StepTokens(most, most, most), settings.step_tokens
+    if configured is None or configured > LEAST:
+        sizes = measure(trial, settings.step_target_ms, shortest=shortest, most=most)
+        if configured is not None:
             sizes = StepTokens(most, min(most, sizes.mixed), min(most, sizes.crowded))
-    cost = score_cost(runner, plans, shortest, device) if scores else 1
+    cost = score_cost(trial, shortest) if trial.scores else 1
     return Calibration(shortest, *sizes, cost)
 
 
-def holds(calibration: Calibration, runner: Runner, plans: TrialPlans) -> bool:
+def holds(calibration: Calibration, trial: TrialRunner) -> bool:
     """Return whether the shortest step's duration is within ALIKE of the calibration's.
 
     A longer step: the machine is slower or busy. A shorter step: it was busy during the calibration.
     """
     for _ in range(TRIALS):
-        times = trial.run(runner, plans.plan(min(FEW, plans.room))) / calibration.shortest_s
-        if times <= ALIKE:
-            return times >= 1 / ALIKE
+        ratio = trial.run(trial.plans.plan(min(FEW, trial.plans.room))) / calibration.shortest_s
+        if ratio <= ALIKE:
+            return ratio >= 1 / ALIKE
     return False
 
 
-def measure(
-    runner: Runner, plans: TrialPlans, target_ms: float | None, device: str, *, shortest: float, rows: int, most: int
-) -> StepTokens:
+def measure(trial: TrialRunner, target_ms: float | None, *, shortest: float, most: int) -> StepTokens:
     """Return the token budgets whose steps last at most the target time.
 
     shortest   see `shortest_s`
     target_ms  None: TARGET_MS; for mixed steps the larger of CALM_MS and PACE times the shortest step, a pause that
                streams have anyway
 
-    `alone` is a power of two, at most `most`, and large enough that `rows` decoding sequences leave room for prompts.
+    `alone` is a power of two, at most `most`, and leaves tokens for prompts while all rows decode.
     """
-    least = max(LEAST, _power_of_two(4 * rows - 1))
-    taken = {min(FEW, plans.room): shortest}
-    tokens = min(LEAST, plans.room)
-    taken[tokens] = _time(runner, plans, tokens)
-    target_s = (target_ms or TARGET_MS[device]) / 1000
-    while taken[tokens] * GROWTH < target_s and tokens * GROWTH <= min(plans.room, most):
+    least, room = max(LEAST, _power_of_two(4 * trial.rows - 1)), trial.plans.room
+    taken = {min(FEW, room): shortest}
+    tokens = min(LEAST, room)
+    taken[tokens] = trial.time(tokens)
+    target_s = (target_ms or TARGET_MS[trial.device]) / 1000
+    while taken[tokens] * GROWTH < target_s and tokens * GROWTH <= min(room, most):
         tokens *= GROWTH
-        taken[tokens] = _time(runner, plans, tokens)
+        taken[tokens] = trial.time(tokens)
     mixed_s = target_ms / 1000 if target_ms else max(CALM_MS / 1000, PACE * shortest)
     mixed, crowded = (max(FEW, _within(seconds, taken) // EVEN * EVEN) for seconds in (mixed_s, max(mixed_s, target_s)))
     alone = max(least, min(_power_of_two(most), _power_of_two(_within(target_s, taken))))
@@ -162,25 +153,14 @@ def _within(seconds: float, taken: dict[int, float]) -> int:
     return int(tokens * seconds / longest)
 
 
-def score_cost(runner: Runner, plans: TrialPlans, shortest: float, device: str) -> int:
+def score_cost(trial: TrialRunner, shortest: float) -> int:
     """Return the cost of a scored token, in tokens of a step: it adds logits and their sorting.
 
     shortest  see `shortest_s`
     """
-    tokens = min(SCORED[device], plans.room)
-    unscored = shortest if tokens <= FEW else _time(runner, plans, tokens)
-    return max(1, round(_time(runner, plans, tokens, LIKELIEST) / unscored))
-
-
-def _time(runner: Runner, plans: TrialPlans, tokens: int, scored: int | None = None) -> float:
-    """Return the least duration of up to TRIALS steps of `tokens` tokens: disturbances only lengthen a step.
-
-    Disturbances are short, so a step longer than ENOUGH_S is run once.
-    """
-    taken: list[float] = []
-    while len(taken) < TRIALS and sum(taken) < ENOUGH_S:
-        taken.append(trial.run(runner, plans.plan(tokens, scored)))
-    return min(taken)
+    tokens = min(SCORED[trial.device], trial.plans.room)
+    unscored = shortest if tokens <= FEW else trial.time(tokens)
+    return max(1, round(trial.time(tokens, LIKELIEST) / unscored))
 
 
 def _power_of_two(number: int) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.runner.adapters import DeviceSlots
-from infd.runner.arenas.cache import allocate, arena_bytes
+from infd.runner.arenas.cache import CacheSpec
 from infd.runner.instance import Instance
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
@@ -29,20 +29,19 @@ class Runners:
     """Builds runners of one model.
 
     rows        number of rows of each runner
-    tensors     a page slot's tensors
+    spec        the form of each runner's cache
     workspaces  the kernels' scratch memory, shared by all runners
     """
 
     def __init__(self, config: Config, setup: ModelSetup, arenas: Arenas, pulse: Pulse) -> None:
+        self.config = config
         self.setup = setup
+        self.pulse = pulse
         self.rows = config.scheduler.max_num_seqs
         page_tokens = config.cache.page_tokens
-        self.layout = setup.model.cache_layout(page_tokens)
-        self.tensors = setup.model.page_tensors(page_tokens)
+        self.spec = CacheSpec(setup.model.cache_layout(page_tokens), setup.model.page_tensors(page_tokens))
         self.workspaces = _workspaces(setup.ops, arenas)
         self._arenas = arenas
-        self._slots = config.lora.max_adapters
-        self._pulse = pulse
 
     def build(
         self, pages: int, max_len: int, *, purpose: str = "cache", graphs: Graphs | None = None
@@ -54,11 +53,12 @@ class Runners:
         Raises OutOfMemory.
         """
         model, ops, _, device, _ = self.setup
-        cache = self._arenas.arena(arena_bytes(self.layout, self.tensors, pages), purpose)
+        layout = self.spec.layout
+        cache = self._arenas.arena(self.spec.arena_bytes(pages), purpose)
         rows = Rows(
             rows=self.rows,
             max_len=max_len,
-            page_tokens=[group.page_tokens for group in self.layout.groups],
+            page_tokens=[group.page_tokens for group in layout.groups],
             vocab_size=model.vocab_size,
             device=device,
             kernels=ops.rows,
@@ -67,11 +67,13 @@ class Runners:
         instance = Instance(
             model,
             ops,
-            self.layout,
-            cache=allocate(self.layout, self.tensors, pages, cache, scales),
+            layout,
+            cache=self.spec.allocate(pages, cache, scales),
             rows=rows,
-            adapters=DeviceSlots(ops.lora if model.targets else None, device, self._slots, rows.staging),
-            pulse=self._pulse,
+            adapters=DeviceSlots(
+                ops.lora if model.targets else None, device, self.config.lora.max_adapters, rows.staging
+            ),
+            pulse=self.pulse,
         )
         return Runner(instance, graphs), cache
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from infd.runner.runner import Runner
     from infd.scheduler.layout import CacheLayout
 
+TRIALS = 5  # most steps per size
+ENOUGH_S = 0.05  # seconds measured per size, after which no further step of the size is run
 FIRST = 4  # tokens of the first step, in which torch and kernels initialize
 LENGTHS = (1537, 200)  # tokens of a prompt whose attention is split over programs, and of an unsplit prompt
 WAYS = (  # of sampling; kernels differ by the logits' dtype, and changed logits are float32
@@ -114,10 +116,45 @@ def first_steps(plans: TrialPlans, device: str) -> Iterator[StepPlan]:
             yield from plans.chunked(FIRST, sampling)
 
 
-def warm_up(runner: Runner, plans: TrialPlans, device: str) -> None:
-    """Run the first steps, so that no request waits for initialization."""
-    for plan in first_steps(plans, device):
-        run(runner, plan)
+class TrialRunner:
+    """Runs trial steps on the serving runner before it serves."""
+
+    def __init__(self, runner: Runner, plans: TrialPlans) -> None:
+        self.runner = runner
+        self.plans = plans
+
+    @property
+    def rows(self) -> int:
+        return self.runner.instance.rows.scratch
+
+    @property
+    def device(self) -> str:
+        """The kind of device."""
+        return self.runner.instance.rows.device.type
+
+    @property
+    def scores(self) -> bool:
+        """Whether prompts may be scored."""
+        return self.runner.instance.layout.divisible
+
+    def warm_up(self) -> None:
+        """Run the first steps, so that no request waits for initialization."""
+        for plan in first_steps(self.plans, self.device):
+            self.run(plan)
+
+    def run(self, plan: StepPlan) -> float:
+        """Compute a step and return its duration in seconds. Raises RequestFailed."""
+        return run(self.runner, plan)
+
+    def time(self, tokens: int, scored: int | None = None) -> float:
+        """Return the least duration of up to TRIALS steps of `tokens` tokens: disturbances only lengthen a step.
+
+        Disturbances are short, so a step longer than ENOUGH_S is run once.
+        """
+        taken: list[float] = []
+        while len(taken) < TRIALS and sum(taken) < ENOUGH_S:
+            taken.append(self.run(self.plans.plan(tokens, scored)))
+        return min(taken)
 
 
 def run(runner: Runner, plan: StepPlan) -> float:

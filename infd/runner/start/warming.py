@@ -162,7 +162,7 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
         for parameter in setup.model.parameters:
             parameter.tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=NOWHERE)
         runners = Runners(config, setup, Unstored(), Pulse())
-        layout, targets = runners.layout, setup.model.targets
+        layout, targets = runners.spec.layout, setup.model.targets
         pages = len(layout.groups) * ceil_div(max(LENGTHS), config.cache.page_tokens)
         plans = TrialPlans(layout, pages=pages, rows=runners.rows, max_model_len=setup.max_len)
         for graphs in (None, Launched()) if config.device.graphs else (None,):

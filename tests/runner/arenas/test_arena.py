@@ -13,7 +13,7 @@ from infd.errors import OutOfMemory
 from infd.models.base import PageTensor
 from infd.runner.arenas import host
 from infd.runner.arenas.arena import MOST_FAILURES, PIECE, Allocated, Anonymous, Arena, zeros
-from infd.runner.arenas.cache import allocate, page_bytes
+from infd.runner.arenas.cache import CacheSpec
 from infd.runner.arenas.host import LARGE_PAGE, Headstart, Mapping, Populating, Settling, available_bytes
 from infd.runner.start.cache_size import Room, size_cache
 from infd.scheduler.layout import CacheLayout, PageGroup
@@ -39,8 +39,7 @@ def resident_in(mapping: Mapping) -> int:
 
 def sized(wanted=None, room=2**30, rows=4, max_model_len=64, layout=FULL):
     return size_cache(
-        layout,
-        TENSORS,
+        CacheSpec(layout, TENSORS),
         wanted=wanted,
         room=Room(room, "all there is"),
         rows=rows,
@@ -273,9 +272,9 @@ def test_a_page_has_as_many_slots_as_the_largest_group_has_layers():
     layout = CacheLayout(
         (PageGroup(layers=(1, 3, 5), page_tokens=4), PageGroup(layers=(0, 2), page_tokens=4, window=8))
     )
-    assert page_bytes(layout, TENSORS) == 3 * PAGE // 2
+    assert CacheSpec(layout, TENSORS).page_bytes == 3 * PAGE // 2
 
-    cache = allocate(layout, TENSORS, 5, Arena(2**20, CPU, "cache"))
+    cache = CacheSpec(layout, TENSORS).allocate(5, Arena(2**20, CPU, "cache"))
     assert len(cache) == 5  # layers 0, 1, 2, 3 and 5
     assert cache[0].k.shape == (6, 2, 4, 8)
     assert cache[0].k.data_ptr() == cache[1].k.data_ptr()  # the first layer of either group: slot 0
@@ -287,7 +286,7 @@ def test_the_cache_is_as_large_as_asked_for_and_fits_its_arena():
     size = sized(wanted=10 * PAGE)
     assert size.pages == 8  # one is scratch, and alignment takes its share
     assert size.bytes <= 10 * PAGE
-    allocate(FULL, TENSORS, size.pages, Arena(size.bytes, CPU, "cache"))
+    CacheSpec(FULL, TENSORS).allocate(size.pages, Arena(size.bytes, CPU, "cache"))
 
 
 def test_the_cache_is_never_larger_than_all_rows_could_use():

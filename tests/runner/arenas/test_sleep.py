@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from infd.runner.arenas.residence import Residence
-    from infd.runner.start.loading import Loaded
+    from infd.runner.start.assembly import Loaded
 
 PARKED = Memory(weights=Residency.PARKED, cache=Residency.RELEASED)
 NOTHING = Memory(weights=Residency.RELEASED, cache=Residency.RELEASED)

@@ -22,7 +22,7 @@ from tests.runner.fake_model import FakeModel
 
 if TYPE_CHECKING:
     from infd.models.base import Batch
-    from infd.runner.start.loading import Loaded
+    from infd.runner.start.assembly import Loaded
 
 TOTAL = 700 * GRAIN
 PAGE = 64  # bytes, of the fake model

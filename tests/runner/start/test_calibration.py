@@ -8,7 +8,7 @@ import pytest
 
 from infd.runner.start import trial
 from infd.runner.start.calibration import ASKED, choose_spin
-from infd.runner.start.trial import TrialPlans
+from infd.runner.start.trial import TrialPlans, TrialRunner
 from infd.scheduler.layout import CacheLayout, PageGroup
 
 PLANS = TrialPlans(
@@ -53,6 +53,6 @@ class Paced:
 )
 def test_the_end_of_a_step_is_asked_for_where_that_ends_short_steps_sooner(monkeypatch, runner, spin_s):
     monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: runner.now))
-    assert choose_spin(runner, PLANS) == pytest.approx(spin_s)
+    assert choose_spin(TrialRunner(runner, PLANS)) == pytest.approx(spin_s)
     assert runner.spin_s == pytest.approx(spin_s)
     assert runner.attended == runner.overlaps

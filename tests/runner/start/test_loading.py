@@ -387,8 +387,8 @@ def test_a_gpu_is_warmed_up_by_prompts_in_parts_and_every_way_to_choose(tiny, mo
 
     monkeypatch.setattr(trial, "run", note)
     monkeypatch.setattr(trial, "LENGTHS", (40, 16))
-    warm_up = trial.warm_up
-    monkeypatch.setattr(loading, "warm_up", lambda runner, plans, _: warm_up(runner, plans, "cuda"))
+    first_steps = trial.first_steps
+    monkeypatch.setattr(trial, "first_steps", lambda plans, _: first_steps(plans, "cuda"))
     loading.build(
         Config(
             model=ModelConfig(path=str(tiny(variant)), dtype="float32"),

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from infd.config import CacheConfig, Config, DeviceConfig, SchedulerConfig
 from infd.runner.pulse import Pulse
-from infd.runner.start import kept, trial
-from infd.runner.start.kept import NAME
+from infd.runner.start import calibration_file, trial
+from infd.runner.start.calibration_file import NAME
 from tests.runner.driving import load
 from tests.runner.fake_model import FakeModel
 
@@ -115,11 +115,11 @@ def test_a_step_that_something_disturbed_is_looked_at_again(machine: Machine, tm
 def test_what_decides_how_long_steps_take_is_part_of_the_key(machine: Machine, tmp_path: Path, monkeypatch, changed):
     start(machine, settings(tmp_path))
     if "version" in changed:
-        monkeypatch.setattr(kept, "__version__", changed["version"])
+        monkeypatch.setattr(calibration_file, "__version__", changed["version"])
     if "machine" in changed:
-        monkeypatch.setattr(kept, "_machine", lambda _: changed["machine"])
+        monkeypatch.setattr(calibration_file, "_machine", lambda _: changed["machine"])
     if "kernels" in changed:
-        monkeypatch.setattr(kept, "built_from", lambda: changed["kernels"])
+        monkeypatch.setattr(calibration_file, "built_from", lambda: changed["kernels"])
 
     steps, _ = start(machine, settings(tmp_path, **changed.get("config", {})), changed.get("described"))
 
@@ -138,7 +138,7 @@ def test_models_do_not_drive_each_other_out_and_where_they_lie_does_not_matter(m
 
 
 def test_only_the_last_ones_are_kept(machine: Machine, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(kept, "MOST", 2)
+    monkeypatch.setattr(calibration_file, "MOST", 2)
     for number in range(3):
         start(machine, settings(tmp_path), {"number": number})
 
@@ -158,7 +158,7 @@ SOUND = {"shortest_s": 0.06, "alone": 64, "mixed": 32, "crowded": 56, "score_cos
         b'{"a": 1}',
         json.dumps({"a": SOUND | {"alone": 0}}).encode(),
         json.dumps({"a": SOUND | {"shortest_s": 0}}).encode(),
-        b"{" + b" " * kept.LARGEST_BYTES + b"}",
+        b"{" + b" " * calibration_file.LARGEST_BYTES + b"}",
     ],
 )
 def test_a_file_that_is_broken_is_not_believed_but_replaced(machine: Machine, tmp_path: Path, content: bytes, caplog):
@@ -167,7 +167,7 @@ def test_a_file_that_is_broken_is_not_believed_but_replaced(machine: Machine, tm
     steps, found = start(machine, settings(tmp_path))
 
     assert steps > 2
-    assert f"{tmp_path / NAME} is not read" in caplog.text
+    assert f"{tmp_path / NAME} cannot be read" in caplog.text
     assert start(machine, settings(tmp_path)) == (2, found)
 
 

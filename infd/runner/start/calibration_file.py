@@ -36,8 +36,8 @@ LARGEST_BYTES: Final = 2**20
 PROCESSOR: Final = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")  # lines of CPUINFO
 
 
-class Kept:
-    """The entry of one calibration in the file."""
+class CalibrationFile:
+    """A file of calibrations, and the key of one model's calibration."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path = path
@@ -45,16 +45,16 @@ class Kept:
 
     @classmethod
     def of(
-        cls, config: Config, setup: ModelSetup, described: Mapping[str, Any] | None, *, rows: int, tokens: int
-    ) -> Kept | None:
-        """Return a model's entry; None if calibrations are not stored.
+        cls, config: Config, setup: ModelSetup, described: Mapping[str, Any], *, rows: int, tokens: int
+    ) -> CalibrationFile | None:
+        """Return the file, with the key of a model; None if calibrations are not stored.
 
         described  config.json
         tokens     tokens of the largest step that can be measured
         """
-        if described is None or not config.device.kernel_cache:
+        if not config.device.kernel_cache:
             return None
-        decides = (
+        determinants = (
             __version__,
             str(torch.__version__),
             built_from(),
@@ -71,24 +71,24 @@ class Kept:
             rows,
             tokens,
         )
-        digest = hashlib.blake2b(msgspec.json.encode(decides, order="sorted"), digest_size=16)
+        digest = hashlib.blake2b(msgspec.json.encode(determinants, order="sorted"), digest_size=16)
         return cls(Path(config.device.kernel_cache) / NAME, digest.hexdigest())
 
     def find(self) -> Calibration | None:
         """Return the calibration stored by an earlier start, or None."""
         return self._read().get(self._key)
 
-    def keep(self, calibration: Calibration) -> None:
+    def store(self, calibration: Calibration) -> None:
         """Write the calibration. If writing fails, the next start measures again."""
         others = {key: each for key, each in self._read().items() if key != self._key}
-        last = dict([*others.items(), (self._key, calibration)][-MOST:])
+        newest = dict([*others.items(), (self._key, calibration)][-MOST:])
         new = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_bytes(msgspec.json.format(msgspec.json.encode(last)))
+            new.write_bytes(msgspec.json.format(msgspec.json.encode(newest)))
             new.replace(self.path)
         except OSError as error:
-            log.info("%s is not written, so the next start measures again: %s", self.path, error.strerror)
+            log.info("%s cannot be written; the next start measures steps again: %s", self.path, error.strerror)
 
     def _read(self) -> dict[str, Calibration]:
         try:
@@ -97,7 +97,7 @@ class Kept:
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.warning("%s is not read, and steps are measured: %s", self.path, error)
+            log.warning("%s cannot be read; this start measures steps: %s", self.path, error)
             return {}
 
 

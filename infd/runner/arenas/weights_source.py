@@ -1,0 +1,70 @@
+"""The checkpoint from which a model's weights were read, and the directories of other checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from infd.errors import CheckpointError
+from infd.models.config import architecture
+from infd.weights.checkpoint import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infd.weights.checkpoint import Checkpoint
+
+
+class WeightsSource(Struct, frozen=True):
+    """The checkpoint from which the weights were read.
+
+    directory   of the checkpoint
+    config      config.json
+    stamps      see Checkpoint.stamps
+    configured  the directory that the settings name, absolute
+    root        directory that must contain any other checkpoint
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    stamps: Mapping[str, tuple[int, int]]
+    configured: Path
+    root: str
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, root: str) -> Self:
+        """Return the source of weights read from the configured checkpoint. root: empty: the checkpoint's parent"""
+        configured = checkpoint.directory.absolute()
+        return cls(
+            checkpoint.directory, checkpoint.config, checkpoint.stamps(), configured, root or str(configured.parent)
+        )
+
+    def replaced(self, checkpoint: Checkpoint) -> Self:
+        """Return the source of weights read from another checkpoint."""
+        return replace(self, directory=checkpoint.directory, config=checkpoint.config, stamps=checkpoint.stamps())
+
+    def locate(self, path: str) -> Path:
+        """Return the directory of a checkpoint: the configured one, or below the root. Raises CheckpointError."""
+        return self.configured if Path(path) == self.configured else locate(path, self.root)
+
+    def require_same_architecture(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError if a checkpoint has another architecture."""
+        found, served = architecture(checkpoint.config), architecture(self.config)
+        if found != served:
+            raise CheckpointError(
+                f"{checkpoint.directory}: config.json: architecture {found!r}, where {served!r} is served;"
+                " another model takes a restart with --model"
+            )
+
+    def require_unchanged(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError if files changed since the weights were read."""
+        found = checkpoint.stamps()
+        changed = sorted(name for name in found.keys() | self.stamps.keys() if found.get(name) != self.stamps.get(name))
+        if changed:
+            raise CheckpointError(
+                f"{checkpoint.directory}: {', '.join(changed)} changed since the weights were loaded; restore the files"
+                f" and wake again, or load the new weights with `infdctl load-weights {checkpoint.directory}`"
+            )

@@ -1,0 +1,204 @@
+"""Assemble a runner for a model with loaded weights: propose sizes, build the runner, warm it up, measure its steps.
+
+`propose` only measures memory; `warm` builds what a proposal says. Several ranks of a model will build the least of
+their proposals.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from msgspec import Struct
+
+from infd.adapters.reading import AdapterReader
+from infd.errors import OutOfMemory
+from infd.kernels.families.attention import FLOAT8
+from infd.runner.arenas.arena import CPU, Arena
+from infd.runner.arenas.residence import ModelArenas, Residence
+from infd.runner.cuda_graphs.capture import CudaGraphs
+from infd.runner.start.budget import draw_up, on_host
+from infd.runner.start.cache_size import size_cache
+from infd.runner.start.calibration import LEAST, MOST, calibrate, choose_spin, holds
+from infd.runner.start.calibration_file import CalibrationFile
+from infd.runner.start.trial import TrialPlans, TrialRunner
+from infd.scheduler.layout import Capacity
+
+if TYPE_CHECKING:
+    from infd.config import DeviceConfig, SchedulerConfig
+    from infd.runner.arenas.arena import Bank
+    from infd.runner.arenas.weights_source import WeightsSource
+    from infd.runner.cuda_graphs.capture import Graphs
+    from infd.runner.runner import Runner
+    from infd.runner.start.budget import Budget
+    from infd.runner.start.cache_size import CacheSize
+    from infd.runner.start.calibration import Calibration
+    from infd.runner.start.runners import Runners
+
+log = logging.getLogger("infd.runner")
+
+DEPTH = {"cpu": 1, "cuda": 2}
+
+
+class Loaded(Struct, frozen=True):
+    """A runner ready to serve.
+
+    residence  the memory of weights and cache
+    reader     reads adapters for this model; any thread may use it
+    facts      facts for operators, see Executor.describe
+    """
+
+    runner: Runner
+    capacity: Capacity
+    depth: int
+    residence: Residence
+    reader: AdapterReader
+    facts: dict[str, Any]
+
+    def idle(self) -> bool:
+        """Do a piece of the runner's idle work unless memory is released; return whether more is left."""
+        return self.residence.memory.whole and self.runner.idle()
+
+
+class Proposal(Struct, frozen=True):
+    """The sizes that the device's memory permits.
+
+    step_tokens  most tokens of a step
+    budget       the use of a GPU's memory; None on a CPU
+    """
+
+    step_tokens: int
+    cache: CacheSize
+    budget: Budget | None
+
+
+def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource) -> Loaded:
+    """Allocate cache and rows for a model with loaded weights, run its first steps, and measure steps.
+
+    Raises OutOfMemory, and RequestFailed if a step's results are not finite.
+    """
+    config, setup = runners.config, runners.setup
+    kind = setup.device.type
+    graphs = graphs_of(setup.device, config.device)
+    proposal = propose(runners, bank, weights, graphs)
+    trial, cache = warm(runners, proposal, graphs)
+    most = proposal.step_tokens
+    file = CalibrationFile.of(config, setup, source.config, rows=runners.rows, tokens=min(trial.plans.room, most))
+    calibration = _calibrated(trial, config.scheduler, file, most)
+    if not bank.dedicated:
+        cache.release()  # free the pages that the trial steps wrote
+        cache.restore()
+    arenas = ModelArenas(weights, cache, runners.workspaces)
+    return Loaded(
+        runner=trial.runner,
+        capacity=Capacity(
+            layout=runners.spec.layout,
+            pages=proposal.cache.pages,
+            rows=runners.rows,
+            step_tokens=calibration.alone,
+            mixed_tokens=calibration.mixed,
+            crowded_tokens=calibration.crowded,
+            max_model_len=proposal.cache.max_model_len,
+            vocab_size=setup.model.vocab_size,
+            score_cost=calibration.score_cost,
+        ),
+        depth=config.device.depth or DEPTH[kind],
+        residence=Residence(setup.model, bank, arenas, source, runners.pulse.beat),
+        reader=AdapterReader(setup.model.targets, setup.dtype, lambda size: Arena(size, CPU, "an adapter")),
+        facts={
+            "device": _name(setup.device),
+            "torch": str(torch.__version__),
+            "weights_bytes": weights.size,
+            "cache_bytes": cache.size,
+            "cache_dtype": _cache_dtype(runners),
+        },
+    )
+
+
+def propose(runners: Runners, bank: Bank, weights: Arena, graphs: Graphs | None) -> Proposal:
+    """Choose the largest step and the size of the cache by the device's free memory. Raises OutOfMemory."""
+    config, setup = runners.config, runners.setup
+    wanted = config.scheduler.step_tokens or MOST[setup.device.type]
+    budget = draw_up(runners, bank, weights, most=wanted, graphs=graphs) if bank.dedicated else None
+    step_tokens = wanted if budget is None else budget.footprint.tokens
+    if step_tokens < wanted:
+        log.warning("steps of more than %d tokens do not fit into the GPU's memory", step_tokens)
+    size = size_cache(
+        runners.spec,
+        wanted=config.cache.bytes,
+        room=on_host(bank) if budget is None else budget.room,
+        rows=runners.rows,
+        max_model_len=setup.max_len,
+        step_tokens=step_tokens,
+    )
+    dtype = _cache_dtype(runners)
+    log.info("cache: %s pages, %.0f MiB of %s (%s)", f"{size.pages:,}", size.bytes / 2**20, dtype, size.reason)
+    if size.max_model_len < setup.max_len:
+        reason = "the cache has no room for a longer sequence; raise cache.bytes"
+        log.warning("max_model_len lowered from %d to %d: %s", setup.max_len, size.max_model_len, reason)
+    return Proposal(step_tokens, size, budget)
+
+
+def warm(runners: Runners, proposal: Proposal, graphs: Graphs | None) -> tuple[TrialRunner, Arena]:
+    """Build the serving runner, run its first steps, and capture decoding steps. Raises OutOfMemory.
+
+    Returns the runner, and the arena of its cache.
+    """
+    pages, max_len = proposal.cache.pages, proposal.cache.max_model_len
+    try:
+        runner, cache = runners.build(pages, max_len, graphs=graphs)
+    except OutOfMemory as error:
+        raise OutOfMemory(f"{error}; lower cache.bytes (--kv-cache-bytes)") from error
+    if proposal.budget is not None:
+        log.info("%s", proposal.budget.explain(proposal.cache.bytes))
+    plans = TrialPlans(runners.spec.layout, pages=pages, rows=runners.rows, max_model_len=max_len)
+    trial = TrialRunner(runner, plans)
+    trial.warm_up()
+    runner.begin()
+    if spin := choose_spin(trial):
+        log.info("decoding steps are short: the host polls for their end, for at most %.0f us a step", spin * 1e6)
+    return trial, cache
+
+
+def _calibrated(trial: TrialRunner, settings: SchedulerConfig, file: CalibrationFile | None, most: int) -> Calibration:
+    """Return an earlier start's calibration if it still holds; else measure and store a new one.
+
+    most  tokens of the largest step
+    """
+    stored = None if file is None else file.find()
+    source = ""
+    if file is not None and stored is not None and max(stored.step_tokens) <= most and holds(stored, trial):
+        calibration, source = stored, f", measured by an earlier start; remove {file.path} to measure again"
+    else:
+        calibration = calibrate(trial, settings, most)
+        if file is not None:
+            file.store(calibration)
+    if settings.step_tokens is None or settings.step_tokens > LEAST:
+        sizes = "step_tokens: %d, %d in steps that also decode, %d if many prompts wait%s"
+        log.info(sizes, *calibration.step_tokens, source)
+    return calibration
+
+
+def graphs_of(device: torch.device, settings: DeviceConfig) -> Graphs | None:
+    """Return CudaGraphs if steps are captured on this device, else None."""
+    return CudaGraphs(device) if device.type == "cuda" and settings.graphs else None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without the prefix "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _cache_dtype(runners: Runners) -> str:
+    """Return the cache's dtype, as the setting cache.dtype names it."""
+    tensors = runners.spec.tensors
+    if not tensors:
+        return "nothing"
+    return "fp8" if tensors[0].dtype is FLOAT8 else dtype_name(tensors[0].dtype)
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return device.type
