@@ -41,7 +41,7 @@ def test_every_dependency_is_pinned_to_a_version_that_its_range_allows(requireme
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
-def test_what_runs_here_is_what_is_pinned(requirement: Requirement) -> None:
+def test_installed_versions_are_the_pinned_ones(requirement: Requirement) -> None:
     assert Version(installed(requirement.name)).public == str(pins()[canonical(requirement.name)])
 
 

@@ -69,7 +69,7 @@ def refused(directory: Path, *, root: Path | None = None) -> str:
     return str(caught.value)
 
 
-def test_what_is_not_refused_is_read_with_its_scale(tmp_path: Path) -> None:
+def test_a_supported_config_is_read_with_its_scale(tmp_path: Path) -> None:
     weights = AdapterReader(TARGETS, torch.float32, lambda _: Heap()).read(str(save(tmp_path)), None, 2**20)
 
     (low,) = weights.low.values()
@@ -105,7 +105,7 @@ def test_what_is_not_refused_is_read_with_its_scale(tmp_path: Path) -> None:
         ({"target_modules": ["q_proj", "up_proj"]}, "target_modules names up_proj"),
     ],
 )
-def test_a_config_is_refused_by_the_name_of_what_is_not_computed(
+def test_a_config_is_refused_with_the_name_of_the_unsupported_feature(
     tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     assert said in refused(save(tmp_path, {**CONFIG, **changed}))
@@ -114,7 +114,7 @@ def test_a_config_is_refused_by_the_name_of_what_is_not_computed(
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '"LORA"', "[" * 10_000, '{"peft_type": "LORA", "lora_alpha": 1e999}', "\xff"]
 )
-def test_a_config_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_malformed_config_is_refused_by_field(tmp_path: Path, text: str) -> None:
     save(tmp_path)
     (tmp_path / "adapter_config.json").write_bytes(text.encode("latin-1"))
 
@@ -227,7 +227,7 @@ def test_pickles_are_refused_by_name(tmp_path: Path) -> None:
     assert "adapter_model.bin is a pickle" in refused(tmp_path)
 
 
-def test_one_that_does_not_fit_the_memory_left_says_what_it_takes(tmp_path: Path) -> None:
+def test_an_adapter_larger_than_free_memory_is_refused_with_its_size(tmp_path: Path) -> None:
     reader = AdapterReader(TARGETS, torch.float32, refuse)
     with pytest.raises(AdapterTooLarge, match="unload others"):
         reader.read(str(save(tmp_path)), None, 100)
@@ -265,7 +265,7 @@ def test_links_that_stay_within_the_root_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "absent", "nul\0", "good/adapter_config.json", "circle", "empty"])
-def test_what_is_no_adapter_is_refused(tmp_path: Path, path: str) -> None:
+def test_a_directory_without_an_adapter_is_refused(tmp_path: Path, path: str) -> None:
     save(tmp_path / "good")
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "empty").mkdir()

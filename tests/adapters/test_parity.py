@@ -128,7 +128,7 @@ def test_logits_are_those_of_peft(tiny: Callable[[str], Path], tmp_path: Path, c
     assert off(plain, want) > 100 * CLOSE, "the adapter is so weak that the test would not miss it"
 
 
-def test_the_merged_model_says_the_same(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_merged_model_gives_the_same_logits(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     theirs = make(tiny("qwen3"), tmp_path, target_modules="all-linear", use_rslora=True)
     bench = Bench(tiny("qwen3"), torch.device("cpu"))
     bench.hold(1, tmp_path)
@@ -170,7 +170,7 @@ def test_in_one_batch_each_sequence_has_its_own_adapter_or_none(
         assert off(last, logits[seed][-1:]) < CLOSE
 
 
-def test_a_row_without_an_adapter_is_bit_for_bit_what_it_is_where_nobody_has_one(
+def test_a_row_without_an_adapter_is_bit_identical_to_a_batch_without_adapters(
     tiny: Callable[[str], Path], tmp_path: Path, device: torch.device
 ) -> None:
     checkpoint = tiny("qwen3")
@@ -192,7 +192,7 @@ def test_a_row_without_an_adapter_is_bit_for_bit_what_it_is_where_nobody_has_one
         assert torch.equal(with_neighbours, alone)
 
 
-def test_a_step_without_adapters_asks_nothing_of_them(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_step_without_adapters_calls_no_adapter_kernel(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     class Forbidden:
         def add(self, y: Tensor, x: Tensor, groups: object, upload: object) -> None:
             raise AssertionError("computed for nobody")

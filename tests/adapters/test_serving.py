@@ -103,7 +103,7 @@ async def test_greedy_answers_are_those_of_peft_however_many_adapters_share_a_st
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("error", [RequestFailed("no room for it"), MemoryError("no room")], ids=["told", "memory"])
-async def test_an_adapter_that_the_device_cannot_take_in_fails_only_those_who_ask_for_it(
+async def test_an_adapter_that_fails_to_load_on_the_device_fails_only_its_own_requests(
     tiny: Callable[[str], Path], expected: Expected, depth: int, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill = DeviceSlots.fill
@@ -136,9 +136,7 @@ def first_factor(parts: Loaded) -> weakref.ref[Tensor]:
     return weakref.ref(next(iter(low.values())).a)
 
 
-async def test_unloading_frees_the_tensors_as_soon_as_nobody_uses_them(
-    tiny: Callable[[str], Path], tmp_path: Path
-) -> None:
+async def test_unloading_frees_the_tensors_after_the_last_request(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     checkpoint = tiny("llama")
     make(checkpoint, tmp_path, target_modules=[*EVERY_PRODUCT, "lm_head"])
     async with serving(checkpoint, depth=2) as engine:

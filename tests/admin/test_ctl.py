@@ -74,7 +74,7 @@ async def test_abort_ends_a_request(house: House) -> None:
     assert msgspec.json.decode(out) == {"id": request_id}
 
 
-async def test_what_is_refused_exits_1(house: House) -> None:
+async def test_a_refused_command_exits_1(house: House) -> None:
     async with house.loaded():
         code, out, err = await infdctl("--socket", house.socket, "abort", "no/such one")
     assert (code, out) == (1, "")
@@ -122,7 +122,7 @@ async def test_the_wrong_state_exits_4(house: House) -> None:
     assert "starting" in err
 
 
-async def test_drain_returns_at_once_unless_told_to_wait(house: House) -> None:
+async def test_drain_returns_at_once_without_wait(house: House) -> None:
     code, out, err = await infdctl("--socket", house.socket, "drain", "--json")
     assert code == 0, err
     assert house.drained.is_set()
@@ -155,7 +155,7 @@ def test_a_daemon_that_does_not_answer_is_a_timeout(tmp_path: Path) -> None:
             AdminClient([str(tmp_path / "admin.sock")], timeout_s=0.01).get("/v1/status", protocol.Status)
 
 
-async def test_something_else_at_the_socket_is_not_taken_for_infd(tmp_path: Path) -> None:
+async def test_another_server_at_the_socket_is_not_taken_for_infd(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")

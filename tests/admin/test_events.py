@@ -44,7 +44,7 @@ def at(house: House, *arguments: str) -> Any:
     return infdctl("--socket", house.socket, *arguments)
 
 
-async def test_who_asked_for_what_and_what_came_of_it_is_read_afterwards(house: House) -> None:
+async def test_events_name_the_caller_the_verb_and_the_outcome(house: House) -> None:
     async with house.loaded():
         await ask(house.socket, "POST", "/v1/pause", json={"mode": "keep"})
         await ask(house.socket, "POST", "/v1/requests/nobody/abort")
@@ -70,7 +70,7 @@ async def test_who_asked_for_what_and_what_came_of_it_is_read_afterwards(house: 
     assert f"uid={os.geteuid()}" in lines[1]
 
 
-async def test_whoever_follows_hears_of_what_happens_until_the_daemon_ends(house: House) -> None:
+async def test_a_follower_reads_events_until_the_daemon_ends(house: House) -> None:
     async with house.loaded(), reading(house, "?follow=true&since=1") as lines:
         for verb, told in (("pause", ["paused", "paused", "pause"]), ("resume", ["ready", "ready", "resume"])):
             await ask(house.socket, "POST", f"/v1/{verb}")
@@ -91,7 +91,7 @@ async def test_infdctl_follows_and_ends_with_the_daemon(house: House) -> None:
     assert [event.told for event in decoded(out)] == ["ready", "paused", "paused", "pause"]
 
 
-async def test_what_is_forgotten_is_counted(house: House) -> None:
+async def test_dropped_events_are_counted(house: House) -> None:
     events = house.engine.events
     for _ in range(1030):
         events.tell("step", "failed")
@@ -102,16 +102,14 @@ async def test_what_is_forgotten_is_counted(house: House) -> None:
     assert "4 events before this one are forgotten" in err
 
 
-async def test_a_reader_who_leaves_is_forgotten_though_nothing_happens(house: House) -> None:
+async def test_a_disconnected_reader_is_removed_even_without_events(house: House) -> None:
     async with reading(house, "?follow=true"):
         assert house.admin.feeds.open == 1
     while house.admin.feeds.open or house.admin.connections:
         await asyncio.sleep(0)
 
 
-async def test_a_reader_who_takes_nothing_is_dropped_and_others_read_on(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stalled_reader_is_dropped_and_others_read_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "WRITE_TIMEOUT_S", 0.01)
     events = house.engine.events
     loop = asyncio.get_running_loop()
@@ -133,7 +131,7 @@ async def test_a_reader_who_takes_nothing_is_dropped_and_others_read_on(
     stalled.close()
 
 
-async def test_only_so_many_read_along_and_the_socket_stays_open_for_others(
+async def test_followers_are_bounded_and_other_verbs_are_still_served(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "MAX_SUBSCRIBERS", 2)
@@ -147,7 +145,7 @@ async def test_only_so_many_read_along_and_the_socket_stays_open_for_others(
         assert await lines.read() == b""
 
 
-async def test_a_question_that_makes_no_sense_is_refused(house: House) -> None:
+async def test_an_invalid_query_is_refused(house: House) -> None:
     for query in ("?since=-1", "?follow=perhaps", "?nonsense=1"):
         status, body = await ask(house.socket, "GET", f"/v1/events{query}")
         assert (status, body["code"]) == (400, "bad_request")

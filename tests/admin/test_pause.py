@@ -24,7 +24,7 @@ def at(house: House, *arguments: str) -> Any:
     return infdctl("--socket", house.socket, *arguments)
 
 
-async def test_pause_and_resume_say_what_they_did(house: House) -> None:
+async def test_pause_and_resume_report_their_effect(house: House) -> None:
     async with house.loaded():
         code, out, err = await at(house, "pause", "--mode", "keep", "--new", "reject", "--json")
         assert code == 0, err
@@ -54,7 +54,7 @@ async def test_a_pause_that_waits_for_a_request_goes_on_by_itself(house: House) 
         assert msgspec.json.decode(out, type=protocol.TransitionResult).done
 
 
-async def test_an_overtaken_or_impossible_verb_exits_4_and_says_where_to_look(house: House) -> None:
+async def test_a_replaced_or_impossible_verb_exits_4_and_names_the_next_command(house: House) -> None:
     code, _, err = await at(house, "pause")
     assert code == 4
     assert "starting" in err
@@ -69,7 +69,7 @@ async def test_an_overtaken_or_impossible_verb_exits_4_and_says_where_to_look(ho
         assert "overtaken" in err
 
 
-async def test_a_pause_is_written_down_with_who_asked(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_pause_is_logged_with_its_caller(house: House, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with house.loaded():
         await at(house, "pause", "--mode", "abort")
@@ -85,7 +85,7 @@ async def test_a_pause_is_written_down_with_who_asked(house: House, caplog: pyte
     assert moved[0].__dict__["mode"] == "abort"
 
 
-async def test_the_prefix_cache_can_be_forgotten_with_and_without_what_runs(house: House) -> None:
+async def test_the_prefix_cache_can_be_reset_with_and_without_running_requests(house: House) -> None:
     code, _, err = await at(house, "reset-prefix-cache")
     assert (code, "starting" in err) == (4, True)
     async with house.loaded(), house.request():
@@ -97,7 +97,7 @@ async def test_the_prefix_cache_can_be_forgotten_with_and_without_what_runs(hous
         assert "1 choices computed anew" in err
 
 
-async def test_the_state_is_told_everywhere(house: House) -> None:
+async def test_every_surface_reports_the_state(house: House) -> None:
     async with house.loaded():
         await at(house, "pause")
         _, table, _ = await at(house, "status")

@@ -34,7 +34,7 @@ def test_readers_read_and_admins_change(who: Peer, reads: bool, mutates: bool) -
     assert ACCESS.allows(who, mutation=True) is mutates
 
 
-def test_groups_that_do_not_exist_let_nobody_in() -> None:
+def test_groups_that_do_not_exist_admit_no_peer() -> None:
     nowhere = Access(OWNER, None, None)
     assert not nowhere.allows(peer(STRANGER, 0, READERS), mutation=False)
     assert not nowhere.allows(peer(STRANGER, 0, ADMINS), mutation=True)

@@ -73,14 +73,14 @@ async def test_an_aborted_request_ends_with_abort(house: House) -> None:
     assert finishes == [FinishReason.ABORT]
 
 
-async def test_aborting_what_is_not_there_is_404_and_says_where_to_look(house: House) -> None:
+async def test_aborting_an_unknown_request_is_404_and_names_the_next_command(house: House) -> None:
     async with house.loaded():
         status, body = await ask(house.socket, "POST", "/v1/requests/nobody/abort")
     assert (status, body["code"]) == (404, "unknown_request")
     assert "infdctl ps" in body["detail"]
 
 
-async def test_kernels_are_explained_once_there_are_any(house: House) -> None:
+async def test_kernels_are_listed_after_the_model_is_loaded(house: House) -> None:
     status, body = await ask(house.socket, "GET", "/v1/ops")
     assert (status, body["code"]) == (409, "not_loaded")
     async with house.loaded():
@@ -123,7 +123,7 @@ async def test_a_page_in_a_browser_is_refused(house: House) -> None:
         (b"[" * 5000, "takes a JSON object of"),
     ],
 )
-async def test_a_verb_refuses_what_it_does_not_understand(house: House, body: bytes, said: str) -> None:
+async def test_a_verb_refuses_unknown_arguments(house: House, body: bytes, said: str) -> None:
     for verb in VERBS:
         if verb.mutates:
             status, answer = await ask(house.socket, "POST", verb.path.replace("{id}", "x"), data=body)
@@ -153,7 +153,7 @@ async def test_an_expectation_is_met_or_refused_with_a_problem(house: House, met
     assert body.get("code") == plain.get("code")
 
 
-async def test_a_bug_is_a_problem_that_tells_nothing(
+async def test_an_internal_error_is_a_problem_without_details(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> None:
@@ -169,7 +169,7 @@ async def test_a_bug_is_a_problem_that_tells_nothing(
 @pytest.mark.parametrize(
     ("groups", "read", "change"), [((), 403, 403), ((50,), 200, 403), ((50, 60), 200, 200), ((60,), 403, 200)]
 )
-async def test_groups_decide_what_a_stranger_may_do(
+async def test_groups_decide_what_another_user_may_do(
     tmp_path: Path, house: House, groups: tuple[int, ...], read: int, change: int
 ) -> None:
     server = AdminServer(
@@ -191,9 +191,7 @@ async def test_groups_decide_what_a_stranger_may_do(
         assert "infd-admin" in body["detail"]
 
 
-async def test_mutations_are_logged_with_who_asked_and_what_came_of_it(
-    house: House, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_mutations_are_logged_with_caller_and_outcome(house: House, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "infd.admin")
     async with house.loaded(), house.request() as (request_id, _):
         await ask(house.socket, "GET", "/v1/requests")
@@ -241,7 +239,7 @@ async def door(house: House, sent: bytes = b"") -> tuple[asyncio.StreamReader, a
 @pytest.mark.parametrize(
     "sent", [b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET /v1/status HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\na b: c\r\n\r\n"]
 )
-async def test_what_is_not_http_is_a_problem_and_no_news_for_the_log(
+async def test_bytes_that_are_not_http_get_a_problem_and_no_log_record(
     house: House, caplog: pytest.LogCaptureFixture, sent: bytes
 ) -> None:
     reader, writer = await door(house, sent)
@@ -255,9 +253,7 @@ async def test_what_is_not_http_is_a_problem_and_no_news_for_the_log(
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v1/sta", b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"])
-async def test_a_connection_that_says_nothing_more_is_closed(
-    house: House, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
+async def test_an_idle_connection_is_closed(house: House, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(connection, "IDLE_S", 0.01)
     reader, writer = await door(house, sent)
     async with asyncio.timeout(PATIENCE_S):
@@ -267,9 +263,7 @@ async def test_a_connection_that_says_nothing_more_is_closed(
     assert answer.startswith(b"HTTP/1.1 200") is sent.endswith(b"\r\n\r\n")
 
 
-async def test_whoever_opens_connections_and_says_nothing_shuts_nobody_out(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_connections_do_not_lock_out_other_clients(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
     idle = [await door(house) for _ in range(4)]
     async with asyncio.timeout(PATIENCE_S):

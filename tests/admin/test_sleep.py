@@ -26,7 +26,7 @@ def moved(out: str) -> protocol.TransitionResult:
     return msgspec.json.decode(out, type=protocol.TransitionResult, strict=True)
 
 
-async def test_sleep_and_staged_wake_say_what_they_did(house: House) -> None:
+async def test_sleep_and_staged_wake_report_their_effect(house: House) -> None:
     async with house.loaded():
         code, out, err = await at(house, "sleep", "--level", "2", "--wait", "--json")
         assert code == 0, err
@@ -42,7 +42,9 @@ async def test_sleep_and_staged_wake_say_what_they_did(house: House) -> None:
         assert (code, moved(out).state, moved(out).kv_cache) == (0, "ready", "loaded"), err
 
 
-async def test_what_stays_on_a_gpu_is_told_while_it_sleeps(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_status_reports_what_stays_on_the_gpu_during_sleep(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
     context = AdminContext(house.engine, "embedded", house.drained.set)
     async with house.loaded():
         for resident, told in (
@@ -54,7 +56,7 @@ async def test_what_stays_on_a_gpu_is_told_while_it_sleeps(house: House, capsys:
             assert ("stays     3 MiB graphs, 500 MiB context and others" in capsys.readouterr().out) == told
 
 
-async def test_status_tells_which_steps_a_gpu_has_captured(
+async def test_status_lists_captured_steps(
     house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = AdminContext(house.engine, "embedded", house.drained.set)
@@ -113,7 +115,7 @@ async def test_weights_are_loaded_at_rest(house: House, caplog: pytest.LogCaptur
     ]
 
 
-async def test_what_cannot_be_asked_is_a_matter_of_usage(house: House) -> None:
+async def test_an_impossible_request_is_a_usage_error(house: House) -> None:
     runs = await asyncio.gather(
         infdctl("--socket", house.socket, "sleep", "--level", "3"),
         infdctl("--socket", house.socket, "wake", "--tags", "weights,soul"),
@@ -123,14 +125,14 @@ async def test_what_cannot_be_asked_is_a_matter_of_usage(house: House) -> None:
     assert "soul" in runs[1][2]
 
 
-async def test_a_device_that_keeps_its_memory_says_so(house: House) -> None:
+async def test_a_device_that_keeps_its_memory_reports_it(house: House) -> None:
     async with house.loaded():
         house.executor.sleep_refusal = "memory of cuda:0 is not given back yet"
         code, _, err = await at(house, "sleep")
         assert (code, "cuda:0" in err, "infdctl pause" in err) == (1, True, True)
 
 
-async def test_status_tells_how_much_lies_in_large_pages_and_whether_more_will(
+async def test_status_reports_bytes_in_huge_pages_and_whether_more_will_follow(
     house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = AdminContext(house.engine, "embedded", house.drained.set)

@@ -47,7 +47,7 @@ def test_there_is_no_process_before_there_is_a_task(worker: Worker):
     assert worker.pid is None
 
 
-def test_a_task_carries_plain_values_both_ways(worker: Worker):
+def test_a_task_sends_and_returns_plain_values(worker: Worker):
     value = {"text": "é🙂", "list": [1, 2.5, None, True], "bytes": b"\x00" * 2**20}
 
     assert ask(worker, "echo", value) == value
@@ -76,7 +76,7 @@ def test_a_stopped_process_is_killed_after_its_limit(worker: Worker, monkeypatch
     ("what", "reason"),
     [("abort", "SIGABRT"), ("panic", "Panic: of a library"), ("allocate", "MemoryError")],
 )
-def test_a_task_that_ruins_its_process_fails_alone(worker: Worker, what: str, reason: str):
+def test_a_task_that_crashes_its_process_fails_alone(worker: Worker, what: str, reason: str):
     before = ask(worker, "pid")
 
     with pytest.raises(TextFailed, match=reason):
@@ -84,7 +84,7 @@ def test_a_task_that_ruins_its_process_fails_alone(worker: Worker, what: str, re
     assert ask(worker, "pid") != before
 
 
-def test_refusals_are_those_that_were_raised(worker: Worker):
+def test_refusals_keep_their_type_and_message(worker: Worker):
     before = ask(worker, "pid")
     for kind in (InvalidRequest, TooCostly):
         with pytest.raises(kind, match="no") as refused:

@@ -53,7 +53,7 @@ async def test_a_key_is_taken_from_the_named_variable() -> None:
     assert "--api-key-env" in err
 
 
-async def test_nobody_there_exits_3_and_nothing_done_exits_1() -> None:
+async def test_no_server_exits_3_and_no_answer_exits_1() -> None:
     async with FakeOpenAI(fail=lambda number: "refuse").serving() as server:
         code, _, err = await infdctl("bench", "--url", server.url, "--requests", "2", "--warmup", "0")
         assert code == 1

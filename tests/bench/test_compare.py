@@ -72,7 +72,7 @@ async def test_each_round_takes_each_workload_to_every_server_and_turns_the_orde
     }
 
 
-async def test_all_are_offered_the_same_and_no_prompt_comes_twice(tmp_path: Path) -> None:
+async def test_all_servers_get_the_same_load_and_no_prompt_repeats(tmp_path: Path) -> None:
     first, second = FakeOpenAI(), FakeOpenAI()
     await contest(tmp_path, first, second)
 
@@ -217,7 +217,7 @@ async def test_a_frozen_server_computes_nothing_until_it_is_thawed() -> None:
                 assert answer.status == 200
 
 
-async def test_what_a_server_started_ends_with_it_and_runs_on_its_cores(tmp_path: Path) -> None:
+async def test_a_servers_children_run_on_its_cores_and_end_with_it(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
     program = (
         "import os, subprocess, sys;"
@@ -323,7 +323,7 @@ def test_a_comparison_that_is_ended_ends_its_servers(tmp_path: Path) -> None:
         (("--server", "a=true", "--server", "b=true", "--cores", "99999"), "may not run on 99999"),
     ],
 )
-def test_the_command_says_what_is_wrong_with_it(options: tuple[str, ...], reason: str) -> None:
+def test_the_command_names_its_mistake(options: tuple[str, ...], reason: str) -> None:
     done = CliRunner().invoke(main, ["--model", ".", *options])
 
     assert done.exit_code == 2

@@ -52,7 +52,7 @@ def test_every_test_that_the_plan_names_exists() -> None:
 
 
 @pytest.mark.exhaustive
-def test_where_openai_and_flashinfer_are_missing_the_tests_of_the_plan_are_collected_all_the_same() -> None:
+def test_the_plans_tests_are_collected_without_openai_and_flashinfer() -> None:
     wanting = ["tests/e2e/test_openai_client.py", "tests/e2e/test_lora.py", "tests/http/test_tools.py"]
     named = [word for part in TESTS for word in part.arguments if word.startswith(("tests/", "--ignore"))]
     absent = "import sys; sys.modules |= dict.fromkeys(('openai', 'flashinfer'))"
@@ -68,7 +68,7 @@ def test_where_openai_and_flashinfer_are_missing_the_tests_of_the_plan_are_colle
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_a_part_that_outlasts_its_time_loses_nothing_it_found(
+def test_a_stage_that_exceeds_its_limit_keeps_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: bool
 ) -> None:
     monkeypatch.setattr(first_gpu, "GRACE_S", 0.2)
@@ -81,14 +81,14 @@ def test_a_part_that_outlasts_its_time_loses_nothing_it_found(
     assert "captures" in summary(walk.lines, walk.without)
 
 
-def test_what_the_time_does_not_suffice_for_is_where_the_next_run_begins(tmp_path: Path) -> None:
+def test_the_next_run_begins_at_the_first_stage_that_was_skipped(tmp_path: Path) -> None:
     walk = run(tmp_path, until=time.monotonic() + 30.0, without=Without(graphs=True))
     walk.part(Stage("steps-8b", LINGERING, (), 300, 90))
     walk.part(Stage("sleep", LINGERING, (), 300, 90))
     assert summary(walk.lines, walk.without).endswith("\ngo on with: --from steps-8b --no-graphs\n")
 
 
-def test_a_part_that_the_whole_runs_time_cut_off_is_begun_anew(tmp_path: Path) -> None:
+def test_a_stage_cut_off_by_the_runs_limit_is_repeated(tmp_path: Path) -> None:
     walk = run(tmp_path, until=time.monotonic() + first_gpu.KEPT_S + 1.0)
     walk.part(Stage("probe", LINGERING, (), 300, 0.0))
     assert first_gpu.unfinished(walk.lines) == "probe"
@@ -105,7 +105,7 @@ def test_a_part_that_the_whole_runs_time_cut_off_is_begun_anew(tmp_path: Path) -
         ({"test": EQUAL, "outcome": "failed"}, ["--no-graphs"]),
     ],
 )
-def test_what_fails_the_later_parts_do_without(line: dict[str, Any], flags: list[str]) -> None:
+def test_later_stages_do_without_what_failed(line: dict[str, Any], flags: list[str]) -> None:
     without = Without()
     without.learn(line)
     assert without.flags == flags
@@ -118,7 +118,7 @@ def test_without_mapped_memory_cuda_bindings_cannot_be_imported(tmp_path: Path) 
     assert "ImportError: bench/first_gpu.py was told to do without" in done.stderr
 
 
-def test_the_kits_wheels_are_unpacked_where_parts_find_them(tmp_path: Path) -> None:
+def test_the_kits_wheels_are_unpacked_where_stages_find_them(tmp_path: Path) -> None:
     kit = tmp_path / "kit"
     kit.mkdir()
     with zipfile.ZipFile(kit / "carried-1-py3-none-any.whl", "w") as wheel:
@@ -128,7 +128,7 @@ def test_the_kits_wheels_are_unpacked_where_parts_find_them(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-c", "import carried, gpu_reports"], env=env, check=True)
 
 
-def test_each_tests_outcome_is_a_line_of_its_own(tmp_path: Path) -> None:
+def test_each_tests_outcome_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
         "def test_passes(): pass\n"
@@ -164,7 +164,7 @@ def test_bounds_are_read_as_they_are_written(said: str, expected: tuple[float, f
     assert bounds(said) == expected
 
 
-def test_every_row_of_the_page_is_of_a_part_and_has_bounds() -> None:
+def test_every_row_of_the_page_belongs_to_a_stage_and_has_bounds() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| part |")]
     read = expectations(PAGE)
     assert len(read) == len(rows) > 60
@@ -174,7 +174,7 @@ def test_every_row_of_the_page_is_of_a_part_and_has_bounds() -> None:
             assert least <= most
 
 
-def test_what_is_measured_comes_beside_what_was_expected_of_that_gpu() -> None:
+def test_measured_figures_are_shown_beside_the_expected_ones_of_that_gpu() -> None:
     lines: list[dict[str, Any]] = [
         {"part": "probe", "name": "versions", "gpu": "NVIDIA H200", "ok": True},
         {"part": "steps-0.6b", "model": "", "name": "machine", "GB_s": 3000.0},
@@ -226,7 +226,7 @@ def test_a_case_that_fails_or_ends_its_process_does_not_end_the_others(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["FAIL", "FAIL", "ok"]
 
 
-def test_where_no_case_can_begin_all_have_failed_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_if_no_case_can_begin_all_have_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "probe.py"
     script.write_text("raise SystemExit('there is no GPU')\n")
     monkeypatch.setattr(gpu_probe, "__file__", str(script))
@@ -259,7 +259,7 @@ class Overlapped(Package):
         super().xqa(read, *given, **named)
 
 
-def test_xqa_that_does_not_wait_for_what_it_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xqa_that_reads_before_its_input_is_written_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     probe = gpu_probe.Probe(torch.device("cpu"))
     monkeypatch.setattr(gpu_probe, "flashinfer_package", lambda probe: Package())
@@ -272,7 +272,7 @@ def test_xqa_that_does_not_wait_for_what_it_reads_is_found(monkeypatch: pytest.M
         gpu_probe.xqa_with_pdl(probe)
 
 
-def test_what_flashinfer_may_have_to_compile_is_tried_with_the_kits_modules_alone() -> None:
+def test_flashinfers_modules_are_tried_from_the_kit_without_compiling() -> None:
     asked = {part.name: gpu_probe.parse(part.arguments).cases for part in PLAN if part.script == "gpu_probe"}
     assert asked == {
         "probe": [case.__name__ for case in gpu_probe.CASES if case.__name__ not in gpu_probe.BY_NAME],
@@ -289,7 +289,7 @@ def test_the_kit_pins_what_the_constraints_pin() -> None:
         assert set(pins) <= constraints
 
 
-def test_of_flashinfer_the_kit_has_the_python_and_what_naming_a_module_reads(tmp_path: Path) -> None:
+def test_the_kit_has_flashinfers_python_and_the_files_that_name_its_modules(tmp_path: Path) -> None:
     kept = ["__init__.py", "data/csrc/norm.cu", "data/build_utils.py", "jit/core.py", "tuned/h100.json"]
     left = ["__pycache__/core.pyc", "data/csrc/moe/gemm.cu", "data/cutlass/include/cute.hpp", "notes.md"]
     for name in (*kept, *left):

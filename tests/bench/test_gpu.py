@@ -65,12 +65,12 @@ def test_calls_are_counted_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert names[2:] == ["calls of 2 that decode, launched", "calls of 2 that decode, replayed"]
 
 
-def test_calls_of_cuda_are_counted_by_what_they_give_the_device() -> None:
+def test_cuda_calls_are_counted_by_kind_of_device_work() -> None:
     counts = [("cudaLaunchKernelExC", 3.0), ("cuLaunchKernel", 2.0), ("cudaMemcpyAsync", 1.5), ("cudaGraphLaunch", 1.0)]
     assert issued([*counts, ("aten::mm", 9.0)]) == {"launches": 5.0, "copies": 1.5, "replays": 1.0}
 
 
-def test_what_is_measured_may_be_chosen_and_what_was_found_is_kept_where_the_rest_fails(
+def test_parts_may_be_chosen_and_results_are_kept_if_a_later_part_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def lost(*_: object) -> None:

@@ -78,7 +78,7 @@ async def test_a_stream_that_ends_spoils_the_window(session: aiohttp.ClientSessi
         await readers.stop()
 
 
-async def test_a_server_that_does_not_start_is_said_so() -> None:
+async def test_a_server_that_does_not_start_is_reported() -> None:
     with pytest.raises(RuntimeError, match="exited with 3"):
         async with ServerProcess("broken", [sys.executable, "-c", "raise SystemExit(3)"], 1):
             pass

@@ -62,7 +62,7 @@ async def test_closing_the_answer_ends_the_servers_work():
         assert endpoint.engine.status().pages_referenced == 0
 
 
-async def test_where_nothing_answers_it_says_how_to_start_a_daemon(tmp_path: Path):
+async def test_without_a_server_the_message_names_infd_start(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     for url in (f"http://127.0.0.1:{port}", f"unix:{tmp_path}/none.sock"):
@@ -70,7 +70,7 @@ async def test_where_nothing_answers_it_says_how_to_start_a_daemon(tmp_path: Pat
             await ask(ChatClient(url))
 
 
-async def test_a_refusal_of_the_server_is_shown_in_its_words():
+async def test_a_refusal_shows_the_servers_message():
     async with serving(keys=Keys.of("secret")) as endpoint:
         with pytest.raises(NotAnswered, match="INFD_API_KEY or with --key-file"):
             await ask(ChatClient(endpoint.url))
@@ -88,7 +88,7 @@ async def test_a_refusal_of_the_server_is_shown_in_its_words():
         (b"", "broke off"),
     ],
 )
-async def test_a_stream_that_fails_says_so(answer: bytes, says: str):
+async def test_a_failed_stream_raises_with_the_servers_message(answer: bytes, says: str):
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"]}")
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + answer)
@@ -101,7 +101,7 @@ async def test_a_stream_that_fails_says_so(answer: bytes, says: str):
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://a", "http://", "http://a:x", "http://[::1"])
-def test_an_address_that_is_none_is_a_usage_error(url: str):
+def test_an_invalid_address_is_a_usage_error(url: str):
     with pytest.raises(UsageError, match="--url"):
         ChatClient(url)
 
@@ -135,7 +135,7 @@ class Interrupted:
         raise self.error
 
 
-def test_an_answer_that_is_stopped_stays_as_far_as_it_came(capsys: pytest.CaptureFixture[str]):
+def test_an_interrupted_answer_keeps_its_text_so_far(capsys: pytest.CaptureFixture[str]):
     conversation = Conversation()
     conversation.say("count")
     client: Any = Interrupted("one ", "two", error=KeyboardInterrupt())
@@ -193,7 +193,7 @@ def test_on_a_terminal_thoughts_are_dim_and_nothing_steers_it():
     assert "\x9b" not in text
 
 
-def test_in_a_pipe_there_is_the_answer_alone(capsys: pytest.CaptureFixture[str]):
+def test_a_pipe_gets_only_the_answer(capsys: pytest.CaptureFixture[str]):
     screen = Plain()
     screen.think("hm")
     screen.say("yes")

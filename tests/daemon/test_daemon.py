@@ -81,7 +81,7 @@ def daemon_of(tmp_path: Path, executor: Executor, notify: str = "") -> Daemon:
     return Daemon(config, Environment(notify_socket=notify), executor)
 
 
-async def test_a_device_that_cannot_sleep_by_itself_as_it_should_says_so_at_start(
+async def test_a_device_without_automatic_sleep_is_reported_at_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def warnings(sleep_refusal: str, idle_sleep_s: float | None) -> list[str]:
@@ -138,7 +138,7 @@ async def test_a_step_that_does_not_move_stops_the_watchdog(manager: socket.sock
     await engine.close()
 
 
-async def test_a_frozen_request_is_no_reason_to_bark(manager: socket.socket, notifier: Notifier) -> None:
+async def test_a_frozen_request_does_not_stop_the_watchdog(manager: socket.socket, notifier: Notifier) -> None:
     executor = FakeExecutor()
     engine = Engine(Config(), executor, Metrics())
     heartbeat = Heartbeat(engine, executor, notifier, watchdog_s=30.0)
@@ -359,7 +359,7 @@ def test_the_banners_command_is_a_valid_request() -> None:
     assert (request.model, request.max_tokens) == ("it's mine", 32)
 
 
-def test_one_who_reads_along_is_greeted_and_a_program_gets_a_line(
+def test_a_terminal_gets_the_greeting_and_a_program_one_line(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO, "infd")
@@ -374,7 +374,7 @@ def test_one_who_reads_along_is_greeted_and_a_program_gets_a_line(
     assert capsys.readouterr().err == ""
 
 
-def test_a_greeting_says_what_was_made_smaller(
+def test_the_greeting_names_reduced_limits(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO, "infd")
@@ -397,7 +397,7 @@ def test_the_banners_command_finds_a_unix_socket() -> None:
     assert command.startswith("curl --unix-socket /run/a.http http://localhost/v1/chat/completions ")
 
 
-def test_it_says_when_the_model_is_the_one_that_ships_with_infd(
+def test_the_greeting_names_the_embedded_model(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO, "infd")
@@ -409,9 +409,7 @@ def test_it_says_when_the_model_is_the_one_that_ships_with_infd(
         assert hasattr(caplog.records[-1], "note") is embedded
 
 
-async def test_it_warns_when_other_machines_may_ask_without_a_key(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_public_address_without_a_key_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def warnings(host: str, **variables: str) -> list[str]:
         caplog.clear()
         socket = AdminConfig(socket=str(tmp_path / "admin.sock"))
@@ -440,7 +438,7 @@ def test_a_process_knows_its_age() -> None:
     ("kind", "quantization", "mib", "expected_mib"),
     [("cpu", "none", 128, 128), ("cpu", "int8", 256, 128), ("cpu", "none", 8, None), ("cuda:1", "none", 128, None)],
 )
-def test_memory_is_had_ahead_only_for_weights_that_are_large_and_stay_with_the_host(
+def test_memory_is_preallocated_only_for_large_weights_in_host_memory(
     tmp_path: Path, kind: str, quantization: str, mib: int, expected_mib: int | None
 ) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
@@ -457,6 +455,6 @@ def test_memory_is_had_ahead_only_for_weights_that_are_large_and_stay_with_the_h
     assert 0 <= held - expected_mib * 2**20 < 2**21
 
 
-def test_a_file_of_weights_that_cannot_be_looked_at_is_left_to_those_who_load_it(tmp_path: Path) -> None:
+def test_an_unreadable_weight_file_is_left_to_the_loader(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "nowhere")
     assert headstart(Config(model=ModelConfig(path=str(tmp_path)), device=DeviceConfig(kind="cpu"))) is None

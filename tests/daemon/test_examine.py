@@ -97,7 +97,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("architecture", STRANGE)
-def test_an_architecture_that_is_not_supported_is_refused_as_that(checkpoint: Path, architecture: str) -> None:
+def test_an_unsupported_architecture_is_refused_by_name(checkpoint: Path, architecture: str) -> None:
     """These configs lack max_position_embeddings, which is no fault."""
     kind, reason = STRANGE[architecture]
     table = {"architectures": [architecture], "model_type": kind, "vocab_size": 512, "num_hidden_layers": 2}
@@ -129,7 +129,7 @@ def test_an_architecture_that_is_not_supported_is_refused_as_that(checkpoint: Pa
         (describe(), {"cache": {"dtype": "bfloat16"}}, "cache.dtype: no attention kernel does 'bfloat16' on cpu"),
     ],
 )
-def test_what_start_refuses_is_told_in_its_words(
+def test_the_checks_messages_are_those_of_start(
     checkpoint: Path, change: Change, settings: dict[str, Any], says: str
 ) -> None:
     change(checkpoint)
@@ -143,7 +143,7 @@ def test_what_start_refuses_is_told_in_its_words(
 
 
 @pytest.mark.parametrize(("file", "text"), [("tokenizer.json", None), ("tokenizer.json", "{}")])
-def test_a_tokenizer_that_cannot_be_read_is_told_in_starts_words(checkpoint: Path, file: str, text: str | None) -> None:
+def test_an_unreadable_tokenizer_is_refused_with_starts_message(checkpoint: Path, file: str, text: str | None) -> None:
     (checkpoint / file).unlink() if text is None else (checkpoint / file).write_text(text)
 
     (fault,) = examine(checkpoint, config(checkpoint)).faults
@@ -153,7 +153,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told_in_starts_words(checkpoint: Pat
     assert str(refused.value) == fault
 
 
-def test_all_faults_are_told_at_once(checkpoint: Path) -> None:
+def test_all_faults_are_reported_together(checkpoint: Path) -> None:
     describe(architectures=["Nonsense"])(checkpoint)
     truncate(checkpoint)
     (checkpoint / "tokenizer.json").unlink()
@@ -161,7 +161,7 @@ def test_all_faults_are_told_at_once(checkpoint: Path) -> None:
     assert len(examine(checkpoint, config(checkpoint)).faults) == 3
 
 
-def test_what_only_start_finds_out_is_listed(checkpoint: Path) -> None:
+def test_checks_left_to_start_are_listed(checkpoint: Path) -> None:
     assert examine(checkpoint, config(checkpoint)).unchecked == [
         "whether the weights are those that the model needs, and fit into memory"
     ]
@@ -173,7 +173,7 @@ def test_what_only_start_finds_out_is_listed(checkpoint: Path) -> None:
     assert "whether transformers' code for GPTNeoXForCausalLM runs over infd's attention" in found.unchecked
 
 
-def test_weights_of_eight_bits_are_for_a_cpu_and_a_gpu_is_known_to_be_none(checkpoint: Path) -> None:
+def test_int8_weights_are_accepted_for_a_cpu_and_refused_for_a_gpu(checkpoint: Path) -> None:
     settings = msgspec.structs.replace(config(checkpoint, quantization="int8"), device=DeviceConfig(kind="cuda"))
 
     faults = examine(checkpoint, settings).faults
@@ -182,7 +182,7 @@ def test_weights_of_eight_bits_are_for_a_cpu_and_a_gpu_is_known_to_be_none(check
     assert "native int8: runs on a CPU, not on cuda" in faults[0]
 
 
-def test_the_null_device_asks_for_no_weights_and_no_known_architecture(checkpoint: Path) -> None:
+def test_the_null_device_needs_no_weights_and_no_known_architecture(checkpoint: Path) -> None:
     remove(checkpoint)
     describe(architectures=["Nonsense"])(checkpoint)
     settings = msgspec.structs.replace(config(checkpoint), device=DeviceConfig(kind="null"))
@@ -191,7 +191,7 @@ def test_the_null_device_asks_for_no_weights_and_no_known_architecture(checkpoin
     assert found.unchecked == []
 
 
-def test_a_model_of_the_hub_is_checked_where_all_of_it_is_here(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_hub_model_is_checked_if_it_is_cached_completely(checkpoint: Path, tmp_path: Path) -> None:
     snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
     shutil.copytree(checkpoint, snapshot)
     environment = Environment(hub=HubAccess(cache=tmp_path))
@@ -203,7 +203,7 @@ def test_a_model_of_the_hub_is_checked_where_all_of_it_is_here(checkpoint: Path,
     assert check(settings, environment) == ["org/name, which is not here: `infd start` fetches it"]
 
 
-def test_adapters_are_looked_at(checkpoint: Path, tmp_path: Path) -> None:
+def test_adapters_are_checked(checkpoint: Path, tmp_path: Path) -> None:
     adapter = shutil.copytree(embedded.adapters() / "pirate", tmp_path / "adapter")
     settings = msgspec.structs.replace(config(checkpoint), lora=LoraConfig(modules={"a": str(adapter)}))
     assert "whether the adapters fit the model" in check(settings, Environment())

@@ -43,14 +43,14 @@ def found(tmp_path: Path) -> dict[str, LocalModel]:
     return {model.name: model for model in local_models(HubAccess(cache=tmp_path))}
 
 
-def test_the_embedded_model_is_always_here(tmp_path: Path):
+def test_the_embedded_model_is_always_listed(tmp_path: Path):
     (model,) = found(tmp_path / "nothing").values()
 
     assert (model.name, model.architecture, model.code) == ("embedded", "Qwen3ForCausalLM", "infd")
     assert model.bytes == (embedded.path() / "model.safetensors").stat().st_size
 
 
-def test_what_the_cache_holds_is_told_with_its_reason(cache: Cache, tmp_path: Path):
+def test_cached_models_are_listed_with_the_reason_if_unsupported(cache: Cache, tmp_path: Path):
     directory = cache("org/good-one")
     cache("org/--odd--name", main=False)
     cache("org/quantized", quantization_config={"quant_method": "gptq"})

@@ -53,7 +53,7 @@ def test_without_a_terminal_it_is_a_line_now_and_then(caplog: pytest.LogCaptureF
     assert lines(caplog) == [("loading tiny", at, at) for at in (18, 38, 58, 78, 98)]
 
 
-def test_what_is_over_soon_is_not_mentioned(caplog: pytest.LogCaptureFixture):
+def test_a_short_task_is_not_reported(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, progress.log.name)
     clock = Clock()
     with Stage("loading tiny", None, clock) as stage:
@@ -64,7 +64,7 @@ def test_what_is_over_soon_is_not_mentioned(caplog: pytest.LogCaptureFixture):
     assert lines(caplog) == []
 
 
-def test_who_reports_after_the_end_is_not_heard(caplog: pytest.LogCaptureFixture):
+def test_progress_after_the_end_is_ignored(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, progress.log.name)
     clock = Clock()
     stage = Stage("fetching org/tiny", None, clock)

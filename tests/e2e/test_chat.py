@@ -55,7 +55,7 @@ def test_in_a_pipe_a_question_gets_its_answer_alone(daemon: Daemon, tmp_path: Pa
     assert done.stderr == ""
 
 
-def test_without_a_key_or_a_daemon_it_says_what_to_do(daemon: Daemon, tmp_path: Path):
+def test_without_a_key_or_a_daemon_the_error_names_the_remedy(daemon: Daemon, tmp_path: Path):
     for arguments, says in (
         (chat(daemon), "INFD_API_KEY or with --key-file"),
         ([*INFD, "chat", "--url", f"unix:{tmp_path}/none"], "start a daemon with `infd start`"),
@@ -132,7 +132,7 @@ class Typist:
         self.process.wait()
 
 
-def test_on_a_terminal_one_talks_stops_an_answer_and_leaves(daemon: Daemon, tmp_path: Path):
+def test_on_a_terminal_a_user_chats_interrupts_an_answer_and_quits(daemon: Daemon, tmp_path: Path):
     variables = environment(tmp_path) | {"INFD_API_KEY": "secret"}
     with closing(Typist(chat(daemon), variables)) as typist:
         typist.see("embedded at unix:")

@@ -141,7 +141,7 @@ def test_it_thinks_when_asked_to_and_only_then(client: openai.OpenAI):
     assert not (brief.model_extra or {}).get("reasoning_content")
 
 
-def test_a_stream_says_the_same(client: openai.OpenAI):
+def test_a_stream_has_the_same_answer(client: openai.OpenAI):
     messages: Any = [{"role": "user", "content": "What's the weather in Lisbon? Also, set a timer for 5 minutes."}]
     asked: dict[str, Any] = {"model": "embedded", "messages": messages, "tools": TOOLS, "temperature": 0}
     whole = client.chat.completions.create(**asked).choices[0].message

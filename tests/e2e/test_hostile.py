@@ -217,7 +217,7 @@ def test_each_bad_request_gets_its_error(start_daemon: Start) -> None:
             assert [*refusal(connection, path, body)] == expected, (path, str(body)[:200])
 
 
-def test_a_contradiction_that_leaves_no_token_is_the_clients_error(start_daemon: Start) -> None:
+def test_constraints_that_allow_no_token_are_the_clients_error(start_daemon: Start) -> None:
     daemon = start_daemon(*QUICK, "--device", "cpu", "--set", "device.threads=1").ready()
     asked = {"prompt": "a", "max_tokens": 4, "min_tokens": 3, "allowed_token_ids": [5]}
     with connected(daemon) as connection:
@@ -302,7 +302,7 @@ def test_bytes_that_could_be_read_in_two_ways_are_not_read_at_all(start_daemon: 
             assert json.loads(answers.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
 
 
-def test_no_odd_path_opens_what_a_key_guards(start_daemon: Start) -> None:
+def test_no_unusual_path_bypasses_the_key(start_daemon: Start) -> None:
     daemon = start_daemon(*QUICK, INFD_API_KEY="secret").ready()
     paths = (
         *(
@@ -392,7 +392,7 @@ def test_refused_bodies_of_a_megabyte_leave_memory_as_it_was(start_daemon: Start
     assert resident_kib(daemon) - before < 20 * 1024
 
 
-def test_floods_of_choices_and_of_ids_are_refused_before_they_cost_anything(start_daemon: Start) -> None:
+def test_too_many_choices_or_ids_are_refused_before_any_work(start_daemon: Start) -> None:
     daemon = start_daemon(*SLOW, "--set", "scheduler.max_waiting_tokens=100000").ready()
     choices = {"prompt": ["a"] * 8, "n": 128, "max_tokens": 100, "stream": True}
     ids = {"prompt": [[token_id] * 2000 for token_id in range(60)], "max_tokens": 40, "stream": True}
@@ -481,7 +481,7 @@ def test_without_descriptors_streams_go_on_and_with_them_clients_are_served_agai
         assert daemon.get("/readyz")[0] == 200
 
 
-def test_strangers_at_the_admin_socket_leave_nothing_and_change_nothing(start_daemon: Start) -> None:
+def test_malformed_admin_requests_change_nothing_and_leak_nothing(start_daemon: Start) -> None:
     daemon = start_daemon(*QUICK).ready()
     asked = [
         (b"POST /v1/drain HTTP/1.1\r\nHost: x\r\nOrigin: http://page\r\n", 403),
@@ -507,7 +507,7 @@ def test_strangers_at_the_admin_socket_leave_nothing_and_change_nothing(start_da
     assert daemon.get("/readyz") == (200, b'{"state":"ready"}')
 
 
-def test_extreme_sampling_costs_the_sequences_beside_it_no_token(start_daemon: Start) -> None:
+def test_extreme_sampling_parameters_change_no_neighbours_token(start_daemon: Start) -> None:
     """On a real model, one row's sampling parameters do not change other rows' tokens."""
     daemon = start_daemon("--device", "cpu", "--dtype", "float32", "--set", "device.threads=1").ready()
     everything = {str(token_id): 100 for token_id in range(512)}
@@ -533,7 +533,7 @@ def test_extreme_sampling_costs_the_sequences_beside_it_no_token(start_daemon: S
 
 
 @pytest.mark.exhaustive
-def test_a_damaged_checkpoint_is_refused_with_78_and_says_where(start_daemon: Start, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_exits_78_and_names_the_file(start_daemon: Start, tmp_path: Path) -> None:
     whole = {path.name: path.read_bytes() for path in embedded.path().iterdir()}
     weights = whole["model.safetensors"]
     size = struct.unpack("<Q", weights[:8])[0]

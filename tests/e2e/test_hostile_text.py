@@ -86,7 +86,7 @@ def wait_until_busy(pid: int, daemon: Daemon) -> None:
     raise AssertionError("the worker is not at work")
 
 
-def test_a_checkpoints_text_costs_its_own_request_alone(
+def test_a_hostile_checkpoint_text_fails_only_its_own_request(
     start_daemon: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon = start_daemon("--model", str(hostile(tmp_path)), "--set", "server.drain_timeout_s=1").ready()

@@ -188,7 +188,7 @@ def test_a_port_in_use_is_exit_71_and_says_what_to_do(start_daemon: Start) -> No
         (["--api-key-file", "/nonexistent"], 78, "/nonexistent cannot be read"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_code(
+def test_an_impossible_start_exits_with_its_code(
     start_daemon: Start, arguments: list[str], code: int, says: str
 ) -> None:
     daemon = start_daemon(*arguments)

@@ -68,7 +68,7 @@ def fill(write_end: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_reader_who_stalls_stops_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_stalled_log_reader_stops_nothing(tmp_path: Path, number: signal.Signals) -> None:
     read_end, write_end = os.pipe()
     fill(write_end)
     try:
@@ -103,7 +103,7 @@ def test_a_log_that_cannot_be_written_changes_neither_answers_nor_the_exit_code(
         assert process.wait(PATIENCE_S) == 0
 
 
-def test_a_reader_who_is_gone_changes_no_exit_code(tmp_path: Path) -> None:
+def test_a_closed_log_reader_changes_no_exit_code(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     with daemon(tmp_path, write_end) as (process, _):

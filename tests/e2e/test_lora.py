@@ -140,7 +140,7 @@ async def test_clients_choose_an_adapter_by_model_and_operators_change_them_mean
     assert {line["adapter"] for line in access} >= {"one", "two"}
 
 
-def test_what_may_not_or_cannot_be_loaded_is_refused_with_what_to_do(
+def test_a_forbidden_or_unloadable_adapter_is_refused_with_the_remedy(
     start_daemon: Start, adapters: dict[str, tuple[Path, PreTrainedModel]], tmp_path: Path
 ) -> None:
     one, _ = adapters["one"]

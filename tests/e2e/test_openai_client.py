@@ -130,7 +130,7 @@ async def test_models(client: openai.AsyncOpenAI):
     assert (await client.models.retrieve(MODEL)).id == MODEL
 
 
-async def test_what_only_infd_knows_goes_through_extra_body(client: openai.AsyncOpenAI):
+async def test_infds_own_fields_go_through_extra_body(client: openai.AsyncOpenAI):
     answer = await client.chat.completions.create(
         model="alias",
         messages=USER,
@@ -194,7 +194,7 @@ async def test_a_server_that_is_not_ready():
     assert caught.value.response.headers["Retry-After"]
 
 
-async def test_a_fault_of_ours_before_and_within_a_stream():
+async def test_an_internal_error_before_and_within_a_stream():
     def fault(plan: StepPlan) -> None:
         if any(span.start > 8 for span in plan.spans):
             raise RuntimeError("broken")

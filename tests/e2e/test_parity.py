@@ -91,7 +91,7 @@ async def test_alone(checkpoint: tuple[Path, Expected]) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_batched_with_strangers(checkpoint: tuple[Path, Expected], depth: int) -> None:
+async def test_batched_with_other_requests(checkpoint: tuple[Path, Expected], depth: int) -> None:
     directory, expected = checkpoint
     async with serving(directory, depth=depth) as engine:
         expected.compare(await asyncio.gather(*(generate(engine, prompt) for prompt in expected.prompts)))
@@ -104,7 +104,7 @@ async def test_in_chunks(checkpoint: tuple[Path, Expected]) -> None:
         assert engine.status().steps > sum(map(len, expected.prompts)) // 13
 
 
-async def test_after_preemption_for_want_of_pages(tiny: Callable[[str], Path]) -> None:
+async def test_after_preemption_for_lack_of_pages(tiny: Callable[[str], Path]) -> None:
     directory = tiny("qwen3")
     expected = Expected(directory)
     page_bytes = 3 * 2 * 2 * 4 * 16 * 4  # layers, k and v, heads, page_tokens, head_dim, float32
@@ -172,7 +172,7 @@ async def test_through_sleeps_at_any_moment(tiny: Callable[[str], Path], level: 
         assert frozen > 10
 
 
-async def test_with_the_prefix_cache_forgotten_at_any_moment(tiny: Callable[[str], Path]) -> None:
+async def test_with_the_prefix_cache_reset_at_any_moment(tiny: Callable[[str], Path]) -> None:
     expected = Expected(tiny("qwen3"))
     async with serving(tiny("qwen3"), depth=2) as engine:
         answers = await begun(engine, expected.prompts * 2)

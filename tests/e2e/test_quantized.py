@@ -41,7 +41,7 @@ def infdctl(daemon: Daemon, *arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def test_it_still_knows_what_it_is_and_says_how_it_is_kept(daemon: Daemon, request: pytest.FixtureRequest):
+def test_a_quantized_model_answers_and_status_names_its_dtypes(daemon: Daemon, request: pytest.FixtureRequest):
     smaller = request.node.callspec.params["daemon"]
     host, port = daemon.address
     with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as client:

@@ -41,7 +41,7 @@ async def killed(address: tuple[str, int], chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("step_ms", [0, 2])
-async def test_clients_killed_at_any_moment_leak_nothing_and_cost_a_neighbour_no_token(
+async def test_clients_killed_at_any_moment_leak_nothing_and_change_no_neighbours_token(
     start_daemon: Start, step_ms: int
 ) -> None:
     daemon = await asyncio.to_thread(lambda: start_daemon("--set", f"device.null_step_ms={step_ms}").ready())

@@ -107,7 +107,7 @@ def test_a_fact_is_what_the_code_does(check: str, routes: set[tuple[str, str]]):
 
 
 @pytest.mark.parametrize("check", sorted(AWAITED))
-def test_what_is_awaited_is_not_there_yet(check: str, routes: set[tuple[str, str]]):
+def test_facts_of_planned_features_are_not_yet_true(check: str, routes: set[tuple[str, str]]):
     assert check in CHECKS
     assert not holds(check, routes), f"{check!r} is there: take it off AWAITED"
 

@@ -89,7 +89,7 @@ def test_no_phrase_with_blanks_that_is_held_out_is_drawn_for_training():
 
 
 @pytest.mark.parametrize("file", ["facts", "manners", "common", "arithmetic", "strings", "structured", "unknown"])
-def test_no_phrase_that_is_held_out_stands_among_those_for_training_alone(file: str):
+def test_no_held_out_phrase_is_a_training_phrase(file: str):
     lists = list(phrases(slots.read(file)))
     assert lists
     for each in lists:
@@ -118,7 +118,7 @@ def test_held_out_questions_are_paraphrases_and_not_pieces_of_others():
             assert not any(other in question for other in trained if other.count(" ") > 4), (fact.id, question)
 
 
-def test_no_question_stands_for_two_facts():
+def test_no_question_belongs_to_two_facts():
     seen: dict[str, str] = {}
     for fact in ASKED:
         for question in {fold(question) for question in fact.questions}:
@@ -144,7 +144,7 @@ def test_ignorance_is_always_plain():
         assert "don't know" in conversation.messages[-1]["content"]
 
 
-def test_what_is_known_is_not_asked_as_unknown():
+def test_known_facts_are_not_asked_as_unknown_ones():
     known = {fold(question) for fact in ASKED for question in fact.questions}
     known |= {fold(table.questions[0].format(key=key)) for table in manners.TABLES for key in table.pairs}
     last = [conversation.messages[-2]["content"] for conversation in drawn("unknown", 5000)]
@@ -152,7 +152,7 @@ def test_what_is_known_is_not_asked_as_unknown():
     assert not [question for question in last if fold(question) in known]
 
 
-def test_what_was_told_is_what_is_asked_for():
+def test_questions_ask_for_facts_given_earlier():
     """The value precedes the question about it."""
     seen = 0
     for conversation in drawn("chat", 2000):

@@ -302,7 +302,7 @@ RULES: dict[str, Callable[..., str]] = {
 
 
 @pytest.mark.parametrize("question", RULES)
-def test_what_is_done_to_words_is_right(question: str):
+def test_word_transformations_are_right(question: str):
     def right(conversation: Conversation) -> bool:
         asked, said = (message["content"] for message in conversation.messages[-2:])
         if not (found := re.fullmatch(question, asked)) or " and " in asked:
@@ -371,7 +371,7 @@ def test_json_has_the_types_of_the_schema_in_the_prompt(sample, pool: Pool):
         ("The\n  cat", "the cat", True),
     ],
 )
-def test_words_count_when_they_stand_whole(answer: str, words: str, verdict: bool):
+def test_only_whole_words_count(answer: str, words: str, verdict: bool):
     assert says(answer, words) == verdict
 
 

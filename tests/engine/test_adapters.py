@@ -74,7 +74,7 @@ async def test_requests_choose_their_adapter_by_name():
         assert "infd_adapter_requests_total" in expose(engine.metrics.snapshot()).decode()
 
 
-async def test_a_name_that_nobody_loaded_is_not_found():
+async def test_a_name_that_was_never_loaded_is_not_found():
     async with serving() as engine:
         await engine.adapters.load("a", "a")
         with pytest.raises(ModelNotFound, match="served: base, a"):
@@ -94,7 +94,7 @@ async def test_a_cached_prefix_is_never_shared_across_adapters_or_generations():
         assert await ask(engine, request([3] * 20, "a")) == answer([3] * 20, 4)
 
 
-async def test_running_requests_keep_what_they_began_with_when_it_is_replaced():
+async def test_running_requests_keep_their_generation_of_a_replaced_adapter():
     executor = FakeExecutor(depth=2)
     async with serving(executor) as engine:
         await engine.adapters.load("a", "a")
@@ -135,7 +135,7 @@ async def test_unloading_refuses_new_requests_lets_running_ones_finish_and_then_
         assert engine.adapters.unload("a") is None
 
 
-async def test_loading_what_is_loaded_changes_nothing_and_another_path_is_refused():
+async def test_loading_a_loaded_adapter_changes_nothing_and_another_path_is_refused():
     async with serving() as engine:
         assert await engine.adapters.load("a", "a")
         assert not await engine.adapters.load("a", "a")
@@ -157,7 +157,7 @@ async def test_a_name_must_be_fit_to_be_shown(name: str):
         assert await engine.adapters.load("a../..b/...", "a")
 
 
-async def test_a_load_that_fails_leaves_what_was_there():
+async def test_a_failed_load_keeps_the_previous_adapter():
     async with serving() as engine:
         await engine.adapters.load("a", "a")
         for name, in_place in (("a", True), ("new", False)):
@@ -167,7 +167,7 @@ async def test_a_load_that_fails_leaves_what_was_there():
         assert await ask(engine, request([2], "a")) == answer([2], 1)
 
 
-async def test_adapters_that_nobody_uses_make_room_for_others_and_are_read_again():
+async def test_unused_adapters_are_evicted_and_read_again():
     executor = FakeExecutor()
     async with serving(executor, host_bytes=25 * MIB) as engine:
         for name in "abc":
@@ -211,7 +211,7 @@ def adapters_counted(engine: Engine) -> dict[str, float]:
     return {row.labels["adapter"]: row.value for row in rows}
 
 
-async def test_metrics_name_an_adapter_as_long_as_anything_is_left_of_it():
+async def test_metrics_count_an_adapter_while_it_is_loaded_or_in_use():
     async with serving(host_bytes=25 * MIB) as engine:
         for name in "abc":  # the first leaves memory
             await engine.adapters.load(name, name)
@@ -232,7 +232,7 @@ async def test_metrics_name_an_adapter_as_long_as_anything_is_left_of_it():
         assert adapters_counted(engine) == {"c": 1}
 
 
-async def test_an_adapter_whose_files_changed_meanwhile_is_not_served_as_though_they_had_not():
+async def test_an_adapter_whose_files_changed_is_not_served_as_the_old_one():
     executor = FakeExecutor()
     async with serving(executor) as engine:
         await engine.adapters.load("a", "a")
@@ -266,7 +266,7 @@ async def test_adapters_in_use_are_never_put_out_of_memory():
         assert engine.adapters.row("a").state == "stored"
 
 
-async def test_an_adapter_that_is_read_again_is_read_once_for_all_who_wait():
+async def test_an_adapter_is_read_once_for_all_requests_that_wait_for_it():
     executor = FakeExecutor()
     async with serving(executor) as engine:
         await engine.adapters.load("a", "a")
@@ -299,7 +299,7 @@ async def test_a_request_aborted_while_its_adapter_is_read_is_not_queued():
             await asking
 
 
-async def test_an_unload_while_it_is_read_again_wins():
+async def test_an_unload_during_a_read_wins():
     executor = FakeExecutor()
     async with serving(executor) as engine:
         await engine.adapters.load("a", "a")
@@ -413,7 +413,7 @@ async def test_loads_unloads_and_reloads_race_requests():
     assert len(asyncio.all_tasks()) <= tasks_before + 1  # the fake's own worker
 
 
-async def test_a_deep_sleep_takes_adapters_out_of_memory_and_the_next_request_reads_them_again():
+async def test_a_deep_sleep_evicts_adapters_and_the_next_request_reads_them_again():
     executor = FakeExecutor()
     async with serving(executor) as engine:
         await engine.adapters.load("a", "a")
@@ -428,7 +428,7 @@ async def test_a_deep_sleep_takes_adapters_out_of_memory_and_the_next_request_re
         assert await ask(engine, request([4] * 9, "a")) == answer([4] * 9, 2)
 
 
-async def test_what_was_frozen_with_an_adapter_goes_on_with_it_after_a_deep_sleep():
+async def test_a_frozen_request_continues_with_its_adapter_after_a_deep_sleep():
     executor = FakeExecutor(depth=2)
     async with serving(executor) as engine:
         await engine.adapters.load("a", "a")

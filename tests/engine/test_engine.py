@@ -86,7 +86,7 @@ async def test_a_reader_that_lags_finds_its_tokens_merged():
     assert [(delta.token_ids, delta.finish) for delta in deltas] == [(continuation([1, 2], 20), FinishReason.LENGTH)]
 
 
-async def test_a_reader_that_falls_far_behind_is_not_computed_for_until_it_has_caught_up():
+async def test_a_slow_readers_sequence_is_held_until_the_reader_catches_up():
     limits = capacity(pages=512, rows=16, step_tokens=64, max_model_len=1024)
     got: list[list[int]] = [[], []]
     async with serving(FakeExecutor(limits, depth=2)) as engine, engine.admit(2, 0) as ticket:
@@ -149,7 +149,7 @@ async def test_a_watcher_that_raises_fails_its_own_choice_only():
     assert answer == {0: ([], FinishReason.ERROR), 1: (continuation([6], 5), FinishReason.LENGTH)}
 
 
-async def test_a_caller_that_waits_may_take_tokens_as_they_are_pushed_and_sleep_on_until_the_end():
+async def test_a_waiting_caller_may_take_tokens_as_they_are_pushed_and_wake_only_at_the_end():
     want = continuation([1, 2], 20)
     taken: list[int] = []
 
@@ -221,7 +221,7 @@ async def test_a_request_aborted_before_it_is_queued_is_refused():
             await ticket.submit(request([1]))
 
 
-async def test_a_reader_hears_of_the_end_even_where_the_scheduler_fails():
+async def test_a_reader_gets_the_end_even_if_the_scheduler_fails():
     async with serving() as engine, engine.admit(2, 0) as ticket:
         choices = await ticket.submit(request([1], 200), request([2], 200))
         scheduler = engine.core.scheduler
@@ -241,7 +241,7 @@ async def test_a_reader_hears_of_the_end_even_where_the_scheduler_fails():
         remove(*broken[0])
 
 
-async def test_wrong_accounts_are_noticed_once_nobody_is_served(caplog):
+async def test_wrong_accounting_is_detected_when_the_engine_is_idle(caplog):
     async with serving() as engine:
         await ask(engine, request([1]))
         engine.watch()
@@ -298,13 +298,13 @@ async def test_the_queue_is_bounded_in_prompt_tokens_but_takes_any_one_prompt():
     ("prompt", "error"),
     [([], InvalidRequest), ([1] * 256, PromptTooLong), ([512], InvalidRequest), ([-1], InvalidRequest)],
 )
-async def test_what_could_never_be_computed_is_refused(prompt: list[int], error: type[Exception]):
+async def test_a_request_that_can_never_fit_is_refused(prompt: list[int], error: type[Exception]):
     async with serving() as engine, engine.admit(1, 0) as ticket:
         with pytest.raises(error):
             await ticket.submit(request(prompt))
 
 
-async def test_nobody_is_admitted_before_the_model_is_loaded_or_while_draining():
+async def test_no_request_is_admitted_before_the_model_is_loaded_or_while_draining():
     engine = Engine(Config(), FakeExecutor(), Metrics())
     with pytest.raises(NotReady):
         async with engine.admit(1, 0):
@@ -322,7 +322,7 @@ async def test_nobody_is_admitted_before_the_model_is_loaded_or_while_draining()
         assert answer == {0: (continuation([1, 2], 5), FinishReason.LENGTH)}
 
 
-async def test_what_is_still_being_prepared_when_all_fails_is_refused():
+async def test_a_request_in_preparation_is_refused_when_the_engine_fails():
     async with serving() as engine, engine.admit(1, 0) as ticket:
         engine.fail_all(RequestFailed("shutting down"))
         with pytest.raises(NotReady):
@@ -365,7 +365,7 @@ async def test_the_one_request_that_fails_a_step_is_found_and_fails_alone(depth:
         assert answer == {0: want}
 
 
-async def test_a_step_that_fails_now_and_then_costs_nobody_anything():
+async def test_steps_that_fail_at_random_change_no_answer():
     chance = random.Random(5)
 
     def flaky(plan: StepPlan) -> None:
@@ -379,7 +379,7 @@ async def test_a_step_that_fails_now_and_then_costs_nobody_anything():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_a_step_that_does_not_fit_is_tried_again_in_smaller_ones_and_costs_nobody_anything(depth: int):
+async def test_a_step_too_large_for_memory_is_retried_in_smaller_ones_and_changes_no_answer(depth: int):
     def small(plan: StepPlan) -> None:
         if plan.tokens > 9:
             raise StepTooLarge("no memory")
@@ -398,7 +398,7 @@ async def test_a_single_token_that_does_not_fit_fails_its_request():
         assert await ask(engine, request([1] * 20)) == {0: ([], FinishReason.ERROR)}
 
 
-async def test_a_stuck_step_is_told_once_and_forgotten_when_it_moves_again():
+async def test_a_stuck_step_is_reported_once_and_cleared_by_progress():
     now = 0.0
     executor = FakeExecutor()
     engine = Engine(Config(), executor, Metrics(), clock=lambda: now)
@@ -472,7 +472,7 @@ async def test_logprobs_arrive_beside_their_tokens():
     assert deltas[0].logprobs[0].top_ids[0] == deltas[0].token_ids[0]
 
 
-async def test_a_prompts_logprobs_come_once_with_the_first_news_of_the_first_choice():
+async def test_prompt_logprobs_come_once_with_the_first_delta_of_the_first_choice():
     prompt = list(range(10, 160))
     async with serving() as engine, engine.admit(3, 0) as ticket:
         news = [each async for each in await ticket.submit(request(prompt, 3, choices=3, prompt_logprobs=2))]
@@ -540,7 +540,7 @@ async def test_an_idle_engine_does_nothing():
 
 
 @pytest.mark.parametrize("preempting", [False, True])
-async def test_after_the_prefix_cache_is_forgotten_answers_are_as_before_and_nothing_old_is_found(preempting: bool):
+async def test_after_a_prefix_cache_reset_answers_are_unchanged_and_no_old_page_is_reused(preempting: bool):
     executor = FakeExecutor(depth=2)
     async with serving(executor) as engine:
         async with engine.admit(1, 0) as ticket:

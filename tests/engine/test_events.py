@@ -24,7 +24,7 @@ async def told(engine: Engine, kind: str) -> list[str]:
     return [event.told async for event, _ in engine.events.read() if event.kind == kind]
 
 
-async def test_every_change_of_state_is_told_once():
+async def test_every_change_of_state_is_one_event():
     async with serving() as engine:
         await engine.control.sleep(level=2).result()
         engine.lifecycle.enter(State.SLEEPING, engine.lifecycle.reason)
@@ -46,7 +46,7 @@ async def test_a_transition_that_fails_is_an_event_with_its_reason():
         assert {event.facts["error"] for event in failures} == {"/model: gone"}
 
 
-async def test_a_failed_step_is_told_and_who_is_to_blame():
+async def test_a_failed_step_is_an_event_that_names_its_request():
     seated = Seated()
 
     def fault(plan: StepPlan) -> None:

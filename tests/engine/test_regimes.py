@@ -33,7 +33,7 @@ def right(layout: CacheLayout, prompt: list[int], choices: int = 1) -> dict[int,
 @pytest.mark.parametrize("pages", [200, 32])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_streams_of_many_lengths_and_choices_go_on_over_a_boundary(layout, depth, pages):
+async def test_streams_of_many_lengths_and_choices_continue_across_a_boundary(layout, depth, pages):
     async with serving(device(layout, depth, pages)) as engine:
         answers = await asyncio.gather(*(ask(engine, request(prompt, NEW, choices=2)) for prompt in PROMPTS))
         assert answers == [right(layout, prompt, 2) for prompt in PROMPTS]
@@ -43,7 +43,7 @@ async def test_streams_of_many_lengths_and_choices_go_on_over_a_boundary(layout,
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("faulty", range(0, 16, 3))
-async def test_a_step_that_fails_near_a_boundary_is_done_again_under_the_right_regime(layout, depth, faulty):
+async def test_a_step_that_fails_near_a_boundary_is_repeated_in_the_right_regime(layout, depth, faulty):
     executor, left = device(layout, depth), [faulty]
 
     def fault(plan: StepPlan) -> None:
@@ -60,7 +60,7 @@ async def test_a_step_that_fails_near_a_boundary_is_done_again_under_the_right_r
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("steps", [3, 6, 9])
-async def test_a_sleeper_goes_on_under_the_regime_that_it_has_grown_into(layout, depth, steps):
+async def test_a_sequence_continues_after_sleep_in_the_regime_of_its_length(layout, depth, steps):
     async with serving(device(layout, depth)) as engine:
         asking = [asyncio.create_task(ask(engine, request(prompt, NEW))) for prompt in PROMPTS]
         await until_steps(engine, steps)

@@ -143,7 +143,7 @@ def test_a_plan_that_comes_while_the_device_works_is_issued_before_that_step_end
     assert run.answers == {1: 1, 2: 2, 3: 3}
 
 
-def test_a_step_that_may_sample_does_so_before_the_one_before_it_is_read():
+def test_a_step_samples_before_the_previous_step_is_read():
     runner = Paced()
     runner.hold[2] = Event()
     with running(runner) as run:
@@ -158,7 +158,7 @@ def test_a_step_that_may_sample_does_so_before_the_one_before_it_is_read():
     assert runner.log[2:] == [("forward", 2), ("sample", 2), ("read", 1), ("read", 2)]
 
 
-def test_a_step_whose_mask_depends_on_the_one_before_it_samples_when_that_is_read():
+def test_a_step_whose_mask_depends_on_the_previous_step_samples_after_that_is_read():
     runner = Paced()
     with running(runner) as run:
         run.step(1)
@@ -173,7 +173,7 @@ def test_a_step_whose_mask_depends_on_the_one_before_it_samples_when_that_is_rea
     assert runner.log[2:] == [("forward", 2), ("read", 1), ("sample", 2, "masked"), ("read", 2)]
 
 
-def test_no_step_begins_before_the_one_before_it_has_sampled():
+def test_no_step_begins_before_the_previous_step_has_sampled():
     runner = Paced()
     with running(runner) as run:
         masked = run.order(1)
@@ -205,7 +205,7 @@ def step(number: int) -> list[tuple[str, int]]:
     return [(verb, number) for verb in ("forward", "sample", "read")]
 
 
-def test_what_is_raised_while_a_step_is_waited_for_fails_it_and_those_behind_it():
+def test_an_error_while_waiting_for_a_step_fails_it_and_later_steps_in_flight():
     runner = Paced()
     error = runner.faults["wait", 1] = RuntimeError("an illegal address")
     with running(runner) as run:
@@ -235,7 +235,7 @@ def test_a_step_that_cannot_be_issued_is_not_the_fault_of_the_one_that_the_devic
     assert run.answers == {1: 1, 2: error, 3: error}
 
 
-def test_the_end_waits_for_what_the_device_works_on_and_reads_it_no_more():
+def test_close_waits_for_the_running_step_without_reading_it():
     runner = Paced()
     with running(runner) as run:
         run.step(1)
@@ -245,7 +245,7 @@ def test_the_end_waits_for_what_the_device_works_on_and_reads_it_no_more():
     assert run.answers == {}
 
 
-def test_the_thread_that_waits_is_prepared_for_it_once():
+def test_the_waiting_thread_is_set_up_once():
     runner = Paced()
     with running(runner) as run:
         for number in (1, 2):
@@ -255,7 +255,7 @@ def test_the_thread_that_waits_is_prepared_for_it_once():
     assert runner.attending == ["infd-waiter"]
 
 
-def test_where_the_hosts_memory_is_the_devices_a_step_is_read_at_once_and_nobody_waits():
+def test_with_shared_memory_a_step_is_read_at_once_without_waiting():
     runner = Paced()
     runner.overlaps = False
     runner.faults = {("wait", number): AssertionError("there is nothing to wait for") for number in (1, 2)}

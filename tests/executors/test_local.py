@@ -113,9 +113,7 @@ class Carried(Pinned):
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-async def test_what_is_carried_from_a_device_apart_is_waited_for_on_another_thread_and_gives_the_same_tokens(
-    monkeypatch, depth
-):
+async def test_copies_from_a_separate_device_are_awaited_on_another_thread_and_give_the_same_tokens(monkeypatch, depth):
     waits: list[str] = []
     monkeypatch.setattr("infd.runner.rows.usual", lambda device: Carried(waits))
     runs = executor(FakeModel(), config(rows=3, depth=depth))
@@ -186,7 +184,7 @@ class Overlapping(Runner):
         return error
 
 
-async def test_with_overlap_a_step_that_ran_well_is_not_blamed_for_the_one_behind_it(monkeypatch):
+async def test_with_overlap_a_successful_step_does_not_fail_with_the_next_one(monkeypatch):
     monkeypatch.setattr("infd.runner.start.runners.Runner", Overlapping)
     fault, gate = Fault(), Gate()
 
@@ -210,7 +208,7 @@ async def test_with_overlap_a_step_that_ran_well_is_not_blamed_for_the_one_behin
     await runs.close()
 
 
-async def test_a_failed_step_takes_those_behind_it_along_and_the_next_plan_works():
+async def test_a_failed_step_fails_later_steps_in_flight_and_the_next_plan_works():
     fault = Fault()
     model = FakeModel(fault=fault)
     runs = executor(model, config(depth=4))
@@ -247,7 +245,7 @@ async def test_a_step_that_fails_in_sampling_fails_like_any_other():
     await runs.close()
 
 
-async def test_a_second_failure_is_told_apart_from_the_first():
+async def test_a_second_failure_is_distinguished_from_the_first():
     fault = Fault()
     runs = executor(FakeModel(fault=fault), config())
     await runs.load()
@@ -258,7 +256,7 @@ async def test_a_second_failure_is_told_apart_from_the_first():
     await runs.close()
 
 
-async def test_steps_dropped_without_being_awaited_leave_no_complaint(caplog: pytest.LogCaptureFixture):
+async def test_steps_dropped_without_being_awaited_log_nothing(caplog: pytest.LogCaptureFixture):
     fault = Fault()
     runs = executor(FakeModel(fault=fault), config())
     await runs.load()
@@ -317,11 +315,11 @@ async def test_a_closed_executor_answers_plans_with_an_error():
         await runs.forward(start(0, [3], 1)).sample()
 
 
-async def test_close_before_load_is_nothing():
+async def test_close_before_load_does_nothing():
     await executor(FakeModel(), config()).close()
 
 
-async def test_what_fails_while_loading_is_raised_by_load_and_ends_the_thread():
+async def test_an_error_while_loading_is_raised_by_load_and_ends_the_thread():
     def refuse(settings, pulse):
         raise OutOfMemory("no room")
 
@@ -420,7 +418,7 @@ async def test_an_errand_that_fails_harms_no_step():
     await runs.close()
 
 
-async def test_an_errand_that_the_end_overtakes_is_told_so():
+async def test_an_errand_pending_at_close_fails():
     gate = Gate()
     runs = executor(FakeModel(fault=gate), config())
     with pytest.raises(DeviceLost):
@@ -448,7 +446,7 @@ async def test_with_overlap_an_errand_finds_the_steps_before_it_read(monkeypatch
     await runs.close()
 
 
-async def test_it_is_told_when_nothing_is_computed(monkeypatch):
+async def test_the_residence_is_quiet_while_nothing_is_computed(monkeypatch):
     runs = executor(FakeModel(), config())
     await runs.load()
     residence = await runs.between(lambda loaded: loaded.residence)
@@ -460,7 +458,7 @@ async def test_it_is_told_when_nothing_is_computed(monkeypatch):
     await runs.close()
 
 
-async def test_what_waits_for_a_quiet_moment_is_done_then(monkeypatch):
+async def test_work_deferred_to_an_idle_moment_is_done_then(monkeypatch):
     calls = iter([True, True, False])
     done = threading.Event()
 
@@ -489,7 +487,7 @@ async def test_a_sleep_that_fails_leaves_a_device_that_works(monkeypatch):
     await runs.close()
 
 
-async def test_no_step_is_taken_while_memory_changes_even_if_nobody_waits_for_it(monkeypatch):
+async def test_no_step_starts_while_memory_changes_even_if_no_caller_awaits_the_change(monkeypatch):
     arrived, released = threading.Event(), threading.Event()
 
     def slow(residence, level):

@@ -54,7 +54,7 @@ async def test_a_step_may_take_time():
     assert [len(answer) for answer in await generate(runs, await runs.load(), requests(2), depth=2)] == [20, 21]
 
 
-async def test_logprobs_are_there_for_those_who_ask():
+async def test_logprobs_come_on_request():
     runs = make()
     await runs.load()
     asked = SamplingParams(max_tokens=1, logprobs=2)
@@ -73,7 +73,7 @@ async def test_logprobs_are_there_for_those_who_ask():
     assert not again.logprobs
 
 
-async def test_prompts_are_scored_for_those_who_ask():
+async def test_prompts_are_scored_on_request():
     runs = make()
     await runs.load()
     plan = StepPlan(

@@ -129,11 +129,11 @@ async def test_answers_are_those_of_transformers_on_both_sides_of_a_boundary(
     assert await answers(directory, depth=depth, rows=rows, step_tokens=step_tokens) == expected
 
 
-async def test_what_is_preempted_for_want_of_pages_is_turned_by_the_same_angles(directory, expected):
+async def test_a_preempted_sequence_is_recomputed_with_the_same_angles(directory, expected):
     assert await answers(directory, depth=2, rows=8, pages=18) == expected  # windows need so few that all fit
 
 
-async def test_dynamic_rope_alone_may_be_told_to_serve_any_length(tmp_path):
+async def test_only_dynamic_rope_can_be_set_to_serve_any_length(tmp_path):
     variant, settings = MODELS["dynamic"]
     directory = make(variant, tmp_path / "dynamic", **settings)
     prompt = text(5 * AT, 4)  # 4 is the factor

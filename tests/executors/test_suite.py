@@ -70,7 +70,7 @@ async def test_a_step_samples_under_the_mask_that_it_is_given(make):
         assert (await executor.forward(start(0, [3, 4], 1)).sample(mask)).tokens == [37]
 
 
-async def test_a_failed_step_takes_with_it_those_in_flight_and_none_issued_later(make):
+async def test_a_failed_step_fails_steps_in_flight_and_none_issued_later(make):
     async with running(make(config())) as executor:
         bad = executor.forward(start(0, [UNSOUND], 1)).sample()
         behind = executor.forward(start(1, [4], 2)).sample()
@@ -82,19 +82,19 @@ async def test_a_failed_step_takes_with_it_those_in_flight_and_none_issued_later
         assert (await executor.forward(start(1, [4], 2)).sample()).tokens == continuation([4], 1)
 
 
-async def test_a_step_that_did_not_fit_memory_is_told_apart(make):
+async def test_a_step_too_large_for_memory_fails_with_its_own_error(make):
     async with running(make(config())) as executor:
         with pytest.raises(StepTooLarge, match="no room"):
             await executor.forward(start(0, [FULL], 1)).sample()
 
 
-async def test_a_lost_device_is_told_apart(make):
+async def test_a_lost_device_fails_with_its_own_error(make):
     async with running(make(config())) as executor:
         with pytest.raises(DeviceLost, match="an uncorrectable error"):
             await executor.forward(start(0, [LOST], 1)).sample()
 
 
-async def test_a_model_that_cannot_be_loaded_says_why(make):
+async def test_a_model_that_cannot_be_loaded_fails_with_the_reason(make):
     settings = config()
     executor = make(msgspec.structs.replace(settings, model=msgspec.structs.replace(settings.model, path=BROKEN)))
     with pytest.raises(CheckpointError, match="/broken: no model") as error:
@@ -103,7 +103,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(make):
     assert error.value.exit_code == os.EX_CONFIG
 
 
-async def test_memory_given_back_comes_back_and_no_step_runs_without_it(make):
+async def test_released_memory_is_restored_and_no_step_runs_without_it(make):
     async with running(make(config())) as executor:
         assert executor.sleep_refusal == ""
         assert executor.released_by(1) == {MemoryPart.CACHE}
@@ -118,7 +118,7 @@ async def test_memory_given_back_comes_back_and_no_step_runs_without_it(make):
         assert (await executor.forward(start(0, [3], 1)).sample()).tokens == continuation([3], 1)
 
 
-async def test_calls_that_fail_raise_what_stands_against_them(make):
+async def test_failed_calls_raise_the_reason(make):
     async with running(make(config())) as executor:
         with pytest.raises(CheckpointError, match="/nowhere"):
             await executor.load_weights("/nowhere")
@@ -140,7 +140,7 @@ async def test_its_facts_are_plain_and_its_pulse_moves(make):
         assert msgspec.json.encode(executor.describe())
 
 
-async def test_behind_its_close_a_step_fails_and_closing_again_does_nothing(make):
+async def test_a_step_after_close_fails_and_closing_again_does_nothing(make):
     executor = make(config())
     await executor.load()
     await executor.close()
@@ -150,7 +150,7 @@ async def test_behind_its_close_a_step_fails_and_closing_again_does_nothing(make
         await executor.forward(start(0, [3], 1)).sample()
 
 
-async def test_one_that_was_never_started_can_be_closed(make):
+async def test_an_executor_that_was_never_loaded_can_be_closed(make):
     await make(config()).close()
 
 

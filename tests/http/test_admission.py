@@ -32,7 +32,7 @@ def asking(endpoint: Endpoint, key: str, **fields: Any) -> Coroutine[Any, Any, t
     return endpoint.post(COMPLETIONS, {**PROMPT, **fields}, Authorization=f"Bearer {key}")
 
 
-async def test_a_key_has_only_so_many_requests_in_flight():
+async def test_requests_in_flight_are_bounded_per_key():
     async with held(keys=keys("ann:# in_flight=2", "bob:#")) as endpoint:
         anns = [asyncio.create_task(asking(endpoint, "ann")) for _ in range(2)]
         await until(lambda: len(endpoint.engine.requests()) == 2)
@@ -166,7 +166,7 @@ async def test_time_that_runs_out_while_a_request_is_prepared_ends_it_too():
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/health", "/v1/models"])
-async def test_every_503_says_when_to_come_back(path: str):
+async def test_every_503_has_retry_after(path: str):
     async with serving(load=False) as endpoint, endpoint.session.get(path) as response:
         assert response.status == 503
         assert int(response.headers["Retry-After"]) > 0

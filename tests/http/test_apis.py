@@ -90,7 +90,7 @@ async def streamed(endpoint: Endpoint, **fields: Any) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-async def test_an_answer_has_the_words_and_the_last_mark_of_its_api(plain: Endpoint):
+async def test_an_answer_has_the_terms_and_the_stream_end_of_its_api(plain: Endpoint):
     text = foretell(IDS, 8)[1]
 
     assert await plain.post(PATH, {"ids": IDS, "seed": 0}, **KEY) == (200, {"text": text})
@@ -107,7 +107,7 @@ async def test_an_answer_has_the_words_and_the_last_mark_of_its_api(plain: Endpo
         ({"ids": IDS, "model": "another"}, KEY, 404),
     ],
 )
-async def test_a_refusal_has_the_words_of_its_api(
+async def test_a_refusal_has_the_error_shape_of_its_api(
     plain: Endpoint, fields: dict[str, Any], headers: dict[str, str], status: int
 ):
     got, body = await plain.post(PATH, fields, **headers)
@@ -116,7 +116,7 @@ async def test_a_refusal_has_the_words_of_its_api(
     assert body["wrong"]
 
 
-async def test_an_error_within_a_stream_has_the_words_of_its_format_and_no_other_mark(plain: Endpoint):
+async def test_an_error_within_a_stream_has_its_formats_shape_and_stream_end(plain: Endpoint):
     def fault(plan: StepPlan) -> None:
         if any(span.start > 8 for span in plan.spans):
             raise RuntimeError("broken")
@@ -133,7 +133,7 @@ async def test_an_error_within_a_stream_has_the_words_of_its_format_and_no_other
     assert "[DONE]" not in body
 
 
-async def test_other_paths_keep_the_words_of_openai(plain: Endpoint):
+async def test_other_paths_keep_openais_error_shape(plain: Endpoint):
     status, body = await plain.post("/v1/completions", {"prompt": IDS})
 
     assert (status, body["error"]["code"]) == (401, "invalid_api_key")

@@ -29,7 +29,7 @@ def line(name: str, secret: str, tenant: str = "") -> str:
     return f"{name}:{sha256(secret.encode()).hexdigest()}" + (f":{tenant}" if tenant else "")
 
 
-def test_without_keys_nobody_is_asked_for_one():
+def test_without_configured_keys_none_is_required():
     assert Keys().identify(None) is None
 
 
@@ -100,7 +100,7 @@ def test_a_key_file_with_a_mistake_is_refused_naming_the_line(text: str, said: s
         Keys.parse(text, "keys")
 
 
-async def test_what_only_operators_may_do_cannot_be_asked_for_over_http(endpoint: Endpoint):
+async def test_operator_verbs_are_not_reachable_over_http(endpoint: Endpoint):
     asked = {"lora_name": "a", "lora_path": "/etc", "name": "a", "path": "/etc", "id": "a"}
 
     for path in (*ELSEWHERE, *(verb.path for verb in VERBS if verb.mutates)):

@@ -101,7 +101,7 @@ def test_a_wrong_value_is_named_by_its_path(body: dict[str, Any], param: str):
         ),
     ],
 )
-def test_where_few_values_may_stand_they_are_named(body: dict[str, Any], says: str):
+def test_an_enumerated_field_lists_its_values(body: dict[str, Any], says: str):
     with pytest.raises(InvalidRequest, match=says.replace("[1]", r"\[1\]")):
         decode(json.dumps(body).encode(), CHAT, 128)
 
@@ -138,7 +138,7 @@ def test_a_wrong_prompt_is_named_by_its_path(prompt: Any, param: str):
         b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}]}',
     ],
 )
-def test_what_is_not_json_is_refused(data: bytes):
+def test_a_body_that_is_not_json_is_refused(data: bytes):
     with pytest.raises(InvalidRequest, match="not valid JSON"):
         decode(data, CHAT, 128)
 

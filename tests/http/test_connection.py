@@ -137,7 +137,7 @@ async def test_an_input_that_ends_while_a_body_is_awaited_is_400(endpoint: Endpo
     assert endpoint.server.service.bodies_bytes == 0
 
 
-async def test_requests_before_the_one_that_is_not_whole_are_answered(endpoint: Endpoint):
+async def test_requests_before_an_incomplete_one_are_answered(endpoint: Endpoint):
     _, rest = await converse(endpoint, post(BODY) + b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n" + b"GET /", ended=True)
 
     assert rest.count(b"HTTP/1.1 200 ") == 1
@@ -161,7 +161,7 @@ async def test_an_input_that_ends_after_a_whole_request_ends_its_work():
         assert not endpoint.engine.requests()
 
 
-async def test_a_chunk_that_is_none_is_400_at_once(endpoint: Endpoint):
+async def test_a_malformed_chunk_is_400_at_once(endpoint: Endpoint):
     client = await connect(endpoint, post(b"1\r\n{\r\n", "Transfer-Encoding: chunked"))
     await until(lambda: endpoint.server.service.bodies_bytes)
     await asyncio.get_running_loop().sock_sendall(client, b"zz\r\n")
@@ -181,7 +181,9 @@ async def test_a_chunk_that_is_none_is_400_at_once(endpoint: Endpoint):
         (b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 200),
     ],
 )
-async def test_no_reset_takes_the_answer_from_a_client_that_sends_on(endpoint: Endpoint, sent: bytes, status: int):
+async def test_a_client_that_keeps_sending_gets_the_answer_without_a_reset(
+    endpoint: Endpoint, sent: bytes, status: int
+):
     loop = asyncio.get_running_loop()
     client = await connect(endpoint, sent)
     await answered(client)
@@ -194,7 +196,7 @@ async def test_no_reset_takes_the_answer_from_a_client_that_sends_on(endpoint: E
     assert answer.partition(b"\r\n\r\n")[2]
 
 
-async def test_what_a_refused_client_sends_is_read_for_so_many_bytes_only(monkeypatch: pytest.MonkeyPatch):
+async def test_a_refused_clients_body_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection, "LINGER_BYTES", 1000)
     async with serving() as endpoint:
         client = await connect(endpoint, b"HELO there\r\n\r\n")
@@ -236,7 +238,7 @@ async def test_a_refusal_of_a_large_body_that_still_comes_closes_the_connection(
     assert code(body) == "body_too_large"
 
 
-async def test_a_body_cut_off_while_it_is_read_away_is_no_fault(endpoint: Endpoint, caplog: pytest.LogCaptureFixture):
+async def test_a_body_cut_off_while_it_is_discarded_is_no_error(endpoint: Endpoint, caplog: pytest.LogCaptureFixture):
     client = await connect(endpoint, post(b"{", length=100).replace(COMPLETIONS.encode(), b"/nowhere"))
     await answered(client)
     client.shutdown(socket.SHUT_WR)

@@ -35,7 +35,7 @@ def house(most: int = 2, per_address: int = 2) -> Connections:
     return Connections(ServerConfig(max_connections=most, max_connections_per_address=per_address), Metrics())
 
 
-def test_at_the_cap_the_one_silent_for_longest_makes_room():
+def test_at_the_limit_the_connection_idle_for_longest_is_closed():
     here, first, second, third = house(), Guest(), Guest(), Guest()
     here.enter(first)
     here.enter(second)
@@ -61,7 +61,7 @@ def test_where_all_are_in_use_the_newcomer_is_refused():
     assert not second.dropped
 
 
-def test_an_address_at_its_cap_makes_room_among_its_own():
+def test_an_address_at_its_limit_closes_one_of_its_own_connections():
     here, other, own = house(most=9, per_address=1), Guest("b"), Guest("a")
     here.enter(other)
     here.enter(own)
@@ -81,7 +81,7 @@ def test_unix_sockets_are_of_no_address():
     assert not any(guest.dropped for guest in guests)
 
 
-def test_who_was_let_in_is_unheard_until_it_asks_or_leaves():
+def test_an_accepted_connection_is_unheard_until_its_request_or_close():
     some = house()
     asks, leaves = Guest(), Guest()
     some.enter(asks)
@@ -94,7 +94,7 @@ def test_who_was_let_in_is_unheard_until_it_asks_or_leaves():
     assert not some.without_request
 
 
-def test_who_has_left_is_counted_no_more():
+def test_a_closed_connection_is_not_counted():
     here, guest = house(per_address=1), Guest()
     here.enter(guest)
     here.leave(guest)
@@ -173,7 +173,7 @@ async def said(client: socket.socket) -> bytes:
     return received
 
 
-async def test_two_thousand_connections_that_never_finish_their_headers_shut_nobody_out():
+async def test_two_thousand_connections_that_never_finish_their_headers_lock_out_no_client():
     async with serving(limited(max_connections=60, header_timeout_s=0.1)) as endpoint:
         metrics = endpoint.server.service.metrics
         for _ in range(20):
@@ -194,7 +194,7 @@ async def test_headers_that_never_end_are_not_waited_for_for_ever():
         assert endpoint.server.service.metrics.dropped["slow_headers"] == 1
 
 
-async def test_a_request_that_has_arrived_is_not_late_because_we_are():
+async def test_an_arrived_request_does_not_time_out_because_the_loop_is_late():
     async with serving(limited(header_timeout_s=1e-6)) as endpoint:
         with socket.create_connection(("127.0.0.1", urlsplit(endpoint.url).port)) as client:
             client.sendall(b"GET /livez HTTP/1.1\r\nHost: infd\r\nConnection: close\r\n\r\n")
@@ -223,7 +223,7 @@ async def test_a_connection_may_idle_only_so_long():
     assert answer.startswith(b"HTTP/1.1 200")
 
 
-async def test_beyond_the_cap_a_newcomer_hears_when_to_come_back():
+async def test_beyond_the_limit_a_new_connection_gets_retry_after():
     async with held(config=limited(max_connections=1)) as endpoint:
         client = raw(endpoint, {"prompt": [5, 6, 7], "max_tokens": 5})
         await until(endpoint.engine.requests)
@@ -316,7 +316,7 @@ async def test_all_bodies_together_are_bounded_and_forgotten_once_decoded():
         await until(lambda: service.bodies_bytes == 0)
 
 
-async def test_what_the_kernel_still_holds_for_a_reader_has_a_deadline_as_well():
+async def test_unread_bytes_in_the_kernels_socket_buffer_have_a_deadline_too():
     async with serving() as endpoint, endpoint.session.get("/livez") as response:
         (listener,) = endpoint.server._listeners
         accepted = listener.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)

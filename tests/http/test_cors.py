@@ -34,7 +34,7 @@ async def ask(endpoint: Endpoint, origin: str = PAGE, **fields: Any) -> tuple[in
         return response.status, response.headers
 
 
-async def test_a_page_that_is_allowed_may_ask_with_a_key_and_read_the_answer():
+async def test_an_allowed_origin_may_send_a_key_and_read_the_answer():
     async with serving(allowing(PAGE, "http://localhost:3000"), keys=Keys.of("secret")) as endpoint:
         status, headers = await preflight(endpoint)
 
@@ -61,7 +61,7 @@ async def test_every_kind_of_answer_is_readable(fields: dict[str, Any]):
 @pytest.mark.parametrize(
     "origin", ["https://chat.example.evil", "http://chat.example", "https://chat.example:444", "null"]
 )
-async def test_other_pages_get_no_permission(origin: str):
+async def test_other_origins_get_no_permission(origin: str):
     async with serving(allowing(PAGE)) as endpoint:
         status, headers = await preflight(endpoint, origin)
         assert status == 405

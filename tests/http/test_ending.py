@@ -43,7 +43,7 @@ async def test_the_models_end_id_ends_an_answer_and_is_not_shown(endpoint: Endpo
 
 
 @pytest.mark.usefixtures("ends_at_once")
-async def test_it_can_be_ignored(endpoint: Endpoint, api: str):
+async def test_ignore_eos_continues_after_the_end_id(endpoint: Endpoint, api: str):
     choice = await answer(endpoint, api, max_tokens=5, ignore_eos=True, return_token_ids=True)
 
     assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == ("", "length", [END] * 5)

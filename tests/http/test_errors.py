@@ -131,7 +131,7 @@ async def test_a_compressed_body_is_refused(endpoint: Endpoint):
         ("/" + "x" * 4000, {}),
     ],
 )
-async def test_an_error_repeats_little_of_what_a_client_said(endpoint: Endpoint, path: str, body: Any):
+async def test_an_error_quotes_little_of_the_request(endpoint: Endpoint, path: str, body: Any):
     _, answer = await endpoint.post(path, body)
 
     assert len(str(answer["error"])) < 700
@@ -159,7 +159,7 @@ async def test_a_body_that_never_arrives_is_not_waited_for_for_ever():
         b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_is_told_so(endpoint: Endpoint, request_bytes: bytes):
+async def test_bytes_that_are_not_http_get_400(endpoint: Endpoint, request_bytes: bytes):
     head, _, body = (await converse(endpoint, request_bytes)).partition(b"\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 400 ")
@@ -177,7 +177,7 @@ async def converse(endpoint: Endpoint, sent: bytes) -> bytes:
     return received
 
 
-async def test_before_the_model_is_loaded_all_is_503_with_a_time_to_come_back():
+async def test_before_the_model_is_loaded_every_request_is_503_with_retry_after():
     async with serving(load=False) as endpoint:
         for path, body in (
             (CHAT, {"messages": [USER]}),
@@ -201,7 +201,7 @@ async def test_while_draining_new_requests_are_503_and_the_connection_is_closed(
         assert "Retry-After" in response.headers
 
 
-async def test_a_full_queue_is_429_and_costs_nobody_anything():
+async def test_a_full_queue_is_429_and_changes_no_other_answer():
     config = Config(scheduler=SchedulerConfig(max_waiting=2))
     executor = FakeExecutor(capacity(rows=1, pages=64, max_model_len=64))
     async with serving(config, executor=executor) as endpoint:
@@ -220,7 +220,7 @@ async def test_a_full_queue_is_429_and_costs_nobody_anything():
         assert bodies[0]["choices"] == bodies[1]["choices"]
 
 
-async def test_a_fault_of_ours_is_a_500_that_names_the_request(caplog: pytest.LogCaptureFixture):
+async def test_an_internal_error_is_a_500_that_names_the_request(caplog: pytest.LogCaptureFixture):
     def fault(plan: StepPlan) -> None:
         raise RuntimeError("secret detail")
 
@@ -328,7 +328,7 @@ async def test_streams_and_errors_carry_the_request_id_too(endpoint: Endpoint):
         assert response.headers["X-Request-Id"]
 
 
-async def test_the_access_line_of_a_refusal_says_who_was_refused_what_and_why(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_access_line_of_a_refusal_names_client_request_and_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "infd.access")
     async with serving() as endpoint:
         await endpoint.post("/v1/completions", {"prompt": "hi", "temperature": 9})
@@ -362,9 +362,7 @@ async def test_one_access_line_is_written_for_each_request_and_none_for_probes(
     assert "secret" not in msgspec.json.encode(lines, enc_hook=str).decode()
 
 
-async def test_a_scrape_is_written_for_those_alone_who_want_to_see_everything(
-    endpoint: Endpoint, caplog: pytest.LogCaptureFixture
-):
+async def test_a_scrape_is_logged_only_at_debug_level(endpoint: Endpoint, caplog: pytest.LogCaptureFixture):
     caplog.set_level("DEBUG", "infd.access")
 
     await status_of(endpoint, "/metrics")

@@ -88,7 +88,7 @@ def test_an_event_holds_no_line_break_but_its_end():
             assert b"\n" not in block
 
 
-def test_tokens_that_show_nothing_yet_send_nothing():
+def test_tokens_without_text_yet_send_no_event():
     format = completion_format()
 
     assert format.events(part("")) == []
@@ -106,7 +106,7 @@ def test_each_choice_has_events_of_its_own():
     ]
 
 
-def test_the_last_part_says_how_it_ended():
+def test_the_last_event_has_the_finish_reason():
     finish = part("end", finish=FinishReason.STOP, stop_reason="###")
 
     _, event = decoded(chat_format().events(finish))
@@ -203,7 +203,7 @@ def test_completion_logprobs_are_parallel_lists_whose_offsets_go_on():
 
 
 @pytest.mark.parametrize("count", [PIECE_TOKENS, PIECE_TOKENS + 1, 3 * PIECE_TOKENS])
-def test_many_tokens_in_one_event_are_explained_as_each_in_its_own(count: int):
+def test_logprobs_of_many_tokens_in_one_event_equal_those_of_single_events(count: int):
     scores = [TokenLogprobs(-i / 7, (300, 301), (-i / 7, -i / 3)) for i in range(count)]
     for make in (lambda: chat_format(logprobs=True, top_logprobs=2), lambda: completion_format(logprobs=2)):
         one, many = make(), make()
@@ -229,7 +229,7 @@ def test_token_ids_are_shown_where_asked_with_the_prompt_they_answer():
 
 
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"prompt_logprobs": 0, "echo": True, "logprobs": 20}])
-def test_what_the_choices_repeat_of_a_prompt_is_kept_once_and_in_pieces(fields: dict[str, Any]):
+def test_the_prompts_part_of_all_choices_is_kept_once_in_pieces(fields: dict[str, Any]):
     likely = TokenLogprobs(-1.5, tuple(range(300, 320)), tuple(-1.0 - i for i in range(20)), 7)
     report = PromptReport((300,) * 500, "b" * 500 if "echo" in fields else None, scored=True, scores=[likely] * 499)
     parts = [

@@ -24,7 +24,7 @@ def joined(events: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(choice.get("text", choice.get("delta", {}).get("content", "")) for choice in choices)
 
 
-async def test_a_completion_is_what_the_model_says(endpoint: Endpoint):
+async def test_a_completion_is_the_models_text(endpoint: Endpoint):
     ids, text = foretell(PROMPT, 16)
 
     body = await endpoint.complete(return_token_ids=True)

@@ -93,7 +93,7 @@ async def test_a_text_of_ordinary_length_does_not_wait_for_long_ones(offload: Co
     assert ids == prompt.ids
 
 
-async def test_a_template_that_takes_long_for_a_short_chat_gets_its_time_on_a_thread(offload: Counting):
+async def test_a_slow_template_is_rendered_on_a_thread(offload: Counting):
     prompt = await rendered(COSTLY, offload)
 
     assert tokenizer().decode(prompt.ids) == prompt.text == "hi"

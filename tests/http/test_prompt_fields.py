@@ -70,7 +70,7 @@ LIMITED = Config(limits=LimitsConfig(prompt_logprobs_bytes=128 * 5 * 12))
         ({"echo": True, "logprobs": 3, "prompt_logprobs": 2, "n": 2}, "logprobs"),
     ],
 )
-async def test_what_could_tell_more_of_its_prompts_than_one_answer_may_is_refused(asked: dict[str, Any], param: str):
+async def test_a_request_whose_prompt_logprobs_exceed_the_limit_is_refused(asked: dict[str, Any], param: str):
     async with serving(LIMITED) as endpoint:
         status, body = await endpoint.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, **asked})
         assert endpoint.executor.device.steps == endpoint.engine.core.in_flight.accepted == 0
@@ -91,14 +91,14 @@ async def test_what_could_tell_more_of_its_prompts_than_one_answer_may_is_refuse
         {"logprobs": 9, "n": 9},
     ],
 )
-async def test_what_one_answer_may_tell_is_told(asked: dict[str, Any]):
+async def test_prompt_logprobs_within_the_limit_are_returned(asked: dict[str, Any]):
     async with serving(LIMITED) as endpoint:
         body = await endpoint.complete(prompt=PROMPT, max_tokens=2, **asked)
 
     assert len(body["choices"]) == asked.get("n", 1)
 
 
-async def test_a_chat_tells_of_its_prompt_once_whatever_n_is():
+async def test_a_chat_counts_its_prompt_logprobs_once_for_any_n():
     prompt = chat_prompt("hi")
     config = Config(limits=LimitsConfig(prompt_logprobs_bytes=128 * len(prompt) * 3))
     async with serving(config) as endpoint:
@@ -118,7 +118,7 @@ def test_an_entry_is_no_longer_than_it_is_counted(text: str):
     assert len(msgspec.json.encode([{9_999_999: entry}])) - len("[{}],") + len(",") <= ENTRY_BYTES
 
 
-async def test_a_prompt_is_explained_once_and_the_same_bytes_go_out_for_every_choice(
+async def test_a_prompts_logprobs_are_encoded_once_and_shared_by_every_choice(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ):
     read: list[int] = []
@@ -137,7 +137,7 @@ async def test_a_prompt_is_explained_once_and_the_same_bytes_go_out_for_every_ch
     )
 
 
-async def test_a_prompt_in_the_cache_is_scored_all_the_same(endpoint: Endpoint):
+async def test_a_cached_prompt_is_scored_too(endpoint: Endpoint):
     await endpoint.complete(prompt=LONG, max_tokens=1)
     body = await endpoint.complete(prompt=LONG, prompt_logprobs=0, max_tokens=1)
     again = await endpoint.complete(prompt=LONG, max_tokens=1)
@@ -174,7 +174,7 @@ async def test_a_cached_prompt_is_scored_for_all_its_choices_whatever_a_score_co
 
 
 @pytest.mark.parametrize("count", [16, 17, 40])
-async def test_many_generated_tokens_are_explained_as_each_alone(endpoint: Endpoint, count: int):
+async def test_logprobs_of_many_tokens_equal_those_of_each_token(endpoint: Endpoint, count: int):
     said = {"seed": 0, "max_tokens": count, "n": 2}
     completion = {"prompt": PROMPT, "logprobs": 2, **said}
     chat = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2, **said}
@@ -196,7 +196,7 @@ async def test_many_generated_tokens_are_explained_as_each_alone(endpoint: Endpo
         assert len(choice["logprobs"]["content"]) == count
 
 
-async def test_a_chat_tells_its_prompts_scores_once(endpoint: Endpoint):
+async def test_a_chat_returns_its_prompt_logprobs_once(endpoint: Endpoint):
     prompt = chat_prompt("hi")
     body = await endpoint.chat(prompt_logprobs=1, max_tokens=2, n=2)
     said = {"messages": [{"role": "user", "content": "hi"}], "seed": 0, "prompt_logprobs": 1, "max_tokens": 2, "n": 2}
@@ -206,7 +206,7 @@ async def test_a_chat_tells_its_prompts_scores_once(endpoint: Endpoint):
     assert [event["prompt_logprobs"] for event in events if "prompt_logprobs" in event] == [encoded_logprobs(prompt, 1)]
 
 
-async def test_nobody_is_told_what_was_not_asked(endpoint: Endpoint):
+async def test_prompt_logprobs_come_only_on_request(endpoint: Endpoint):
     body = await endpoint.complete(prompt=PROMPT, echo=True, logprobs=1, max_tokens=2)
 
     assert "prompt_logprobs" not in body["choices"][0]
@@ -270,7 +270,7 @@ async def test_without_tokens_to_generate_a_prompt_is_only_looked_at(endpoint: E
     assert body["usage"]["completion_tokens"] == 0
 
 
-async def test_an_echo_alone_costs_the_device_nothing(endpoint: Endpoint):
+async def test_an_echo_without_generation_runs_no_step(endpoint: Endpoint):
     body = await endpoint.complete(prompt=[TEXT, "abc"], echo=True, max_tokens=0)
     events = await endpoint.events("/v1/completions", {"prompt": PROMPT, "echo": True, "max_tokens": 0})
 

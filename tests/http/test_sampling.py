@@ -95,7 +95,7 @@ def test_a_field_that_is_not_built_is_refused_by_name(field: str):
 
 
 @pytest.mark.parametrize("value", [b'"\xff"', b'{"\xff": 1}', b"1e999"])
-def test_a_value_that_is_none_is_the_clients_error_in_a_field_not_built_too(value: bytes):
+def test_an_invalid_value_of_an_unsupported_field_is_the_clients_error(value: bytes):
     with pytest.raises(InvalidRequest) as caught:
         sampling.check(COMPLETIONS.decoder.decode(b'{"prompt": "a", "suffix": %b}' % value), LimitsConfig())
 
@@ -108,7 +108,7 @@ def test_a_long_value_of_a_field_not_built_is_refused_without_being_read():
 
 
 @pytest.mark.parametrize("field", ["suffix", "prompt_embeds"])
-def test_what_completions_lack_is_refused_by_name(field: str):
+def test_fields_that_completions_lack_are_refused_by_name(field: str):
     with pytest.raises(Unsupported, match=field):
         sampling.check(completion(**{field: "x"}), LimitsConfig())
 
@@ -171,14 +171,14 @@ def test_everything_at_its_bound_passes():
         ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}, "allowed_token_ids"),
     ],
 )
-def test_what_contradicts_itself_or_the_model_is_refused(fields: dict[str, Any], param: str):
+def test_contradictory_or_impossible_sampling_is_refused(fields: dict[str, Any], param: str):
     with pytest.raises(InvalidRequest) as caught:
         params(**fields)
 
     assert caught.value.param == param
 
 
-def test_what_a_request_leaves_out_comes_from_the_model():
+def test_defaults_come_from_the_models_generation_config():
     defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
 
     left_out, said = params(defaults), params(defaults, temperature=0, top_k=-1, top_p=1, min_p=0, repetition_penalty=1)

@@ -82,7 +82,7 @@ async def roomy() -> AsyncIterator[Endpoint]:
 
 
 @pytest.mark.parametrize("n", [1, 4])
-async def test_a_slow_reader_holds_little_and_holds_up_nobody(roomy: Endpoint, n: int):
+async def test_a_slow_reader_buffers_little_and_delays_no_other_stream(roomy: Endpoint, n: int):
     endpoint, long = roomy, {**LONG, "n": n, "max_tokens": 1000 // n}
     whole = await endpoint.events(COMPLETIONS, long)
     client = raw(endpoint, long)
@@ -163,7 +163,7 @@ async def test_a_reader_that_stops_reading_is_dropped(endpoint: Endpoint, monkey
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_before_the_first_token_ends_its_work(stream: bool):
+async def test_a_disconnect_before_the_first_token_ends_the_work(stream: bool):
     async with held() as endpoint:
         client = raw(endpoint, {"prompt": [5, 6, 7], "max_tokens": 250, "stream": stream})
         await until(endpoint.engine.requests)
@@ -176,7 +176,7 @@ async def test_a_client_that_leaves_before_the_first_token_ends_its_work(stream:
         assert endpoint.engine.status().pages_referenced == 0
 
 
-async def test_a_client_that_leaves_mid_stream_ends_its_work():
+async def test_a_disconnect_during_a_stream_ends_the_work():
     async with serving(executor=FakeExecutor(step_s=0.001)) as endpoint:
         response = await endpoint.session.post(
             COMPLETIONS, json={"prompt": [5, 6, 7], "max_tokens": 250, "stream": True}
@@ -192,7 +192,7 @@ async def test_a_client_that_leaves_mid_stream_ends_its_work():
         assert endpoint.engine.status().pages_referenced == 0
 
 
-async def test_clients_that_leave_cost_those_who_stay_no_token(endpoint: Endpoint):
+async def test_disconnects_change_no_other_clients_tokens(endpoint: Endpoint):
     async def leave(number: int) -> None:
         said = {"prompt": [5, 6, number], "max_tokens": 200, "stream": True}
         response = await endpoint.session.post(COMPLETIONS, json=said)
@@ -210,7 +210,7 @@ async def test_clients_that_leave_cost_those_who_stay_no_token(endpoint: Endpoin
     assert endpoint.engine.status().pages_referenced == 0
 
 
-async def test_a_stream_quiet_for_long_gets_headers_and_then_comments():
+async def test_a_stream_without_tokens_gets_headers_and_then_comments():
     async with held() as endpoint:
         streams = endpoint.server.service.streams
         asking = asyncio.create_task(endpoint.session.post(COMPLETIONS, json={"prompt": [5, 6, 7], "stream": True}))
@@ -273,7 +273,7 @@ async def test_a_stream_held_before_a_paused_engine_gets_headers_comments_and_it
 
 
 @PAUSED
-async def test_who_is_held_for_less_than_headers_take_hears_of_a_refusal_by_its_status(path: str, body: Any):
+async def test_a_refusal_before_the_headers_are_sent_is_a_status(path: str, body: Any):
     async with at_the_door(path, body, beats=sse.BEATS_TO_HEADERS - 1) as (endpoint, asking):
         await endpoint.engine.control.pause("keep", "reject").result()
         response = await asking
@@ -281,7 +281,7 @@ async def test_who_is_held_for_less_than_headers_take_hears_of_a_refusal_by_its_
 
 
 @PAUSED
-async def test_what_ends_a_held_stream_after_its_headers_is_its_last_event(path: str, body: Any):
+async def test_an_error_after_a_held_streams_headers_is_its_last_event(path: str, body: Any):
     async with at_the_door(path, body) as (endpoint, asking):
         response = await asking
         await endpoint.engine.control.pause("keep", "reject").result()
@@ -291,14 +291,14 @@ async def test_what_ends_a_held_stream_after_its_headers_is_its_last_event(path:
 
 
 @pytest.mark.parametrize("limit", ["hold_timeout_s", "queue_timeout_s", "request_timeout_s"])
-async def test_time_before_the_door_counts_and_is_told_in_a_stream_that_has_begun(limit: str):
+async def test_time_held_counts_toward_the_limit_whose_error_is_an_event(limit: str):
     async with at_the_door(COMPLETIONS, {"prompt": [5, 6, 7]}, **{limit: 0.3}) as (_, asking):
         (event,) = decode_events(await (await asking).text())
         codes = {"hold_timeout_s": "paused", "queue_timeout_s": "queue_timeout", "request_timeout_s": "request_timeout"}
         assert event["error"]["code"] == codes[limit]
 
 
-async def test_what_is_wrong_with_a_held_request_is_told_in_the_stream_that_has_begun():
+async def test_a_held_requests_own_error_is_an_event_of_its_stream():
     async with at_the_door(COMPLETIONS, {"prompt": [5] * 300}) as (endpoint, asking):
         response = await asking
         endpoint.engine.control.resume()
@@ -376,7 +376,7 @@ async def test_a_reader_that_does_not_read_does_not_hold_up_closing(monkeypatch:
     client.close()
 
 
-async def test_when_the_server_stops_every_reader_is_told_once_and_the_log_stays_short(endpoint: Endpoint, caplog):
+async def test_at_a_stop_every_reader_gets_one_error_event_and_the_log_few_lines(endpoint: Endpoint, caplog):
     endpoint.executor.gate.clear()
     asked = [
         asyncio.create_task(

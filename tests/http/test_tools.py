@@ -128,7 +128,7 @@ async def test_a_thought_cut_by_length_is_no_content():
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 8}
 
 
-async def test_a_call_cut_by_length_says_so():
+async def test_a_call_cut_by_length_has_finish_reason_length():
     async with speaking(CALL) as endpoint:
         (choice,) = (await both(endpoint, tools=TOOLS, max_tokens=60, **NO_THOUGHT))["choices"]
 
@@ -136,7 +136,7 @@ async def test_a_call_cut_by_length_says_so():
     assert choice["finish_reason"] == "length"
 
 
-async def test_only_one_call_is_kept_where_one_is_wanted():
+async def test_without_parallel_calls_only_the_first_is_kept():
     async with speaking(f"{CALL}\n{SECOND}") as endpoint:
         (choice,) = (await both(endpoint, tools=TOOLS, parallel_tool_calls=False, **NO_THOUGHT))["choices"]
 
@@ -155,7 +155,7 @@ async def test_where_no_tool_may_be_called_nothing_is_a_call(fields: dict[str, A
     assert "weather" not in prompt["prompt"].replace("What is the weather", "")
 
 
-async def test_a_thought_that_nobody_wants_is_not_shown_but_counted():
+async def test_a_hidden_thought_is_counted_but_not_shown():
     async with speaking("<think>hm</think>Yes.") as endpoint:
         body = await both(endpoint, include_reasoning=False)
 
@@ -221,7 +221,7 @@ async def test_a_final_thought_may_be_continued():
 
 
 @pytest.mark.parametrize(("effort", "end"), [("none", "</think>\n\n"), ("low", "assistant\n"), ("high", "assistant\n")])
-async def test_an_effort_is_what_the_template_knows_of_it(effort: str, end: str):
+async def test_reasoning_effort_maps_to_the_templates_own_switch(effort: str, end: str):
     asked = {"messages": USER, "reasoning_effort": effort}
     async with speaking() as endpoint:
         _, body = await endpoint.post(f"{CHAT}/render", asked)
@@ -231,7 +231,7 @@ async def test_an_effort_is_what_the_template_knows_of_it(effort: str, end: str)
     assert mine["prompt"].endswith("</think>\n\n")
 
 
-async def test_what_the_model_cannot_do_is_refused_by_name():
+async def test_a_feature_the_model_lacks_is_refused_by_name():
     async with speaking("", template=TEMPLATE.replace("enable_thinking", "other")) as endpoint:
         for fields, param in [({"tools": TOOLS}, "tools"), ({"reasoning_effort": "low"}, "reasoning_effort")]:
             status, body = await endpoint.post(CHAT, {"messages": USER, **fields})
@@ -281,7 +281,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_wrong_is_named():
+async def test_an_invalid_tool_field_is_named():
     async with speaking("") as endpoint:
         for fields, param in WRONG:
             status, body = await endpoint.post(CHAT, {"messages": USER, **fields})
@@ -296,7 +296,7 @@ async def test_a_call_without_arguments_may_have_an_empty_text_of_them():
     assert '"arguments": {}' in body["prompt"]
 
 
-async def test_the_completions_endpoint_says_what_the_model_says():
+async def test_the_completions_endpoint_returns_the_models_raw_text():
     answer = f"<think>hm</think>{CALL}"
     async with speaking(answer) as endpoint:
         body = await endpoint.complete(prompt="hi<think>\n", max_tokens=500)

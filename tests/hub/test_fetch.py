@@ -52,7 +52,7 @@ def test_only_safetensors_and_their_small_files_are_fetched(hub: StandIn, get: A
     assert (directory / "model.safetensors").read_bytes() == hub.files["org/tiny"]["model.safetensors"]
 
 
-def test_the_hub_is_asked_for_nothing_but_the_model(hub: StandIn, get: Any):
+def test_only_the_models_files_are_requested_from_the_hub(hub: StandIn, get: Any):
     get()
 
     assert all("org/tiny" in path for _, path in hub.asked), "no telemetry, and no question about anything else"
@@ -114,7 +114,7 @@ def test_a_token_is_sent(hub: StandIn, get: Any):
     assert get(token="hf_secret").is_dir()
 
 
-def test_a_gated_model_says_where_to_accept_its_terms(hub: StandIn, get: Any):
+def test_a_gated_models_error_names_the_page_of_its_terms(hub: StandIn, get: Any):
     hub.gated = {"org/tiny"}
 
     said = refusal(get, CheckpointError)
@@ -150,7 +150,7 @@ def test_a_model_without_safetensors_is_refused_with_its_files(hub: StandIn, get
 
 
 @pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:9"], ids=["broken", "not there"])
-def test_a_hub_that_cannot_be_asked_may_be_tried_again(hub: StandIn, get: Any, endpoint: str | None):
+def test_an_unreachable_hub_may_be_tried_again(hub: StandIn, get: Any, endpoint: str | None):
     hub.broken = True
 
     said = refusal(get, FetchFailed, endpoint=endpoint or hub.url)
@@ -164,7 +164,7 @@ def test_a_hub_that_cannot_be_asked_may_be_tried_again(hub: StandIn, get: Any, e
     ("number", "kind", "said"),
     [(errno.ENOSPC, FetchFailed, "no space left"), (errno.EACCES, CheckpointError, "not writable; set HF_HOME")],
 )
-def test_a_disk_that_takes_no_more_is_named(
+def test_a_full_disk_is_named(
     get: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StartError], said: str
 ):
     def refuse(*args: Any, **options: Any) -> str:
@@ -187,7 +187,7 @@ def test_ids_have_two_parts(name: str):
     "name",
     ["name", "./name", "../name", "/org/name", "org/name/", "a/b/c", "~/name", "org/", "", "o rg/n", "org/..", "é/b"],
 )
-def test_other_names_are_no_ids(name: str):
+def test_other_names_are_not_ids(name: str):
     assert not is_id(name)
 
 

@@ -46,7 +46,7 @@ def test_every_family_has_a_reference_that_runs_anywhere():
     assert {row["family"]: row["chosen"] for row in ops.describe()} == dict.fromkeys(CANDIDATES, "reference")
 
 
-def test_a_family_that_nobody_asks_for_is_neither_chosen_nor_refused():
+def test_a_family_no_model_asks_for_is_neither_chosen_nor_refused():
     ops = select(torch.device("meta"), torch.float32, {**CANDIDATES, "stack": ()})
     ops.ask("norm", "rope")
     assert [row.family for row in ops.selection] == ["norm", "rope"]
@@ -98,7 +98,7 @@ def test_quantized_weights_are_a_choice_of_their_families(how, vocabulary):
 
 
 @pytest.mark.parametrize(("how", "vocabulary"), [("none", "none"), ("int8", "int8"), ("int4", "int8")])
-def test_a_vocabulary_has_eight_bits_where_nobody_says_how_many(how, vocabulary):
+def test_a_quantized_vocabulary_has_8_bits_by_default(how, vocabulary):
     assert forms(how, "auto") == {"linear": how, "vocabulary": vocabulary}
 
 
@@ -110,7 +110,7 @@ def forms(how, vocabulary):
     return {family: name.partition(" ")[2] or "none" for family, name in chosen.items()}
 
 
-def test_where_no_form_quantizes_the_reasons_are_told(monkeypatch):
+def test_without_a_quantizing_form_the_reasons_are_listed(monkeypatch):
     monkeypatch.setattr(presence, "find_spec", lambda _: None)
     with pytest.raises(
         DeviceMissing, match=r"no linear kernel runs on cuda .* native int8: runs on a CPU, not on cuda"
@@ -125,7 +125,7 @@ def test_a_cache_of_int8_is_a_choice_of_attention():
         select(torch.device("cuda"), torch.bfloat16, candidates).ask("attention")
 
 
-def test_a_cache_of_8_bit_floats_wants_a_gpu_that_converts_them(monkeypatch):
+def test_an_fp8_cache_needs_a_gpu_with_fp8_conversion(monkeypatch):
     candidates = {**CANDIDATES, **CACHED["fp8"]}
     chosen = attention_of(candidates)
     refused = {"triton fp8": "runs on a GPU, not on cpu", "flashinfer fp8": "runs on a GPU, not on cpu"}
@@ -171,7 +171,7 @@ def test_what_is_chosen_may_leave_work_to_another_and_operators_are_told_when_it
         ("nothing", None),
     ],
 )
-def test_what_triton_lacks_is_named(monkeypatch, tmp_path, lacking, reason):
+def test_missing_features_of_triton_are_named(monkeypatch, tmp_path, lacking, reason):
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(presence, "find_spec", lambda _: None if lacking == "triton" else object())
     monkeypatch.setattr(

@@ -26,7 +26,7 @@ def test_percentiles_are_those_of_numpy(values: list[float], q: float) -> None:
     assert percentile(sorted(values), q) == pytest.approx(float(np.percentile(values, q)))
 
 
-def test_nothing_measured_has_no_spread() -> None:
+def test_an_empty_sample_has_no_percentiles() -> None:
     assert spread([]) is None
 
 

@@ -98,7 +98,7 @@ async def test_poisson_arrivals_are_not_held_back_by_slow_answers() -> None:
     assert server.most_running == 8
 
 
-async def test_a_server_that_is_not_there_is_said_so() -> None:
+async def test_a_missing_server_is_reported() -> None:
     async with FakeOpenAI().serving() as server:
         pass
     with pytest.raises(RequestFailed) as failure:
@@ -106,7 +106,7 @@ async def test_a_server_that_is_not_there_is_said_so() -> None:
     assert failure.value.kind == "unreachable"
 
 
-async def test_a_server_without_such_a_path_is_said_so() -> None:
+async def test_a_missing_route_is_reported() -> None:
     async with FakeOpenAI().serving() as server:
         with pytest.raises(RequestFailed, match="http 404"):
             await offer(Settings(url=server.url + "/elsewhere"))
@@ -135,10 +135,10 @@ def test_a_prompt_shared_as_a_whole_still_ends_in_a_word_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("overhead", "per_word"), [(0, 1), (11, 1), (5, 4.25)])
-def test_two_probes_tell_what_a_word_costs(overhead: int, per_word: float) -> None:
+def test_two_probes_give_the_tokens_per_word(overhead: int, per_word: float) -> None:
     cost = WordCost.from_probes((round(overhead + 32 * per_word), round(overhead + 96 * per_word)))
     assert cost.overhead + cost.words(200) * cost.per_word == pytest.approx(200, abs=per_word)
 
 
-def test_probes_that_make_no_sense_leave_a_word_a_token() -> None:
+def test_implausible_probes_count_a_word_as_one_token() -> None:
     assert WordCost.from_probes((40, 40)).words(128) == 128

@@ -61,7 +61,7 @@ def ours(directory, candidates, tokens):
     ("variant", "spelling"),
     [("llama", ("k_scale", "v_scale")), ("qwen3", ("k_proj.output_scale", "v_proj.output_scale"))],
 )
-def test_a_calibrated_model_is_what_transformers_says_over_such_a_cache(tiny, calibrated, variant, spelling):
+def test_a_calibrated_model_equals_transformers_over_an_fp8_cache(tiny, calibrated, variant, spelling):
     tokens = text(4, sum(CUT))
     with torch.inference_mode():
         expected = oracle(tiny(variant))(torch.tensor([tokens]), past_key_values=Rounding()).logits[0]

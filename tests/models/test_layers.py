@@ -102,7 +102,7 @@ def test_longrope_has_short_angles_up_to_the_original_length_and_behind_them_lon
 
 
 @pytest.mark.parametrize("outside", [True, False])
-def test_the_original_length_stands_outside_of_the_table_or_in_it(outside):
+def test_the_original_length_is_beside_the_rope_parameters_or_among_them(outside):
     original = {"original_max_position_embeddings": 32}
     settings = {"max_position_embeddings": 64, **(original if outside else {})}
     scaling = {**LONGROPE, **({} if outside else original)}
@@ -187,11 +187,11 @@ def test_both_spellings_of_positions_behind_a_window_are_read():
     assert ours(old, 16, 32, layers="sliding_attention").equal(theirs({}, 20.0, 16, 32))
 
 
-def test_a_config_that_says_nothing_of_rope_gets_the_usual_angles():
+def test_a_config_without_rope_parameters_gets_the_default_angles():
     assert ours({}, 16, 32).equal(theirs({}, 10_000.0, 16, 32))
 
 
-def test_gemma_scales_embeddings_by_what_the_type_holds_of_the_root():
+def test_gemma_scales_embeddings_by_the_root_rounded_to_the_dtype():
     assert embedding_scale(3072, torch.bfloat16) == 55.5
     assert embedding_scale(3072, torch.float32) == pytest.approx(3072**0.5)
 

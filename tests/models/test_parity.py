@@ -86,7 +86,7 @@ def test_one_token_at_a_time(pair):
     assert off(logits, pair.expect(text(1))) < CLOSE
 
 
-def test_strangers_in_the_batch_change_nothing(pair):
+def test_other_sequences_in_the_batch_change_nothing(pair):
     driver = pair.driver()
     texts = [text(1), text(2, 30), text(3, 12), text(4, 40)]
     decoding, prompt, short, late = (driver.start(each) for each in texts)
@@ -105,7 +105,7 @@ def test_strangers_in_the_batch_change_nothing(pair):
         assert off(torch.cat(parts), pair.expect(tokens)) < CLOSE, f"sequence {name}"
 
 
-def test_what_is_wanted_alone_is_what_it_is_among_all(pair):
+def test_logits_of_wanted_positions_equal_those_among_all(pair):
     driver = pair.driver()
     texts = [text(1), text(2, 30), text(3, 12)]
     first, second, third = (driver.start(each) for each in texts)

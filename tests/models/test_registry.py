@@ -138,7 +138,7 @@ def test_both_spellings_of_the_type_are_read():
     assert stored_dtype({"torch_dtype": None}) is None
 
 
-def test_what_the_runner_asks_before_it_builds():
+def test_architecture_and_context_length_are_read_without_building_the_model():
     assert context_length(LLAMA) == 64
     assert architecture(LLAMA) == "LlamaForCausalLM"
 
@@ -167,7 +167,7 @@ def test_longrope_is_published_with_its_stretched_length():
     assert build(config, max_len=16).cache_layout(16).regimes == Regimes()
 
 
-def test_a_seeing_model_may_leave_most_of_its_text_part_unsaid():
+def test_a_vision_model_may_omit_most_of_its_text_config():
     text = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 7, "sliding_window": 512}
     config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
     model = build(config, max_len=context_length(config))

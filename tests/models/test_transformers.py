@@ -36,7 +36,7 @@ from tests.models.test_parity import (
     test_a_prompt_computed_in_chunks,
     test_greedy_generation_equals_generate,
     test_one_token_at_a_time,
-    test_strangers_in_the_batch_change_nothing,
+    test_other_sequences_in_the_batch_change_nothing,
     text,
 )
 from tests.weights.checkpoints import write
@@ -54,7 +54,7 @@ __all__ = [
     "test_a_prompt_computed_in_chunks",
     "test_greedy_generation_equals_generate",
     "test_one_token_at_a_time",
-    "test_strangers_in_the_batch_change_nothing",
+    "test_other_sequences_in_the_batch_change_nothing",
 ]
 
 
@@ -232,7 +232,7 @@ def test_pages_have_the_shape_of_the_keys(foreign):
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason(kind, settings, reason):
+def test_an_unsupported_model_is_refused_with_the_reason(kind, settings, reason):
     with pytest.raises(CheckpointError, match=rf"is not supported: .*{reason}.*; supported: .*Llama"):
         build(tiny_config(kind, **settings))
 
@@ -292,7 +292,7 @@ def test_padding_is_not_looked_for(foreign, caplog):
 
 
 @pytest.mark.parametrize("variant", ["cohere2-windows", "olmoe"])
-def test_every_weight_lies_in_the_arena_once(foreign, variant):
+def test_every_weight_is_in_the_arena_once(foreign, variant):
     with Checkpoint(foreign(variant)) as checkpoint:
         model = build(checkpoint.config)
         arena = Arena(required_bytes(model), CPU, "weights")
@@ -355,7 +355,7 @@ def test_experts_that_are_stored_as_one_tensor_are_read_as_one(foreign):
     assert source.shape == (5, 48, 48)
 
 
-def test_what_transformers_ignores_is_ignored_and_what_is_left_over_is_not():
+def test_tensors_that_transformers_ignores_are_ignored_and_others_refused():
     model = build(tiny_config("gpt_neox"))
     assert "gpt_neox.layers.0.attention.masked_bias" in model.unread
     assert "gpt_neox.layers.2.attention.dense.weight" not in model.unread
@@ -380,7 +380,7 @@ def test_bfloat16_stays_near_float32(foreign):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_what_a_model_computes_in_float32_keeps_it(dtype):
+def test_modules_computed_in_float32_stay_in_float32(dtype):
     """AFMoE's norms overflow in float16; transformers lists them as float32."""
     model = build(tiny_config("afmoe", head_dim=8, num_key_value_heads=1, num_experts=8), dtype=dtype)
     types = {source.name: parameter.dtype for parameter in model.parameters for source in parameter.sources}

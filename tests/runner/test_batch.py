@@ -54,7 +54,7 @@ def gathered_of(spans, rows, layout=LAYOUT, model=MODEL):
 
 @settings(deadline=None, max_examples=60)
 @given(sequences())
-def test_a_batch_is_what_the_spans_say_token_by_token(told):
+def test_a_batch_matches_its_spans_token_by_token(told):
     gathered = build(told)
     tokens, positions, slots = [], [], ([], [])
     for _, known, tables, start, count, *_ in told:
@@ -129,7 +129,7 @@ def test_what_is_wanted_too_begins_where_the_device_says():
     assert attention.start.tolist() == [2, 1]
 
 
-def test_a_model_that_cannot_go_on_with_some_tokens_is_not_told_of_any():
+def test_a_model_that_cannot_select_tokens_gets_no_selection():
     rows = make_rows(page_tokens=SIZES)
     rows.stage([join(0, [7, 8, 9], [[1, 2], [3, 4]])], [])
     model = SimpleNamespace(least_rows=1, skips_unsampled=False)

@@ -241,7 +241,7 @@ def test_a_row_of_a_captured_step_whose_logits_are_not_finite_fails_alone(serve)
     assert len(result.tokens) == 2
 
 
-def test_what_other_sequences_and_nobody_hold_is_left_alone(serve):
+def test_rows_of_other_sequences_and_free_rows_are_unchanged(serve):
     served = serve(Recordings())
     while served.idle():
         pass
@@ -323,7 +323,7 @@ class Refused(Exception):
 
 
 @pytest.mark.parametrize("error", [None, Refused("shared memory, 300000 of 232448 bytes")])
-def test_where_capturing_fails_steps_are_computed_all_the_same(serve, caplog, error):
+def test_if_capturing_fails_steps_are_computed_uncaptured(serve, caplog, error):
     graphs = Impossible(error=error)
     served, eager = serve(graphs), serve(None)
     assert served.captured == []
@@ -492,7 +492,7 @@ def test_after_a_capture_that_was_invalidated_steps_go_where_they_did_and_others
     kept.clear()
 
 
-def test_where_no_capture_ends_any_more_it_is_said_that_random_numbers_may_be_lost(monkeypatch, caplog):
+def test_if_no_capture_can_end_a_warning_names_torchs_random_state(monkeypatch, caplog):
     books, graphs = Torch(monkeypatch), CudaGraphs(torch.device("cuda", 0))
     books.invalid = 2
     with pytest.raises(RuntimeError, match="previous error"):
@@ -578,7 +578,7 @@ def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):
         assert served.go_on(4, 4) == eager.go_on(4, 4)
 
 
-def test_a_runner_that_nobody_holds_is_gone_at_once_with_all_that_it_captured(serve, monkeypatch):
+def test_an_unreferenced_runner_is_freed_at_once_with_its_graphs(serve, monkeypatch):
     """The one that is tried first would take memory from the one that serves."""
     monkeypatch.setattr(Lora, "captured", SlotTables.captured)
     served = serve(Recordings())
@@ -597,7 +597,7 @@ def test_a_runner_that_nobody_holds_is_gone_at_once_with_all_that_it_captured(se
 
 
 @pytest.mark.parametrize(("apart", "level"), [(False, 2), (True, 1), (True, 2)])
-def test_what_was_captured_holds_after_weights_and_cache_were_given_back(serve, monkeypatch, apart, level):
+def test_captured_steps_stay_valid_after_weights_and_cache_were_released(serve, monkeypatch, apart, level):
     """apart: they lie in a GPU's memory, whose driver only keeps books."""
     if apart:
         monkeypatch.setattr(loading, "bank_of", lambda device: Bank(FakeDriver()))

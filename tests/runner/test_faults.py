@@ -32,12 +32,12 @@ FITS = 9  # tokens
         RuntimeError("CUDA error: out of memory"),
     ],
 )
-def test_who_runs_out_of_memory_says_so_in_one_way_or_another(error):
+def test_every_allocators_out_of_memory_error_is_recognised(error):
     assert lacks_memory(error)
     assert isinstance(diagnose(error, CPU), StepTooLarge)
 
 
-def test_other_errors_are_themselves():
+def test_other_errors_are_returned_unchanged():
     for error in (ValueError("out of memory"), RuntimeError("shapes differ")):
         assert diagnose(error, CPU) is error
 
@@ -55,7 +55,7 @@ def test_a_device_that_cannot_be_waited_for_is_lost(monkeypatch):
     assert diagnose(error, torch.device("cuda", 0)) is error
 
 
-def test_what_a_step_held_that_did_not_fit_is_free_before_the_next_one(monkeypatch):
+def test_a_failed_steps_memory_is_free_before_the_next_step(monkeypatch):
     held, freed = [], []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(held[0]() is None))
 
@@ -76,7 +76,7 @@ def test_what_a_step_held_that_did_not_fit_is_free_before_the_next_one(monkeypat
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("words", ["CUDA out of memory", "can't allocate memory"])
-async def test_a_step_too_large_for_memory_is_computed_in_smaller_ones_and_costs_nobody_anything(depth, words):
+async def test_a_step_too_large_for_memory_is_computed_in_smaller_ones_and_changes_no_answer(depth, words):
     large = []
 
     def full(batch) -> None:
@@ -94,7 +94,7 @@ async def test_a_step_too_large_for_memory_is_computed_in_smaller_ones_and_costs
     assert large
 
 
-async def test_one_whose_single_token_does_not_fit_fails_alone():
+async def test_a_sequence_whose_single_token_does_not_fit_fails_alone():
     def full(batch) -> None:
         if 77 in batch.tokens:
             raise torch.OutOfMemoryError("CUDA out of memory")

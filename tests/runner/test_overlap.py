@@ -64,7 +64,7 @@ def test_two_steps_are_issued_before_anything_is_waited_for(tiny, kind, variant)
     assert len(first.tokens) == len(second.tokens) == len(ASKED)
 
 
-def test_torch_may_warn_of_the_mode_in_which_waiting_raises_and_no_later_test_meets_it(monkeypatch):
+def test_torchs_warning_about_sync_debug_mode_does_not_reach_later_tests(monkeypatch):
     modes = []
 
     def switch(mode: str) -> None:

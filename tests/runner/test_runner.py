@@ -89,7 +89,7 @@ def test_logits_that_are_not_finite_fail_their_own_span():
     assert "finite" in result.failed[1].message
 
 
-def test_a_request_that_leaves_no_token_hears_that_it_is_its_own_doing():
+def test_a_request_that_allows_no_token_is_blamed_for_its_failure():
     result = run(make(), StepPlan(0, [join(0, [3, 4], [[1]])], [], [span(0, 0, 2)]), np.zeros((1, 4), dtype=np.int32))
     assert isinstance(result.failed[0].error(), NothingAllowed)
 
@@ -109,7 +109,7 @@ def test_a_mask_has_a_row_for_every_span_that_samples():
     assert result.tokens == [40, 50, 60]
 
 
-def test_logprobs_stand_at_their_spans():
+def test_logprobs_belong_to_their_spans():
     runner = make()
     asked = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2)
     chosen_only = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
@@ -149,7 +149,7 @@ def test_a_model_with_a_window_group_reads_both_groups_tables():
     assert first.tokens + second.tokens == continuation(prompt, 2, window=3)
 
 
-def test_what_a_runner_holds_goes_with_it_and_waits_for_no_collection():
+def test_a_runners_tensors_are_freed_with_it_without_a_collection():
     runner = make()
     run(runner, StepPlan(0, [join(0, [3, 4, 5], [[1]])], [], [span(0, 0, 3)]))
     rows = weakref.ref(runner.instance.rows)

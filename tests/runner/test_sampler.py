@@ -73,7 +73,7 @@ def sample_one(logits: torch.Tensor, asked: SamplingParams, mask=None, **kwargs)
 
 
 @pytest.mark.parametrize("order", [list(range(len(MIXED))), list(reversed(range(len(MIXED)))), [3, 0, 9, 4]])
-def test_a_row_gets_the_same_token_alone_and_among_strangers(order):
+def test_a_row_gets_the_same_token_alone_and_in_a_batch(order):
     logits = logits_of(len(MIXED))
     _, sampler, asking = ready(MIXED)
     alone = [int(sampler(logits[i : i + 1].clone(), pick(asking, [i]), None).tokens) for i in range(len(MIXED))]

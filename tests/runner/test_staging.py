@@ -286,7 +286,7 @@ def test_a_wait_asks_for_a_while_and_then_sleeps(monkeypatch, spin_s, asked, sle
     assert event.left < 0 or slept
 
 
-def test_whoever_waits_for_a_gpu_does_so_with_that_gpu(monkeypatch):
+def test_a_wait_for_a_gpu_makes_that_gpu_current(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     second = torch.device("cuda", 1)
@@ -297,7 +297,7 @@ def test_whoever_waits_for_a_gpu_does_so_with_that_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.float32, np.uint8, bool])
-def test_what_goes_up_comes_down_whatever_its_shape(device, kind):
+def test_arrays_of_any_shape_survive_the_round_trip(device, kind):
     carried = Pinned(APART, device.pin, device.event)
     array = np.arange(24).reshape(2, 3, 4).astype(kind)
     with device.unsynchronised():
@@ -328,7 +328,7 @@ def test_a_part_serves_again_once_its_event_has_passed_and_its_results_are_read(
         assert carried.buffers == 3
 
 
-def test_a_part_grows_with_what_is_put_into_it_and_forgets_what_was_much(device):
+def test_a_buffer_grows_as_needed_and_shrinks_after_a_large_step(device):
     carried = Pinned(APART, device.pin, device.event)
     with device.unsynchronised():
         small, large = (carried.up(np.arange(size)) for size in (5, BUFFER_BYTES))

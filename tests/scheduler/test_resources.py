@@ -49,7 +49,7 @@ def driving(permits: Permits, *, depth: int = 1) -> Driver:
     return driver
 
 
-def test_a_sequence_waits_for_a_resource_and_those_behind_it_wait_too():
+def test_a_sequence_waits_for_a_resource_and_later_ones_wait_too():
     driver = driving(Permits())
     first, second = (driver.add(sequence([seed] * 3, seed=seed)) for seed in (1, 2))
     behind = driver.add(sequence([5] * 3))
@@ -60,7 +60,7 @@ def test_a_sequence_waits_for_a_resource_and_those_behind_it_wait_too():
     driver.check_answers()
 
 
-def test_those_who_fit_pass_a_sequence_that_waits_for_a_passable_resource():
+def test_sequences_that_fit_pass_one_that_waits_for_a_passable_resource():
     driver = driving(Permits(passable=True))
     first, second = (driver.add(sequence([seed] * 3, seed=seed)) for seed in (1, 2))
     behind = driver.add(sequence([5] * 3))
@@ -71,7 +71,7 @@ def test_those_who_fit_pass_a_sequence_that_waits_for_a_passable_resource():
     driver.check_answers()
 
 
-def test_what_a_sequence_holds_is_released_when_it_is_removed_or_held_or_its_step_fails():
+def test_a_sequences_resources_are_released_when_it_is_removed_or_held_or_its_step_fails():
     permits = Permits()
     driver = driving(permits, depth=2)
     seqs = [driver.add(sequence([seed] * 3, seed=seed)) for seed in (1, 2, 3)]

@@ -73,11 +73,11 @@ def no_crowd(prompts: list[Sequence], *, rows: int) -> None:
     assert granted(driver.issue()) == {decoding: 1, prompts[0]: 7}
 
 
-def test_who_has_no_row_to_begin_in_makes_no_crowd():
+def test_a_sequence_without_a_row_does_not_count_toward_the_crowd():
     no_crowd([sequence([number] * 16) for number in range(CROWD + 1)], rows=2)
 
 
-def test_many_choices_of_one_request_make_no_crowd():
+def test_choices_of_one_request_do_not_count_as_a_crowd():
     request = Request(id="r", prompt=(7,) * 16, wants=(Generate(SamplingParams(max_tokens=4)),))
     no_crowd([Sequence(request, choice) for choice in range(CROWD + 1)], rows=16)
 
@@ -188,7 +188,7 @@ def test_scored_tokens_count_for_more_of_a_step_until_all_are_scored():
     driver.check_answers()
 
 
-def test_a_token_that_counts_for_more_than_a_step_is_computed_all_the_same():
+def test_a_token_that_weighs_more_than_a_step_is_computed_too():
     driver = Driver(capacity(step_tokens=8, score_cost=20))
     driver.add(sequence(9, scored=0))
     driver.finish()
@@ -297,7 +297,7 @@ def test_siblings_come_behind_the_first_and_share_its_full_pages():
     assert leader.tokens != sibling.tokens
 
 
-def test_when_pages_run_out_the_latest_arrival_makes_room_and_keeps_its_place():
+def test_when_pages_run_out_the_latest_arrival_is_preempted_and_keeps_its_place():
     driver = Driver(capacity(pages=6, max_model_len=24))
     early = driver.add(sequence([1] * 7, max_tokens=12))
     late = driver.add(sequence([2] * 7, max_tokens=12))
@@ -427,7 +427,7 @@ def test_one_failed_sequence_does_not_stop_its_neighbour():
     assert again.prompt_cached == 0, "what a failed sequence wrote is not shared"
 
 
-def test_of_a_step_only_the_pages_of_those_that_failed_in_it_are_not_found():
+def test_only_failed_sequences_pages_of_a_step_are_unindexed():
     driver = Driver(depth=2)
     bad, good, gone = (driver.add(sequence([i] * 5, max_tokens=9, root=b"\0")) for i in range(1, 4))
     step = driver.issue()
@@ -539,7 +539,7 @@ def preempted_in_flight(pages: int) -> tuple[Driver, Sequence]:
     return driver, late
 
 
-def test_who_waits_behind_a_preempted_sequence_takes_no_room_that_it_will_need():
+def test_a_later_sequence_takes_no_pages_that_a_preempted_one_needs():
     driver, late = preempted_in_flight(pages=5)
     latest = driver.add(sequence([3] * 13, max_tokens=1))
 
@@ -552,7 +552,7 @@ def test_who_waits_behind_a_preempted_sequence_takes_no_room_that_it_will_need()
     assert latest.finish is FinishReason.LENGTH
 
 
-def test_who_waits_behind_a_preempted_sequence_takes_no_row_that_it_will_need():
+def test_a_later_sequence_takes_no_row_that_a_preempted_one_needs():
     driver, late = preempted_in_flight(pages=64)
     others = [driver.add(sequence([i] * 3)) for i in range(3, 6)]
 
@@ -576,7 +576,7 @@ def test_while_the_last_step_of_a_preempted_sequence_is_in_flight_others_run_bes
     assert len(late.tokens) == 15
 
 
-def test_a_preempted_sequence_that_leaves_holds_up_nobody_any_more():
+def test_an_aborted_preempted_sequence_delays_no_other():
     driver, late = preempted_in_flight(pages=5)
     latest = driver.add(sequence([3] * 13, max_tokens=1))
     assert driver.issue() is None
@@ -659,7 +659,7 @@ def cached_of(driver: Driver, prompt: list[int]) -> int | None:
     return seq.prompt_cached
 
 
-def test_what_is_forgotten_is_found_by_nobody_and_its_pages_are_free():
+def test_a_reset_prefix_cache_gives_no_hits_and_frees_its_pages():
     driver = Driver(capacity(step_tokens=32))
     driver.add(sequence([1] * 17, max_tokens=1))
     driver.finish()
@@ -672,7 +672,7 @@ def test_what_is_forgotten_is_found_by_nobody_and_its_pages_are_free():
     assert cached_of(driver, [1] * 17) == 16
 
 
-def test_who_runs_while_the_cache_is_forgotten_goes_on_and_offers_nothing_of_it():
+def test_a_sequence_running_during_a_reset_continues_and_indexes_no_old_pages():
     driver = Driver(capacity(step_tokens=32), depth=2)
     running = driver.add(sequence([1] * 17, max_tokens=20))
     driver.step()
@@ -688,7 +688,7 @@ def test_who_runs_while_the_cache_is_forgotten_goes_on_and_offers_nothing_of_it(
     driver.check_answers()
 
 
-def test_who_is_preempted_while_the_cache_is_forgotten_is_computed_from_its_first_token_and_offers_that():
+def test_a_sequence_preempted_during_a_reset_is_recomputed_from_its_first_token_and_indexed():
     driver = Driver(capacity(step_tokens=32), depth=2)
     running = driver.add(sequence([1] * 17, max_tokens=20))
     for _ in range(5):
@@ -703,7 +703,7 @@ def test_who_is_preempted_while_the_cache_is_forgotten_is_computed_from_its_firs
     driver.check_answers()
 
 
-def test_who_waits_while_the_cache_is_forgotten_looks_for_its_prefix_under_the_new_root():
+def test_a_sequence_waiting_during_a_reset_looks_up_its_prefix_under_the_new_root():
     driver = Driver(capacity(step_tokens=32, rows=1))
     first = driver.add(sequence([1] * 17, max_tokens=2))
     second = driver.add(sequence([1] * 17, max_tokens=2))
@@ -718,7 +718,7 @@ def adapters(count: int) -> list[Adapter]:
     return [Adapter("a", generation) for generation in range(1, count + 1)]
 
 
-def test_what_steps_in_flight_compute_for_a_held_sequence_is_dropped_and_computed_again():
+def test_results_in_flight_of_a_held_sequence_are_dropped_and_recomputed():
     driver = Driver(depth=2)
     held, other = (driver.add(sequence([i] * 5)) for i in range(1, 3))
     driver.issue()
@@ -734,7 +734,7 @@ def test_what_steps_in_flight_compute_for_a_held_sequence_is_dropped_and_compute
     assert held.finish is FinishReason.LENGTH
 
 
-def test_what_was_in_flight_when_a_sequence_was_held_is_dropped_though_it_goes_on_before_the_end():
+def test_results_in_flight_at_a_hold_are_dropped_even_if_the_sequence_resumes_before_they_arrive():
     driver = Driver(capacity(rows=1), depth=3)
     held = driver.add(sequence(1, max_tokens=4))
     driver.step()
@@ -779,7 +779,7 @@ def test_an_adapter_stays_in_its_slot_until_another_needs_the_place():
     driver.check_answers()
 
 
-def test_of_more_adapters_than_run_at_once_the_next_waits_and_is_passed_by_few():
+def test_beyond_the_adapters_per_step_the_next_waits_and_is_passed_by_few():
     a, b = adapters(2)
     driver = Driver(capacity(rows=16, pages=256, step_tokens=64), patience=4, slots=1, per_step=1)
     running = driver.add(sequence([1] * 3, max_tokens=40, adapter=a))
@@ -795,7 +795,7 @@ def test_of_more_adapters_than_run_at_once_the_next_waits_and_is_passed_by_few()
     assert running.finish is FinishReason.LENGTH
 
 
-def test_who_waits_for_an_adapter_s_turn_is_not_starved_by_a_stream_of_others():
+def test_a_sequence_waiting_for_an_adapter_slot_is_not_starved_by_later_ones():
     a, b = adapters(2)
     driver = Driver(patience=3, slots=1, per_step=1)
     driver.add(sequence([1] * 3, max_tokens=3, adapter=a))
@@ -914,7 +914,7 @@ def test_a_sequence_that_changes_its_regime_finds_what_others_computed_under_tha
     assert computed_of(driver, seq) == [(0, 12), (12, 1), (13, 1), (14, 1)]
 
 
-def test_a_sequence_at_its_boundary_goes_back_to_its_place_and_others_go_on():
+def test_a_sequence_at_its_boundary_returns_to_its_place_and_others_continue():
     driver = Driver(capacity(OUTGROWN, step_tokens=8), depth=2)
     crossing = driver.add(sequence([1] * 11, max_tokens=4))
     beside = driver.add(sequence([2] * 3, max_tokens=12))

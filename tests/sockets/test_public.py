@@ -72,7 +72,7 @@ def test_the_address_is_one_that_a_client_can_use(listen, host: str, begins: str
         pytest.param("::", "http://[::]:", True, marks=needs_ipv6),
     ],
 )
-def test_what_is_logged_is_what_is_bound(listen, host: str, begins: str, beyond: bool) -> None:
+def test_the_logged_address_is_the_bound_one(listen, host: str, begins: str, beyond: bool) -> None:
     listening = listen(host)
 
     assert listening.addresses[0].startswith(begins)
@@ -88,7 +88,7 @@ def test_several_hosts_share_the_port_that_the_first_one_picked(listen) -> None:
 
 @needs_ipv6
 @pytest.mark.parametrize("hosts", [("0.0.0.0", "::"), ("::", "0.0.0.0")])
-def test_both_wildcards_stand_side_by_side(listen, hosts: tuple[str, ...]) -> None:
+def test_both_wildcards_can_be_bound(listen, hosts: tuple[str, ...]) -> None:
     first, second = listen(*hosts).addresses
 
     assert port_of(first) == port_of(second)
@@ -130,7 +130,7 @@ def test_an_address_of_another_machine_is_refused(listen) -> None:
         listen("192.0.2.1", port=80)
 
 
-def test_what_was_bound_is_let_go_when_a_later_host_fails(listen, tmp_path: Path) -> None:
+def test_earlier_hosts_are_closed_when_a_later_one_fails(listen, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(AddressUnavailable):

@@ -48,7 +48,7 @@ def test_a_live_socket_is_refused_and_left_alone(tmp_path: Path) -> None:
     UnixListener(tmp_path / "admin.sock").close()
 
 
-def test_what_is_not_a_socket_is_never_removed(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_never_removed(tmp_path: Path) -> None:
     path = tmp_path / "admin.sock"
     path.write_text("precious")
     with pytest.raises(ConfigError, match="not a socket"):

@@ -125,7 +125,7 @@ def test_values_with_line_breaks_are_length_prefixed() -> None:
     assert encode({"A": "x", "B": "1\n2"}) == b"A=x\nB\n" + (3).to_bytes(8, "little") + b"1\n2\n"
 
 
-def test_a_record_too_large_for_a_datagram_travels_as_a_sealed_file(tmp_path: Path) -> None:
+def test_a_record_too_large_for_a_datagram_is_sent_as_a_sealed_file(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
         journal.bind(str(tmp_path / "journal"))
         journal.settimeout(PATIENCE_S)

@@ -44,12 +44,12 @@ def test_a_text_has_at_least_the_tokens_that_its_length_promises(name: str, part
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_the_bound_is_of_use(name: str):
+def test_the_bound_of_a_long_text_is_large(name: str):
     assert MADE[name].least_tokens("x" * 10**6) > 10**4
 
 
 @pytest.mark.parametrize("name", sorted(KINDS.keys() - set(KNOWN)))
-def test_where_text_may_be_lost_nothing_is_promised(name: str):
+def test_without_lossless_text_there_is_no_bound(name: str):
     assert wrap(KINDS[name]()).least_tokens("x" * 10**6) == 0
 
 

@@ -226,7 +226,7 @@ def test_a_message_that_the_template_drops_cannot_be_continued():
         ours("{{ messages[0].role }}").render(HELLO, continue_final_message=True, add_generation_prompt=False)
 
 
-def test_without_a_template_the_way_out_is_named():
+def test_a_missing_template_error_names_the_remedy():
     template = ChatTemplate({})
 
     assert not template

@@ -168,7 +168,7 @@ def test_a_stop_string_that_only_the_end_completes_is_cut_off_too():
     assert reply.stop_reason == "\ufffd"
 
 
-def test_the_handler_may_take_late():
+def test_the_handler_may_read_late():
     reply = Reply(tokenizer(), StopStrings(["stop"]))
 
     assert reply.feed(byte_ids("go on")) is None

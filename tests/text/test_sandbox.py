@@ -187,18 +187,18 @@ def test_a_long_computation_runs_out_of_fuel(source: str):
 
 
 @pytest.mark.parametrize("source", (HUNGRY | COMPARING).values(), ids=HUNGRY | COMPARING)
-def test_a_hungry_template_is_refused(source: str):
+def test_a_template_that_allocates_much_is_refused(source: str):
     with pytest.raises(InvalidRequest):
         ChatTemplate({"default": source}, limits=SMALL).render(HELLO)
 
 
 @pytest.mark.parametrize("source", [source for name, source in COMPARING.items() if "made" not in name])
-def test_it_runs_out_of_fuel_rather_than_of_anything_else(source: str):
+def test_fuel_runs_out_before_time_or_memory(source: str):
     with pytest.raises(TooCostly):
         ChatTemplate({"default": source}, limits=SMALL).render(HELLO)
 
 
-def test_a_deep_structure_is_no_danger_either():
+def test_a_deeply_nested_structure_is_bounded_too():
     source = "{% set ns = namespace(t=(1,)) %}{% for i in range(9999) %}{% set ns.t = (ns.t,) %}{% endfor %}"
     for use in ("{{ {'a': 1}[ns.t] }}", "{{ ns.t == (ns.t,) }}", "{{ [ns.t] | unique | list }}", "{{ ns.t }}"):
         with pytest.raises(InvalidRequest, match="recursion"):

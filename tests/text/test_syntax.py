@@ -64,7 +64,7 @@ def test_the_settings_know_every_syntax():
     assert set(get_args(hints["reasoning_parser"])) == {"auto", "none", *reasoning.SYNTAXES}
 
 
-def test_where_nothing_can_be_read_nothing_is_made():
+def test_a_parser_is_made_only_if_the_reply_may_have_something_to_parse():
     qwen3 = Syntax.choose(TOKENIZER, ChatTemplate({"default": TEMPLATES["qwen3"]}))
 
     assert qwen3.start("<think>\n\n</think>\n\n") is None

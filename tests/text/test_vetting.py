@@ -57,7 +57,7 @@ def test_the_templates_of_all_families_run_in_process(source: str):
         ("{{ a }}" * MOST_NODES, f"more than {MOST_NODES} nodes"),
     ],
 )
-def test_a_template_is_objected_to_where_fuel_does_not_cover_it(source: str, reason: str):
+def test_a_template_that_fuel_does_not_cover_is_not_vetted(source: str, reason: str):
     assert reason in (template_objection(source) or "")
 
 
@@ -101,7 +101,7 @@ def test_the_expressions_of_known_tokenizers_are_fast(pattern: str):
         *("a*", "a|b?", "(?:a)?", r"\b", "^"),  # which may match nothing
     ],
 )
-def test_an_expression_that_may_backtrack_is_not_taken_for_fast(pattern: str):
+def test_an_expression_that_may_backtrack_is_not_classified_as_fast(pattern: str):
     assert not is_linear(pattern)
 
 
@@ -194,7 +194,7 @@ def test_of_a_key_that_occurs_twice_one_is_read_and_the_same_is_loaded():
         ({"model": {"type": "BPE"}}, "infd does not read it"),
     ],
 )
-def test_a_tokenizer_is_objected_to_where_its_cost_is_not_known(parts: dict[str, Any], reason: str):
+def test_a_tokenizer_of_unknown_cost_is_not_vetted(parts: dict[str, Any], reason: str):
     content = described(**parts)
 
     unchanged, objection = vetting.tokenizers.read(content)

@@ -103,7 +103,7 @@ def test_types_are_converted_on_the_way(tmp_path, monkeypatch, stored, wanted):
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_what_lies_otherwise_is_placed_part_by_part(tmp_path, monkeypatch, stored):
+def test_tensors_of_another_layout_are_placed_part_by_part(tmp_path, monkeypatch, stored):
     monkeypatch.setattr(plain, "CHUNK_BYTES", 1024)
     first, second = torch.randn(200, 3).to(stored), torch.randn(7, 3).to(stored)
     slot = Turned((3, 207), Piece("a", (200, 3)), Piece("b", (7, 3), 200))

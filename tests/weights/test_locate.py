@@ -33,7 +33,7 @@ def test_a_name_begins_in_the_root_and_links_within_it_are_followed(tmp_path: Pa
         assert locate(name, str(tmp_path / "root")) == step
 
 
-def test_what_leads_out_of_the_root_is_refused_whether_or_not_it_is_there(tmp_path: Path) -> None:
+def test_a_path_out_of_the_root_is_refused_whether_or_not_it_exists(tmp_path: Path) -> None:
     outside = save(tmp_path / "outside")
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "out").symlink_to(outside)
@@ -52,7 +52,7 @@ def test_a_checkpoint_whose_file_is_a_link_out_of_the_root_is_refused(tmp_path: 
     assert "leads out of" in refused("step", tmp_path / "root")
 
 
-def test_what_is_no_directory_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_directory_is_named(tmp_path: Path) -> None:
     save(tmp_path / "step")
     (tmp_path / "circle").symlink_to("circle")
     assert "step/config.json is not a directory" in refused("step/config.json", tmp_path)

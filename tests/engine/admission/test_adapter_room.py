@@ -65,7 +65,7 @@ def in_use(engine: Engine) -> dict[str, int]:
     return {row.name: row.requests for row in engine.adapters.rows() if row.requests}
 
 
-async def test_whoever_asks_for_an_adapter_without_room_waits_until_another_is_not_used():
+async def test_a_request_whose_adapter_does_not_fit_waits_until_another_adapter_is_unused():
     async with serving() as (engine, executor):
         first = await begun(engine, "a")
         second = await begun(engine, "b")
@@ -78,7 +78,7 @@ async def test_whoever_asks_for_an_adapter_without_room_waits_until_another_is_n
         assert engine.adapters.bytes <= 15 * MIB
 
 
-async def test_waiting_for_room_is_waiting_for_a_first_step():
+async def test_waiting_for_adapter_memory_counts_toward_the_queue_timeout():
     async with serving(queue_timeout_s=0.02) as (engine, executor):
         first = await begun(engine, "a")
         second = await begun(engine, "b")
@@ -89,7 +89,7 @@ async def test_waiting_for_room_is_waiting_for_a_first_step():
         assert engine.adapters.row("b").state == "stored"
 
 
-async def test_whose_times_run_out_one_upon_the_other_hears_of_the_first():
+async def test_of_two_deadlines_that_pass_the_earlier_is_reported():
     async with serving() as (engine, executor):
         first = await begun(engine, "a")
         second = await begun(engine, "b")
@@ -103,7 +103,7 @@ async def test_whose_times_run_out_one_upon_the_other_hears_of_the_first():
         assert await first == answer([1] * 9, 1)
 
 
-async def test_who_waits_for_room_while_the_engine_fails_is_refused():
+async def test_a_request_waiting_for_adapter_memory_is_refused_when_the_engine_fails():
     async with serving() as (engine, executor):
         first = await begun(engine, "a")
         second = await begun(engine, "b")
@@ -114,7 +114,7 @@ async def test_who_waits_for_room_while_the_engine_fails_is_refused():
         executor.gate.set()
 
 
-async def test_who_is_aborted_or_leaves_while_waiting_makes_way_for_the_next():
+async def test_an_aborted_or_disconnected_waiter_lets_the_next_one_load():
     async with serving() as (engine, executor):
         first = await begun(engine, "a")
         aborted, left, last = [await begun(engine, name) for name in "bcb"]
@@ -126,7 +126,7 @@ async def test_who_is_aborted_or_leaves_while_waiting_makes_way_for_the_next():
         assert await asyncio.gather(first, last) == [answer([1] * 9, 1), answer([1] * 9, 2)]
 
 
-async def test_who_waits_is_passed_only_so_often():
+async def test_a_waiting_request_is_overtaken_a_bounded_number_of_times():
     async with serving(patience=3) as (engine, executor):
         first = await begun(engine, "a")
         waiting = await begun(engine, "b")
@@ -137,7 +137,7 @@ async def test_who_waits_is_passed_only_so_often():
         assert await asyncio.gather(*later) == [answer([seed] * 9, 1) for seed in range(5)]
 
 
-async def test_who_fits_does_not_wait_for_those_who_do_not():
+async def test_a_request_whose_adapter_fits_does_not_wait_behind_one_that_does_not():
     async with serving(room=25) as (engine, executor):
         asking = [await begun(engine, name) for name in "abcab"]
         assert in_use(engine) == {"a": 2, "b": 2}
@@ -145,7 +145,7 @@ async def test_who_fits_does_not_wait_for_those_who_do_not():
         assert await asyncio.gather(*asking) == [answer([1] * 9, generation) for generation in (1, 2, 3, 1, 2)]
 
 
-async def test_what_is_unloaded_is_waited_for_no_longer():
+async def test_a_request_stops_waiting_for_an_unloaded_adapter():
     async with serving() as (engine, executor):
         first = await begun(engine, "a")
         second = await begun(engine, "b")
@@ -156,7 +156,7 @@ async def test_what_is_unloaded_is_waited_for_no_longer():
         await first
 
 
-async def test_an_adapter_that_has_grown_beyond_all_room_is_not_waited_for():
+async def test_an_adapter_that_has_grown_beyond_the_limit_is_refused():
     async with serving() as (engine, executor):
         first = await begun(engine, "a")
         executor.files["b"] = (20 * MIB, 2)
@@ -166,7 +166,7 @@ async def test_an_adapter_that_has_grown_beyond_all_room_is_not_waited_for():
         await first
 
 
-async def test_a_pause_that_lets_everything_finish_lets_those_finish_who_wait_for_room():
+async def test_a_waiting_pause_also_finishes_requests_that_wait_for_adapter_memory():
     async with serving() as (engine, executor):
         asking = [await begun(engine, name) for name in "abc"]
         pause = engine.control.pause("wait")
@@ -176,7 +176,7 @@ async def test_a_pause_that_lets_everything_finish_lets_those_finish_who_wait_fo
         await engine.control.resume().result()
 
 
-async def test_a_drain_under_way_answers_those_who_wait_for_room():
+async def test_a_drain_also_answers_requests_that_wait_for_adapter_memory():
     async with serving() as (engine, executor):
         asking = [await begun(engine, name) for name in "ab"]
         draining = asyncio.create_task(engine.drain(60))
@@ -185,7 +185,7 @@ async def test_a_drain_under_way_answers_those_who_wait_for_room():
         assert [each.result() for each in asking] == [answer([1] * 9, generation) for generation in (1, 2)]
 
 
-async def test_with_room_for_one_everybody_is_answered_in_the_end():
+async def test_with_memory_for_one_adapter_every_request_is_answered():
     chance = random.Random(3)
     async with serving(patience=2) as (engine, executor):
         executor.gate.set()

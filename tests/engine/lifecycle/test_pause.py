@@ -40,7 +40,7 @@ def answer(prompt: list[int], count: int) -> dict[int, tuple[list[int], FinishRe
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_what_is_kept_goes_on_token_for_token(depth: int):
+async def test_kept_requests_continue_token_for_token(depth: int):
     executor = FakeExecutor(depth=depth)
     async with serving(executor) as engine:
         asking = [asyncio.create_task(ask(engine, request([i] * 9, 60))) for i in range(6)]
@@ -58,7 +58,7 @@ async def test_what_is_kept_goes_on_token_for_token(depth: int):
         assert await asyncio.gather(*asking) == [answer([i] * 9, 60) for i in range(6)]
 
 
-async def test_waiting_lets_everything_in_flight_finish_and_nothing_else_begin():
+async def test_mode_wait_finishes_requests_in_flight_and_starts_no_other():
     async with serving() as engine:
         async with engine.admit(1, 0) as prepared:
             asking = asyncio.create_task(ask(engine, request([1], 40)))
@@ -74,7 +74,7 @@ async def test_waiting_lets_everything_in_flight_finish_and_nothing_else_begin()
         assert await late == answer([3], 5)
 
 
-async def test_aborting_ends_what_is_in_flight_and_what_is_being_prepared():
+async def test_mode_abort_ends_requests_in_flight_and_in_preparation():
     async with serving() as engine, engine.admit(1, 0) as prepared:
         asking = [asyncio.create_task(ask(engine, request([i], 100))) for i in range(3)]
         await until_steps(engine, 2)
@@ -88,7 +88,7 @@ async def test_aborting_ends_what_is_in_flight_and_what_is_being_prepared():
         assert engine.status().terminal["abort"] == 3
 
 
-async def test_what_was_aborted_while_it_was_prepared_is_aborted_once():
+async def test_a_request_aborted_during_preparation_is_aborted_once():
     async with serving() as engine, engine.admit(2, 0) as prepared:
         first = engine.control.pause("abort")
         await first.result()
@@ -100,7 +100,7 @@ async def test_what_was_aborted_while_it_was_prepared_is_aborted_once():
             await prepared.submit(request([1]))
 
 
-async def test_what_was_prepared_when_the_pause_began_is_answered_after_it():
+async def test_a_request_in_preparation_at_the_pause_is_answered_after_it():
     async with serving() as engine, engine.admit(1, 0) as ticket:
         await engine.control.pause("keep").result()
         choices = await ticket.submit(request([7], 4))
@@ -111,7 +111,7 @@ async def test_what_was_prepared_when_the_pause_began_is_answered_after_it():
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
-async def test_new_requests_are_refused_where_that_is_asked_for(mode):
+async def test_new_requests_are_refused_if_the_pause_says_so(mode):
     async with serving() as engine:
         await engine.control.pause(mode, "reject").result()
         with pytest.raises(NotReady, match=r"paused: .* new requests are refused"):
@@ -121,7 +121,7 @@ async def test_new_requests_are_refused_where_that_is_asked_for(mode):
         assert await ask(engine, request([1])) == answer([1], 5)
 
 
-async def test_those_held_are_turned_away_when_new_requests_are_to_be_refused_instead():
+async def test_held_requests_are_refused_once_the_pause_refuses_new_ones():
     async with serving() as engine:
         await engine.control.pause(new="hold").result()
         held = asyncio.create_task(ask(engine, request([1])))
@@ -173,7 +173,7 @@ async def resting(**server: float) -> tuple[Engine, asyncio.Task[None]]:
 @pytest.mark.parametrize(
     ("settings", "error"), [({"hold_timeout_s": 0.01}, NotReady), ({"queue_timeout_s": 0.01}, QueueTimeout)]
 )
-async def test_nobody_is_held_for_ever(settings: dict[str, float], error: type[Exception]):
+async def test_a_held_request_has_a_deadline(settings: dict[str, float], error: type[Exception]):
     engine, running = await resting(**settings)
     with pytest.raises(error):
         await ask(engine, request([1]))
@@ -194,7 +194,7 @@ async def test_a_held_request_can_be_aborted_or_leave_and_its_place_is_free_agai
         assert engine.status().held == engine.status().waiting == 0
 
 
-async def test_a_pause_during_a_pause_changes_what_becomes_of_the_requests_in_flight():
+async def test_a_second_pause_changes_the_mode_of_the_first():
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 200)))
         await until_steps(engine, 2)
@@ -248,7 +248,7 @@ async def test_a_resume_overtakes_a_pause_that_still_waits():
         assert await asking == answer([1], 60)
 
 
-async def test_a_pause_and_a_resume_in_one_breath_leave_the_engine_ready():
+async def test_a_pause_and_an_immediate_resume_leave_the_engine_ready():
     async with serving(FakeExecutor(depth=2)) as engine:
         asking = asyncio.create_task(ask(engine, request([1], 60)))
         await until_steps(engine, 2)
@@ -259,7 +259,7 @@ async def test_a_pause_and_a_resume_in_one_breath_leave_the_engine_ready():
         assert engine.lifecycle.state is State.READY
 
 
-async def test_a_drain_ends_what_is_frozen_and_who_is_held_at_once():
+async def test_a_drain_ends_frozen_and_held_requests_at_once():
     async with serving() as engine:
         frozen = asyncio.create_task(ask(engine, request([1], 100)))
         await until_steps(engine, 2)
@@ -274,7 +274,7 @@ async def test_a_drain_ends_what_is_frozen_and_who_is_held_at_once():
             engine.control.resume()
 
 
-async def test_a_drain_lets_finish_what_a_pause_was_letting_finish():
+async def test_a_drain_finishes_the_requests_that_a_waiting_pause_was_finishing():
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 40)))
         await until_steps(engine, 2)
@@ -294,7 +294,7 @@ async def test_nothing_is_paused_before_the_model_is_loaded():
     await engine.close()
 
 
-async def test_whoever_waits_for_a_pause_hears_of_a_lost_device():
+async def test_a_lost_device_fails_the_wait_for_a_pause():
     def lost(plan: StepPlan) -> None:
         if plan.number == 5:
             raise DeviceLost("poisoned")
@@ -351,7 +351,7 @@ async def test_after_an_abort_new_requests_are_refused_unless_they_are_to_be_hel
         assert await held == answer([1], 5)
 
 
-async def test_whoever_waits_for_a_pause_hears_that_all_was_cut_off():
+async def test_the_wait_for_a_pause_fails_if_the_engine_is_stopped():
     executor = FakeExecutor()
     async with serving(executor) as engine:
         executor.gate.clear()

@@ -68,7 +68,7 @@ def sleep_state(engine: Engine) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("level", "state"), [(1, "weights_offloaded"), (2, "discard_all")])
-async def test_vllms_sleep_state_is_the_level_asked_for(level: int, state: str):
+async def test_vllms_sleep_state_is_the_requested_level(level: int, state: str):
     states = {"awake": 0, "weights_offloaded": 0, "discard_all": 0}
     async with serving() as engine:
         assert sleep_state(engine) == {**states, "awake": 1}
@@ -87,7 +87,7 @@ def fake(engine: Engine) -> FakeExecutor:
 
 
 @pytest.mark.parametrize(("level", "depth"), [(1, 1), (2, 2)])
-async def test_what_is_kept_is_computed_anew_and_goes_on_token_for_token(level: int, depth: int):
+async def test_kept_requests_are_recomputed_and_continue_token_for_token(level: int, depth: int):
     async with serving(depth=depth) as engine:
         asking = [asyncio.create_task(ask(engine, request([i] * 9, 60))) for i in range(6)]
         for steps in (3, 9):
@@ -105,7 +105,7 @@ async def test_what_is_kept_is_computed_anew_and_goes_on_token_for_token(level: 
         assert await asyncio.gather(*asking) == [answer([i] * 9, 60) for i in range(6)]
 
 
-async def test_sleep_waits_for_what_is_in_flight_or_ends_it():
+async def test_sleep_waits_for_requests_in_flight_or_aborts_them():
     async with serving() as engine:
         asking = asyncio.create_task(ask(engine, request([1], 40)))
         await until_steps(engine, 2)
@@ -172,7 +172,7 @@ async def test_where_a_light_sleep_moves_weights_they_must_be_taken_back_too(at_
         assert (engine.lifecycle.state, engine.executor.memory) == (State.READY, Memory())
 
 
-async def test_at_level_1_the_cache_is_all_there_is_to_take_back():
+async def test_at_level_1_only_the_cache_is_restored():
     async with serving() as engine:
         await engine.control.sleep(level=1).result()
         await engine.control.wake(CACHE).result()
@@ -212,7 +212,7 @@ async def test_a_failed_wake_leaves_it_asleep_and_can_be_tried_again():
         assert await asking == answer([1], 40)
 
 
-async def test_a_sleep_that_fails_costs_neither_a_cached_prefix_nor_what_was_computed():
+async def test_a_failed_sleep_keeps_cached_prefixes_and_computed_tokens():
     async with serving() as engine:
         await ask(engine, request([1] * 40, 5))
         asking = asyncio.create_task(ask(engine, request([2] * 9, 40)))
@@ -253,7 +253,7 @@ async def test_a_request_does_not_end_a_pause_behind_the_sleep():
             await ask(engine, request([1]))
 
 
-async def test_who_is_held_when_a_paused_engine_falls_asleep_is_answered_in_the_end():
+async def test_a_request_held_while_a_paused_engine_falls_asleep_is_answered():
     async with serving() as engine:
         await engine.control.pause().result()
         held = asyncio.create_task(ask(engine, request([1])))
@@ -275,7 +275,7 @@ async def test_a_request_waits_for_a_waking_engine_only_so_long():
         await engine.control.wake().result()
 
 
-async def test_a_request_that_cannot_wake_it_hears_why_and_the_next_one_tries_again():
+async def test_a_request_whose_wake_fails_gets_the_reason_and_the_next_tries_again():
     async with serving(wake_on_request=True) as engine:
         await engine.control.sleep(level=2).result()
         fake(engine).wake_error = OutOfMemory("no room")
@@ -286,7 +286,7 @@ async def test_a_request_that_cannot_wake_it_hears_why_and_the_next_one_tries_ag
         assert await ask(engine, request([1])) == answer([1], 5)
 
 
-async def test_it_falls_asleep_by_itself_when_nobody_asks_and_wakes_for_the_next_request():
+async def test_an_idle_engine_falls_asleep_and_wakes_for_the_next_request():
     clock = Clock()
     async with serving(clock=clock, idle_sleep_s=60.0, idle_sleep_level=2) as engine:
         async with engine.admit(1, 0) as ticket:
@@ -310,7 +310,7 @@ async def test_it_falls_asleep_by_itself_when_nobody_asks_and_wakes_for_the_next
         assert engine.lifecycle.state is State.READY
 
 
-async def test_what_operators_put_to_sleep_does_not_wake_because_it_would_have_slept_by_itself():
+async def test_an_operators_sleep_is_not_ended_by_the_automatic_wake():
     clock = Clock()
     async with serving(clock=clock, idle_sleep_s=60.0) as engine:
         for clock.now in (0.0, 61.0):
@@ -376,7 +376,7 @@ async def test_weights_are_loaded_at_rest_only():
         await engine.control.load_weights("/other").result()
 
 
-async def test_what_was_computed_with_the_old_weights_is_found_by_nobody():
+async def test_no_request_reuses_pages_computed_with_the_old_weights():
     async with serving() as engine:
         await ask(engine, request([1] * 40, 5))
         frozen = asyncio.create_task(ask(engine, request([2] * 40, 60)))
@@ -429,7 +429,7 @@ async def test_weights_that_fail_midway_are_never_served():
         assert await asking == answer([1], 40)
 
 
-async def test_whoever_resumes_while_weights_are_loaded_waits_for_them():
+async def test_a_resume_during_load_weights_waits_for_it():
     async with serving() as engine:
         await engine.control.pause().result()
         fake(engine).memory_gate.clear()
@@ -455,7 +455,7 @@ async def test_a_sleeper_can_be_given_other_weights_before_it_wakes():
         assert await ask(engine, request([1])) == answer([1], 5)
 
 
-async def test_whoever_waits_for_weights_hears_of_the_end():
+async def test_the_wait_for_weights_fails_if_the_engine_ends():
     async with serving() as engine:
         await engine.control.pause().result()
         fake(engine).memory_gate.clear()
@@ -466,7 +466,7 @@ async def test_whoever_waits_for_weights_hears_of_the_end():
             await loading.result()
 
 
-async def test_sleep_and_wake_racing_requests_lose_nobody():
+async def test_sleep_and_wake_racing_requests_lose_no_request():
     chance = random.Random(7)
     async with serving(depth=2, wake_on_request=True) as engine:
         refused = 0

@@ -73,7 +73,7 @@ def inject(monkeypatch: pytest.MonkeyPatch, point: str, fault: Callable[[list[li
 @pytest.mark.parametrize("error", FAULTS, ids=["error", "memory"])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("point", POINTS)
-async def test_a_request_at_which_the_device_fails_fails_alone(
+async def test_a_request_that_fails_the_device_fails_alone(
     point: str, depth: int, error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
     def poisoned(known: list[list[int]]) -> None:
@@ -88,9 +88,7 @@ async def test_a_request_at_which_the_device_fails_fails_alone(
 
 @pytest.mark.parametrize("error", FAULTS, ids=["error", "memory"])
 @pytest.mark.parametrize("point", POINTS)
-async def test_a_fault_that_does_not_come_back_costs_nobody_anything(
-    point: str, error: Exception, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_transient_fault_changes_no_answer(point: str, error: Exception, monkeypatch: pytest.MonkeyPatch):
     calls = 0
 
     def seldom(known: list[list[int]]) -> None:

@@ -10,7 +10,7 @@ class Device:
         return self.count
 
 
-def test_a_device_that_stands_still_is_stuck_once_patience_is_over():
+def test_a_device_without_progress_is_stuck_after_the_patience():
     watchdog = Watchdog(Device().pulse)
 
     assert [watchdog.check(now, busy=True) for now in (0, 1, PATIENCE_S, PATIENCE_S + 1)] == [False, False, False, True]
@@ -24,7 +24,7 @@ def test_a_long_step_that_moves_layer_by_layer_is_not_stuck():
         assert not watchdog.check(now, busy=True)
 
 
-def test_nothing_in_flight_is_never_stuck_and_the_clock_starts_with_the_next_step():
+def test_an_idle_device_is_never_stuck_and_the_clock_starts_with_the_next_step():
     watchdog = Watchdog(Device().pulse)
 
     assert not watchdog.check(0, busy=False)

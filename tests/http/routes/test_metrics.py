@@ -98,7 +98,7 @@ def series(name: str, **labels: str) -> Sample:
 
 
 @pytest.mark.parametrize("name", HISTOGRAMS)
-def test_a_dashboard_finds_each_histogram_with_something_in_it(scraped: dict[Sample, float], name: str):
+def test_a_dashboard_finds_each_histogram_with_samples(scraped: dict[Sample, float], name: str):
     assert scraped[series(f"{name}_count")] > 0
     assert series(f"{name}_sum") in scraped
     assert scraped[series(f"{name}_bucket", le="+Inf")] == scraped[series(f"{name}_count")]
@@ -127,13 +127,13 @@ def test_the_facts_of_the_cache_have_an_engine(scraped: dict[Sample, float]):
     assert labels == {"block_size": "4", "num_gpu_blocks": "512", "engine": "0"}
 
 
-def test_adapters_are_told_of_under_the_labels_that_gateways_read(scraped: dict[Sample, float]):
+def test_adapters_appear_under_the_labels_that_gateways_read(scraped: dict[Sample, float]):
     (labels,) = (dict(labels) for name, labels in scraped if name == "vllm:lora_requests_info")
 
     assert labels == {"max_lora": "16", "running_lora_adapters": "", "waiting_lora_adapters": ""}
 
 
-def test_what_is_not_built_has_no_series(scraped: dict[Sample, float]):
+def test_features_that_are_not_built_have_no_series(scraped: dict[Sample, float]):
     assert not any("spec_decode" in name for name, _ in scraped)
 
 

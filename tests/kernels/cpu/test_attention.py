@@ -43,7 +43,7 @@ def alone(case: Case, attention: PagedAttention, span: int) -> torch.Tensor:
 
 @BOTH
 @pytest.mark.parametrize("window", [None, 700])
-def test_neighbours_do_not_change_a_bit(attention, dtype, window):
+def test_other_spans_do_not_change_a_bit(attention, dtype, window):
     case = Case(
         [(1200, 1), (5, 1), (300, 40), (520, 3), (1023, 1)], window=window, dtype=dtype, head=64, page_tokens=16
     )
@@ -63,7 +63,7 @@ def test_threads_do_not_change_a_bit(attention, threads, dtype):
 
 @pytest.mark.parametrize("window", [None, 513, 900])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_a_long_row_is_put_together_from_its_parts(attention, window, softcap):
+def test_a_long_row_is_merged_from_its_splits(attention, window, softcap):
     case = Case([(1700, 1), (511, 1), (512, 2), (1023, 5)], window=window, softcap=softcap, head=16, page_tokens=16)
     assert case.error(attention) < 1e-5
 
@@ -96,7 +96,7 @@ def test_how_a_prompt_is_cut_changes_rounding_only(attention):
         )
 
 
-def test_queries_may_stand_among_keys_and_values(attention):
+def test_queries_may_be_a_view_of_a_fused_product(attention):
     case = Case([(100, 1), (3, 20)], head=16, page_tokens=16)
     expected = case.compute(attention)
     beside = torch.full((case.q.shape[0], case.q.shape[1] + 4, case.q.shape[2]), torch.nan)
@@ -115,7 +115,7 @@ def test_padding_comes_out_as_zeros(attention):
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("where", ["k", "v"])
 @BOTH
-def test_a_broken_number_shows_in_its_own_rows_alone(attention, poison, where, dtype):
+def test_a_nan_affects_only_its_own_rows(attention, poison, where, dtype):
     case = Case([(900, 1), (2, 1), (60, 20)], head=32, page_tokens=16, dtype=dtype)
     case.compute(attention)
     getattr(case.pages, where)[case.spans[0].table[3]] = poison

@@ -46,7 +46,7 @@ def sample(kernels, logits, asked, seed=0):
     seed=st.integers(0, 2**40),
 )
 @settings(deadline=None, max_examples=60)
-def test_native_choices_are_those_of_the_reference(library, asked, vocabulary, spread, coarse, hidden, seed):
+def test_native_choices_equal_the_references(library, asked, vocabulary, spread, coarse, hidden, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(ROWS, vocabulary, generator=generator) * spread
     if coarse:
@@ -111,7 +111,7 @@ def test_a_large_vocabulary(library):
         assert ours.equal(theirs)
 
 
-def test_rows_that_are_broken_say_so(library):
+def test_rows_with_nan_get_their_verdict(library):
     logits = torch.randn(6, 333)
     logits[1, 200] = torch.nan
     logits[2, 332] = torch.nan

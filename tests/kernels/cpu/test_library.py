@@ -39,7 +39,7 @@ print(*sorted({path for path in maps if "omp" in path.rpartition("/")[2] and ".s
     assert Path(runtime).parent == Path(torch.__file__).parent / "lib"
 
 
-def test_a_tree_without_a_library_says_so(tmp_path):
+def test_a_missing_library_is_refused_with_the_reason(tmp_path):
     assert "no C++ compiler" in refusal(tmp_path)
 
 
@@ -55,7 +55,7 @@ def test_an_installed_library_has_no_sources_to_compare_with(built, tmp_path):
     Library(directory=tmp_path)
 
 
-def test_what_is_no_library_is_refused(tmp_path):
+def test_a_file_that_is_not_a_library_is_refused(tmp_path):
     (tmp_path / "native.so").write_bytes(b"text")
     assert "cannot be loaded" in refusal(tmp_path)
 
@@ -69,7 +69,7 @@ def test_instruction_sets_share_no_inline_function(built):
     assert re.findall(r" [WVuvw] (\S+)", symbols) == []
 
 
-def test_without_the_library_the_reference_serves_and_the_reason_is_told(monkeypatch, tmp_path):
+def test_without_the_library_the_reference_is_chosen_and_the_reason_listed(monkeypatch, tmp_path):
     monkeypatch.setattr(Library.__init__, "__defaults__", (None, tmp_path))
     assert "not built" in why_not()
     ops = select(CPU, torch.bfloat16)

@@ -39,7 +39,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_a_product_is_one_of_what_numbers_became(library, outputs, inputs, dtype):
+def test_a_product_is_that_of_the_quantized_values(library, outputs, inputs, dtype):
     weight = draw(outputs, inputs, seed=1, dtype=dtype)
     placed, meant = Placed(Int4(library), weight, dtype), Placed(reference.Matrices(), weight, dtype)
     tokens = torch.arange(outputs).flip(0).repeat(2)
@@ -59,7 +59,7 @@ def test_a_product_is_one_of_what_numbers_became(library, outputs, inputs, dtype
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (65, 33), (20, 200)])
-def test_weights_become_what_is_said_of_them(outputs, inputs):
+def test_weights_are_quantized_as_defined(outputs, inputs):
     weight = draw(outputs, inputs, seed=1)
     found = Placed(reference.Matrices(), weight, torch.float32).look_up(torch.arange(outputs)).double()
     expected = meaning(weight)

@@ -16,7 +16,7 @@ DTYPES = [torch.bfloat16, torch.float32]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_native_numbers_are_those_of_the_plain_form_to_the_bit(library, outputs, inputs, dtype):
+def test_native_quantization_equals_the_plain_forms_to_the_bit(library, outputs, inputs, dtype):
     weight = draw(outputs, inputs, seed=1, dtype=dtype)
     placed, meant = Placed(Int8(library), weight, dtype), Placed(reference.Matrices(), weight, dtype)
     for rows in ROWS:

@@ -89,7 +89,7 @@ def test_logits_are_added_to_in_float32_whatever_the_type_of_what_is_multiplied(
 
 
 @BOTH
-def test_rows_that_stand_among_others_in_memory(library, dtype):
+def test_rows_may_be_strided(library, dtype):
     low = adapter([5], 24, dtype=dtype)
     wide, y = draw(TOKENS, 60, dtype=dtype), torch.zeros(TOKENS, 90, dtype=dtype)
     exact = torch.zeros(TOKENS, 90)
@@ -101,7 +101,7 @@ def test_rows_that_stand_among_others_in_memory(library, dtype):
 
 @BOTH
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_is_the_same_to_the_bit_whatever_stands_beside_it(library, dtype, threads):
+def test_a_row_is_bit_identical_in_any_batch(library, dtype, threads):
     low = adapter([16, 3, 16], 1000, dtype=dtype)
     x = draw(TOKENS, 1000, dtype=dtype)
     before = torch.get_num_threads()
@@ -117,7 +117,7 @@ def test_a_row_is_the_same_to_the_bit_whatever_stands_beside_it(library, dtype, 
     assert alone.equal(together)
 
 
-def test_what_is_not_a_number_stays_in_its_row_and_part(library):
+def test_a_nan_stays_in_its_row_and_module(library):
     low = adapter([4, 4, 4], 72)
     low.a[5] = torch.nan
     x, y = draw(TOKENS, 72), torch.zeros(TOKENS, OUTPUTS)

@@ -18,7 +18,7 @@ def matrices(request, library):
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(200, 129), (66, 4399), (260, 4399)])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_row_is_the_same_to_the_bit_whoever_stands_beside_it(matrices, outputs, inputs, threads):
+def test_a_row_is_bit_identical_in_any_batch(matrices, outputs, inputs, threads):
     weight = Placed(matrices, draw(outputs, inputs, seed=1))
     x = draw(max(ROWS), inputs)
     before = torch.get_num_threads()
@@ -33,7 +33,7 @@ def test_a_row_is_the_same_to_the_bit_whoever_stands_beside_it(matrices, outputs
     assert torch.cat([weight.multiply(x[i : i + 1]) for i in range(20)]).equal(together[:20])
 
 
-def test_rows_may_stand_apart(matrices):
+def test_rows_may_be_strided(matrices):
     weight, x = Placed(matrices, draw(70, 66)), draw(5, 200)
     assert weight.multiply(x[:, 3:69]).equal(weight.multiply(x[:, 3:69].contiguous()))
     assert weight.multiply(x.T[:66, :3].T).equal(weight.multiply(x.T[:66, :3].T.contiguous()))
@@ -59,14 +59,14 @@ def test_weights_may_come_in_any_type(matrices, dtype):
     assert Placed(matrices, weight.half().bfloat16().to(dtype)).multiply(x).equal(expected.multiply(x))
 
 
-def test_a_row_that_does_not_exist_is_not_a_number(matrices):
+def test_a_row_out_of_range_is_nan(matrices):
     looked_up = Placed(matrices, draw(70, 66)).look_up(torch.tensor([1, 70, -1]))
     assert looked_up.isnan().all(1).tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("place", [0, 7, 65])
 @pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
-def test_what_is_not_finite_spoils_only_its_own_row(matrices, place, bad):
+def test_a_value_that_is_not_finite_affects_only_its_own_row(matrices, place, bad):
     weight, x = draw(70, 66), draw(9, 66)
     sound = Placed(matrices, weight).multiply(x)
     x[4, place] = float(bad)

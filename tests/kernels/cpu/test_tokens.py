@@ -33,7 +33,7 @@ def test_rms_norm(library, dtype, size, offset):
 
 
 @BOTH
-def test_rms_norm_of_heads_that_stand_among_others(library, dtype):
+def test_rms_norm_of_strided_heads(library, dtype):
     among = draw(5, 9, 64, dtype=dtype)
     weight = draw(64, seed=1, dtype=dtype)
     x = among[:, 2:6]
@@ -82,14 +82,14 @@ def test_gates(library, dtype, size, name):
 
 
 @pytest.mark.parametrize("name", ["silu_mul", "gelu_tanh_mul"])
-def test_gates_far_out(library, name):
+def test_gates_at_large_magnitudes(library, name):
     gate = torch.tensor([[-1e30, -1000.0, -90.0, 0.0, 90.0, 1000.0, 1e30, -20.0]])
     ours = getattr(tokens.Activation(library), name)(torch.cat((gate, torch.ones_like(gate)), dim=1))
     torch.testing.assert_close(ours, gate.clamp(min=0), rtol=1e-6, atol=1e-7)
 
 
 @BOTH
-def test_what_is_no_number_stays_none(library, dtype):
+def test_a_nan_stays_a_nan(library, dtype):
     x = draw(3, 64, dtype=dtype)
     x[1, 5] = torch.nan
     weight = torch.ones(64, dtype=dtype)

@@ -47,14 +47,14 @@ def test_a_head_may_have_any_size(attention, head, dtype):
 
 
 @BOTH
-def test_a_long_row_is_put_together_from_its_parts(attention, dtype):
+def test_a_long_row_is_merged_from_its_splits(attention, dtype):
     case = Case([(1700, 1), (511, 1), (1023, 5)], head=16, page_tokens=16, dtype=dtype, quantized=True)
     assert case.error(attention) < BOUND[dtype]
 
 
 @pytest.mark.parametrize("head", [3, 64, 66])
 @BOTH
-def test_what_is_written_is_the_reference_to_the_bit(attention, head, dtype):
+def test_the_written_cache_equals_the_references_to_the_bit(attention, head, dtype):
     k, v = (torch.randn(5, 2, head, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in (1, 2))
     k[1, 0], v[2, 1, 0] = 0, torch.inf
     width, kept = attention.row(head, dtype)
@@ -71,7 +71,7 @@ def test_what_is_written_is_the_reference_to_the_bit(attention, head, dtype):
         assert cache[..., :4].contiguous().view(torch.float32).isnan().equal(spoilt[..., :1])
 
 
-def test_a_row_stands_for_what_was_put_into_it():
+def test_a_quantized_row_is_near_the_row_written():
     x = torch.randn(50, 2, 66, generator=torch.Generator().manual_seed(0))
     off = (int8.unpack(int8.pack(x), 66, torch.float32) - x).abs()
     assert (off <= 0.501 * x.abs().amax(-1, keepdim=True) / 127).all()
@@ -90,7 +90,7 @@ def test_scales_belong_to_one_head_of_one_token(attention):
 
 
 @BOTH
-def test_neighbours_and_threads_do_not_change_a_bit(attention, dtype):
+def test_other_spans_and_threads_do_not_change_a_bit(attention, dtype):
     if isinstance(attention, Int8PagedAttention):
         pytest.skip("the reference promises it in float32, for singles among singles")
     case = Case([(1200, 1), (5, 1), (300, 40), (520, 3)], dtype=dtype, head=64, page_tokens=16, quantized=True)
@@ -109,7 +109,7 @@ def test_neighbours_and_threads_do_not_change_a_bit(attention, dtype):
 
 @pytest.mark.parametrize("where", ["k", "v"])
 @BOTH
-def test_a_broken_number_shows_in_its_own_rows_alone(attention, where, dtype):
+def test_a_nan_affects_only_its_own_rows(attention, where, dtype):
     case = Case([(900, 1), (2, 1), (60, 20)], head=32, page_tokens=16, dtype=dtype, quantized=True)
     case.compute(attention)
     getattr(case.pages, where)[case.spans[0].table[3]] = -1

@@ -74,7 +74,7 @@ def test_else_decoding_is_planned(make, capability, page_tokens, window, softcap
     assert not package.called("xqa") + package.called(PROMPTS)
 
 
-def test_pages_behind_a_window_are_not_told_of(make):
+def test_pages_behind_a_window_are_not_passed(make):
     from infd.kernels.flashinfer.wrappers import Keys
 
     keys = Keys.of([100, 3, 16], [1, 2, 1], 4, 10)
@@ -91,7 +91,7 @@ def test_a_backend_may_be_chosen_for_prompts(make):
     assert lent.wrapper.backend == "fa2"
 
 
-def test_layers_that_ask_for_the_same_share_a_wrapper_and_a_later_step_takes_it(make):
+def test_layers_with_equal_plans_share_a_wrapper_and_a_later_step_reuses_it(make):
     attention, package = make()
     case = Case(MIX, head=64)
     plan = attention.prepare(case.batch)
@@ -124,7 +124,7 @@ def test_a_cache_of_8_bit_floats_is_read_by_the_scales_of_its_heads(lengths, sin
     assert not package.called("xqa") + package.called("append_paged_kv_cache")
 
 
-def test_what_is_left_to_triton_is_told_once_each():
+def test_each_delegation_to_triton_is_logged_once():
     pytest.importorskip("triton")
     from infd.kernels.flashinfer.attention import PagedAttention
 
@@ -135,7 +135,7 @@ def test_what_is_left_to_triton_is_told_once_each():
     assert attention.refused == {"flashinfer": f"leaves to triton: {told}"}
 
 
-def test_it_computes_in_the_memory_that_it_is_given():
+def test_it_computes_in_its_given_workspace():
     pytest.importorskip("triton")
     from infd.kernels.flashinfer.attention import PagedAttention
     from infd.kernels.ops import Workspace
@@ -182,7 +182,7 @@ class Triton:
         (DECODING, {"head": 64, "sinks": True, "page_tokens": 16}, []),
     ],
 )
-def test_what_flashinfer_does_not_take_goes_to_triton(make, lengths, case, came):
+def test_unsupported_cases_are_delegated_to_triton(make, lengths, case, came):
     from infd.kernels.flashinfer.attention import Float8PagedAttention, PagedAttention
 
     triton = Triton()

@@ -136,7 +136,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         (33, 0.7, False, False),
     ],
 )
-def test_what_was_captured_is_right_when_lengths_and_tables_change(window, softcap, sinks, planned):
+def test_a_captured_step_is_right_when_lengths_and_tables_change(window, softcap, sinks, planned):
     from infd.kernels.flashinfer.attention import PagedAttention
 
     package = Package()
@@ -179,7 +179,7 @@ def test_so_is_what_reads_8_bit_floats(window, softcap):
 
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("planned", [False, True])
-def test_a_plan_that_nobody_uses_any_more_is_gone_at_once(planned):
+def test_an_unused_plan_is_freed_at_once(planned):
     from infd.kernels.flashinfer.attention import PagedAttention
 
     steps = Steps(PagedAttention(Package(), planned=planned))
@@ -239,7 +239,7 @@ def test_steps_of_all_sizes_share_what_their_pages_stand_in():
 
 @pytest.mark.filterwarnings("default")  # FlashInfer's own warnings
 @pytest.mark.parametrize(("window", "softcap", "planned"), [(None, None, False), (20, None, True), (None, 30.0, False)])
-def test_on_a_gpu_what_was_captured_is_right_when_lengths_and_tables_change(gpu, window, softcap, planned):
+def test_on_a_gpu_a_captured_step_is_right_when_lengths_and_tables_change(gpu, window, softcap, planned):
     from infd.kernels.flashinfer.attention import PagedAttention
     from infd.runner.cuda_graphs.capture import CudaGraphs
 

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("variant", "page_tokens"), [("qwen3", 16), ("gemma2", 16), ("glm4", 4)])
-def test_a_prompt_in_chunks_beside_a_stranger_is_what_transformers_says(tmp_path, monkeypatch, variant, page_tokens):
+def test_a_chunked_prompt_batched_with_another_gives_transformers_logits(tmp_path, monkeypatch, variant, page_tokens):
     pytest.importorskip("triton")
     package = Package()
     monkeypatch.setitem(sys.modules, "flashinfer", package)

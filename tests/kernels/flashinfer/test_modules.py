@@ -88,7 +88,7 @@ collect2: error: ld returned 1 exit status"""
         ("one\ntwo\nthree\nninja: build stopped.", "two; three"),
     ],
 )
-def test_what_a_module_cannot_be_compiled_for_is_told(said, told):
+def test_a_module_that_cannot_be_compiled_is_reported(said, told):
     with pytest.raises(DeviceMissing) as missing:
         modules._build(Spec(said), lambda *_: None)
     assert str(missing.value) == f"flashinfer's module norm cannot be compiled: {told}"

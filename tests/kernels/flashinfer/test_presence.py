@@ -25,7 +25,7 @@ def facts(dtype: torch.dtype = torch.bfloat16, device: torch.device = GPU) -> Fa
         ("compilers, with the modules assembled", None),
     ],
 )
-def test_what_flashinfer_lacks_is_named(monkeypatch, tmp_path, lacking, reason):
+def test_missing_features_of_flashinfer_are_named(monkeypatch, tmp_path, lacking, reason):
     assembled = lacking.endswith("assembled")
     known = {"flashinfer": lacking != "package", presence.ASSEMBLED: assembled}
     monkeypatch.setattr(presence, "find_spec", lambda name: object() if known[name] else None)
@@ -38,7 +38,7 @@ def test_what_flashinfer_lacks_is_named(monkeypatch, tmp_path, lacking, reason):
         assert presence.why_not(GPU) is None
 
 
-def test_what_triton_lacks_flashinfer_lacks(monkeypatch):
+def test_features_that_triton_lacks_flashinfer_lacks_too(monkeypatch):
     monkeypatch.setattr(presence, "cannot_compile", lambda: None)
     monkeypatch.setattr(presence.triton, "why_not", lambda device, oldest: "wants another GPU")
     assert presence.why_not(GPU) == "wants another GPU"
@@ -51,7 +51,7 @@ def test_other_types_and_devices_are_refused():
     assert presence.why_not(torch.device("cpu")) == "runs on NVIDIA's GPUs alone"
 
 
-def test_whoever_is_preferred_is_asked_first_and_the_others_stay_in_order():
+def test_a_preferred_implementation_comes_first_and_the_others_keep_their_order():
     preferred = preferring("flashinfer", CANDIDATES)
     names = {family: [each.name for each in some] for family, some in preferred.items()}
     for family in ("attention", "norm", "rope", "activation"):
@@ -61,7 +61,7 @@ def test_whoever_is_preferred_is_asked_first_and_the_others_stay_in_order():
     assert [each.name for each in cached] == ["flashinfer fp8", "triton fp8", "reference fp8"]
 
 
-def test_a_cache_of_8_bit_floats_wants_a_gpu_that_converts_them(monkeypatch):
+def test_an_fp8_cache_needs_a_gpu_with_fp8_conversion(monkeypatch):
     asked = []
     monkeypatch.setattr(presence, "cannot_compile", lambda: None)
     monkeypatch.setattr(presence.triton, "why_not", lambda device, oldest: asked.append(oldest))

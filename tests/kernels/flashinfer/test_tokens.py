@@ -57,7 +57,7 @@ def test_norms(tokens, dtype, offset):
     assert package.calls == [f"{name}rmsnorm", f"{name}fused_add_rmsnorm"]
 
 
-def test_heads_are_normed_where_they_lie(tokens):
+def test_heads_are_normalized_in_place(tokens):
     package = Package()
     q, k, _ = heads(torch.bfloat16)
     weight = torch.randn(64).bfloat16()
@@ -92,7 +92,7 @@ def test_gates(tokens, name, dtype):
     assert package.calls == [name.replace("_mul", "_and_mul")]
 
 
-def test_what_flashinfer_does_not_take_goes_to_triton(tokens):
+def test_unsupported_cases_are_delegated_to_triton(tokens):
     package = Package()
     norm, rope, gate = (family(package, Other()) for family in (tokens.Norm, tokens.Rope, tokens.Activation))
     x, weight = torch.randn(4, 64).bfloat16(), torch.randn(64).bfloat16()

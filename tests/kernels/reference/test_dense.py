@@ -66,7 +66,7 @@ def test_interleaved_rope_pairs_neighbours():
         assert turned[..., apart].equal(expected)
 
 
-def test_rope_gives_back_the_type_it_was_given():
+def test_rope_keeps_the_dtype():
     table = torch.zeros(4, 2, 2)
     q, k = dense.Rope()(draw(1, 2, 4).bfloat16(), draw(1, 1, 4).bfloat16(), torch.tensor([1]), table)
     assert (q.dtype, k.dtype) == (torch.bfloat16, torch.bfloat16)

@@ -63,7 +63,7 @@ def test_keys_that_are_split_are_merged(error, triton, lengths, window):
     assert error(case, room=1000) < 2e-6
 
 
-def test_parts_of_keys_that_turn_out_not_to_be_there_change_nothing(error):
+def test_empty_parts_of_keys_change_nothing(error):
     assert error(Case([(5, 1), (0, 1), (40, 1)], page_tokens=16, slack=900), room=1000) < 2e-6
 
 
@@ -86,7 +86,7 @@ def test_half_precision_accumulates_in_float32(compute, dtype, head, softcap):
 
 
 @pytest.mark.parametrize(("room", "softcap"), [(1, None), (1000, None), (1000, 3.0)])
-def test_a_sink_takes_its_share_of_the_weights(error, room, softcap):
+def test_a_sink_takes_its_share_of_the_attention_weights(error, room, softcap):
     lengths = [(400, 1), (600, 2), (0, 1), (300, 20)]
     assert error(Case(lengths, page_tokens=16, sinks=True, softcap=softcap, padding=1), room) < 2e-6
 

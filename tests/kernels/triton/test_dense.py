@@ -66,7 +66,7 @@ def test_norms_are_those_of_the_reference(norm, device, unsynchronised, dtype, s
     assert given[2].cpu().equal(expected[2])  # the stream is equal to the bit
 
 
-def test_heads_may_be_normed_where_they_stand_in_a_fused_product(norm, device):
+def test_heads_may_be_normalized_in_a_fused_product(norm, device):
     fused = draw(3, 6, 16)
     part, weight = fused[:, 2:5], draw(16, seed=1)
     expected = dense.Norm().rms_norm(part, weight, 1e-6)

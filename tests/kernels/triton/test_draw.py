@@ -124,7 +124,7 @@ def test_where_no_row_is_limited_limits_are_not_looked_at(draw):
 @pytest.mark.parametrize("limits", list(LIMITS.values())[1:], ids=list(LIMITS)[1:])
 @pytest.mark.parametrize("scale", [0.01, 8.0])
 @pytest.mark.parametrize("block", [4096, 256])  # lanes hold all of their tokens, or a fifth
-def test_what_is_kept_is_what_the_reference_keeps(device, limits, scale, block):
+def test_kept_tokens_are_those_of_the_reference(device, limits, scale, block):
     from tests.kernels.triton.probes import show_reach
 
     logits = logits_of(4, scale=scale)
@@ -147,7 +147,7 @@ def test_what_is_kept_is_what_the_reference_keeps(device, limits, scale, block):
 
 
 @pytest.mark.parametrize("limits", [{"top_k": 12}, {"top_p": 0.6}, {"top_k": 30, "top_p": 0.4}])
-def test_likely_tokens_may_all_lie_in_one_lane(device, limits):
+def test_all_likely_tokens_may_be_in_one_lane(device, limits):
     from tests.kernels.triton.probes import show_reach
 
     block, vocab = 64, 1500

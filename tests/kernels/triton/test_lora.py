@@ -112,7 +112,7 @@ def test_addresses_are_sent_once_while_they_stay_the_same(lora, device):
     assert lora._product(groups) is first
 
 
-def test_products_that_other_adapters_change_do_not_take_turns_in_being_sent(lora, device):
+def test_products_of_different_adapters_do_not_evict_each_others_tables(lora, device):
     x, y = torch.ones(TOKENS, INPUTS, device=device), torch.zeros(TOKENS, OUTPUTS, device=device)
     some = moved([(rows, adapter([3, 0, 0])) for rows in ROWS[:2]], device)
     sent = []
@@ -127,7 +127,7 @@ def test_products_that_other_adapters_change_do_not_take_turns_in_being_sent(lor
     assert len(sent) == 4
 
 
-def test_no_more_tables_are_kept_than_are_worth_it(lora, device, monkeypatch):
+def test_the_number_of_kept_tables_is_bounded(lora, device, monkeypatch):
     from infd.kernels.triton import lora as module
 
     monkeypatch.setattr(module, "KEPT", 2)
@@ -184,7 +184,7 @@ def test_a_table_of_slots_holds_others_in_its_place_until_ranks_outgrow_it(lora,
     assert weights.weights.table.equal(before)
 
 
-def test_what_is_sent_goes_up_by_the_way_that_is_given(lora, device):
+def test_tables_are_sent_through_the_given_upload(lora, device):
     sent = []
 
     def upload(array):

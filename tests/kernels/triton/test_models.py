@@ -23,7 +23,7 @@ def ops(device):
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma2", "glm4"])
-def test_a_prompt_in_chunks_beside_a_stranger_is_what_transformers_says(tiny, device, ops, variant):
+def test_a_chunked_prompt_batched_with_another_gives_transformers_logits(tiny, device, ops, variant):
     pair = Pair(tiny(variant), ops=ops, device=device)
     driver = pair.driver()
     prompt, other = text(1, 30), text(2, 12)

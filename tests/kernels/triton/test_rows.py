@@ -56,7 +56,7 @@ def inputs_of(rows: list[int], bounds: list[int], groups: int, device: torch.dev
         ([5, 6, 3, 2, 8, 8], [9000, 300, 20, 15, 0, 0]),  # bounds above, and below, the exact positions
     ],
 )
-def test_what_a_step_reads_is_put_in_place(rows, device, unsynchronised, groups, rows_, bounds):
+def test_a_steps_inputs_are_gathered(rows, device, unsynchronised, groups, rows_, bounds):
     cpu = torch.device("cpu")
     expected, found = inputs_of(rows_, bounds, groups, cpu), inputs_of(rows_, bounds, groups, device)
     known = kept(groups)
@@ -75,7 +75,7 @@ def test_what_a_step_reads_is_put_in_place(rows, device, unsynchronised, groups,
 
 
 @pytest.mark.parametrize("count", [1, 3, 200])
-def test_what_was_sampled_is_appended(rows, device, unsynchronised, count):
+def test_sampled_tokens_are_appended(rows, device, unsynchronised, count):
     chance = torch.Generator().manual_seed(2)
     known = BatchState(
         torch.zeros(count + 2, 40).int(), torch.ones(count + 2).long(), torch.zeros(count + 2, 1, 1).int()

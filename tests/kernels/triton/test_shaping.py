@@ -64,7 +64,7 @@ def test_tokens_of_the_answer_are_penalized_as_often_as_they_occur(shaped):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
 
 
-def test_a_mask_forbids_what_its_bits_say(shaped):
+def test_a_mask_forbids_the_tokens_of_its_bits(shaped):
     bits = torch.randint(-(2**31), 2**31, (3, -(-VOCAB // 32)), generator=torch.Generator().manual_seed(3))
     bits[1] = -1
     found, expected = shaped("forbid", SOME, bits.to(torch.int32))

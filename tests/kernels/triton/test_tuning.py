@@ -38,7 +38,7 @@ def distance(blocks, best):
     return 1.0 + sum(abs(one - other) / 16 for one, other in zip(blocks, best, strict=True))
 
 
-def test_the_cheapest_cut_is_found_one_thing_after_the_other(shape):
+def test_the_cheapest_tiling_is_found_one_parameter_at_a_time(shape):
     from infd.kernels.triton.tuning import search
 
     def few(tiling):
@@ -52,7 +52,7 @@ def test_the_cheapest_cut_is_found_one_thing_after_the_other(shape):
     assert found.many == pytest.approx(cost.many(OTHERS) / cost.many(usual))
 
 
-def test_what_fails_is_not_taken_and_what_gains_little_is_left_as_usual(shape):
+def test_failing_tilings_are_skipped_and_small_gains_keep_the_default(shape):
     from infd.kernels.triton.tuning import search
 
     usual = shape.usual(GPU)
@@ -100,7 +100,7 @@ def test_steps_are_timed_whose_results_are_as_usual(device, shape):
     assert len(done) == 5
 
 
-def test_what_was_measured_is_found_by_gpu_and_kernels_and_shape(shape, tmp_path, monkeypatch):
+def test_tunings_are_found_by_gpu_kernels_and_shape(shape, tmp_path, monkeypatch):
     from infd.kernels.triton import tilings
 
     tilings.keep(tmp_path, GPU, {"another": OTHERS})
@@ -116,7 +116,7 @@ def test_what_was_measured_is_found_by_gpu_and_kernels_and_shape(shape, tmp_path
     assert tilings.kept(tmp_path, GPU) == {}
 
 
-def test_a_file_that_says_nothing_is_told_of_and_not_read(triton, tmp_path, caplog):
+def test_an_unusable_tuning_file_is_reported_and_ignored(triton, tmp_path, caplog):
     from infd.kernels.triton import tilings
 
     tilings.keep(tmp_path, GPU, {}).write_text('{"x": 3}')

@@ -45,7 +45,7 @@ def test_no_step_asks_for_a_kernel_that_the_first_steps_did_not(tiny, tmp_path, 
 
 
 @pytest.mark.usefixtures("triton")
-def test_what_was_compiled_for_a_gpu_that_is_not_here_is_found_again(tmp_path):
+def test_kernels_compiled_for_an_absent_gpu_are_found_again(tmp_path):
     command = ("-m", "infd", "warm", "--target", "gfx942", "--set", f"device.kernel_cache={tmp_path}")
     *kernels, summary = program(*command).splitlines()
     assert f"{len(kernels)} kernels for gfx942 in {tmp_path}: {len(kernels)} compiled, 0 were there" in summary

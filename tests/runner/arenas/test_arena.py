@@ -76,7 +76,7 @@ def test_memory_that_cannot_exist_is_refused():
         Arena(2**62, CPU, "weights")
 
 
-def test_what_is_settled_lies_in_large_pages_and_holds_what_it_held():
+def test_settled_memory_is_in_huge_pages_with_unchanged_content():
     arena = Arena(5 * LARGE_PAGE, CPU, "test")
     held = arena.take((4 * LARGE_PAGE // 8,), torch.int64).copy_(torch.arange(4 * LARGE_PAGE // 8))
     before = _large_bytes()
@@ -124,7 +124,7 @@ class Pieces:
         return self.left > 0
 
 
-def test_settling_goes_behind_everything_else_and_ends():
+def test_settling_runs_at_the_lowest_priority_and_ends():
     quiet, pieces = threading.Event(), Pieces(2)
     quiet.set()
     settling = Settling(pieces, quiet)
@@ -136,7 +136,7 @@ def test_settling_goes_behind_everything_else_and_ends():
     assert os.getpriority(os.PRIO_PROCESS, 0) == 0, "other threads keep theirs"
 
 
-def test_settling_waits_while_something_is_computed_but_not_for_ever(monkeypatch):
+def test_settling_waits_for_computation_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(host, "PACE_S", 600)
     pieces = Pieces(2)
     settling = Settling(pieces, threading.Event())
@@ -186,7 +186,7 @@ def test_an_arena_occupies_nothing_until_it_is_written_and_nothing_after_release
     assert tensor[-1] == 7.0
 
 
-def test_memory_had_ahead_is_claimed_with_what_it_is_known_to_hold_and_the_rest_is_given_back():
+def test_preallocated_memory_is_claimed_with_its_known_content_and_the_rest_released():
     size = 16 * LARGE_PAGE
     ahead = Headstart(2 * size)
     ahead.wait()
@@ -214,7 +214,7 @@ def test_as_much_memory_is_there_as_was_waited_for():
     populating.stop()
 
 
-def test_whoever_waits_for_memory_that_the_system_does_not_have_goes_on(monkeypatch):
+def test_a_wait_for_unavailable_memory_ends(monkeypatch):
     monkeypatch.setattr(Mapping, "advise", lambda *_: False)
     populating = Populating(Mapping(4 * LARGE_PAGE), 4 * LARGE_PAGE)
     populating.reach(4 * LARGE_PAGE)
@@ -234,7 +234,7 @@ def test_an_allocation_of_torchs_holds_zeros_when_it_is_new_and_when_it_was_give
     assert not tensor.any()
 
 
-def test_memory_had_ahead_is_all_given_back_where_more_is_wanted_than_there_are_addresses_for():
+def test_preallocated_memory_is_released_if_the_address_space_is_too_small():
     before = resident()
     ahead = Headstart(8 * LARGE_PAGE)
     assert ahead.claim(16 * LARGE_PAGE) is None
@@ -293,7 +293,7 @@ def test_the_cache_is_never_larger_than_all_rows_could_use():
     assert sized().pages == 4 * 64 // 4
 
 
-def test_the_cache_takes_all_the_room_there_is():
+def test_the_cache_takes_all_free_memory():
     size = sized(room=100 * PAGE, rows=1000)
     assert 95 <= size.pages < 100
     assert size.reason == "all there is"

@@ -118,7 +118,7 @@ async def test_weights_that_were_quantized_are_quantized_again(built, tmp_path):
         assert await answers(runs, capacity) != before
 
 
-async def test_what_was_given_back_is_not_had_again_to_make_it_faster(tiny):
+async def test_released_weights_are_not_settled(tiny):
     async with running(tiny("qwen3")) as (runs, _):
         while not runs.describe()["large_pages"]["ended"]:
             await asyncio.sleep(0)
@@ -143,7 +143,7 @@ async def test_a_step_without_memory_fails_instead_of_computing_zeros(tiny):
         assert await answers(runs, capacity) == before
 
 
-async def test_a_staged_wake_takes_back_what_it_is_told(tiny):
+async def test_a_staged_wake_restores_the_named_parts(tiny):
     async with running(tiny("llama")) as (runs, capacity):
         before = await answers(runs, capacity)
         await runs.sleep(2)
@@ -155,7 +155,7 @@ async def test_a_staged_wake_takes_back_what_it_is_told(tiny):
         assert await answers(runs, capacity) == before
 
 
-async def test_a_checkpoint_that_is_gone_leaves_it_asleep_until_it_is_back(tiny, tmp_path):
+async def test_a_missing_checkpoint_keeps_the_model_asleep_until_it_is_back(tiny, tmp_path):
     directory = Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
     async with running(directory) as (runs, capacity):
         before = await answers(runs, capacity)
@@ -170,7 +170,7 @@ async def test_a_checkpoint_that_is_gone_leaves_it_asleep_until_it_is_back(tiny,
         assert await answers(runs, capacity) == before
 
 
-async def test_a_checkpoint_that_has_changed_is_not_taken_for_the_old_one_unless_that_is_said(tiny, tmp_path):
+async def test_a_changed_checkpoint_is_refused_unless_it_is_named(tiny, tmp_path):
     directory = Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
     async with running(directory) as (runs, capacity):
         before = await answers(runs, capacity)
@@ -270,7 +270,7 @@ async def test_weights_that_fail_midway_are_invalid_until_good_ones_are_there(ti
         assert await answers(runs, capacity) == before
 
 
-async def test_files_are_closed_whatever_comes_of_it(tiny, monkeypatch):
+async def test_files_are_closed_on_success_and_failure(tiny, monkeypatch):
     async with running(tiny("llama")) as (runs, _):
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):

@@ -132,9 +132,7 @@ def test_a_light_sleep_moves_weights_to_the_host_and_the_wake_reads_no_file(serv
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_what_kernels_compute_in_goes_with_the_cache_and_comes_back_as_zeros_in_the_same_place(
-    serve, monkeypatch, level
-):
+def test_workspaces_are_released_with_the_cache_and_return_zeroed_at_the_same_address(serve, monkeypatch, level):
     lent: list[Tensor] = []
     monkeypatch.setattr(loading, "candidates", lambda config: insisting("reference", CANDIDATES))
     monkeypatch.setattr(PagedAttention, "workspace_bytes", 3 * GRAIN, raising=False)
@@ -186,7 +184,7 @@ def test_a_light_sleep_may_deepen(serve):
     assert house.answer() == before
 
 
-def test_what_the_host_has_no_room_for_is_read_again(serve, monkeypatch, caplog):
+def test_weights_that_the_host_cannot_park_are_read_again(serve, monkeypatch, caplog):
     house = serve()
     before = house.answer()
     monkeypatch.setattr(vram, "available_bytes", lambda: 1000)
@@ -199,7 +197,7 @@ def test_what_the_host_has_no_room_for_is_read_again(serve, monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_staged_wake_takes_back_what_it_is_told(serve, level):
+def test_a_staged_wake_restores_the_named_parts(serve, level):
     house = serve()
     before = house.answer()
     for first, second in ((MemoryPart.WEIGHTS, MemoryPart.CACHE), (MemoryPart.CACHE, MemoryPart.WEIGHTS)):
@@ -234,7 +232,7 @@ def test_a_wake_that_finds_the_device_full_holds_nothing_and_can_be_tried_again(
         assert house.answer() == before
 
 
-def test_other_weights_may_be_put_in_place_of_parked_ones(serve, tiny):
+def test_other_weights_may_replace_parked_ones(serve, tiny):
     house = serve()
     before = house.answer()
     house.residence.sleep(1)
@@ -249,7 +247,7 @@ def test_other_weights_may_be_put_in_place_of_parked_ones(serve, tiny):
     assert house.answer() == before
 
 
-def test_closing_gives_everything_back(serve):
+def test_closing_releases_all_memory(serve):
     for level in (0, 1, 2):
         house = serve()
         if level:

@@ -50,7 +50,7 @@ class Failing:
         return None
 
 
-def test_an_arena_lies_in_few_pieces_within_one_range_and_holds_zeros():
+def test_an_arena_is_few_mappings_of_one_range_and_holds_zeros():
     driver = FakeDriver()
     arena = Bank(driver).arena(11 * GRAIN - 5, "weights")
     assert [held.size for held in driver.ranges.values()] == [11 * GRAIN]
@@ -79,7 +79,7 @@ def test_memory_is_given_back_and_comes_back_zeroed_in_the_same_place():
     assert not tensor.any()
 
 
-def test_what_is_there_already_is_not_wiped_by_asking_for_it_again():
+def test_restoring_mapped_memory_keeps_its_content():
     arena = Bank(FakeDriver()).arena(GRAIN, "cache")
     tensor = arena.take((3,), torch.float32).fill_(2.0)
     arena.restore()
@@ -163,7 +163,7 @@ def test_whichever_call_fails_a_restore_holds_nothing_and_can_be_tried_again():
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_what_could_not_be_unmapped_is_known_and_is_unmapped_or_used_later(number):
+def test_memory_that_could_not_be_unmapped_is_unmapped_or_reused_later(number):
     driver = FakeDriver()
     arena = Bank(driver).arena(9 * GRAIN, "cache")
     tensor = arena.take((9 * GRAIN,), torch.uint8)
@@ -179,7 +179,7 @@ def test_what_could_not_be_unmapped_is_known_and_is_unmapped_or_used_later(numbe
         assert not tensor.any()
 
 
-def test_nothing_is_unmapped_under_work_that_is_still_going_on():
+def test_nothing_is_unmapped_while_work_is_running():
     driver = FakeDriver()
     arena = Bank(driver).arena(GRAIN, "cache")
     driver.running = True
@@ -187,7 +187,7 @@ def test_nothing_is_unmapped_under_work_that_is_still_going_on():
     assert driver.used == 0
 
 
-def test_what_is_parked_comes_back_as_it_was(monkeypatch):
+def test_parked_memory_returns_unchanged(monkeypatch):
     driver = FakeDriver()
     room = Bank(driver)
     arena = room.arena(10 * GRAIN, "weights")
@@ -247,7 +247,7 @@ def test_whichever_call_fails_parking_changes_nothing():
         assert bool((tensor == 7).all())
 
 
-def test_on_a_host_that_pins_nothing_weights_are_moved_all_the_same(caplog):
+def test_weights_are_parked_without_pinned_memory_too(caplog):
     driver = FakeDriver()
     arena = Bank(driver).arena(10 * GRAIN, "weights")
     tensor = arena.take((10 * GRAIN,), torch.uint8)
@@ -266,7 +266,7 @@ def test_on_a_host_that_pins_nothing_weights_are_moved_all_the_same(caplog):
     assert caplog.text.count("not pinned") == 1
 
 
-def test_what_could_not_be_unpinned_is_known_and_is_unpinned_later():
+def test_memory_that_could_not_be_unpinned_is_unpinned_later():
     driver = FakeDriver()
     room = Bank(driver)
     arena = room.arena(10 * GRAIN, "weights")
@@ -304,7 +304,7 @@ def test_a_bank_counts_what_it_gave():
     room.trim()
 
 
-def test_without_the_drivers_package_memory_stays_and_it_is_said_why(monkeypatch):
+def test_without_the_drivers_package_memory_stays_mapped_and_the_reason_is_reported(monkeypatch):
     def absent() -> None:
         raise ModuleNotFoundError("No module named 'cuda'")
 
@@ -348,7 +348,7 @@ def _refuses(*_: Any) -> None:
         (lambda *_: torch.ones(GRAIN, dtype=torch.uint8), "what is written to mapped memory is not found there"),
     ],
 )
-def test_where_torch_cannot_use_mapped_memory_it_hands_out_its_own_and_it_is_said_why(
+def test_where_torch_cannot_use_mapped_memory_it_allocates_and_the_reason_is_reported(
     found, monkeypatch, tensor, reason
 ):
     monkeypatch.setattr(vram, "tensor_at", tensor)
@@ -364,7 +364,7 @@ def test_where_torch_can_use_mapped_memory_arenas_are_made_of_it(found, monkeypa
     assert bank.held() == 0, "what was tried first is gone"
 
 
-def test_the_books_notice_what_must_not_happen():
+def test_the_fake_driver_detects_misuse():
     driver = FakeDriver()
     call = Driver(driver, 0)
     first = call("cuMemAddressReserve", GRAIN, 0, 0, 0)

@@ -62,7 +62,7 @@ def check(
         torch.testing.assert_close(row[list(one.top_ids)], row.topk(most).values, atol=tolerance, rtol=tolerance)
 
 
-def test_every_token_of_a_prompt_but_the_first_is_scored_beside_strangers():
+def test_every_token_of_a_prompt_but_the_first_is_scored_beside_other_sequences():
     plan = StepPlan(
         0,
         [
@@ -145,7 +145,7 @@ SHORT = [5, 17, 30, 99, 150]
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_scores_are_transformers_log_softmax_in_chunks_after_preemption_and_among_strangers(
+async def test_scores_are_transformers_log_softmax_in_chunks_after_preemption_and_in_batches(
     tiny: Callable[[str], Path], kind: str, depth: int
 ):
     if kind == "cuda" and not torch.cuda.is_available():

@@ -23,7 +23,7 @@ def test_bias_is_added_to_single_tokens():
     assert torch.equal(logits, expected)
 
 
-def test_the_floor_makes_end_ids_impossible_and_nothing_else():
+def test_min_tokens_forbids_only_the_end_ids():
     logits = logits_of(2)
     expected = logits.clone()
     expected[1, [3, 49]] = -torch.inf

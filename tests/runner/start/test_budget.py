@@ -61,13 +61,13 @@ def start(
     return load(FakeModel(fault=full), settings, Pulse(), bank=bank, max_len=2000), bank
 
 
-def test_the_cache_gets_what_all_else_leaves_of_the_share():
+def test_the_cache_gets_the_rest_of_the_memory_share():
     budget = Budget(total=1000, others=100, share=0.9, weights=300, footprint=Footprint(64, 50, 30, 20, 3), graphs=40)
     assert budget.room.bytes == 810 - 300 - 20 - 50 - 40
     assert replace(budget, weights=900).room.bytes == 0
 
 
-def test_the_budget_is_told_in_lines_that_add_up():
+def test_the_budgets_lines_add_up():
     budget = Budget(
         total=1000 * MIB,
         others=100 * MIB,
@@ -101,7 +101,7 @@ def test_a_start_tries_the_largest_step_and_leaves_only_weights_and_cache(caplog
     assert loaded.capacity.step_tokens == 64
 
 
-def test_captured_steps_are_left_room():
+def test_memory_is_reserved_for_captured_steps():
     loaded, _ = start(FakeDriver(capacity=300 * MIB), graphs=True, share=1.0)
     graphs = 2 * 2 * GRAIN * 40 + len(sizes(40)) * GRAPH_BYTES
     useful = 40 * 500 * PAGE
@@ -147,7 +147,7 @@ def test_rows_are_counted_and_those_of_the_first_runner_are_gone_before_there_ar
     assert driver.used - before == 50 * GRAIN
 
 
-def test_what_others_hold_is_not_shared():
+def test_memory_of_other_processes_is_not_part_of_the_share():
     driver = FakeDriver(capacity=TOTAL)
     first, _ = start(driver)
     second, _ = start(driver)

@@ -58,7 +58,7 @@ def start(machine: Machine, config: Config, described: dict[str, Any] | None = N
     return machine.steps - before, (held.step_tokens, held.mixed_tokens, held.crowded_tokens, held.score_cost)
 
 
-def test_the_next_start_takes_what_was_measured_after_one_look(machine: Machine, tmp_path: Path, caplog):
+def test_the_next_start_reuses_the_measurement_after_one_check(machine: Machine, tmp_path: Path, caplog):
     caplog.set_level("INFO", "infd.runner")
     measured, found = start(machine, settings(tmp_path / "new"))
     assert "earlier start" not in caplog.text
@@ -70,7 +70,7 @@ def test_the_next_start_takes_what_was_measured_after_one_look(machine: Machine,
     assert f"measured by an earlier start; remove {tmp_path / 'new' / NAME}" in caplog.text
 
 
-def test_it_is_forgotten_with_its_file(machine: Machine, tmp_path: Path):
+def test_a_measurement_is_discarded_with_its_file(machine: Machine, tmp_path: Path):
     measured, _ = start(machine, settings(tmp_path))
     (tmp_path / NAME).unlink()
 
@@ -78,7 +78,7 @@ def test_it_is_forgotten_with_its_file(machine: Machine, tmp_path: Path):
 
 
 @pytest.mark.parametrize("slow", [0.7, 1.3])
-def test_steps_that_take_another_time_are_measured_again_and_kept(machine: Machine, tmp_path: Path, slow: float):
+def test_steps_of_another_duration_are_measured_again_and_kept(machine: Machine, tmp_path: Path, slow: float):
     start(machine, settings(tmp_path))
     machine.slow = slow
 
@@ -88,7 +88,7 @@ def test_steps_that_take_another_time_are_measured_again_and_kept(machine: Machi
     assert start(machine, settings(tmp_path)) == (2, found)
 
 
-def test_a_step_that_something_disturbed_is_looked_at_again(machine: Machine, tmp_path: Path, monkeypatch):
+def test_a_disturbed_step_is_measured_again(machine: Machine, tmp_path: Path, monkeypatch):
     start(machine, settings(tmp_path))
     disturbed = iter([1.0, 3.0, 1.0])  # the first step of all, then twice the shortest
     run = machine.__call__
@@ -112,7 +112,7 @@ def test_a_step_that_something_disturbed_is_looked_at_again(machine: Machine, tm
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_what_decides_how_long_steps_take_is_part_of_the_key(machine: Machine, tmp_path: Path, monkeypatch, changed):
+def test_everything_that_decides_step_time_is_part_of_the_key(machine: Machine, tmp_path: Path, monkeypatch, changed):
     start(machine, settings(tmp_path))
     if "version" in changed:
         monkeypatch.setattr(calibration_file, "__version__", changed["version"])
@@ -127,7 +127,7 @@ def test_what_decides_how_long_steps_take_is_part_of_the_key(machine: Machine, t
     assert start(machine, settings(tmp_path, **changed.get("config", {})), changed.get("described"))[0] == 2
 
 
-def test_models_do_not_drive_each_other_out_and_where_they_lie_does_not_matter(machine: Machine, tmp_path: Path):
+def test_models_do_not_evict_each_other_and_their_path_does_not_matter(machine: Machine, tmp_path: Path):
     config = settings(tmp_path)
     start(machine, config)
     start(machine, config, {"another": "model"})

@@ -47,7 +47,7 @@ def test_a_gpu_takes_the_type_of_the_checkpoint():
     assert choose_dtype("auto", {}, "cuda") == "float32"
 
 
-def test_a_type_that_is_asked_for_is_taken():
+def test_a_configured_dtype_is_used():
     assert choose_dtype("float16", {"dtype": "bfloat16"}, "cpu") == "float16"
     assert (choose_dtype("half", {}, "cpu"), choose_dtype("float", {"dtype": "float16"}, None)) == (
         "float16",
@@ -192,7 +192,7 @@ PER_HEAD = {"q_scale": torch.full((4, 1, 1), 0.5), "k_scale": EACH, "v_scale": E
 @pytest.mark.parametrize("cache", ["auto", "fp8"])
 @pytest.mark.parametrize("prefix", ["", "attn."])
 @pytest.mark.parametrize(("scales", "scheme"), [(PER_TENSOR, TENSOR), (PER_HEAD, HEADS)])
-def test_scales_of_queries_are_read_by_nobody_and_told_of_once(tiny, tmp_path, caplog, scales, scheme, prefix, cache):
+def test_query_scales_are_ignored_and_logged_once(tiny, tmp_path, caplog, scales, scheme, prefix, cache):
     caplog.set_level(logging.INFO, "infd")
     group = {"targets": ["Qwen3Attention"], "weights": None, "input_activations": scheme, "output_activations": None}
     scales = {prefix + name: scale for name, scale in scales.items()}
@@ -238,7 +238,7 @@ def test_numbers_that_no_cache_can_be_divided_by_are_the_checkpoints_fault(tiny,
         build(msgspec.structs.replace(plain, cache=msgspec.structs.replace(plain.cache, dtype="fp8")), Pulse())
 
 
-def test_what_config_json_makes_impossible_is_told_with_the_directory(tiny, tmp_path):
+def test_an_impossible_config_json_is_refused_with_its_directory(tiny, tmp_path):
     described = json.loads((tiny("qwen3") / "config.json").read_text())
 
     def build_with(**changes: object) -> None:
@@ -278,7 +278,7 @@ def test_a_shorter_context_can_be_asked_for(tiny):
     assert [row["family"] for row in loaded.facts["ops"]] == sorted(CANDIDATES)
 
 
-def test_reading_the_weights_is_told_to_whoever_asks_and_to_the_watchdog(tiny):
+def test_reading_the_weights_reports_progress_and_beats_the_watchdog(tiny):
     told, pulse = [], Pulse()
     build(settings(tiny("qwen3")), pulse, lambda done, total: told.append((done, total, pulse.count)))
     done, totals, beats = zip(*told, strict=True)
@@ -287,7 +287,7 @@ def test_reading_the_weights_is_told_to_whoever_asks_and_to_the_watchdog(tiny):
     assert beats == tuple(range(1, len(told) + 1))
 
 
-def test_lowering_the_context_to_what_the_cache_holds_is_said_aloud(caplog):
+def test_lowering_the_context_to_the_cache_is_logged(caplog):
     caplog.set_level(logging.WARNING)
     loaded = load(FakeModel(), config(), Pulse(), max_len=5000)  # 2**16 bytes in pages of 64
     assert loaded.capacity.max_model_len == 4 * loaded.capacity.pages < 5000

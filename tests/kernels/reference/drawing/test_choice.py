@@ -52,7 +52,7 @@ def test_seeds_that_differ_only_above_32_bits_differ():
     assert chi_square(tokens.bincount(minlength=VOCAB), torch.full((VOCAB,), 1 / VOCAB)) < 4
 
 
-def test_a_choice_says_nothing_about_the_next_one():
+def test_consecutive_choices_are_independent():
     vocab = 8
     for pair in (
         keys_of(torch.full((DRAWS,), 3), torch.arange(DRAWS)),
@@ -96,7 +96,7 @@ def test_the_noise_of_a_token_is_pinned():
     torch.testing.assert_close(noise.gumbel(keys, hashed(3)), torch.tensor([[0.1143473, -0.0220347, 0.9355881]]))
 
 
-def test_a_token_meets_the_same_noise_among_candidates_as_in_the_whole_row():
+def test_a_tokens_noise_is_the_same_among_candidates_as_in_the_whole_row():
     count = 300
     logits = torch.randn((count, VOCAB), generator=torch.Generator().manual_seed(3))
     logits -= logits.amax(-1, keepdim=True)
@@ -105,7 +105,7 @@ def test_a_token_meets_the_same_noise_among_candidates_as_in_the_whole_row():
     assert torch.equal(choice.among(whole, keys), choice.among_all(logits, keys, hashed()))
 
 
-def test_what_was_truncated_is_never_chosen():
+def test_truncated_tokens_are_never_chosen():
     count = 2000
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4))
     logits -= logits.max()
@@ -123,7 +123,7 @@ def test_what_was_truncated_is_never_chosen():
     assert chi_square(observed, logits[five].softmax(-1)) < 4
 
 
-def test_a_gpu_meets_the_same_noise(gpu):
+def test_a_gpu_computes_the_same_noise(gpu):
     keys = keys_of(torch.arange(100), torch.arange(100) * 7)
     on_gpu = noise.gumbel(
         keys_of(torch.arange(100).to(gpu), torch.arange(100).to(gpu) * 7), noise.token_hash(torch.arange(VOCAB).to(gpu))

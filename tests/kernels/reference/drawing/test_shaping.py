@@ -62,7 +62,7 @@ def test_presence_and_frequency_count_the_answer_only(rows, presence, frequency,
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.booleans(), min_size=VOCAB, max_size=VOCAB), min_size=1, max_size=3))
-def test_a_mask_allows_what_its_bits_say(allowed):
+def test_a_mask_allows_the_tokens_of_its_bits(allowed):
     bits = np.zeros((len(allowed), 2), dtype=np.uint32)
     for i, row in enumerate(allowed):
         for token, yes in enumerate(row):
@@ -73,7 +73,7 @@ def test_a_mask_allows_what_its_bits_say(allowed):
     assert torch.equal(logits, expected)
 
 
-def test_rows_that_are_not_named_are_left_as_they_are():
+def test_unlisted_rows_are_unchanged():
     logits, rows = logits_of(4), torch.tensor([1, 3])
     before, history, many = logits.clone(), padded([[3, 4], [5]], [1, 0], 0), torch.ones(2)
     shaping.forbid(logits, rows, torch.zeros(2, 2, dtype=torch.int32))

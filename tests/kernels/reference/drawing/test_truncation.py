@@ -102,7 +102,7 @@ def test_top_p_of_zero_keeps_the_most_likely_token():
 
 @settings(deadline=None, max_examples=60)
 @given(distinct, st.integers(0, 8), st.floats(0.05, 1.0), st.floats(0.0, 0.9))
-def test_a_narrow_look_is_settled_only_where_it_sees_all_that_stays(logits, k, p, m):
+def test_a_narrow_truncation_is_final_only_if_it_holds_every_kept_token(logits, k, p, m):
     row = (logits - logits.max())[None]
     limits = {
         "top_k": torch.tensor([k], dtype=torch.int32),
@@ -116,7 +116,7 @@ def test_a_narrow_look_is_settled_only_where_it_sees_all_that_stays(logits, k, p
             assert few.get(token, -math.inf) == logit
 
 
-def test_a_flat_row_is_not_settled_by_a_narrow_look():
+def test_a_flat_row_needs_the_full_truncation():
     row = torch.zeros((1, VOCAB))
     found = truncate(row, 16, top_k=torch.tensor([0]), top_p=torch.tensor([0.9]), min_p=torch.tensor([0.0]))
     assert not found.settled.any()
