@@ -50,9 +50,9 @@ async def _receive(request: web.Request, data: bytearray, service: Service) -> N
     most = service.largest_body_bytes
     if (request.content_length or 0) > most:
         raise BodyTooLarge(f"the body is larger than {most} bytes")
-    await expectations.send_continue(request)
+    await expectations.invite(request)
     client = connection.of(request)
-    client.mark_idle()
+    client.silent()
     deadline = asyncio.get_running_loop().time() + server.body_timeout_s
     try:
         async with asyncio.timeout_at(deadline) as timeout:
@@ -70,4 +70,4 @@ async def _receive(request: web.Request, data: bytearray, service: Service) -> N
             code="body_timeout",
         ) from None
     finally:
-        client.mark_busy()
+        client.busy()

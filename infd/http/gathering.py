@@ -26,35 +26,35 @@ class WholeChoice(Struct):
     """One complete choice.
 
     delta      all deltas of the choice merged into one, without log-probabilities
-    encoded_logprobs  the choice's log-probabilities, encoded by `Format.encode_logprobs`
+    explained  the choice's log-probabilities, encoded by `Format.explain`
     """
 
     delta: ChoiceDelta
-    encoded_logprobs: dict[str, Pieces]
+    explained: dict[str, Pieces]
 
 
 class Gathering:
     """Collects all choices of one answer.
 
-    encode_logprobs  encodes the log-probabilities of a delta and of its prompt report
+    explain  encodes the log-probabilities of a delta and of its prompt report
     """
 
-    def __init__(self, choices: int, encode_logprobs: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
+    def __init__(self, choices: int, explain: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
         self._choices = [_Choice(index) for index in range(choices)]
-        self._encode_logprobs = encode_logprobs
+        self._explain = explain
 
-    def tokens_to_encode(self, deltas: Sequence[ChoiceDelta]) -> int:
+    def due(self, deltas: Sequence[ChoiceDelta]) -> int:
         """Return the number of tokens whose log-probabilities `add` would encode for these deltas."""
-        count = 0
+        due = 0
         for delta in deltas:
             if delta.prompt is not None:
-                count += len(delta.prompt.scores)
+                due += len(delta.prompt.scores)
             waiting = len(self._choices[delta.index].token_ids_waiting) + len(delta.logprobs)
-            count += waiting if waiting >= PIECE_TOKENS or delta.prompt is not None else 0
-        return count
+            due += waiting if waiting >= PIECE_TOKENS or delta.prompt is not None else 0
+        return due
 
     @property
-    def unencoded_tokens(self) -> int:
+    def waiting(self) -> int:
         """The number of tokens whose log-probabilities `finish` would encode."""
         return sum(len(choice.token_ids_waiting) for choice in self._choices)
 
@@ -63,7 +63,7 @@ class Gathering:
             choice = self._choices[delta.index]
             choice.add(delta)
             if delta.prompt is not None or len(choice.token_ids_waiting) >= PIECE_TOKENS:
-                choice.encode_logprobs(self._encode_logprobs)
+                choice.explain(self._explain)
 
     def finish(self, generated: int, returned: int) -> list[WholeChoice]:
         """Return the complete choices in order of index: for each prompt, the likeliest `returned` of `generated`."""
@@ -72,11 +72,11 @@ class Gathering:
             prompts = [choices[first : first + generated] for first in range(0, len(choices), generated)]
             choices = [
                 choice
-                for siblings in prompts
-                for choice in sorted(siblings, key=_Choice.mean_logprob, reverse=True)[:returned]
+                for rivals in prompts
+                for choice in sorted(rivals, key=_Choice.mean_logprob, reverse=True)[:returned]
             ]
         for choice in choices:
-            choice.encode_logprobs(self._encode_logprobs)  # always: a choice without tokens has empty arrays
+            choice.explain(self._explain)  # always: a choice without tokens has empty arrays
         return [choice.whole(index) for index, choice in enumerate(choices)]
 
 
@@ -91,7 +91,7 @@ class _Choice:
         self._finish: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._prompt: PromptReport | None = None
-        self._encoded_logprobs: dict[str, Pieces] = {}
+        self._explained: dict[str, Pieces] = {}
         self._logprobs_sum = 0.0
         self._logprobs_count = 0
         self._prompt_waiting: PromptReport | None = None
@@ -108,15 +108,15 @@ class _Choice:
         if delta.logprobs:
             self.token_ids_waiting += delta.token_ids
             self._logprobs_waiting += delta.logprobs
-            for token in delta.logprobs:
-                self._logprobs_sum += token.chosen
+            for each in delta.logprobs:
+                self._logprobs_sum += each.chosen
             self._logprobs_count += len(delta.logprobs)
 
-    def encode_logprobs(self, encode_logprobs: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
+    def explain(self, explain: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
         waiting = ChoiceDelta(self._index, "", self.token_ids_waiting, self._logprobs_waiting)
         waiting.prompt, self._prompt_waiting = self._prompt_waiting, None
-        for name, pieces in encode_logprobs(waiting).items():
-            extend(self._encoded_logprobs.setdefault(name, []), pieces)
+        for name, pieces in explain(waiting).items():
+            extend(self._explained.setdefault(name, []), pieces)
         self.token_ids_waiting, self._logprobs_waiting = [], []
 
     def mean_logprob(self) -> float:
@@ -134,4 +134,4 @@ class _Choice:
             self._prompt,
             joined(self._asides),
         )
-        return WholeChoice(delta, self._encoded_logprobs)
+        return WholeChoice(delta, self._explained)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from infd.http.schema.logprobs import PromptLogprobs
-from infd.http.schema.sampling import ABSENT, OpenAIRequest, UnsupportedField
+from infd.http.schema.sampling import ABSENT, NotBuilt, OpenAIRequest
 from infd.http.schema.tools import CALLS, TOOLS, Called, CallId, ReplyCall, ReplyCallDelta, Tool, ToolChoice
 from infd.http.schema.usage import Timings, Usage
 
@@ -32,8 +32,8 @@ class Message(Struct, kw_only=True):
     reasoning_content: str | None = None
     tool_calls: Annotated[list[Called], Meta(max_length=CALLS)] | None = None
     tool_call_id: CallId | None = None
-    function_call: UnsupportedField = ABSENT
-    audio: UnsupportedField = ABSENT
+    function_call: NotBuilt = ABSENT
+    audio: NotBuilt = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
@@ -68,17 +68,17 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
 
-    audio: UnsupportedField = ABSENT
-    best_of: UnsupportedField = ABSENT
-    chat_template: UnsupportedField = ABSENT
-    documents: UnsupportedField = ABSENT
-    echo: UnsupportedField = ABSENT
-    function_call: UnsupportedField = ABSENT
-    functions: UnsupportedField = ABSENT
-    mm_processor_kwargs: UnsupportedField = ABSENT
-    modalities: UnsupportedField = ABSENT
-    prediction: UnsupportedField = ABSENT
-    web_search_options: UnsupportedField = ABSENT
+    audio: NotBuilt = ABSENT
+    best_of: NotBuilt = ABSENT
+    chat_template: NotBuilt = ABSENT
+    documents: NotBuilt = ABSENT
+    echo: NotBuilt = ABSENT
+    function_call: NotBuilt = ABSENT
+    functions: NotBuilt = ABSENT
+    mm_processor_kwargs: NotBuilt = ABSENT
+    modalities: NotBuilt = ABSENT
+    prediction: NotBuilt = ABSENT
+    web_search_options: NotBuilt = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         **OpenAIRequest.NEUTRAL,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from infd.http.schema.logprobs import PromptLogprobs
-from infd.http.schema.sampling import ABSENT, OpenAIRequest, TokenId, UnsupportedField
+from infd.http.schema.sampling import ABSENT, NotBuilt, OpenAIRequest, TokenId
 from infd.http.schema.usage import Timings, Usage
 
 
@@ -20,8 +20,8 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0)] | None = None
 
-    prompt_embeds: UnsupportedField = ABSENT
-    suffix: UnsupportedField = ABSENT
+    prompt_embeds: NotBuilt = ABSENT
+    suffix: NotBuilt = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {**OpenAIRequest.NEUTRAL, "suffix": ("",)}
 

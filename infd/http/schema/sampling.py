@@ -12,7 +12,7 @@ StopString = Annotated[str, Meta(min_length=1)]
 BadWord = Annotated[str, Meta(min_length=1)]
 
 # The type of a field that infd does not support yet. Null and the values in NEUTRAL pass; other values are refused.
-UnsupportedField = Raw
+NotBuilt = Raw
 ABSENT = Raw(b"null")
 
 
@@ -65,17 +65,17 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     stop: StopString | list[StopString] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
 
-    guided_choice: UnsupportedField = ABSENT
-    guided_grammar: UnsupportedField = ABSENT
-    guided_json: UnsupportedField = ABSENT
-    guided_regex: UnsupportedField = ABSENT
-    length_penalty: UnsupportedField = ABSENT
-    logits_processors: UnsupportedField = ABSENT
-    response_format: UnsupportedField = ABSENT
-    return_tokens_as_token_ids: UnsupportedField = ABSENT
-    structured_outputs: UnsupportedField = ABSENT
-    thinking_token_budget: UnsupportedField = ABSENT
-    use_beam_search: UnsupportedField = ABSENT
+    guided_choice: NotBuilt = ABSENT
+    guided_grammar: NotBuilt = ABSENT
+    guided_json: NotBuilt = ABSENT
+    guided_regex: NotBuilt = ABSENT
+    length_penalty: NotBuilt = ABSENT
+    logits_processors: NotBuilt = ABSENT
+    response_format: NotBuilt = ABSENT
+    return_tokens_as_token_ids: NotBuilt = ABSENT
+    structured_outputs: NotBuilt = ABSENT
+    thinking_token_budget: NotBuilt = ABSENT
+    use_beam_search: NotBuilt = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "length_penalty": (1, 1.0),

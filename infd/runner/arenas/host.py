@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from infd.config import Config
 
 LARGE_PAGE: Final = 2**21  # bytes
-MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; the mmap module lacks both names
-MADV_COLLAPSE: Final = 25  # since Linux 6.1
+MADV_COLLAPSE: Final = 25  # since Linux 6.1; the mmap module lacks the name
 GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))  # device nodes: a usable GPU has one or more
 SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loaded size per byte of 16-bit checkpoint
 WORTHWHILE: Final = 2**26  # bytes; less memory is populated in negligible time
 CGROUPS = Path("/sys/fs/cgroup")
 
+STRETCH: Final = 16 * LARGE_PAGE  # bytes populated per call; between two calls the thread waits for the interpreter
 SLOW_S: Final = 0.002  # ten times the time of a free large page; exceeded only if the system compacts memory
-PATIENCE: Final = 4  # slow large pages after which small pages are used
+PATIENCE: Final = 2  # stretches of slow large pages after which small pages are used
 
 LAST: Final = 19  # lowest priority of nice(2)
 PACE_S: Final = 0.25  # interval of pieces while steps are computed
 
 
 class Mapping:
-    """An anonymous mapping of this process. The system commits pages at the first touch, or by `advise`."""
+    """An anonymous mapping of this process. The system commits pages at the first touch."""
 
     def __init__(self, size: int) -> None:
         """Map at least `size` bytes. Raises OSError, OverflowError."""
@@ -47,6 +47,7 @@ class Mapping:
         self.size = len(self.map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         self.first = -self._address % LARGE_PAGE  # offset of the first aligned large page
+        self.aligned = max(0, self.size - self.first) // LARGE_PAGE * LARGE_PAGE  # bytes in aligned large pages
 
     def release(self, start: int = 0) -> None:
         """Release the pages from offset `start` on, rounded up to a page."""
@@ -56,8 +57,8 @@ class Mapping:
 
     def piece(self, number: int) -> int | None:
         """Return the offset of aligned large page `number`; None if it exceeds the mapping."""
-        start = self.first + number * LARGE_PAGE
-        return start if start + LARGE_PAGE <= self.size else None
+        start = number * LARGE_PAGE
+        return self.first + start if start < self.aligned else None
 
     def advise(self, start: int, advice: int, size: int = LARGE_PAGE) -> bool:
         """Call madvise(2) on `size` bytes from offset `start`; return whether it succeeded."""
@@ -65,12 +66,19 @@ class Mapping:
         madvise = ctypes.CDLL(None).madvise
         return not madvise(ctypes.c_void_p(self._address + start), ctypes.c_size_t(size), advice)
 
+    def touch(self, start: int, size: int) -> None:
+        """Commit `size` unused bytes from offset `start`, without the interpreter's lock.
+
+        MADV_POPULATE_WRITE would hold the lock of the address space, which every mmap(2) of torch's import waits for.
+        """
+        ctypes.memset(self._address + start, 0, size)
+
 
 class Populating:
     """Populates the front of a mapping on a background thread.
 
     It uses large pages while large pages are free: a CPU reads them 1.5 times as fast, and a driver pins them faster.
-    After PATIENCE slow large pages it uses small pages: compacting memory takes the system seconds.
+    After PATIENCE slow stretches it uses small pages: compacting memory takes the system seconds.
 
     held  bytes populated so far
     """
@@ -79,7 +87,7 @@ class Populating:
         """Start to populate `size` bytes of the mapping's aligned large pages, rounded up."""
         self.held = 0
         self._mapping = mapping
-        self._size = size
+        self._size = min(round_up(size, LARGE_PAGE), mapping.aligned)
         self._stopped = Event()
         self._more = Condition()
         self._ended = False
@@ -101,17 +109,16 @@ class Populating:
         self._thread.join()
 
     def _run(self) -> None:
-        mapping, number, slow = self._mapping, 0, 0
-        while not self._stopped.is_set() and self.held < self._size and (start := mapping.piece(number)) is not None:
-            began = time.monotonic()
+        mapping, slow = self._mapping, 0
+        while not self._stopped.is_set() and self.held < self._size:
+            start, size = mapping.first + self.held, min(STRETCH, self._size - self.held)
             if slow < PATIENCE:
-                mapping.advise(start, mmap.MADV_HUGEPAGE)
-            if not mapping.advise(start, MADV_POPULATE_WRITE):
-                break  # not supported, or no memory left
-            slow += time.monotonic() - began > SLOW_S
-            number += 1
+                mapping.advise(start, mmap.MADV_HUGEPAGE, size)
+            began = time.thread_time()  # waits for the interpreter do not count
+            mapping.touch(start, size)
+            slow += time.thread_time() - began > SLOW_S * size / LARGE_PAGE
             with self._more:
-                self.held += LARGE_PAGE
+                self.held += size
                 self._more.notify_all()
         with self._more:
             self._ended = True

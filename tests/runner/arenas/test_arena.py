@@ -2,6 +2,7 @@ import ctypes
 import mmap
 import os
 import threading
+import time
 from array import array
 from functools import partial
 from pathlib import Path
@@ -214,12 +215,23 @@ def test_as_much_memory_is_there_as_was_waited_for():
     populating.stop()
 
 
-def test_a_wait_for_unavailable_memory_ends(monkeypatch):
-    monkeypatch.setattr(Mapping, "advise", lambda *_: False)
-    populating = Populating(Mapping(4 * LARGE_PAGE), 4 * LARGE_PAGE)
-    populating.reach(4 * LARGE_PAGE)
-    assert populating.held == 0
+def test_a_wait_for_memory_ends_when_populating_is_stopped(monkeypatch):
+    monkeypatch.setattr(Mapping, "touch", lambda *_: time.sleep(0.05))
+    populating = Populating(Mapping(2**30), 2**30)
     populating.stop()
+    populating.reach(2**30)
+    assert populating.held < 2**30
+
+
+def test_populating_goes_on_with_small_pages_where_large_pages_take_long(monkeypatch):
+    advised: list[int] = []
+    monkeypatch.setattr(Mapping, "advise", lambda mapping, start, advice, size: advised.append(advice))
+    monkeypatch.setattr(host, "STRETCH", LARGE_PAGE)
+    monkeypatch.setattr(host, "SLOW_S", 0.0)
+    populating = Populating(Mapping(8 * LARGE_PAGE), 6 * LARGE_PAGE)
+    populating.wait()
+    assert populating.held == 6 * LARGE_PAGE
+    assert advised == [mmap.MADV_HUGEPAGE] * host.PATIENCE
 
 
 def test_an_allocation_of_torchs_holds_zeros_when_it_is_new_and_when_it_was_given_back():
