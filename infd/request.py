@@ -97,13 +97,11 @@ Constraint = JsonSchema | JsonObject | Regex | Choice | Lark | Ebnf | Structural
 class Generate(Struct, frozen=True, tag="generate"):
     """Sample tokens after the prompt until an end id or max_tokens tokens are generated.
 
-    end_ids     generating any of these ids finishes the choice with "stop"
-    constraint  text that each choice must be; None: any
+    end_ids  generating any of these ids finishes the choice with "stop"
     """
 
     sampling: SamplingParams
     end_ids: frozenset[int] = frozenset()
-    constraint: Constraint | None = None
 
 
 class Score(Struct, frozen=True, tag="score"):
@@ -127,13 +125,15 @@ def pick(kind: type[W], wants: Iterable[Want]) -> W | None:
 class Request(Struct, frozen=True, kw_only=True):
     """One prompt, as token ids, and the work to do on it.
 
-    wants  at most one of each kind, in any order; without any, every choice finishes at once
+    wants       at most one of each kind, in any order; without any, every choice finishes at once
+    constraint  of the text of each choice; None: any text. Not a part of Generate, because executors only see masks
     """
 
     id: str  # unique in this process
     prompt: tuple[int, ...]
     wants: tuple[Want, ...]
     choices: int = 1
+    constraint: Constraint | None = None
     priority: int = 0  # lower is earlier
     adapter: str | None = None  # name; None: the base model
     tenant: str = ""  # prefix pages are shared within a tenant only

@@ -13,6 +13,8 @@ import zlib
 from array import array
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from infd.errors import AdapterTooLarge, CheckpointError
 from infd.memory import ALL, Memory, MemoryPart, Residency
 from infd.request import AdapterFacts, Generate, Score, TokenLogprobs, pick
@@ -21,6 +23,8 @@ from infd.scheduler.plan import StepPlan, StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+
+    import numpy.typing as npt
 
     from infd.errors import DeviceLost, InfdError
     from infd.request import Adapter
@@ -124,6 +128,12 @@ def prompt_likelihoods(
     ]
 
 
+def nearest(token: int, mask: npt.NDArray[Any]) -> int:
+    """Return the first allowed token from `token` on, in a circle. mask: int32 [ceil(VOCAB / 32)]."""
+    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB]
+    return next((token + i) % VOCAB for i in range(VOCAB) if allowed[(token + i) % VOCAB])
+
+
 class FakeDevice:
     """Executes plans in order. `forward` and `sample` are separate, as on a real device."""
 
@@ -165,7 +175,8 @@ class FakeDevice:
             self._write(span)
         self.steps += 1
 
-    def sample(self, plan: StepPlan) -> StepResult:
+    def sample(self, plan: StepPlan, mask: npt.NDArray[Any] | None = None) -> StepResult:
+        """mask: int32 [spans that sample, ceil(VOCAB / 32)]; None: all tokens."""
         accepted, tokens, logprobs, prompt_logprobs = [], [], {}, {}
         for number, span in enumerate(plan.spans):
             history, end = self.tokens[span.row], span.start + span.count
@@ -179,6 +190,8 @@ class FakeDevice:
             if span.samples:
                 assert len(history) == end, "sampled from the middle of a sequence"
                 token = self.speak(span, self._read(span, end))
+                if mask is not None:
+                    token = nearest(token, mask[len(tokens)])
                 history.append(token)
                 tokens.append(token)
                 if (asked := self.logprobs[span.row]) is not None:
@@ -191,9 +204,9 @@ class FakeDevice:
         """Return the next token."""
         return choose(histories, self.seeds[span.row])
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, mask: npt.NDArray[Any] | None = None) -> StepResult:
         self.forward(plan)
-        return self.sample(plan)
+        return self.sample(plan, mask)
 
     def _computed(self, span: Span, position: int) -> int:
         slot = self.slot_of[span.row]
@@ -255,10 +268,12 @@ class Seated:
 class FakeStep:
     def __init__(self, executor: FakeExecutor, plan: StepPlan) -> None:
         self.plan = plan
+        self.mask: npt.NDArray[Any] | None = None
         self.result: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
         self._executor = executor
 
-    def sample(self, mask: Any | None = None) -> asyncio.Future[StepResult]:
+    def sample(self, mask: npt.NDArray[Any] | None = None) -> asyncio.Future[StepResult]:
+        self.mask = mask
         self._executor.ready(self)
         return self.result
 
@@ -295,6 +310,7 @@ class FakeExecutor:
         self.reading.set()
         self.reads = 0
         self.issued: list[FakeStep] = []  # all steps issued so far
+        self.sampled = 0  # of these
         self._worker: asyncio.Task[None] | None = None
         self.load_error: InfdError | None = None
         self.lost: Callable[[DeviceLost], None] | None = None  # reports the loss of the device
@@ -320,6 +336,8 @@ class FakeExecutor:
         return self.issued[-1]
 
     def ready(self, step: FakeStep) -> None:
+        assert step is self.issued[self.sampled], "a device samples every step, in order: it waits for one left out"
+        self.sampled += 1
         self._queue.append(step)
         self._start()
 
@@ -338,7 +356,7 @@ class FakeExecutor:
             try:
                 if self.fault is not None:
                     self.fault(step.plan)
-                result = self.device.run(step.plan)
+                result = self.device.run(step.plan, step.mask)
             except Exception as error:
                 step.result.set_exception(error)
                 behind, self._queue = self._queue, []

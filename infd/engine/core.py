@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from infd.engine.prefix_roots import PrefixRoots
+from infd.engine.steps.constraints import Constraints
 from infd.engine.steps.loop import StepLoop
 from infd.engine.steps.record import StepRecord
 from infd.engine.streams.in_flight import InFlight
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from infd.engine.steps.loop import Issued
     from infd.engine.telemetry import Telemetry
     from infd.errors import DeviceLost
+    from infd.grammar.protocol import Grammars
     from infd.request import Adapter, Request
     from infd.scheduler.scheduler import Outcome
 
@@ -42,13 +44,20 @@ class EngineCore:
     """
 
     def __init__(
-        self, config: Config, executor: Executor, adapters: Adapters, budget: QueueBudget, telemetry: Telemetry
+        self,
+        config: Config,
+        executor: Executor,
+        adapters: Adapters,
+        grammars: Grammars | None,
+        budget: QueueBudget,
+        telemetry: Telemetry,
     ) -> None:
         self.loaded = False
         self.ended = asyncio.Event()
         self._config = config
         self._executor = executor
         self._adapters = adapters
+        self._grammars = grammars
         self._budget = budget
         self._telemetry = telemetry
         self._roots = PrefixRoots(config)
@@ -64,14 +73,19 @@ class EngineCore:
             max_adapters=config.lora.max_adapters,
             max_adapters_per_step=config.lora.max_adapters_per_step,
         )
-        self.in_flight = InFlight(self.scheduler, self._roots, self._adapters, self._budget, telemetry, self._on_change)
+        constraints = Constraints(capacity.vocab_size, self._grammars)
+        self.in_flight = InFlight(
+            self.scheduler, self._roots, self._adapters, self._budget, constraints, telemetry, self._on_change
+        )
         self.loop = StepLoop(
             self.scheduler,
             self._executor,
+            constraints,
             telemetry.events,
             telemetry.now,
             self.in_flight.planned,
             self._on_commit,
+            self.in_flight.committed,
         )
         self.record = StepRecord(self.scheduler, self._executor.pulse, telemetry)
 

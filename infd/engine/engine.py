@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from infd.config import Config
     from infd.engine.admission.ticket import Ticket
     from infd.engine.executor import Executor
+    from infd.grammar.protocol import Grammars
     from infd.request import Adapter
     from infd.scheduler.layout import Capacity
     from infd.telemetry.metrics import Gauges, Metrics
@@ -52,10 +53,15 @@ class Engine:
         executor: Executor,
         metrics: Metrics,
         *,
+        grammars: Grammars | None = None,
         names: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """names: model names that clients may send for the model without an adapter."""
+        """Build the parts.
+
+        grammars  compiles constraints; None: requests with a constraint are refused
+        names     model names that clients may send for the model without an adapter
+        """
         self.metrics = metrics
         self.events = Events()
         self.lifecycle = Lifecycle(self.events)
@@ -72,8 +78,8 @@ class Engine:
         telemetry = Telemetry(self.events, metrics, clock)
         budget = QueueBudget(config.scheduler)
         gate = Gate(self.lifecycle, config.server.hold_timeout_s)
-        self.core = EngineCore(config, executor, self.adapters, budget, telemetry)
-        self.admission = Admission(config.server, self.core, budget, gate, self.adapters, telemetry)
+        self.core = EngineCore(config, executor, self.adapters, grammars, budget, telemetry)
+        self.admission = Admission(config.server, self.core, budget, gate, self.adapters, grammars, telemetry)
         memory = ModelMemory(executor, self.core, self.adapters, self.lifecycle)
         self.control = LifecycleControl(config.server, self.lifecycle, self.core, self.admission, memory, telemetry)
         self._running: asyncio.Task[None] | None = None

@@ -12,11 +12,12 @@ accepted where the text is complete, and nothing may follow it. All errors are G
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from collections.abc import Callable, Sequence
 
     import numpy as np
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
     from infd.errors import GrammarFailed
     from infd.request import Constraint
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Vocabulary(Struct, frozen=True, eq=False):
@@ -94,6 +99,19 @@ class Grammar(Protocol):
 
     def matcher(self) -> Matcher:
         """Return a matcher before its first token. Takes microseconds."""
+
+
+class Grammars(Protocol):
+    """The grammars of the loaded model. Used on the event loop, except for `fill`."""
+
+    async def compile(self, constraint: Constraint) -> Grammar:
+        """Compile a constraint on a thread, or return it from the cache. Raises GrammarFailed."""
+
+    def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call a function on the thread for masks, which runs one function at a time."""
+
+    def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
+        """Fill rows of a mask, see Compiler.fill."""
 
 
 class Compiler(Protocol):

@@ -6,13 +6,13 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from infd.engine.admission.prepare import AdapterNeed, prepare
+from infd.engine.admission.prepare import AdapterNeed, GrammarNeed, prepare
 from infd.engine.admission.ticket import Ticket
 from infd.errors import Aborted
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from collections.abc import Sequence as Many
 
     from infd.adapters.registry import Adapters
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from infd.engine.streams.stream import Choices
     from infd.engine.telemetry import Telemetry
     from infd.errors import RequestError
-    from infd.request import Adapter, Request
+    from infd.grammar.protocol import Grammar, Grammars
+    from infd.request import Adapter, Constraint, Request
 
 BYTES_PER_TOKEN: Final = 4  # estimates a body's prompt tokens until `QueueBudget.exchange` counts them
 
@@ -43,6 +44,7 @@ class Admission:
         budget: QueueBudget,
         gate: Gate,
         adapters: Adapters,
+        grammars: Grammars | None,
         telemetry: Telemetry,
     ) -> None:
         self.budget = budget
@@ -50,6 +52,7 @@ class Admission:
         self._server = server
         self._core = core
         self._adapters = adapters
+        self._grammars = grammars
         self._telemetry = telemetry
         self._tickets: dict[str, Ticket] = {}
         self._closed = False
@@ -146,11 +149,21 @@ class Admission:
         names = {request.adapter for request in requests} or {None}
         # Holding one adapter while waiting for another could deadlock.
         assert len(names) == 1, "the requests of one ticket ask for one adapter"
-        need = AdapterNeed(self._adapters, names.pop())
-        async with ticket.unless_expired(), prepare([need]):
-            return self._queue(ticket, requests, watchers, need.adapter)
+        adapter = AdapterNeed(self._adapters, names.pop())
+        constraints = {request.constraint for request in requests if request.constraint is not None}
+        grammars = [GrammarNeed(self._grammars, constraint) for constraint in constraints]
+        async with ticket.unless_expired(), prepare([*grammars, adapter]):
+            compiled = {need.constraint: need.grammar for need in grammars if need.grammar is not None}
+            return self._queue(ticket, requests, watchers, adapter.adapter, compiled)
 
-    def _queue(self, ticket: Ticket, requests: Many[Request], watchers: Watchers, adapter: Adapter | None) -> Choices:
+    def _queue(
+        self,
+        ticket: Ticket,
+        requests: Many[Request],
+        watchers: Watchers,
+        adapter: Adapter | None,
+        grammars: Mapping[Constraint, Grammar],
+    ) -> Choices:
         if self._closed or not self._core.loaded:
             raise self.gate.not_ready()
         if ticket.expired is not None:
@@ -159,4 +172,4 @@ class Admission:
             self._core.check(request)
         count = sum(request.choices for request in requests)
         self.budget.exchange(ticket.reservation, count, sum(len(request.prompt) for request in requests))
-        return self._core.in_flight.begin(ticket, requests, watchers or [None] * count, adapter)
+        return self._core.in_flight.begin(ticket, requests, watchers or [None] * count, adapter, grammars)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from infd.errors import Unsupported
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from infd.adapters.registry import Adapters
-    from infd.request import Adapter
+    from infd.grammar.protocol import Grammar, Grammars
+    from infd.request import Adapter, Constraint
 
 
 class Need(Protocol):
@@ -37,6 +40,28 @@ async def prepare(needs: Iterable[Need]) -> AsyncIterator[None]:
     finally:
         for need in reversed(held):
             need.release()
+
+
+class GrammarNeed:
+    """The compiled grammar of a constraint.
+
+    constraint  to compile; hashable
+    grammar     set once acquired
+    """
+
+    def __init__(self, grammars: Grammars | None, constraint: Constraint) -> None:
+        self.constraint = constraint
+        self.grammar: Grammar | None = None
+        self._grammars = grammars
+
+    async def acquire(self) -> None:
+        """Raises GrammarFailed, Unsupported."""
+        if self._grammars is None:
+            raise Unsupported("structured output")
+        self.grammar = await self._grammars.compile(self.constraint)
+
+    def release(self) -> None:
+        """No-op: the requests share the grammar, and the cache of grammars may drop it."""
 
 
 class AdapterNeed:

@@ -1,7 +1,8 @@
 """Keep the device busy.
 
 On a result: commit, plan the next step, issue it, and only then deliver the
-tokens, so that the device never waits for readers.
+tokens, so that the device never waits for readers. A step with constrained
+choices is issued like any other, but samples only once its mask is filled.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -21,44 +22,64 @@ from infd.scheduler.scheduler import Outcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from infd.engine.executor import Executor
+    import numpy.typing as npt
+
+    from infd.engine.executor import Executor, Step
+    from infd.engine.steps.constraints import Constraints, Filled
     from infd.scheduler.plan import StepResult
     from infd.scheduler.scheduler import Scheduled, Scheduler
     from infd.telemetry.events import Events
+
+    Mask = npt.NDArray[Any]
 
 log = logging.getLogger("infd.engine")
 
 
 class Issued(Struct):
-    """A step in flight."""
+    """A step in flight.
+
+    at           monotonic seconds
+    constrained  whether the step samples a constrained choice
+    filled       the step's mask; None until its filling begins
+    result       None until the step may sample
+    """
 
     step: Scheduled
-    result: asyncio.Future[StepResult]
-    at: float  # monotonic seconds
+    forwarded: Step
+    at: float
+    constrained: bool
+    filled: asyncio.Future[Filled] | None = None
+    result: asyncio.Future[StepResult] | None = None
 
 
 class StepLoop:
     """Plans and commits steps, `executor.depth` of them in flight.
 
-    on_plan    called with each step when it is issued
-    on_commit  called with each committed step and its outcomes, after the next step is issued
+    constraints  the grammars of the choices in flight
+    on_plan      called with each step when it is issued
+    on_commit    called with each committed step and its outcomes, after the next step is issued
+    on_end       called with the outcomes of choices that their grammars ended
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         executor: Executor,
+        constraints: Constraints,
         events: Events,
         clock: Callable[[], float],
         on_plan: Callable[[Issued], None],
         on_commit: Callable[[Issued, list[Outcome]], None],
+        on_end: Callable[[list[Outcome]], None],
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
+        self._constraints = constraints
         self._events = events
         self._clock = clock
         self._on_plan = on_plan
         self._on_commit = on_commit
+        self._on_end = on_end
         self._in_flight: deque[Issued] = deque()
         self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # on_commit not yet called
         self._suspects = Suspects()
@@ -113,16 +134,17 @@ class StepLoop:
                 await self._news.wait()
                 if self._failure is not None:
                     raise self._failure
-                while self._in_flight and self._in_flight[0].result.done():
-                    await self._commit(self._in_flight.popleft())
+                while self._in_flight and (result := self._in_flight[0].result) is not None and result.done():
+                    await self._commit(self._in_flight.popleft(), result)
+                self._sample()
         finally:
             self._deliver()  # committed tokens reach their readers even if a step or the device failed
 
-    async def _commit(self, issued: Issued) -> None:
+    async def _commit(self, issued: Issued, result: asyncio.Future[StepResult]) -> None:
         """Commit a step, or undo it if it failed. Raises DeviceLost."""
-        error = issued.result.exception()
+        error = result.exception()
         if error is None:
-            outcomes = self._scheduler.commit(issued.step, issued.result.result())
+            outcomes = self._scheduler.commit(issued.step, result.result())
         elif isinstance(error, DeviceLost):
             raise error
         else:
@@ -145,11 +167,46 @@ class StepLoop:
                 continue
             if step is None:
                 return
-            result = self._executor.forward(step.plan).sample()
-            result.add_done_callback(lambda _: self._news.set())
-            issued = Issued(step, result, self._clock())
+            issued = Issued(step, self._executor.forward(step.plan), self._clock(), self._constraints.concern(step))
             self._in_flight.append(issued)
+            self._sample()
             self._on_plan(issued)
+
+    def _sample(self) -> None:
+        """Let steps sample, in order, up to the first one whose mask is not filled.
+
+        A mask is filled once all earlier steps are committed: its matchers then know every earlier token.
+        """
+        for issued in self._in_flight:
+            if issued.result is not None:
+                continue
+            if not issued.constrained:
+                self._let_sample(issued, None)
+                continue
+            if issued.filled is None and issued is self._in_flight[0]:
+                issued.filled = self._constraints.fill(issued.step)
+                issued.filled.add_done_callback(self._on_done)
+            if issued.filled is None or not issued.filled.done():
+                return
+            filled = issued.filled.result()
+            self._let_sample(issued, filled.mask)
+            self._end(filled)
+
+    def _let_sample(self, issued: Issued, mask: Mask | None) -> None:
+        issued.result = issued.forwarded.sample(mask)
+        issued.result.add_done_callback(self._on_done)
+
+    def _end(self, filled: Filled) -> None:
+        """End the choices whose grammars are complete or have failed, before the step that they are part of ends."""
+        for ended in filled.ended:
+            finish = FinishReason.STOP if ended.failure is None else FinishReason.ERROR
+            if ended.seq.finish is None:
+                self._scheduler.remove(ended.seq, finish, ended.failure)
+                self._deliver()
+                self._on_end([Outcome(ended.seq, [], [], finish)])
+
+    def _on_done(self, _: object) -> None:
+        self.wake()
 
     async def _recover(self, failed: Issued, error: BaseException) -> list[Outcome]:
         """Undo the failed step and the steps in flight behind it; fail the sequence at fault once it is found."""
@@ -158,7 +215,10 @@ class StepLoop:
         without_frames(error)
         self._events.tell("step", "failed", number=number, sequences=sequences, error=repr(error))
         behind = list(self._in_flight)
-        await asyncio.gather(*(issued.result for issued in behind), return_exceptions=True)
+        for issued in behind:
+            if issued.result is None:  # an unsampled step would occupy the device for ever
+                self._let_sample(issued, None)
+        await asyncio.gather(*(issued.result for issued in behind if issued.result), return_exceptions=True)
         self._in_flight.clear()
         self._scheduler.rollback([failed.step, *(issued.step for issued in behind)])
         self._scheduler.verify()

@@ -15,17 +15,19 @@ from infd.request import FinishReason
 from infd.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Many
 
     from infd.adapters.registry import Adapters
     from infd.engine.admission.budget import QueueBudget
     from infd.engine.admission.ticket import Ticket
     from infd.engine.prefix_roots import PrefixRoots
+    from infd.engine.steps.constraints import Constraints
     from infd.engine.steps.loop import Issued
     from infd.engine.streams.stream import Stream, Watcher
     from infd.engine.telemetry import Telemetry
-    from infd.request import Adapter, Request
+    from infd.grammar.protocol import Grammar
+    from infd.request import Adapter, Constraint, Request
     from infd.scheduler.scheduler import Outcome, Scheduler
 
 log = logging.getLogger("infd.engine")
@@ -43,6 +45,7 @@ class InFlight:
         roots: PrefixRoots,
         adapters: Adapters,
         budget: QueueBudget,
+        constraints: Constraints,
         telemetry: Telemetry,
         on_change: Callable[[], None],
     ) -> None:
@@ -52,6 +55,7 @@ class InFlight:
         self._roots = roots
         self._adapters = adapters
         self._budget = budget
+        self._constraints = constraints
         self._events = telemetry.events
         self._now = telemetry.now
         self._metrics = RequestMetrics(telemetry.metrics)
@@ -63,12 +67,18 @@ class InFlight:
         return len(self._alive)
 
     def begin(
-        self, ticket: Ticket, requests: Many[Request], watchers: Many[Watcher | None], adapter: Adapter | None
+        self,
+        ticket: Ticket,
+        requests: Many[Request],
+        watchers: Many[Watcher | None],
+        adapter: Adapter | None,
+        grammars: Mapping[Constraint, Grammar],
     ) -> Choices:
         """Queue a sequence for each choice of a ticket's requests.
 
         watchers  one per choice, or None
         adapter   of all requests; held by each sequence until its terminal event
+        grammars  of all constraints of the requests
         """
         choices = Choices(watchers, partial(self.resume, ticket))
         streams = iter(choices.streams)
@@ -78,6 +88,8 @@ class InFlight:
             for index in range(request.choices):
                 seq = Sequence(request, index, prefix_root=root, adapter=adapter, first=first)
                 first = first or seq
+                if request.constraint is not None:
+                    self._constraints.add(seq, grammars[request.constraint])
                 # The first choice takes the whole step budget until its prompt is planned; its siblings then find the
                 # prompt's pages in the prefix index.
                 self._queue(seq, next(streams), ticket, prompt_tokens=0 if index else len(request.prompt))
@@ -191,6 +203,7 @@ class InFlight:
             choice.stream.end(finish, failure if finish is FinishReason.ERROR else None)
         self._metrics.ended(choice, finish.value if finish else ticket.departure, self._now())
         self._scheduler.remove(seq, finish or FinishReason.ABORT, error)
+        self._constraints.remove(seq)
         self._on_change()
         if seq.adapter is not None:
             self._adapters.release(seq.adapter)

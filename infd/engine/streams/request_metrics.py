@@ -30,7 +30,8 @@ class RequestMetrics:
         metrics = self._metrics
         metrics.generation_tokens += tokens
         if choice.first is not None:
-            metrics.inter_token.observe((now - choice.last) / tokens, tokens)
+            if tokens:
+                metrics.inter_token.observe((now - choice.last) / tokens, tokens)
             return
         metrics.ttft.observe(now - choice.admitted)
         if choice.started is not None:

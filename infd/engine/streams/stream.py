@@ -99,7 +99,7 @@ class Stream:
             return False
         if prompt_logprobs:
             self._append([], [], None, prompt_logprobs=prompt_logprobs)
-        stop_id = token_ids[-1] if finish is FinishReason.STOP else None
+        stop_id = token_ids[-1] if finish is FinishReason.STOP and token_ids else None
         if self.watcher is not None:
             used = self.watcher.feed(token_ids if stop_id is None else token_ids[:-1])
             if used is not None:

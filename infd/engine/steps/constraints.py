@@ -1,0 +1,151 @@
+"""Keep sampled tokens within the grammars of constrained choices.
+
+The mask of a step depends on all earlier tokens of its constrained choices. So
+a step's forward pass is issued at once, and its mask is filled on a thread
+when the earlier steps are committed, while the forward pass runs. A matcher
+reads committed tokens only, so it never has to take a token back.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import Struct
+
+from infd.errors import InfdError, RequestFailed
+from infd.rounding import ceil_div
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Many
+
+    import numpy.typing as npt
+
+    from infd.grammar.protocol import Grammar, Grammars, Matcher
+    from infd.scheduler.scheduler import Scheduled
+    from infd.scheduler.sequence import Sequence
+
+log = logging.getLogger("infd.engine")
+
+
+class Ended(Struct, frozen=True):
+    """A choice that its grammar ended: complete, or with `failure`."""
+
+    seq: Sequence
+    failure: InfdError | None
+
+
+class Filled(Struct, frozen=True):
+    """The mask of a step.
+
+    mask   int32 [spans that sample, ceil(vocab / 32)] bitmask; None: all tokens
+    ended  choices that need no further token; their rows allow all tokens
+    """
+
+    mask: npt.NDArray[Any] | None
+    ended: list[Ended]
+
+
+class Constrained:
+    """A choice in flight, its matcher, and how many of its tokens the matcher has read.
+
+    failure  why the matcher failed; such a matcher is useless
+    """
+
+    __slots__ = ("failure", "matcher", "read", "seq")
+
+    def __init__(self, seq: Sequence, matcher: Matcher) -> None:
+        self.seq = seq
+        self.matcher = matcher
+        self.read = 0
+        self.failure: InfdError | None = None
+
+    def advance(self, known: int) -> None:
+        """Read the generated tokens up to number `known`."""
+        first = self.seq.prompt_tokens
+        tokens = self.seq.tokens[first + self.read : first + known]
+        self.read = known
+        if tokens and self.failure is None:
+            try:
+                self.matcher.advance(tokens)
+            except Exception as error:
+                self.failure = _failure(error)
+
+
+class Constraints:
+    """The matchers of the constrained choices in flight; its length is their number."""
+
+    def __init__(self, vocab_size: int, grammars: Grammars | None) -> None:
+        """grammars: of the matchers; None: no choice is constrained."""
+        self._words = ceil_div(vocab_size, 32)
+        self._grammars = grammars
+        self._constrained: dict[Sequence, Constrained] = {}
+
+    def __len__(self) -> int:
+        return len(self._constrained)
+
+    def add(self, seq: Sequence, grammar: Grammar) -> None:
+        """Constrain a choice that has generated no token yet."""
+        self._constrained[seq] = Constrained(seq, grammar.matcher())
+
+    def remove(self, seq: Sequence) -> None:
+        """Forget a choice that has ended. Does nothing if it was not constrained."""
+        self._constrained.pop(seq, None)
+
+    def concern(self, step: Scheduled) -> bool:
+        """Whether the step samples a constrained choice."""
+        return bool(self._constrained) and any(True for _ in self._sampled(step))
+
+    def fill(self, step: Scheduled) -> asyncio.Future[Filled]:
+        """Fill the mask of the first step in flight, on the thread for masks. The future never raises."""
+        work = [(row, each, each.seq.generated) for row, each in self._sampled(step)]
+        assert self._grammars is not None
+        return self._grammars.run(self._fill, self._grammars, work, sum(span.samples for span in step.plan.spans))
+
+    def _sampled(self, step: Scheduled) -> Iterator[tuple[int, Constrained]]:
+        """Iterate over the constrained choices that a step samples, each with its row of the mask."""
+        row = 0
+        for seq, span in zip(step.sequences, step.plan.spans, strict=True):
+            if span.samples:
+                if (constrained := self._constrained.get(seq)) is not None:
+                    yield row, constrained
+                row += 1
+
+    def _fill(self, grammars: Grammars, work: list[tuple[int, Constrained, int]], rows: int) -> Filled:
+        """Let matchers read their choices' tokens, and fill their rows. Runs on the thread for masks.
+
+        work  row of the mask, choice, and number of its committed tokens
+        rows  of the mask
+        """
+        for _, constrained, known in work:
+            constrained.advance(known)
+        going = [(row, each) for row, each, _ in work if each.failure is None and not each.matcher.stopped]
+        mask = None
+        if going:
+            mask = np.full((rows, self._words), -1, dtype=np.int32)
+            self._fill_rows(grammars, mask, going)
+        over = [each for _, each, _ in work if each.failure is not None or each.matcher.stopped]
+        return Filled(mask, [Ended(each.seq, each.failure) for each in over])
+
+    def _fill_rows(self, grammars: Grammars, mask: npt.NDArray[np.int32], going: list[tuple[int, Constrained]]) -> None:
+        indices = [row for row, _ in going]
+        filled = np.empty((len(going), self._words), dtype=np.int32)
+        failures: Many[InfdError | None]
+        try:
+            failures = grammars.fill([each.matcher for _, each in going], filled)
+        except Exception as error:
+            failures = [_failure(error)] * len(going)
+        for i, failure in enumerate(failures):
+            if failure is not None:
+                going[i][1].failure, filled[i] = failure, -1
+        mask[indices] = filled
+
+
+def _failure(error: Exception) -> InfdError:
+    if isinstance(error, InfdError):
+        return error
+    log.error("a grammar failed", exc_info=error)
+    return RequestFailed("this request failed")

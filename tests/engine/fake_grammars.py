@@ -1,0 +1,114 @@
+"""Grammars over token ids, without text: a choice generates tokens of one remainder, and a fixed number of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from msgspec import Struct
+
+from infd.errors import GrammarFailed
+from tests.fakes import FULL, VOCAB, choose, history, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+R = TypeVar("R")
+
+
+class Counted(Struct, frozen=True):
+    """A constraint: `length` tokens t with t % divisor == number of the token % divisor.
+
+    fails_at  number of tokens after which the matcher fails
+    """
+
+    divisor: int
+    length: int
+    fails_at: int | None = None
+
+
+class CountedMatcher:
+    """See Matcher."""
+
+    def __init__(self, constraint: Counted) -> None:
+        self.constraint = constraint
+        self.tokens: list[int] = []
+
+    @property
+    def accepting(self) -> bool:
+        return self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        return len(self.tokens) >= self.constraint.length
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            divisor = self.constraint.divisor
+            assert token % divisor == len(self.tokens) % divisor, "a token that the mask forbids"
+            self.tokens.append(token)
+            if len(self.tokens) == self.constraint.fails_at:
+                raise GrammarFailed("the grammar failed")
+
+    def row(self) -> NDArray[np.int32]:
+        allowed = np.arange(VOCAB) % self.constraint.divisor == len(self.tokens) % self.constraint.divisor
+        return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
+class CountedGrammar:
+    """See Grammar."""
+
+    size = 1
+
+    def __init__(self, constraint: Counted) -> None:
+        self.constraint = constraint
+
+    def matcher(self) -> CountedMatcher:
+        return CountedMatcher(self.constraint)
+
+
+class FakeGrammars:
+    """Grammars of Counted constraints.
+
+    compiling  while cleared, no constraint is compiled
+    filling    while cleared, no mask is filled
+    """
+
+    def __init__(self) -> None:
+        self.compiling = asyncio.Event()
+        self.compiling.set()
+        self.filling = asyncio.Event()
+        self.filling.set()
+        self.filled = 0
+
+    async def compile(self, constraint: Counted) -> CountedGrammar:
+        await self.compiling.wait()
+        if not constraint.divisor:
+            raise GrammarFailed("division by zero")
+        return CountedGrammar(constraint)
+
+    def run(self, work: Callable[..., R], *args: Any) -> asyncio.Future[R]:
+        return asyncio.ensure_future(self._run(work, *args))
+
+    async def _run(self, work: Callable[..., R], *args: Any) -> R:
+        await self.filling.wait()
+        self.filled += 1
+        return work(*args)
+
+    def fill(self, matchers: Sequence[CountedMatcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
+        for matcher, row in zip(matchers, rows, strict=True):
+            row[:] = matcher.row()[: row.size]  # of a model with fewer tokens
+        return [None] * len(matchers)
+
+
+def constrained(prompt: list[int], constraint: Counted, *, seed: int = 0) -> list[int]:
+    """Return the tokens that the fake model generates after `prompt` within a constraint."""
+    matcher, tokens = CountedMatcher(constraint), list(prompt)
+    while not matcher.stopped:
+        token = nearest(choose([history(tokens, len(prompt), FULL, None)], seed), matcher.row())
+        matcher.advance([token])
+        tokens.append(token)
+    return tokens[len(prompt) :]

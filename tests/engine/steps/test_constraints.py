@@ -1,0 +1,222 @@
+"""Constrained choices keep their grammar, whatever happens to their steps, and change no neighbour's tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from infd.config import Config, SchedulerConfig
+from infd.engine.engine import Engine
+from infd.errors import GrammarFailed, Unsupported
+from infd.request import FinishReason, Generate, Request, SamplingParams
+from infd.runner.runner import Runner
+from infd.telemetry.metrics import Metrics
+from tests.engine.driving import ask, collect, nothing_is_left, running, until_steps
+from tests.engine.fake_grammars import Counted, FakeGrammars, constrained
+from tests.fakes import FakeExecutor, capacity, continuation
+from tests.runner.driving import config, executor
+from tests.runner.fake_model import FakeModel
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from infd.scheduler.plan import StepPlan
+
+
+def request(
+    prompt: list[int], constraint: Any = None, *, max_tokens: int = 40, choices: int = 1, seed: int = 0
+) -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=seed)
+    return Request(id="r", prompt=tuple(prompt), wants=(Generate(sampling),), choices=choices, constraint=constraint)
+
+
+@asynccontextmanager
+async def serving(executor: FakeExecutor, grammars: FakeGrammars | None = None) -> AsyncIterator[Engine]:
+    engine = Engine(Config(scheduler=SchedulerConfig()), executor, Metrics(), grammars=grammars or FakeGrammars())
+    async with running(engine):
+        yield engine
+    nothing_is_left(engine)
+
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+
+
+@DEPTHS
+async def test_constrained_choices_keep_their_grammars_and_neighbours_their_tokens(depth: int):
+    async with serving(FakeExecutor(depth=depth)) as engine:
+        answers = await asyncio.gather(
+            *(ask(engine, request([i, 7], Counted(2 + i, 5 + i), seed=i)) for i in range(6)),
+            *(ask(engine, request([i, 8], max_tokens=9, seed=i)) for i in range(3)),
+        )
+    assert answers == [
+        *({0: (constrained([i, 7], Counted(2 + i, 5 + i), seed=i), FinishReason.STOP)} for i in range(6)),
+        *({0: (continuation([i, 8], 9, seed=i), FinishReason.LENGTH)} for i in range(3)),
+    ]
+
+
+@DEPTHS
+async def test_each_of_several_choices_has_its_own_matcher(depth: int):
+    wanted = Counted(3, 6)
+    async with serving(FakeExecutor(depth=depth)) as engine:
+        answer = await ask(engine, request([1, 2, 3], wanted, choices=4, seed=5))
+    assert answer == {i: (constrained([1, 2, 3], wanted, seed=5 + i), FinishReason.STOP) for i in range(4)}
+
+
+@DEPTHS
+async def test_a_constrained_choice_is_cut_at_max_tokens(depth: int):
+    wanted = Counted(3, 20)
+    async with serving(FakeExecutor(depth=depth)) as engine:
+        answer = await ask(engine, request([1, 2], wanted, max_tokens=4))
+    assert answer == {0: (constrained([1, 2], wanted)[:4], FinishReason.LENGTH)}
+
+
+@DEPTHS
+async def test_a_failed_matcher_ends_its_choice_alone(depth: int):
+    async with serving(FakeExecutor(depth=depth)) as engine, engine.admit(2, 0) as ticket:
+        failing, sound = request([1], Counted(2, 9, fails_at=3)), request([2], Counted(2, 9))
+        choices = await ticket.submit(failing, sound)
+        errors, answers = {}, {0: [], 1: []}
+        async for index, delta in choices:
+            answers[index] += delta.token_ids
+            errors[index] = delta.error
+    assert isinstance(errors[0], GrammarFailed)
+    assert answers[0] == constrained([1], Counted(2, 3))
+    assert errors[1] is None
+    assert answers[1] == constrained([2], Counted(2, 9))
+
+
+async def test_a_constraint_that_cannot_be_compiled_is_refused_before_it_is_queued():
+    async with serving(FakeExecutor()) as engine:
+        with pytest.raises(GrammarFailed):
+            await ask(engine, request([1], Counted(0, 1)))
+        assert engine.status().accepted == 0
+
+
+async def test_without_grammars_a_constraint_is_refused():
+    engine = Engine(Config(), FakeExecutor(), Metrics())
+    async with running(engine):
+        with pytest.raises(Unsupported):
+            await ask(engine, request([1], Counted(2, 1)))
+
+
+async def test_a_step_waits_for_its_mask_but_its_forward_pass_does_not():
+    grammars, executor = FakeGrammars(), FakeExecutor()
+    grammars.filling.clear()
+    async with serving(executor, grammars) as engine:
+        answer = asyncio.create_task(ask(engine, request([1], Counted(2, 3))))
+        while not executor.issued:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert engine.status().steps == 0
+        assert len(executor.issued) == 1, "the forward pass is issued"
+        grammars.filling.set()
+        assert (await answer)[0][0] == constrained([1], Counted(2, 3))
+
+
+async def test_steps_without_constrained_choices_wait_for_no_mask():
+    grammars = FakeGrammars()
+    async with serving(FakeExecutor(), grammars) as engine:
+        await ask(engine, request([1], max_tokens=5))
+    assert grammars.filled == 0
+
+
+@DEPTHS
+async def test_a_fault_while_a_later_step_is_not_sampled_ends_no_choice(depth: int):
+    faults = 0
+
+    def fault(plan: StepPlan) -> None:
+        nonlocal faults
+        if len(plan.spans) > 1 and plan.number % 5 == 2:
+            faults += 1
+            raise RuntimeError("the kernel failed")
+
+    async with serving(FakeExecutor(depth=depth, fault=fault)) as engine:
+        answers = await asyncio.gather(*(ask(engine, request([i], Counted(2, 8), seed=i)) for i in range(4)))
+    assert answers == [{0: (constrained([i], Counted(2, 8), seed=i), FinishReason.STOP)} for i in range(4)]
+    assert faults
+
+
+@DEPTHS
+async def test_preempted_choices_continue_their_grammar(depth: int):
+    small = capacity(pages=10, rows=6, max_model_len=32)
+    async with serving(FakeExecutor(small, depth=depth)) as engine:
+        answers = await asyncio.gather(*(ask(engine, request([i, 9], Counted(3, 20), seed=i)) for i in range(5)))
+        assert engine.core.scheduler.preemptions
+    assert answers == [{0: (constrained([i, 9], Counted(3, 20), seed=i), FinishReason.STOP)} for i in range(5)]
+
+
+@DEPTHS
+async def test_a_choice_continues_its_grammar_after_pause_and_sleep(depth: int):
+    async with serving(FakeExecutor(depth=depth)) as engine:
+        answer = asyncio.create_task(ask(engine, request([4], Counted(3, 30))))
+        await until_steps(engine, 5)
+        await engine.control.pause("keep").result()
+        await engine.control.resume().result()
+        await until_steps(engine, 12)
+        await engine.control.sleep("keep", level=1).result()
+        await engine.control.resume().result()
+        assert await answer == {0: (constrained([4], Counted(3, 30)), FinishReason.STOP)}
+
+
+@DEPTHS
+async def test_a_choice_of_a_slow_reader_continues_its_grammar(depth: int):
+    async with serving(FakeExecutor(depth=depth)) as engine, engine.admit(1, 0) as ticket:
+        choices = await ticket.submit(request([4], Counted(3, 30)))
+        await until_steps(engine, 6)
+        scheduler = engine.core.scheduler
+        (seq,) = scheduler.running
+        scheduler.hold(seq)
+        for _ in range(30):
+            await asyncio.sleep(0)
+        scheduler.resume(seq)
+        engine.core.loop.wake()
+        assert await collect(choices) == {0: (constrained([4], Counted(3, 30)), FinishReason.STOP)}
+
+
+@DEPTHS
+async def test_a_reader_that_leaves_while_a_mask_is_filled_costs_nothing(depth: int):
+    grammars = FakeGrammars()
+    async with serving(FakeExecutor(depth=depth), grammars) as engine:
+        other = asyncio.create_task(ask(engine, request([5], Counted(2, 25))))
+        async with engine.admit(1, 0) as ticket:
+            await ticket.submit(request([4], Counted(3, 30)))
+            await until_steps(engine, 3)
+            grammars.filling.clear()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        grammars.filling.set()
+        assert await other == {0: (constrained([5], Counted(2, 25)), FinishReason.STOP)}
+        assert not len(engine.core.loop._constraints)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_on_a_device_thread_a_fault_ahead_of_an_unsampled_step_ends_no_choice(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+):
+    async def answers(read: Any) -> list[Any]:
+        """Ask for constrained and other choices on a device thread; read: in place of Runner.read."""
+        device = executor(FakeModel(), config(rows=8, step_tokens=32, depth=depth))
+        async with serving(device) as engine:
+            monkeypatch.setattr(Runner, "read", read)  # after the steps that the start measures
+            return await asyncio.gather(
+                *(ask(engine, request([i, 5], Counted(3, 7), seed=i)) for i in range(3)),
+                *(ask(engine, request([i, 6], max_tokens=8, seed=i)) for i in range(2)),
+            )
+
+    steps, sound = 0, Runner.read
+    undisturbed = await answers(sound)
+
+    def faulty(self: Runner, landing: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            raise RuntimeError("the kernel failed")
+        return sound(self, landing)
+
+    assert await asyncio.wait_for(answers(faulty), 20) == undisturbed
+    assert steps > 8
+    assert all(answer[0][1] is FinishReason.STOP for answer in undisturbed[:3])
