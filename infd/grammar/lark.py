@@ -1,0 +1,97 @@
+"""Read Lark as far as needed to bound it, and to treat its JSON schemas like others.
+
+llguidance reads the grammar itself. `%json {...}` in it is a schema, with the same refusals as any; options of a rule
+that would make rollback impossible, or give text that is not UTF-8, are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from infd.errors import GrammarFailed
+from infd.grammar import bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infd.grammar.protocol import Limits
+
+_TOKEN = re.compile(
+    r"""
+    (?P<comment>//[^\n]*|\#[^\n]*)
+  | (?P<string>"(?:\\.|[^"\\\n])*")
+  | (?P<regex>/(?:\\.|[^/\\\n])+/)
+  | (?P<special><[^<>\s]*>)
+  | (?P<json>%json\b)
+  | (?P<options>%llguidance\b)
+  | (?P<attributes>(?<=[\w!?-])\[[^\]\n]*\])
+  | (?P<or>\|)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_REFUSED_ATTRIBUTE = re.compile(r"\b(max_tokens|temperature|stop)\s*=")
+_ALLOWED_OPTIONS = {"no_forcing", "ignore_once", "allow_initial_skip"}
+
+
+def checked(grammar: str, limits: Limits, schema: Callable[[Any], Any]) -> str:
+    """Return a Lark grammar with each `%json` schema replaced by `schema(it)`. Raises GrammarFailed."""
+    bounds.check_text(grammar, limits)
+    parts, at, alternatives = [], 0, 0
+    while (match := _TOKEN.search(grammar, at)) is not None:
+        parts.append(grammar[at : match.start()])
+        at = match.end()
+        kind = match.lastgroup
+        if kind in ("json", "options"):
+            value, end = _json(grammar, at)
+            if kind == "json":
+                value = schema(value)
+            elif not isinstance(value, dict) or value.keys() - _ALLOWED_OPTIONS:
+                _refuse(f"%llguidance options other than {', '.join(sorted(_ALLOWED_OPTIONS))}")
+            parts.append(f"{match[0]} {json.dumps(value)}")
+            at = end
+            continue
+        if kind == "attributes" and (option := _REFUSED_ATTRIBUTE.search(match[0])) is not None:
+            _refuse(f"the option {option[1]} of a rule")
+        if kind == "regex":
+            bounds.check_nesting(match[0], limits)
+        alternatives += kind == "or"
+        parts.append(match[0])
+    parts.append(grammar[at:])
+    bounds.check_enumerated(alternatives, limits)
+    bounds.check_nesting(_TOKEN.sub(" ", grammar), limits)
+    return "".join(parts)
+
+
+def string(text: str) -> str:
+    """Write a text as a string of Lark."""
+    return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
+
+
+def regex(pattern: str) -> str:
+    """Write a regular expression as a terminal of Lark."""
+    escaped = re.sub(r"\\(.)|/|\n", _escaped, pattern, flags=re.DOTALL)
+    return f"/{escaped}/"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    if (character := match[1]) is None:
+        character = match[0]
+        return {"/": r"\/", "\n": r"\n"}[character]
+    return r"\n" if character == "\n" else match[0]
+
+
+def _json(grammar: str, at: int) -> tuple[Any, int]:
+    start = at + len(grammar[at:]) - len(grammar[at:].lstrip())
+    try:
+        return json.JSONDecoder().raw_decode(grammar, start)
+    except RecursionError as error:
+        raise GrammarFailed("a schema nests too deep", code="grammar_too_large") from error
+    except ValueError as error:
+        line = grammar.count("\n", 0, at) + 1
+        raise GrammarFailed(f"line {line}: not JSON: {error}", code="invalid_grammar") from error
+
+
+def _refuse(what: str) -> NoReturn:
+    raise GrammarFailed(f"{what}: not supported", code="unsupported_grammar")

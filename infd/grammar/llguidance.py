@@ -1,0 +1,286 @@
+"""Compile with llguidance: derivatives of regular expressions for lexemes, an Earley parser above them.
+
+It takes about a millisecond for a schema and tens of microseconds for a mask, and refuses most of what it cannot keep;
+`schema` refuses the rest. Every call releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from infd.errors import GrammarFailed
+from infd.grammar import bounds, lark
+from infd.grammar.binding import Handle, Library
+from infd.request import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from infd.grammar.protocol import Limits, Matcher, Vocabulary
+
+# Between two tokens of a JSON document. A model that is unsure writes white space for ever where it may; this pattern
+# allows a space, or a line end and the indentation of the next line, and then the document goes on.
+WHITESPACE: Final = r"[ ]|\r?\n[ \t]{0,40}"
+
+# Fuel: about 20 ms to build, 15 ms a mask at the very most; a mask usually takes 0.02 ms. A state is 1 to 2 KB, and
+# each matcher has its own.
+_FUEL: Final = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 200_000,
+}
+# Words of the library's messages.
+_LARGE: Final = ("too many", "Too many", "too large", "too big", "limit", "fuel", "max is", "too complex", "recursion")
+_UNSUPPORTED: Final = ("nimplemented", "not supported", "nsupported", "Unknown format", "retriev")
+_SPECIAL: Final = b"\xff"  # marks a token that text never matches
+
+
+class LlguidanceCompiler:
+    """The Compiler of one vocabulary. Building it takes a second for 150,000 tokens, without the interpreter's lock."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises Unavailable if the library is missing or another one."""
+        self.vocabulary = vocabulary
+        self._library = Library()
+        self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
+        tokens = _tokens(vocabulary, self._ends)
+        self._handle = self._library.vocabulary(tokens, sorted(self._ends))
+        self._end_row = _row(np.isin(np.arange(len(tokens)), sorted(self._ends)))
+        self._spaced = _row(np.fromiter((token.startswith(b" ") for token in tokens), dtype=bool, count=len(tokens)))
+
+    def compile(self, constraint: Constraint, limits: Limits) -> LlguidanceGrammar:
+        answer = _grammar(constraint, limits)
+        grammar, first = self._compile([answer])
+        if self.vocabulary.drop_space:
+            # The decoder drops one space of " x": so " x" spells x, and where the answer itself may begin with a
+            # space, only " " before all of it spells it.
+            space = " " if _any_allowed(first, self._spaced) else " ?"
+            begin = {"lark_grammar": f'start: "{space[0]}"{space[1:]} @answer'}
+            grammar, _ = self._compile([begin, {"name": "answer", **answer}])
+        return grammar
+
+    def _compile(self, grammars: list[dict[str, Any]]) -> tuple[LlguidanceGrammar, NDArray[np.int32]]:
+        """Return the grammar of a list of the library's grammars, and the mask of its first token.
+
+        That mask shows a grammar without any text, and the copies made for choices start with the automata it built.
+        """
+        text = json.dumps({"grammars": grammars}).encode()
+        handle = self._library.matcher(self._handle, text, _FUEL)
+        matcher = LlguidanceMatcher(self._library.functions, handle, self._handle, self._ends)
+        if (error := matcher.error()) is not None:
+            raise _refusal(error)
+        row = np.empty((1, self.vocabulary.words), dtype=np.int32)
+        (failure,) = self.fill([matcher], row)
+        if failure is not None:
+            raise _refusal(str(failure))
+        if not row.any() and not matcher.accepting:
+            raise GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
+        return LlguidanceGrammar(matcher, len(text)), row[0]
+
+    def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
+        assert rows.flags.c_contiguous
+        assert rows.shape == (len(matchers), self.vocabulary.words)
+        start, stride = rows.ctypes.data, rows.strides[0]
+        failures: list[GrammarFailed | None] = []
+        for index, matcher in enumerate(matchers):
+            assert isinstance(matcher, LlguidanceMatcher)
+            if matcher.ended:
+                rows[index] = self._end_row
+            failures.append(None if matcher.ended else matcher.fill(start + index * stride, stride))
+        return failures
+
+
+class LlguidanceGrammar:
+    """A compiled grammar: a matcher that reads no token, from which each choice's is copied."""
+
+    def __init__(self, first: LlguidanceMatcher, text_bytes: int) -> None:
+        self._first = first
+        self.size = 100_000 + 50 * text_bytes
+
+    def matcher(self) -> LlguidanceMatcher:
+        return self._first.copy()
+
+
+class LlguidanceMatcher:
+    """A matcher of the library, and the end ids behind its text.
+
+    The library cannot take back an end id, so it never reads one.
+    """
+
+    __slots__ = ("_ended", "_ends", "_functions", "_handle", "_vocabulary")
+
+    def __init__(self, functions: Any, handle: Handle, vocabulary: Handle, ends: frozenset[int]) -> None:
+        self._functions = functions
+        self._handle = handle
+        self._vocabulary = vocabulary  # must be freed after the matcher
+        self._ends = ends
+        self._ended = 0  # end ids read
+
+    @property
+    def accepting(self) -> bool:
+        return self._ended > 0 or bool(self._functions.llg_matcher_is_accepting(self._handle.pointer))
+
+    @property
+    def stopped(self) -> bool:
+        return self._ended > 0 or bool(self._functions.llg_matcher_is_stopped(self._handle.pointer))
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        text = self._text(tokens)
+        if text:
+            array = (ctypes.c_uint32 * len(text))(*text)
+            self._functions.llg_matcher_consume_tokens(self._handle.pointer, array, len(text))
+            if (error := self.error()) is not None:
+                raise _failure(error)
+        if len(tokens) > len(text):
+            if not self.accepting:
+                raise _failure("the answer ended before it was complete")
+            if any(token not in self._ends for token in tokens[len(text) :]):
+                raise _failure("a token after the end")
+            self._ended += len(tokens) - len(text)
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        text = self._text(tokens)
+        allowed = 0
+        if text:
+            array = (ctypes.c_uint32 * len(text))(*text)
+            allowed = max(0, self._functions.llg_matcher_validate_tokens(self._handle.pointer, array, len(text)))
+        if allowed < len(text) or allowed == len(tokens):
+            return allowed
+        if text:
+            ahead = self.copy()
+            ahead.advance(text)
+            return allowed + ahead.validate(tokens[allowed:])
+        if not self.accepting:
+            return 0
+        return next((at for at, token in enumerate(tokens) if token not in self._ends), len(tokens))
+
+    def rollback(self, tokens: int) -> None:
+        ends = min(tokens, self._ended)
+        self._ended -= ends
+        if tokens > ends and self._functions.llg_matcher_rollback(self._handle.pointer, tokens - ends):
+            raise _failure(self.error() or "rollback failed")
+
+    def copy(self) -> LlguidanceMatcher:
+        pointer = self._functions.llg_clone_matcher(self._handle.pointer)
+        handle = Handle(pointer, self._functions.llg_free_matcher)
+        copied = LlguidanceMatcher(self._functions, handle, self._vocabulary, self._ends)
+        copied._ended = self._ended
+        return copied
+
+    def fill(self, pointer: int, size: int) -> GrammarFailed | None:
+        """Fill `size` bytes of a mask at an address; return the error if that fails."""
+        if self._functions.llg_matcher_compute_mask_into(self._handle.pointer, pointer, size) == 0:
+            return None
+        return _failure(self.error() or "no mask")
+
+    @property
+    def ended(self) -> bool:
+        """Whether an end id was read."""
+        return self._ended > 0
+
+    def error(self) -> str | None:
+        if not self._functions.llg_matcher_is_error(self._handle.pointer):
+            return None
+        message: bytes | None = self._functions.llg_matcher_get_error(self._handle.pointer)
+        return (message or b"failed").decode(errors="replace")
+
+    def _text(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the tokens before the first end id; none if the text has ended."""
+        if self._ended:
+            return ()
+        return next((tokens[:at] for at, token in enumerate(tokens) if token in self._ends), tokens)
+
+
+def _tokens(vocabulary: Vocabulary, ends: frozenset[int]) -> list[bytes]:
+    """Return the tokens as the library reads them: with a mark on special ones, and padded to the logits.
+
+    An end id is special even if the tokenizer says otherwise: it must never stand for text.
+    """
+    special = vocabulary.special | ends
+    tokens = [
+        _SPECIAL + (token or b"<[%d]>" % index) if index in special else b"" if token.startswith(_SPECIAL) else token
+        for index, token in enumerate(vocabulary.tokens)
+    ]
+    return tokens + [b""] * (vocabulary.columns - len(tokens))
+
+
+def _row(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return a row of a mask."""
+    padded = np.zeros(-(-allowed.size // 32) * 32, dtype=bool)
+    padded[: allowed.size] = allowed
+    return np.packbits(padded, bitorder="little").view(np.int32)
+
+
+def _any_allowed(row: NDArray[np.int32], of: NDArray[np.int32]) -> bool:
+    return bool((row & of).any())
+
+
+def _grammar(constraint: Constraint, limits: Limits) -> dict[str, Any]:
+    """Write a constraint as a grammar of the library."""
+    match constraint:
+        case JsonSchema(schema, whitespace, lenient, coerce_one_of):
+            parsed = bounds.read_json(schema, limits)
+            return {"json_schema": _schema(parsed, limits, whitespace, lenient=lenient, coerce=coerce_one_of)}
+        case JsonObject(whitespace):
+            return {"json_schema": _schema({"type": "object"}, limits, whitespace)}
+        case Regex(pattern):
+            bounds.check_text(pattern, limits)
+            bounds.check_nesting(pattern, limits)
+            return {"lark_grammar": f"start: {lark.regex(pattern)}"}
+        case Choice(options):
+            if not options:
+                raise GrammarFailed("a choice of no option", code="invalid_grammar")
+            bounds.check_enumerated(len(options), limits)
+            bounds.check_text("".join(options), limits)
+            return {"lark_grammar": "start: OPTION\nOPTION: " + " | ".join(map(lark.string, options))}
+        case Lark(grammar):
+            return {"lark_grammar": lark.checked(grammar, limits, lambda schema: _schema(schema, limits))}
+        case Ebnf():
+            raise GrammarFailed("grammars with ::= are not supported", code="unsupported_grammar")
+        case StructuralTag():
+            raise GrammarFailed("structural_tag is not supported", code="unsupported_grammar")
+
+
+def _schema(
+    schema: Any, limits: Limits, whitespace: bool = True, *, lenient: bool = False, coerce: bool = False
+) -> dict[str, Any]:
+    """Return a schema that the library keeps exactly, with our options in place of the client's."""
+    bounds.check_schema(schema, limits)
+    if schema is False:
+        raise GrammarFailed("the schema false accepts nothing", code="unsupported_grammar")
+    if schema is not True and not isinstance(schema, dict):
+        raise GrammarFailed("a schema is an object or a boolean", code="invalid_grammar")
+    options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": lenient, "coerce_one_of": coerce}
+    if whitespace:
+        options["whitespace_pattern"] = WHITESPACE
+    return {**({} if schema is True else schema), "x-guidance": options}
+
+
+def _refusal(error: str) -> GrammarFailed:
+    """Return the error of a grammar that the library did not compile, classified by the library's words."""
+    if any(word in error for word in _LARGE):
+        return GrammarFailed(f"the constraint is too large: {_short(error)}", code="grammar_too_large")
+    if any(word in error for word in _UNSUPPORTED):
+        return GrammarFailed(f"the constraint cannot be kept: {_short(error)}", code="unsupported_grammar")
+    if "NoExtension" in error:
+        return GrammarFailed("no text satisfies the constraint", code="invalid_grammar")
+    return GrammarFailed(f"the constraint is malformed: {_short(error)}", code="invalid_grammar")
+
+
+def _failure(error: str) -> GrammarFailed:
+    """Return the error of a matcher."""
+    return GrammarFailed(f"the answer left its constraint: {_short(error)}")
+
+
+def _short(error: str) -> str:
+    lines = error.strip().splitlines()
+    return lines[0][:300] if lines else "failed"

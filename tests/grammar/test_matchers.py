@@ -1,0 +1,266 @@
+"""Masks, matchers and grammars of each engine, over random vocabularies."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infd.errors import GrammarFailed
+from infd.grammar.llguidance import LlguidanceCompiler
+from infd.grammar.protocol import Limits
+from infd.request import Choice, JsonObject, JsonSchema, Lark, Regex
+from tests.grammar import vocabularies
+
+if TYPE_CHECKING:
+    from infd.grammar.protocol import Compiler, Matcher
+    from infd.request import Constraint
+
+LIMITS = Limits()
+KINDS = ["byte_level", "sentencepiece", "large"]
+CONSTRAINTS = [
+    JsonObject(),
+    JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yé"]}}}'),
+    JsonSchema('{"type": "array", "items": {"type": ["string", "null"]}, "maxItems": 3}', whitespace=False),
+    Regex(r"[a-c]{2,5}(x|\d+)?\n?"),
+    Regex(r"(é|😀|[^a-z]){1,3}"),
+    Choice(("yes", "no", "yes and no", " maybe", "")),
+    Lark('start: "(" start ")" | /[a-z]+/'),
+    Lark('start: <think> /[a-z]+/ "."'),
+]
+
+
+@cache
+def compiler(kind: str, seed: int = 0) -> Compiler:
+    return LlguidanceCompiler(getattr(vocabularies, kind)(seed))
+
+
+def state(compiled: Compiler, matcher: Matcher) -> tuple[list[int], bool, bool]:
+    return vocabularies.allowed(compiled, matcher), matcher.accepting, matcher.stopped
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=repr)
+def test_a_mask_allows_exactly_the_tokens_that_the_matcher_accepts(kind: str, constraint: Constraint):
+    compiled, draw = compiler(kind), random.Random(1)
+    vocabulary = compiled.vocabulary
+    tried = range(vocabulary.columns) if kind != "large" else draw.sample(range(vocabulary.columns), 3000)
+    for _ in range(3):
+        matcher = compiled.compile(constraint, LIMITS).matcher()
+        for _ in range(8):
+            mask = set(vocabularies.allowed(compiled, matcher))
+            assert {each for each in tried if matcher.validate([each])} == mask & set(tried)
+            assert matcher.accepting == bool(mask & vocabulary.end_ids)
+            if matcher.stopped:
+                assert mask <= vocabulary.end_ids
+                break
+            vocabularies.walk(compiled, matcher, draw, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=repr)
+def test_after_a_rollback_a_matcher_is_as_one_that_never_went_there(kind: str, constraint: Constraint):
+    compiled, draw = compiler(kind), random.Random(2)
+    for _ in range(6):
+        grammar = compiled.compile(constraint, LIMITS)
+        tokens = vocabularies.walk(compiled, grammar.matcher(), draw, 15)
+        kept = draw.randrange(len(tokens) + 1)
+        moved, fresh = grammar.matcher(), grammar.matcher()
+        for token in tokens:
+            moved.advance([token])
+        moved.rollback(len(tokens) - kept)
+        fresh.advance(tokens[:kept])
+
+        assert state(compiled, moved) == state(compiled, fresh)
+        assert fresh.validate(tokens[kept:]) == len(tokens) - kept
+        moved.advance(tokens[kept:])
+        fresh.advance(tokens[kept:])
+        assert state(compiled, moved) == state(compiled, fresh)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_does_not_follow_the_original(kind: str):
+    compiled, draw = compiler(kind), random.Random(3)
+    matcher = compiled.compile(JsonObject(), LIMITS).matcher()
+    vocabularies.walk(compiled, matcher, draw, 4)
+    before = state(compiled, matcher)
+    copied = matcher.copy()
+    vocabularies.walk(compiled, copied, draw, 10)
+
+    assert state(compiled, matcher) == before
+
+
+PATTERNS = st.recursive(
+    st.sampled_from(["a", "b", "xy", "[a-f]", "[^a-z]", "[0-9]", r"\.", " ", "-", "é", "/", r"\/", r"\n", '"', "_"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda pair: f"({pair[0]}|{pair[1]})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}"])).map(lambda pair: f"({pair[0]}){pair[1]}"),
+    ),
+    max_leaves=12,
+)
+
+
+@given(pattern=PATTERNS, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_what_a_regular_expression_lets_through_matches_it(pattern: str, kind: str, seed: int):
+    compiled = compiler(kind)
+    tokens = vocabularies.walk(compiled, compiled.compile(Regex(pattern), LIMITS).matcher(), random.Random(seed), 40)
+
+    answer = vocabularies.text(compiled.vocabulary, tokens)
+    assert answer is None or re.fullmatch(pattern, answer)
+
+
+@given(data=st.data(), pattern=PATTERNS, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_all_that_matches_a_regular_expression_can_be_written(data: st.DataObject, pattern: str, kind: str, seed: int):
+    compiled = compiler(kind)
+    answer = data.draw(st.from_regex(pattern, fullmatch=True))
+    begin = " " if compiled.vocabulary.drop_space else ""
+    tokens = vocabularies.split(compiled.vocabulary, (begin + answer).encode(), random.Random(seed))
+    matcher = compiled.compile(Regex(pattern), LIMITS).matcher()
+
+    assert matcher.validate(tokens) == len(tokens)
+    matcher.advance(tokens)
+    assert matcher.accepting
+
+
+@given(options=st.lists(st.text(), min_size=1, max_size=8), kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_a_choice_is_one_of_its_options(options: list[str], kind: str, seed: int):
+    compiled = compiler(kind)
+    tokens = vocabularies.walk(
+        compiled, compiled.compile(Choice(tuple(options)), LIMITS).matcher(), random.Random(seed), 500
+    )
+
+    assert vocabularies.text(compiled.vocabulary, tokens) in options
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_json_object_parses(kind: str):
+    compiled, draw = compiler(kind), random.Random(5)
+    grammar, finished = compiled.compile(JsonObject(), LIMITS), 0
+    for _ in range(60):
+        answer = vocabularies.text(compiled.vocabulary, vocabularies.walk(compiled, grammar.matcher(), draw, 60))
+        if answer is not None:
+            finished += 1
+            assert isinstance(json.loads(answer), dict)
+    assert finished > 5
+
+
+def test_an_end_id_is_never_text():
+    vocabulary = vocabularies.byte_level(1)
+    letter = vocabulary.tokens.index(b"a")
+    compiled = LlguidanceCompiler(
+        type(vocabulary)(vocabulary.tokens, vocabulary.special, frozenset({letter}), vocabulary.columns, list)
+    )
+    matcher = compiled.compile(Regex("(a|b)+"), LIMITS).matcher()
+
+    assert matcher.validate([letter]) == 0
+    matcher.advance([vocabulary.tokens.index(b"b")])
+    assert matcher.validate([letter]) == 1
+
+
+def test_nothing_but_end_ids_follows_an_end_id():
+    compiled = compiler("byte_level")
+    end = min(compiled.vocabulary.end_ids)
+    matcher = compiled.compile(Regex("a*"), LIMITS).matcher()
+    matcher.advance([end])
+
+    assert set(vocabularies.allowed(compiled, matcher)) == compiled.vocabulary.end_ids
+    assert matcher.stopped
+    assert matcher.accepting
+    with pytest.raises(GrammarFailed):
+        matcher.advance([compiled.vocabulary.tokens.index(b"a")])
+
+
+def test_a_failed_matcher_spoils_neither_its_neighbours_nor_its_grammar():
+    compiled = compiler("byte_level")
+    grammar = compiled.compile(Regex("ab*"), LIMITS)
+    letters = {letter: compiled.vocabulary.tokens.index(letter.encode()) for letter in "abc"}
+    good, bad = grammar.matcher(), grammar.matcher()
+    with pytest.raises(GrammarFailed) as failed:
+        bad.advance([letters["a"], letters["c"]])
+    good.advance([letters["a"]])
+    rows = np.zeros((3, compiled.vocabulary.words), dtype=np.int32)
+
+    failures = compiled.fill([good, bad, grammar.matcher()], rows)
+
+    assert failed.value.code == "grammar_failed"
+    assert [type(each) for each in failures] == [type(None), GrammarFailed, type(None)]
+    assert set(np.flatnonzero(np.unpackbits(rows[0].view(np.uint8), bitorder="little"))) >= {letters["b"]}
+
+
+def test_white_space_in_a_document_is_bounded():
+    compiled = compiler("byte_level")
+    byte = {each: compiled.vocabulary.tokens.index(bytes([each])) for each in range(256)}
+    for begin in ("{", '{"a"', '{"a":', '{"a":1', '{"a":[', '{"a":[1,'):
+        for white in ("\n" * 2, " " * 2, "\t", "\n" + " " * 41, "\n" + " " * 20 + "\n"):
+            matcher = compiled.compile(JsonObject(), LIMITS).matcher()
+            matcher.advance([byte[each] for each in begin.encode()])
+            assert matcher.validate([byte[each] for each in white.encode()]) < len(white), (begin, white)
+            assert matcher.validate([byte[each] for each in b"\n" + b" " * 40]) == 41, begin
+
+
+def test_an_indented_document_can_be_written():
+    compiled = compiler("byte_level")
+    document = json.dumps({"a": [1, {"b": {}}], "c": "d"}, indent=4)
+    matcher = compiled.compile(JsonObject(), LIMITS).matcher()
+    tokens = vocabularies.split(compiled.vocabulary, document.encode(), random.Random(1))
+
+    assert matcher.validate(tokens) == len(tokens)
+
+
+def test_a_special_token_is_allowed_only_where_a_grammar_names_it():
+    compiled = compiler("byte_level")
+    think = compiled.vocabulary.tokens.index(b"<think>")
+
+    assert think not in vocabularies.allowed(compiled, compiled.compile(Regex("(.|\n)*"), LIMITS).matcher())
+    named = compiled.compile(Lark('start: <think> "a"'), LIMITS).matcher()
+    assert vocabularies.allowed(compiled, named) == [think]
+
+
+def test_a_clients_options_for_the_library_are_stripped():
+    compiled = compiler("byte_level")
+    schema = '{"not": {"type": "null"}, "x-guidance": {"lenient": true}}'
+    for constraint in (JsonSchema(schema), Lark(f"start: %json {schema}")):
+        with pytest.raises(GrammarFailed) as failed:
+            compiled.compile(constraint, LIMITS)
+        assert failed.value.code == "unsupported_grammar"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "code"),
+    [
+        (Regex("("), "invalid_grammar"),
+        (Regex("a(?=b)"), "unsupported_grammar"),
+        (Lark("start: missing"), "invalid_grammar"),
+        (Lark('{"grammars": []}'), "invalid_grammar"),
+        (Lark('start: a\na[max_tokens=3]: "x"'), "unsupported_grammar"),
+        (Lark('%llguidance {"allow_invalid_utf8": true}\nstart: "x"'), "unsupported_grammar"),
+        (Lark("start: %json {"), "invalid_grammar"),
+        (JsonSchema("{"), "invalid_grammar"),
+        (JsonSchema('{"minimum": NaN}'), "invalid_grammar"),
+        (JsonSchema("1"), "invalid_grammar"),
+        (JsonSchema("false"), "unsupported_grammar"),
+        (JsonSchema('{"type": "object", "minProperties": 2.5}'), "invalid_grammar"),
+        (JsonSchema('{"$ref": "#"}'), "invalid_grammar"),
+        (JsonSchema('{"const": "\ud800"}'), "invalid_grammar"),
+        (JsonSchema('{"const": "\\ud800"}'), "invalid_grammar"),
+        (JsonSchema('{"$ref": "https://example.com/a"}'), "unsupported_grammar"),
+        (Choice(()), "invalid_grammar"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_compiled_is_refused_by_name(constraint: Constraint, code: str):
+    with pytest.raises(GrammarFailed) as failed:
+        compiler("byte_level").compile(constraint, LIMITS)
+    assert failed.value.code == code
+    assert len(str(failed.value)) < 500
