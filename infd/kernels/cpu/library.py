@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -108,6 +109,7 @@ def _open(directory: Path) -> ctypes.CDLL:
     return library
 
 
+@cache  # a start opens the library for each kernel
 def _digest(sources: Path) -> str:
     """Return the digest of `sources`, as CMakeLists.txt computes it."""
     files = sorted((*sources.glob("*.cpp"), *sources.glob("*.h"), sources / "CMakeLists.txt"))

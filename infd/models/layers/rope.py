@@ -44,7 +44,10 @@ class Scaling(NamedTuple):
     def angles(self, positions: Tensor, lengths: Tensor) -> Tensor:
         """Return [N, 2, R / 2] float32: cosines and sines at positions [N] for lengths [N]."""
         angles = positions.float()[:, None] * self.frequencies(lengths[:, None])
-        return torch.stack((angles.cos(), angles.sin()), dim=1) * self.amplitude
+        both = angles.new_empty((angles.shape[0], 2, angles.shape[1]))  # written in place: a start waits for the table
+        torch.cos(angles, out=both[:, 0])
+        torch.sin(angles, out=both[:, 1])
+        return both.mul_(self.amplitude)
 
 
 class Rope:

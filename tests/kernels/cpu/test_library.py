@@ -44,10 +44,12 @@ def test_a_missing_library_is_refused_with_the_reason(tmp_path):
 
 
 def test_a_library_of_other_sources_is_refused(built, tmp_path):
-    shutil.copytree(HERE, tmp_path, dirs_exist_ok=True)
-    Library(directory=tmp_path)
-    (tmp_path / "native" / "kernel.h").write_text("// changed")
-    assert "other sources" in refusal(tmp_path)
+    same, changed = tmp_path / "same", tmp_path / "changed"
+    for copy in (same, changed):
+        shutil.copytree(HERE, copy)
+    (changed / "native" / "kernel.h").write_text("// changed")
+    Library(directory=same)
+    assert "other sources" in refusal(changed)
 
 
 def test_an_installed_library_has_no_sources_to_compare_with(built, tmp_path):
