@@ -27,6 +27,7 @@ whole steps and the server.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import os
 import tempfile
@@ -128,7 +129,7 @@ def serve(
         bench.figures.report(f"{batch} around {context:,.0f}, {how}", batch / rate, floor, note, of_bare=share)
 
     settings = {"device.flashinfer": arguments.flashinfer, "device.graphs": arguments.graphs}
-    served = over_http(checkpoint, bench.device.type, batches, asked, size, arguments.cores, settings)
+    served = asyncio.run(over_http(checkpoint, bench.device.type, batches, asked, size, arguments.cores, settings))
     for batch in batches:
         found = served[batch]
         report(batch, "bare", bare[batch])

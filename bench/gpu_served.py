@@ -109,7 +109,7 @@ def _shards(model: Model, device: torch.device) -> Iterator[dict[str, torch.Tens
         yield shard
 
 
-def over_http(
+async def over_http(
     checkpoint: Path,
     device: str,
     batches: Sequence[int],
@@ -122,18 +122,6 @@ def over_http(
 
     settings  infd settings by name
     """
-    return asyncio.run(_over_http(checkpoint, device, batches, asked, size, cores, settings))
-
-
-async def _over_http(
-    checkpoint: Path,
-    device: str,
-    batches: Sequence[int],
-    asked: Asked,
-    size: int,
-    cores: Cores,
-    settings: Mapping[str, bool],
-) -> dict[int, dict[str, float]]:
     port, found = free_port(), {}
     with tempfile.TemporaryDirectory() as scratch:
         arguments = ["--model", str(checkpoint), "--device", device, "--dtype", "bfloat16", "--port", str(port)]

@@ -7,6 +7,7 @@ greedy choices a clear margin (`margins`).
 
 from __future__ import annotations
 
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -154,14 +155,7 @@ def make(variant: str, directory: Path, **overrides: Any) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function from a variant's name to its checkpoint's directory. Saves each checkpoint once per session."""
-    made: dict[str, Path] = {}
-
-    def directory(variant: str) -> Path:
-        if variant not in made:
-            made[variant] = make(variant, tmp_path_factory.mktemp(variant))
-        return made[variant]
-
-    return directory
+    return cache(lambda variant: make(variant, tmp_path_factory.mktemp(variant)))
 
 
 def oracle(directory: Path) -> PreTrainedModel:

@@ -23,6 +23,7 @@ from tests.runner.fake_model import FakeModel, continuation
 
 if TYPE_CHECKING:
     from infd.models.base import Batch
+    from infd.scheduler.layout import Capacity
 
 
 def device_threads() -> list[str]:
@@ -66,21 +67,26 @@ class Gate:
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [2], [7, 1, 8, 2, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6], [6, 9]]
 
 
+async def expect_continuations(runs: LocalExecutor, capacity: Capacity, window: int | None = None) -> None:
+    """Generate greedily from all prompts, close the executor and compare."""
+    requests = [
+        request(prompt, SamplingParams(max_tokens=4 + 3 * i, temperature=0.0), name=str(i))
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    try:
+        answers = await generate(runs, capacity, requests, depth=runs.depth)
+    finally:
+        await runs.close()
+    assert answers == [continuation(prompt, 4 + 3 * i, window=window) for i, prompt in enumerate(PROMPTS)]
+
+
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 async def test_any_number_of_steps_in_flight_gives_the_same_tokens(depth: int, window: int | None):
     runs = executor(FakeModel(window=window), config(rows=3, depth=depth))
     capacity = await runs.load()
     assert runs.depth == depth
-    requests = [
-        request(prompt, SamplingParams(max_tokens=4 + 3 * i, temperature=0.0), name=str(i))
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    try:
-        answers = await generate(runs, capacity, requests, depth=depth)
-    finally:
-        await runs.close()
-    assert answers == [continuation(prompt, 4 + 3 * i, window=window) for i, prompt in enumerate(PROMPTS)]
+    await expect_continuations(runs, capacity, window)
 
 
 class Late:
@@ -119,15 +125,7 @@ async def test_copies_from_a_separate_device_are_awaited_on_another_thread_and_g
     runs = executor(FakeModel(), config(rows=3, depth=depth))
     capacity = await runs.load()
     waits.clear()
-    requests = [
-        request(prompt, SamplingParams(max_tokens=4 + 3 * i, temperature=0.0), name=str(i))
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    try:
-        answers = await generate(runs, capacity, requests, depth=depth)
-    finally:
-        await runs.close()
-    assert answers == [continuation(prompt, 4 + 3 * i) for i, prompt in enumerate(PROMPTS)]
+    await expect_continuations(runs, capacity)
     assert set(waits) == {"infd-waiter"}
     assert "infd-waiter" not in [thread.name for thread in threading.enumerate()]
 

@@ -35,7 +35,6 @@ from infd.http.schema.tools import Called, Function, Tool
 from infd.text import apart
 from infd.text.chat import PROBING, ChatTemplate
 from infd.text.fuel import BRIEF, Limits
-from infd.text.markup import joined
 from infd.text.reasoning.qwen3 import Qwen3
 from infd.text.reply import Reply
 from infd.text.stops import StopStrings
@@ -47,6 +46,7 @@ from tests.fuzz.grammar import Chooser, mapping
 from tests.fuzz.hostile import template, text, tokenizer
 from tests.fuzz.wire import BODIES, LAST, cut, made, statuses
 from tests.http.endpoint import serving
+from tests.text import transcripts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,20 +216,10 @@ class MarkupTarget(Target):
         parsed = len(content) + len(thought) + sum(len(name) + len(arguments) for name, arguments in calls)
         assert parsed <= len(text)
 
-    def _read(self, prompt: str, parts: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
+    def _read(self, prompt: str, parts: list[str]) -> transcripts.Message:
         reading = Syntax(Qwen3(), Hermes()).start(prompt, names=["f"])
         assert reading is not None
-        content, asides = "", []
-        for part in parts:
-            content += reading.feed(part)
-            asides.append(reading.take())
-        content += reading.finish()
-        asides.append(reading.take())
-        assert reading.finish() == ""
-        aside = joined(asides)
-        if aside is None:
-            return content, "", []
-        return content, aside.thought, [(call.name or "", call.arguments) for call in aside.calls]
+        return transcripts.read(reading, parts)
 
 
 class HostileTarget(Target):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,15 +61,8 @@ __all__ = [
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory) -> Callable[[str], Path]:
-    """Return a function from a variant's name to the directory of its checkpoint, which is made once."""
-    made: dict[str, Path] = {}
-
-    def directory(variant: str) -> Path:
-        if variant not in made:
-            made[variant] = make(variant, tmp_path_factory.mktemp(variant))
-        return made[variant]
-
-    return directory
+    """Return a function from a variant's name to its checkpoint's directory. Saves each checkpoint once."""
+    return cache(lambda variant: make(variant, tmp_path_factory.mktemp(variant)))
 
 
 @pytest.fixture(scope="module", params=sorted(FOREIGN))

@@ -35,6 +35,7 @@ def read(reading: Reading, parts: Iterable[str]) -> Message:
         asides.append(reading.take())
     content += reading.finish()
     asides.append(reading.take())
+    assert reading.finish() == ""
     check_deltas([call for aside in asides if aside is not None for call in aside.calls])
     return message_of(content, asides)
 

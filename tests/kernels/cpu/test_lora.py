@@ -8,26 +8,11 @@ import torch
 from infd.kernels.cpu.lora import Lora
 from infd.kernels.families.adapters import LowRank, LowRankPart
 from infd.kernels.reference.lora import Lora as Reference
+from tests.kernels.lora_case import RANKS, ROWS, adapter
+from tests.kernels.values import draw
 
 TOKENS, OUTPUTS = 45, 150
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-ROWS = [torch.arange(0, 40, 2), torch.tensor([1, 44]), torch.tensor([7])]
-RANKS = [[4, 4, 4], [16, 0, 80], [0, 1, 0]]
-
-
-def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def adapter(ranks: list[int], inputs: int, *, table: bool = False, dtype: torch.dtype = torch.float32) -> LowRank:
-    """Return an adapter of a product of 50 outputs a module, with these ranks; rank 0: the module is unchanged."""
-    total = sum(ranks)
-    parts, rank = [], 0
-    for i, each in enumerate(ranks):
-        if each:
-            parts.append(LowRankPart(draw(50, each, seed=i, dtype=dtype), rank, 50 * i))
-        rank += each
-    return LowRank(draw(*((inputs, total) if table else (total, inputs)), seed=total, dtype=dtype), parts)
 
 
 def single(low: LowRank) -> LowRank:

@@ -7,13 +7,10 @@ import torch
 
 from infd.kernels.cpu import tokens
 from infd.kernels.reference import dense
+from tests.kernels.values import draw
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 SIZES = pytest.mark.parametrize("size", [1, 2, 7, 8, 16, 30, 64, 80, 128, 1000, 1024])
-
-
-def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:

@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from infd.kernels.reference import dense
-
-
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from tests.kernels.values import draw
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -14,7 +14,7 @@ from infd.kernels.reference import dense
 from infd.kernels.reference.attention import PagedAttention
 from tests.kernels.attention_case import bits
 from tests.kernels.paging import PagedSpan, attention_batch
-from tests.kernels.reference.test_dense import draw
+from tests.kernels.values import draw
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -9,6 +9,8 @@ from torch.nn import functional
 from infd.kernels.families.adapters import ALIGNED, LowRank, LowRankPart
 from infd.kernels.reference.lora import Lora as Reference
 from infd.runner.staging import staging
+from tests.kernels.lora_case import RANKS, ROWS, adapter
+from tests.kernels.values import draw
 
 TOKENS, INPUTS, OUTPUTS = 45, 72, 150
 
@@ -18,25 +20,6 @@ def lora(device):
     from infd.kernels.triton.lora import Lora
 
     return Lora()
-
-
-def draw(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def adapter(ranks: list[int], *, table: bool = False, dtype: torch.dtype = torch.float32) -> LowRank:
-    """Return an adapter of a product of 50 outputs a module, with these ranks; rank 0: the module is unchanged."""
-    total = sum(ranks)
-    parts, rank = [], 0
-    for i, each in enumerate(ranks):
-        if each:
-            parts.append(LowRankPart(draw(50, each, seed=i, dtype=dtype), rank, 50 * i))
-        rank += each
-    return LowRank(draw(*((INPUTS, total) if table else (total, INPUTS)), seed=total, dtype=dtype), parts)
-
-
-ROWS = [torch.arange(0, 40, 2), torch.tensor([1, 44]), torch.tensor([7])]
-RANKS = [[4, 4, 4], [16, 0, 80], [0, 1, 0]]
 
 
 def aligned(matrix, device):
@@ -65,7 +48,7 @@ TYPES = [
 
 @pytest.mark.parametrize(("dtype", "result"), TYPES)
 def test_each_row_gets_what_its_own_adapter_adds(lora, device, unsynchronised, dtype, result):
-    groups = [(rows, adapter(ranks, dtype=dtype)) for rows, ranks in zip(ROWS, RANKS, strict=True)]
+    groups = [(rows, adapter(ranks, INPUTS, dtype=dtype)) for rows, ranks in zip(ROWS, RANKS, strict=True)]
     x, y = draw(TOKENS, INPUTS, seed=1, dtype=dtype), draw(TOKENS, OUTPUTS, seed=2, dtype=result)
     expected = y.clone()
     Reference().add(expected, x, groups)
@@ -81,7 +64,9 @@ def test_each_row_gets_what_its_own_adapter_adds(lora, device, unsynchronised, d
 
 @pytest.mark.parametrize(("dtype", "result"), TYPES)
 def test_rows_of_a_table_are_changed_by_token(lora, device, unsynchronised, dtype, result):
-    groups = [(rows, adapter(ranks, table=True, dtype=dtype)) for rows, ranks in zip(ROWS[:2], RANKS[:2], strict=True)]
+    groups = [
+        (rows, adapter(ranks, INPUTS, table=True, dtype=dtype)) for rows, ranks in zip(ROWS[:2], RANKS[:2], strict=True)
+    ]
     tokens, y = (torch.arange(TOKENS) * 7) % INPUTS, draw(TOKENS, OUTPUTS, seed=2, dtype=result)
     expected = y.clone()
     Reference().add_rows(expected, tokens, groups)
@@ -93,7 +78,7 @@ def test_rows_of_a_table_are_changed_by_token(lora, device, unsynchronised, dtyp
 
 
 def test_outputs_may_be_a_part_of_a_wider_product(lora, device):
-    groups = [(ROWS[0], adapter([3, 0, 0]))]
+    groups = [(ROWS[0], adapter([3, 0, 0], INPUTS))]
     wide, x = torch.zeros(TOKENS, 2 * OUTPUTS), draw(TOKENS, INPUTS, seed=1, dtype=torch.float32)
     expected = wide.clone()
     Reference().add(expected[:, OUTPUTS:], x, groups)
@@ -103,8 +88,8 @@ def test_outputs_may_be_a_part_of_a_wider_product(lora, device):
 
 
 def test_addresses_are_sent_once_while_they_stay_the_same(lora, device):
-    groups = moved([(ROWS[0], adapter([3, 0, 0]))], device)
-    more = [*groups, *moved([(ROWS[1], adapter([2, 2, 0]))], device)]
+    groups = moved([(ROWS[0], adapter([3, 0, 0], INPUTS))], device)
+    more = [*groups, *moved([(ROWS[1], adapter([2, 2, 0], INPUTS))], device)]
     assert lora._step(groups) is lora._step(groups)
     assert lora._product(groups) is lora._product(groups)
     first = lora._product(groups)
@@ -114,7 +99,7 @@ def test_addresses_are_sent_once_while_they_stay_the_same(lora, device):
 
 def test_products_of_different_adapters_do_not_evict_each_others_tables(lora, device):
     x, y = torch.ones(TOKENS, INPUTS, device=device), torch.zeros(TOKENS, OUTPUTS, device=device)
-    some = moved([(rows, adapter([3, 0, 0])) for rows in ROWS[:2]], device)
+    some = moved([(rows, adapter([3, 0, 0], INPUTS)) for rows in ROWS[:2]], device)
     sent = []
 
     def upload(array):
@@ -131,7 +116,7 @@ def test_the_number_of_kept_tables_is_bounded(lora, device, monkeypatch):
     from infd.kernels.triton import lora as module
 
     monkeypatch.setattr(module, "KEPT", 2)
-    groups = [moved([(ROWS[0], adapter([rank, 0, 0]))], device) for rank in (1, 2, 3)]
+    groups = [moved([(ROWS[0], adapter([rank, 0, 0], INPUTS))], device) for rank in (1, 2, 3)]
     first = lora._product(groups[0])
     lora._product(groups[1])
     assert lora._product(groups[0]) is first
@@ -142,7 +127,7 @@ def test_the_number_of_kept_tables_is_bounded(lora, device, monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "result"), TYPES)
 def test_in_captured_steps_each_row_gets_what_its_slot_holds(lora, device, unsynchronised, dtype, result):
-    held = [adapter(RANKS[0], dtype=dtype), None, adapter(RANKS[1], dtype=dtype)]
+    held = [adapter(RANKS[0], INPUTS, dtype=dtype), None, adapter(RANKS[1], INPUTS, dtype=dtype)]
     captured = lora.captured(TOKENS + 3, device)
     carried = staging(device)
     held_there = [low and there(low, device) for low in held]
@@ -167,7 +152,7 @@ def test_a_table_of_slots_holds_others_in_its_place_until_ranks_outgrow_it(lora,
     """The tables reserve ranks in blocks of 16: rank 12 fits, rank 96 does not."""
     carried, captured, wanted = staging(device), lora.captured(4, device), [1, 2, 3, 0]
     x, y = draw(4, INPUTS, seed=1, dtype=torch.float32).to(device), torch.zeros(4, OUTPUTS, device=device)
-    low = [adapter(ranks) for ranks in RANKS]
+    low = [adapter(ranks, INPUTS) for ranks in RANKS]
     weights = captured.weigh([None, there(low[0], device), None], [50] * 3, table=False, upload=carried.up)
     place = weights.weights.table.data_ptr()
     captured.refill(wanted, carried.fill)
@@ -192,7 +177,7 @@ def test_tables_are_sent_through_the_given_upload(lora, device):
         return torch.from_numpy(array).to(device)
 
     x, y = torch.ones(TOKENS, INPUTS, device=device), torch.zeros(TOKENS, OUTPUTS, device=device)
-    groups = [moved([(rows, adapter([3, 0, 0]))], device) for rows in ROWS[:2]]
+    groups = [moved([(rows, adapter([3, 0, 0], INPUTS))], device) for rows in ROWS[:2]]
     for each in groups:
         lora.add(y, x, each, upload)
     assert len(sent) == 4
