@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from infd.models.base import Model
     from infd.models.parameter import Target
-    from infd.runner.runner import Landing, Runner
+    from infd.runner.runner import PendingResult, Runner
 
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
 CHOOSING = SamplingParams(max_tokens=9, temperature=0.6, top_k=20, top_p=0.95)  # recommended for Qwen3
@@ -194,7 +194,7 @@ def _span(row: int, start: int, count: int) -> Span:
 
 def run(bench: Bench, runner: Runner, plans: Iterator[StepPlan]) -> float:
     """Return the seconds of the steps, two in flight."""
-    flight: deque[Landing] = deque()
+    flight: deque[PendingResult] = deque()
 
     def land() -> None:
         failed = runner.read(flight.popleft()).failed

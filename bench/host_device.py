@@ -149,11 +149,10 @@ def assembled(streams: int, steps: int, pace: Pace) -> tuple[Runner, Capacity]:
         max_len=length + 8,
         page_tokens=[PAGE],
         vocab_size=VOCABULARY,
-        device=CPU,
         staging=Copied(pace),
     )
     ops = select(CPU, torch.float32).replace(attention=Attention(), draw=Draw())
-    adapters = DeviceSlots(None, CPU)
+    adapters = DeviceSlots(None, rows.staging)
     instance = Instance(Model(pace), ops, layout, cache=[None], rows=rows, adapters=adapters, pulse=Pulse())
     runner = Runner(instance, Captured(pace))
     with runner.active():

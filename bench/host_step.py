@@ -61,11 +61,11 @@ def measure(streams: int, steps: int) -> dict[str, dict[str, float]]:
                 if number == WARM:
                     tokens, begun = 0, time.thread_time_ns()
                 planned = timed("plan", scheduler.plan)
-                landing = timed("sample", runner.sample, timed("forward", runner.forward, planned.plan))
-                flight.append((planned, landing))
+                pending = timed("sample", runner.sample, timed("forward", runner.forward, planned.plan))
+                flight.append((planned, pending))
                 if len(flight) == 2:
-                    planned, landing = flight.popleft()
-                    result = timed("read", runner.read, landing)
+                    planned, pending = flight.popleft()
+                    result = timed("read", runner.read, pending)
                     tokens += len(result.tokens)
                     timed("commit", scheduler.commit, planned, result)
             taken = (time.thread_time_ns() - begun) / 1000
@@ -100,7 +100,7 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
 
     pace = Pace(step_s)
     runner, capacity = assembled(streams, steps + WARM, pace)
-    residence = SimpleNamespace(settle=lambda: False, close=lambda: None, memory=SimpleNamespace(whole=True))
+    residence = SimpleNamespace(start_collapsing=lambda: False, close=lambda: None, memory=SimpleNamespace(whole=True))
     loaded = SimpleNamespace(
         runner=runner, capacity=capacity, depth=2, residence=residence, idle=lambda: False, facts={}
     )

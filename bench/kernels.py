@@ -55,7 +55,7 @@ def forms(shapes: list[tuple[int, int]], count: int, isa: str | None) -> dict[st
             form = matrices.form(*weight.shape, weight.dtype)
             held.append((form, arena.take(form.shape, form.dtype)))
             form.place(held[-1][1], 0, weight)
-        while name != "small" and arena.settle():
+        while name != "small" and arena.collapse():
             pass
         products[name] = partial(_multiply, held)
     whole = [(weight * 127).to(torch.int8) for weight in weights]

@@ -1,12 +1,12 @@
 """The device thread: the only place where torch runs.
 
 Steps start strictly in order: forward, permission to sample, sample. On a GPU both halves only launch work. The waiter
-(`waiter.py`) reports when the GPU has finished a step; then its result is read. A plan that arrives in between is
-launched at once, so that the GPU goes from one step to the next. A step with permission samples before the previous
-step is read.
+(`waiter.py`) reports when the GPU has finished a step; then the device thread reads the step's result. A plan that
+arrives in between is launched at once, so that the GPU goes from one step to the next. A step with permission samples
+before the previous step is read.
 
-A failed step fails every later step of its line: the steps issued before the event loop received the failure. Their
-plans rely on tokens and pages that the failed step never produced, so they must not run.
+A failed step fails every later step that was issued before the event loop rolled the failure back. Those plans rely on
+tokens and pages that the failed step never produced, so they must not run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from infd.runner.runner import Forwarded, Landing, Runner
+    from infd.runner.runner import Forwarded, PendingResult, Runner
     from infd.scheduler.plan import StepPlan, StepResult
 
     Mask = npt.NDArray[Any]
@@ -34,36 +34,36 @@ if TYPE_CHECKING:
 IDLE_S = 0.05  # wait without work before idle work starts
 
 
-class Order:
+class DeviceStep:
     """A step, as issued to the device thread.
 
-    line        incremented by the event loop at each failure, see above
+    rollbacks   number of rollbacks before the step was planned
     number      sequence number, in the order in which the device thread received the steps
     may_sample  whether permission to sample, with the mask, has arrived
     """
 
-    __slots__ = ("line", "mask", "may_sample", "number", "plan")
+    __slots__ = ("mask", "may_sample", "number", "plan", "rollbacks")
 
-    def __init__(self, plan: StepPlan, line: int) -> None:
+    def __init__(self, plan: StepPlan, rollbacks: int) -> None:
         self.plan = plan
-        self.line = line
+        self.rollbacks = rollbacks
         self.number = 0
         self.may_sample = False
         self.mask: Mask | None = None
 
 
 class MaySample:
-    """Permission for an order to sample."""
+    """Permission for a step to sample."""
 
-    __slots__ = ("mask", "order")
+    __slots__ = ("mask", "step")
 
-    def __init__(self, order: Order, mask: Mask | None) -> None:
-        self.order = order
+    def __init__(self, step: DeviceStep, mask: Mask | None) -> None:
+        self.step = step
         self.mask = mask
 
 
-class Errand:
-    """Other work for the device thread, done after the steps issued so far and before any later step."""
+class DeviceCall:
+    """A call on the device thread that is no step, made after the steps issued so far and before any later step."""
 
     __slots__ = ("_done", "_work")
 
@@ -75,68 +75,68 @@ class Errand:
     def run(self) -> None:
         try:
             outcome = self._work()
-        except Exception as error:  # the errand's future raises it
+        except Exception as error:  # the call's future raises it
             self._done(None, error)
         else:
             self._done(outcome, None)
 
 
-class Issued:
+class LaunchedStep:
     """A step whose two halves are launched.
 
-    landed  whether the device has finished the step
-    error   raised while the waiter waited for the step
+    finished  whether the device has finished the step
+    error     raised while the waiter waited for the step
     """
 
-    __slots__ = ("error", "landed", "landing", "order")
+    __slots__ = ("error", "finished", "pending", "step")
 
-    def __init__(self, order: Order, landing: Landing, *, landed: bool) -> None:
-        self.order = order
-        self.landing = landing
-        self.landed = landed
+    def __init__(self, step: DeviceStep, pending: PendingResult, *, finished: bool) -> None:
+        self.step = step
+        self.pending = pending
+        self.finished = finished
         self.error: Exception | None = None
 
 
-class Landed:
+class StepFinished:
     """The waiter's report that the device has finished a step."""
 
-    __slots__ = ("error", "issued")
+    __slots__ = ("error", "launched")
 
-    def __init__(self, issued: Issued, error: Exception | None) -> None:
-        self.issued = issued
+    def __init__(self, launched: LaunchedStep, error: Exception | None) -> None:
+        self.launched = launched
         self.error = error
 
 
 class DeviceThread:
     """The loop of the device thread.
 
-    inbox   receives orders, permissions to sample, errands, and None to end
-    answer  called on the device thread with each order and its result or exception
+    inbox   receives steps, permissions to sample, calls, and None to end
+    answer  called on the device thread with each step and its result or exception
     """
 
-    def __init__(self, answer: Callable[[Order, StepResult | Exception], None]) -> None:
-        self.inbox: SimpleQueue[Order | MaySample | Errand | Landed | None] = SimpleQueue()
+    def __init__(self, answer: Callable[[DeviceStep, StepResult | Exception], None]) -> None:
+        self.inbox: SimpleQueue[DeviceStep | MaySample | DeviceCall | StepFinished | None] = SimpleQueue()
         self._answer = answer
-        self._backlog: deque[Order | Errand] = deque()
-        self._begun: tuple[Order, Forwarded] | None = None  # the step with a launched forward pass, not yet sampled
-        self._unread: deque[Issued] = deque()
-        self._taken = 0
-        self._failed: Order | None = None
+        self._backlog: deque[DeviceStep | DeviceCall] = deque()
+        self._begun: tuple[DeviceStep, Forwarded] | None = None  # the step that is launched but not yet sampled
+        self._unread: deque[LaunchedStep] = deque()
+        self._received = 0  # number of steps
+        self._failed: DeviceStep | None = None
         self._failure: Exception | None = None
 
     def serve(self, runner: Runner, idle: Callable[[], bool] = lambda: False, quiet: Event | None = None) -> None:
-        """Run orders until `inbox` receives None or a beat raises Stopped. Raises Stopped.
+        """Run steps until `inbox` receives None or a beat raises Stopped. Raises Stopped.
 
         idle   does a short piece of idle work; returns whether more may be pending
         quiet  set while no step is in flight
         """
         quiet = quiet or Event()
 
-        def wait(issued: Issued) -> None:
-            runner.wait(issued.landing)
+        def wait(launched: LaunchedStep) -> None:
+            runner.wait(launched.pending)
 
-        def report(issued: Issued, error: Exception | None) -> None:
-            self.inbox.put(Landed(issued, error))
+        def report(launched: LaunchedStep, error: Exception | None) -> None:
+            self.inbox.put(StepFinished(launched, error))
 
         with runner.active(), Waiter(wait, report, runner.attend) as waiter:
             while True:
@@ -146,15 +146,15 @@ class DeviceThread:
                 self._receive(wait=not done)
                 quiet.clear()
 
-    def _do_next(self, runner: Runner, waiter: Waiter[Issued]) -> bool:
-        """Do the next possible piece of work: sample, read, forward or run an errand; False if none is possible."""
+    def _do_next(self, runner: Runner, waiter: Waiter[LaunchedStep]) -> bool:
+        """Do the next possible piece of work: sample, read, forward or make a call; False if none is possible."""
         if self._begun is not None and self._begun[0].may_sample:
             self._sample(runner, waiter, *self._begun)
-        elif self._unread and self._unread[0].landed:
+        elif self._unread and self._unread[0].finished:
             self._read(runner, self._unread.popleft())
         elif self._begun is not None or not self._backlog:
             return False
-        elif isinstance(first := self._backlog[0], Order):
+        elif isinstance(first := self._backlog[0], DeviceStep):
             self._backlog.popleft()
             self._forward(runner, first)
         elif not self._unread:
@@ -175,42 +175,45 @@ class DeviceThread:
             while self.inbox.empty() and idle():
                 pass
 
-    def _forward(self, runner: Runner, order: Order) -> None:
-        with self._guarded(runner, order) as may_run:
+    def _forward(self, runner: Runner, step: DeviceStep) -> None:
+        with self._guarded(runner, step) as may_run:
             if may_run:
-                self._begun = order, runner.forward(order.plan)
+                self._begun = step, runner.forward(step.plan)
 
-    def _sample(self, runner: Runner, waiter: Waiter[Issued], order: Order, forwarded: Forwarded) -> None:
+    def _sample(self, runner: Runner, waiter: Waiter[LaunchedStep], step: DeviceStep, forwarded: Forwarded) -> None:
         self._begun = None
-        with self._guarded(runner, order) as may_run:
+        with self._guarded(runner, step) as may_run:
             if may_run:
-                issued = Issued(order, runner.sample(forwarded, order.mask), landed=not runner.overlaps)
-                self._unread.append(issued)
-                if not issued.landed:
-                    waiter.add(issued)
+                launched = LaunchedStep(step, runner.sample(forwarded, step.mask), finished=not runner.overlaps)
+                self._unread.append(launched)
+                if not launched.finished:
+                    waiter.add(launched)
 
-    def _read(self, runner: Runner, issued: Issued) -> None:
-        with self._guarded(runner, issued.order) as may_run:
+    def _read(self, runner: Runner, launched: LaunchedStep) -> None:
+        with self._guarded(runner, launched.step) as may_run:
             if may_run:
-                if issued.error is not None:
-                    raise issued.error
-                self._answer(issued.order, runner.read(issued.landing))
+                if launched.error is not None:
+                    raise launched.error
+                self._answer(launched.step, runner.read(launched.pending))
 
     @contextmanager
-    def _guarded(self, runner: Runner, order: Order) -> Iterator[bool]:
-        """Yield whether no earlier step of the order's line has failed. An exception fails the order and its line."""
+    def _guarded(self, runner: Runner, step: DeviceStep) -> Iterator[bool]:
+        """Yield whether the step may run: no earlier step has failed since the last rollback.
+
+        An exception within the context fails the step, and all later steps until the next rollback.
+        """
         failed = self._failed
-        # With overlap, a step is read after the next step was launched: the later step's failure does not concern it.
-        if failed is not None and order.line == failed.line and order.number > failed.number:
+        # With overlap, a step is read after the next step was launched; the next step's failure must not fail it.
+        if failed is not None and step.rollbacks == failed.rollbacks and step.number > failed.number:
             assert self._failure is not None
-            self._answer(order, self._failure)
+            self._answer(step, self._failure)
             yield False
             return
         try:
             yield True
         except Exception as error:  # the step's future raises it
-            self._failed, self._failure = order, runner.diagnose(error)
-            self._answer(order, self._failure)
+            self._failed, self._failure = step, runner.diagnose(error)
+            self._answer(step, self._failure)
 
     def _receive(self, *, wait: bool) -> None:
         """Handle all messages that have arrived; if `wait`, wait for the first."""
@@ -218,15 +221,15 @@ class DeviceThread:
             self._take(self.inbox.get())
             wait = False
 
-    def _take(self, message: Order | MaySample | Errand | Landed | None) -> None:
+    def _take(self, message: DeviceStep | MaySample | DeviceCall | StepFinished | None) -> None:
         if message is None:
             raise Stopped
         if isinstance(message, MaySample):
-            message.order.may_sample, message.order.mask = True, message.mask
-        elif isinstance(message, Landed):
-            message.issued.landed, message.issued.error = True, message.error
+            message.step.may_sample, message.step.mask = True, message.mask
+        elif isinstance(message, StepFinished):
+            message.launched.finished, message.launched.error = True, message.error
         else:
-            if isinstance(message, Order):
-                self._taken += 1
-                message.number = self._taken
+            if isinstance(message, DeviceStep):
+                self._received += 1
+                message.number = self._received
             self._backlog.append(message)

@@ -12,7 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from infd.errors import DeviceLost
-from infd.executors.device_thread import DeviceThread, Errand, MaySample, Order
+from infd.executors.device_thread import DeviceCall, DeviceStep, DeviceThread, MaySample
 from infd.memory import Memory
 from infd.offload import Offload
 from infd.runner.arenas.host import headstart
@@ -42,18 +42,20 @@ def build_runner(config: Config, pulse: Pulse, progress: Callable[[int, int], No
     return build(config, pulse, progress, memory)
 
 
-class LocalStep(Order):
+class LocalStep(DeviceStep):
     """A step in flight."""
 
     __slots__ = ("_executor", "future")
 
-    def __init__(self, executor: LocalExecutor, plan: StepPlan, line: int, future: asyncio.Future[StepResult]) -> None:
-        super().__init__(plan, line)
+    def __init__(
+        self, executor: LocalExecutor, plan: StepPlan, rollbacks: int, future: asyncio.Future[StepResult]
+    ) -> None:
+        super().__init__(plan, rollbacks)
         self.future = future
         self._executor = executor
 
     def sample(self, mask: Any | None = None) -> asyncio.Future[StepResult]:
-        self._executor.go(self, mask)
+        self._executor.sample(self, mask)
         return self.future
 
 
@@ -67,12 +69,12 @@ class LocalExecutor:
         self._facts: dict[str, Any] = {"device": config.device.kind, "ops": []}
         self._pulse = Pulse()
         self._device = DeviceThread(self._answer)
-        self._line = 0
+        self._rollbacks = 0
         self._in_flight: set[LocalStep] = set()
         self._lost: Callable[[DeviceLost], None] | None = None
         self._closing = False
         self._whole = True
-        self._errands: set[asyncio.Future[Any]] = set()
+        self._calls: set[asyncio.Future[Any]] = set()
         self._offload = Offload(threads=1)
         self._model: Loaded | None = None  # its runner is used on the device thread only
         self._thread: Thread | None = None
@@ -94,7 +96,7 @@ class LocalExecutor:
         return loaded.capacity
 
     def forward(self, plan: StepPlan) -> LocalStep:
-        step = LocalStep(self, plan, self._line, asyncio.get_running_loop().create_future())
+        step = LocalStep(self, plan, self._rollbacks, asyncio.get_running_loop().create_future())
         if self._ended is None or self._ended.done():
             _fail(step.future, DeviceLost("the device thread does not run"))
         elif not self._whole:  # released memory reads as zeros, without an error
@@ -104,7 +106,7 @@ class LocalExecutor:
             self._device.inbox.put(step)
         return step
 
-    def go(self, step: LocalStep, mask: Any | None) -> None:
+    def sample(self, step: LocalStep, mask: Any | None) -> None:
         """Let a step sample."""
         self._device.inbox.put(MaySample(step, mask))
 
@@ -117,8 +119,8 @@ class LocalExecutor:
         if self._model is None or self._ended is None or self._ended.done():
             _fail(future, DeviceLost("the device thread does not run"))
             return future
-        self._errands.add(future)
-        self._device.inbox.put(Errand(partial(work, self._model), partial(self._post, self._returned, future)))
+        self._calls.add(future)
+        self._device.inbox.put(DeviceCall(partial(work, self._model), partial(self._post, self._returned, future)))
         return future
 
     @property
@@ -153,7 +155,7 @@ class LocalExecutor:
     async def read_adapter(self, adapter: Adapter, root: str | None, room: int) -> AdapterFacts:
         assert self._model is not None
         weights = await self._offload(self._model.reader.read, adapter.path, root, room)
-        # After any errand that forgets an earlier generation, before any plan that loads this adapter.
+        # After any call that forgets an earlier generation, before any plan that loads this adapter.
         self.between(lambda loaded: loaded.runner.adapters.hold(adapter, weights.low))
         return weights.facts
 
@@ -185,7 +187,7 @@ class LocalExecutor:
         error: BaseException = DeviceLost("the executor was closed")
         try:
             loaded = self._build(self._config, self._pulse)
-            loaded.residence.settle()
+            loaded.residence.start_collapsing()
             self._post(self._have_loaded, loaded)
             self._device.serve(loaded.runner, loaded.idle, loaded.residence.quiet)
         except Stopped:
@@ -196,8 +198,8 @@ class LocalExecutor:
             loaded.residence.close()
         self._post(self._have_ended, error)
 
-    def _answer(self, order: Order, outcome: StepResult | Exception) -> None:
-        self._post(self._settle, order, outcome)
+    def _answer(self, step: DeviceStep, outcome: StepResult | Exception) -> None:
+        self._post(self._settle, step, outcome)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:
         assert self._loop is not None
@@ -213,13 +215,13 @@ class LocalExecutor:
     def _settle(self, step: LocalStep, outcome: StepResult | Exception) -> None:
         self._in_flight.discard(step)
         if isinstance(outcome, Exception):
-            self._line = max(self._line, step.line + 1)  # later plans are made after the rollback
+            self._rollbacks = max(self._rollbacks, step.rollbacks + 1)  # later plans are made after the rollback
             _fail(step.future, outcome)
         elif not step.future.done():
             step.future.set_result(outcome)
 
     def _returned(self, future: asyncio.Future[Any], outcome: Any, error: Exception | None) -> None:
-        self._errands.discard(future)
+        self._calls.discard(future)
         if error is not None:
             _fail(future, error)
         elif not future.done():
@@ -231,9 +233,9 @@ class LocalExecutor:
         for step in self._in_flight:
             _fail(step.future, error)
         self._in_flight.clear()
-        for errand in self._errands:
-            _fail(errand, error)
-        self._errands.clear()
+        for call in self._calls:
+            _fail(call, error)
+        self._calls.clear()
         if self._ended is not None:
             self._ended.set_result(None)
         if self._lost is not None and self._model is not None and not self._closing:

@@ -1,6 +1,6 @@
 """The engine's side of an executor in a separate process, behind a socket pair.
 
-RemoteExecutor encodes orders, resolves futures, and stores the state that the
+RemoteExecutor encodes commands, resolves futures, and stores the state that the
 worker last reported. The worker process runs `worker.py`. If the process ends,
 the device is lost.
 """
@@ -172,13 +172,13 @@ class RemoteExecutor:
             self._process.kill()
             await self._watching
 
-    async def _call(self, order: Callable[[int], wire.Order]) -> Any:
-        """Send an order with a `call` number; return the value of its Returned. Raises the fault of its Raised."""
+    async def _call(self, command: Callable[[int], wire.Command]) -> Any:
+        """Send a command with a `call` number; return the value of its Returned. Raises the fault of its Raised."""
         if self._connection is None or self._lost is not None:
             raise self._lost or DeviceLost("the device's process does not run")
         call = next(self._numbers)
         self._calls[call] = answer = asyncio.get_running_loop().create_future()
-        self._connection.send(order(call))
+        self._connection.send(command(call))
         return await answer
 
     async def _watch(self, lost: Callable[[DeviceLost], None] | None) -> None:

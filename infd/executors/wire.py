@@ -78,7 +78,7 @@ class Close(Struct, tag=True):
     """Free everything and end."""
 
 
-Order = Start | Forward | Sample | Sleep | Wake | LoadWeights | ReadAdapter | ForgetAdapter | Close
+Command = Start | Forward | Sample | Sleep | Wake | LoadWeights | ReadAdapter | ForgetAdapter | Close
 
 # From the executor.
 

@@ -1,4 +1,4 @@
-"""The worker process of a RemoteExecutor: one executor, driven by orders from a socket.
+"""The worker process of a RemoteExecutor: one executor, driven by commands from a socket.
 
 Run as `python -m infd.executors.worker DESCRIPTOR`. It ends at wire.Close, or
 when the daemon's side of the socket closes. It ignores signals: the daemon
@@ -45,11 +45,11 @@ def local(start: wire.Start, progress: Progress) -> Executor:
 
 
 class Worker:
-    """Answers orders with the executor that wire.Start, the first order, builds."""
+    """Answers commands with the executor that wire.Start, the first command, builds."""
 
     def __init__(self, build: Build) -> None:
         self._loop = asyncio.get_running_loop()
-        self.connection = wire.Connection(wire.Order, self._receive)
+        self.connection = wire.Connection(wire.Command, self._receive)
         self.closed: asyncio.Future[None] = self._loop.create_future()  # resolves at wire.Close
         self._build = build
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,11 +58,11 @@ class Worker:
 
     @property
     def executor(self) -> Executor:
-        assert self._executor is not None, "the first order starts the executor"
+        assert self._executor is not None, "the first command starts the executor"
         return self._executor
 
     async def run(self) -> None:
-        """Answer orders until wire.Close, then free everything; return at once if the other side closes first."""
+        """Answer commands until wire.Close, then free everything; return at once if the other side closes first."""
         self._begin(self._beat())
         await asyncio.wait((self.closed, self.connection.ended), return_when=asyncio.FIRST_COMPLETED)
         if self.closed.done() and self._executor is not None:
@@ -80,10 +80,10 @@ class Worker:
                 known = now
                 self.connection.send(now)
 
-    def _receive(self, order: wire.Order) -> None:
-        match order:
+    def _receive(self, command: wire.Command) -> None:
+        match command:
             case wire.Start():
-                self._executor = self._build(order, self._report)
+                self._executor = self._build(command, self._report)
                 self._begin(self._answer(START, self._load()))
             case wire.Forward(step, plan):
                 self._steps[step] = self.executor.forward(plan)
@@ -146,7 +146,7 @@ class Worker:
 
 
 async def serve(ours: socket.socket, build: Build) -> int:
-    """Answer orders from a socket until wire.Close or its other side closes. Return the exit code."""
+    """Answer commands from a socket until wire.Close or its other side closes. Return the exit code."""
     worker = Worker(build)
     await asyncio.get_running_loop().create_unix_connection(lambda: worker.connection, sock=ours)
     await worker.run()

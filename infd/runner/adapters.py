@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from infd.errors import RequestFailed
 from infd.kernels.families.adapters import ALIGNED, LowRank, LowRankPart
-from infd.runner.staging import staging as usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -40,23 +39,23 @@ class DeviceSlots:
     weights  for captured steps: the weights of all slots by target
     """
 
-    def __init__(self, lora: Lora | None, device: torch.device, slots: int = 1, staging: Staging | None = None) -> None:
+    def __init__(self, lora: Lora | None, staging: Staging, slots: int = 1) -> None:
         """Start with empty slots.
 
         lora     None if the model takes no adapters
+        staging  of the device with the slots
         slots    number of slots; ids are 1..slots
-        staging  copies to `device`; None: the default of that device
         """
         self.lora = lora
-        self.staging = staging or usual(device)
+        self.staging = staging
         self.weights: dict[Target, SlotWeights] = {}
-        self._device = device
+        self._device = staging.device
         self._slots = range(1, slots + 1)
         self._host: dict[Adapter, Changes] = {}
         self._loaded: dict[int, Changes] = {}
         self._changed = False
         self._generation = 0
-        self._captured = None if lora is None else lora.captured(1, device)
+        self._captured = None if lora is None else lora.captured(1, staging.device)
 
     def __len__(self) -> int:
         return len(self._loaded)

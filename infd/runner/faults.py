@@ -16,7 +16,7 @@ WORDS: Final = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 def diagnose(error: Exception, device: torch.device) -> Exception:
     """Return StepTooLarge if memory ran out, DeviceLost if the device is unusable since, else the error itself."""
     if lacks_memory(error):
-        let_go(error)
+        free_tensors(error)
         return StepTooLarge(str(error))
     if device.type == "cuda":
         try:
@@ -34,7 +34,7 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in WORDS)
 
 
-def let_go(error: BaseException) -> None:
+def free_tensors(error: BaseException) -> None:
     """Free the tensors of an error's frames, and torch's cache of free memory.
 
     A traceback refers to every tensor of its frames. Libraries' workspaces, and kernels that allocate memory

@@ -21,7 +21,6 @@ from infd.kernels.reference.rows import RowKernels as Reference
 from infd.request import Generate, SamplingParams, pick
 from infd.rounding import ceil_div, round_up
 from infd.runner.arenas.arena import zeros
-from infd.runner.staging import staging as usual
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,22 +127,21 @@ class Rows:
         max_len: int,
         page_tokens: Sequence[int],
         vocab_size: int,
-        device: torch.device,
-        staging: Staging | None = None,
+        staging: Staging,
         kernels: RowKernels | None = None,
     ) -> None:
         """Allocate `rows` rows and the scratch row.
 
         max_len      most tokens of a sequence
         page_tokens  tokens per page, by page group
-        staging      copies to and from `device`; None: the default of that device
+        staging      of the device with the rows
         kernels      None: the reference implementation
         """
-        self.staging = staging or usual(device)
+        self.staging = staging
+        self.device = device = staging.device
         self._kernels = kernels or Reference()
         self.max_len = max_len
         self.vocab_size = vocab_size
-        self.device = device
         self.scratch = rows
         pages = max((ceil_div(max_len, size) for size in page_tokens), default=0)
         self.tokens = zeros((rows + 1, max_len), torch.int32, device)

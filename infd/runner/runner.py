@@ -41,8 +41,8 @@ class Forwarded(Struct):
     readings: Sequence[Reading]
 
 
-class Landing(Struct):
-    """A completely issued step: its results are being copied to the host.
+class PendingResult(Struct):
+    """The result of a step whose two halves are issued: computed, and copied to the host, by the device.
 
     buffer  pinned memory of this step's results; None if nothing is copied
     """
@@ -110,21 +110,21 @@ class Runner:
             if selection is not None
         ]
 
-    def sample(self, forwarded: Forwarded, mask: Array | None = None) -> Landing:
+    def sample(self, forwarded: Forwarded, mask: Array | None = None) -> PendingResult:
         """Issue the sampling.
 
         mask  int32 [spans that sample, ceil(vocab / 32)] bitmask; None: all tokens
         """
         for reading in forwarded.readings:
             reading.sample(mask)
-        landing = Landing(forwarded.plan, forwarded.readings)
+        pending = PendingResult(forwarded.plan, forwarded.readings)
         if self.overlaps:
-            for reading in landing.readings:
+            for reading in pending.readings:
                 reading.download(self._staging)
             # The host waits even for a step without results: otherwise a long prompt's steps would queue on the device.
-            landing.buffer = self._staging.end()
+            pending.buffer = self._staging.end()
         self._pulse.beat()
-        return landing
+        return pending
 
     def attend(self) -> None:
         """Prepare the calling thread to wait for the device."""
@@ -134,19 +134,19 @@ class Runner:
         """Make waits poll the device for `seconds` before they sleep until its interrupt."""
         self._staging.spin_s = seconds
 
-    def wait(self, landing: Landing) -> None:
+    def wait(self, pending: PendingResult) -> None:
         """Wait until the device has computed a step. Any thread may call this."""
-        if landing.buffer is not None:
-            self._staging.wait(landing.buffer)
+        if pending.buffer is not None:
+            self._staging.wait(pending.buffer)
 
-    def read(self, landing: Landing) -> StepResult:
+    def read(self, pending: PendingResult) -> StepResult:
         """Wait for a step, and return its result."""
-        self.wait(landing)
-        result = StepResult([0] * len(landing.plan.spans), [])
-        for reading in landing.readings:
+        self.wait(pending)
+        result = StepResult([0] * len(pending.plan.spans), [])
+        for reading in pending.readings:
             reading.read(result)
-        if landing.buffer is not None:
-            self._staging.release(landing.buffer)
+        if pending.buffer is not None:
+            self._staging.release(pending.buffer)
         return result
 
     def begin(self) -> None:
@@ -156,7 +156,7 @@ class Runner:
 
     def idle(self) -> bool:
         """Capture one size of decoding steps; return whether uncaptured sizes are left."""
-        return self.decoding is not None and self.decoding.settle()
+        return self.decoding is not None and self.decoding.capture_next()
 
     def facts(self) -> dict[str, Any]:
         """Return facts about captured steps, for Executor.describe."""

@@ -53,6 +53,23 @@ class SampledPositions(Struct):
         return SampledPositions(rows, ends, self.row_ids[which], self.positions[which])
 
 
+class Shaping(NamedTuple):
+    """The changes to the logits of N sampled positions.
+
+    stages   [N] Stage flags
+    allowed  [N, ceil(vocab / 32)] int32 bitmask; None: all tokens
+    """
+
+    at: SampledPositions
+    stages: Array
+    allowed: Array | None
+
+    def some(self, which: Array, index: Tensor) -> Shaping:
+        """Select positions, see SampledPositions.some."""
+        allowed = None if self.allowed is None else self.allowed[which]
+        return Shaping(self.at.some(which, index), self.stages[which], allowed)
+
+
 class Likeliest(NamedTuple):
     """The likeliest token of each of N rows of the model's unmodified logits.
 
@@ -124,7 +141,9 @@ class Sampler:
             tokens = self._drawn(logits, largest, tokens, at, unshaped)
             appended = None
         if shaped.any():
-            tokens, verdict = self._shaped(logits, tokens, verdict, at, stages, allowed, np.flatnonzero(shaped))
+            tokens, verdict = self._shaped(
+                logits, tokens, verdict, Shaping(at, stages, allowed), np.flatnonzero(shaped)
+            )
             appended = None
         if appended is None:
             self._rows.append(at.rows, at.ends, tokens)
@@ -144,33 +163,24 @@ class Sampler:
         return stages
 
     def _shaped(
-        self,
-        logits: Tensor,
-        tokens: Tensor,
-        verdict: Tensor,
-        at: SampledPositions,
-        stages: Array,
-        allowed: Array | None,
-        which: Array,
+        self, logits: Tensor, tokens: Tensor, verdict: Tensor, shaping: Shaping, which: Array
     ) -> tuple[Tensor, Tensor]:
         """Change the logits of rows `which` [n]; return `tokens` and `verdict` with these rows' entries replaced."""
-        if which.size == len(stages):  # all rows: no gather
-            return self._choose_shaped(logits.float(), verdict, at, stages, allowed)
+        if which.size == len(shaping.stages):  # all rows: no gather
+            return self._choose_shaped(logits.float(), verdict, shaping)
         index = self._rows.upload(which)
-        part, sound = logits.index_select(0, index).float(), verdict.index_select(0, index)
-        bits = None if allowed is None else allowed[which]
-        some = self._choose_shaped(part, sound, at.some(which, index), stages[which], bits)
+        selected, sound = logits.index_select(0, index).float(), verdict.index_select(0, index)
+        some = self._choose_shaped(selected, sound, shaping.some(which, index))
         for whole, values in zip((tokens, verdict), some, strict=True):
             whole.index_copy_(0, index, values)
         return tokens, verdict
 
-    def _choose_shaped(
-        self, logits: Tensor, verdict: Tensor, at: SampledPositions, stages: Array, allowed: Array | None
-    ) -> tuple[Tensor, Tensor]:
+    def _choose_shaped(self, logits: Tensor, verdict: Tensor, shaping: Shaping) -> tuple[Tensor, Tensor]:
         """Apply the stages to logits [n, vocab] float32 in place; return tokens and verdict.
 
         verdict  [n], of the unmodified logits
         """
+        at, stages, allowed = shaping
         for stage, shape in _SHAPING:
             which = np.flatnonzero(stages & stage)
             if which.size:

@@ -89,9 +89,11 @@ _DTYPES = {np.dtype(name).char: getattr(torch, name) for name in ("int32", "int6
 class Staging(Protocol):
     """Copies between host and device.
 
+    device  to which arrays are copied
     spin_s  seconds for which a wait polls the event before it sleeps until the device's interrupt
     """
 
+    device: torch.device
     spin_s: float
 
     @property
@@ -130,13 +132,13 @@ class Shared:
     spin_s = 0.0
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
 
     def begin(self) -> None:
         """No-op: there are no buffers."""
 
     def up(self, array: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
     def fill(self, target: Tensor, array: Array) -> None:
         target.copy_(torch.from_numpy(array))
@@ -176,7 +178,7 @@ class Pinned:
         pin    allocates pinned memory of a size in bytes, [bytes] uint8; None: by torch
         event  makes an event for the device's stream; None: torch's
         """
-        self._device = device
+        self.device = device
         self._pin = pin or _pin
         self._event = event or _event
         self._buffer: StagingBuffer | None = None
@@ -189,7 +191,7 @@ class Pinned:
             self.release(self._end(self._buffer))
 
     def up(self, array: Array) -> Tensor:
-        return self._current().copy_of(array).to(self._device, non_blocking=True)
+        return self._current().copy_of(array).to(self.device, non_blocking=True)
 
     def fill(self, target: Tensor, array: Array) -> None:
         target.copy_(self._current().copy_of(array), non_blocking=True)
@@ -201,8 +203,8 @@ class Pinned:
         return self._end(self._current())
 
     def attend(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # otherwise waiting would create a context on the first GPU
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # otherwise waiting would create a context on the first GPU
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # by default a nap ends 50 us late
 
     def wait(self, buffer: StagingBuffer) -> None:

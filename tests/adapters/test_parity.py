@@ -11,6 +11,7 @@ from infd.adapters.reading import AdapterReader
 from infd.kernels.select import select
 from infd.request import Adapter
 from infd.runner.adapters import DeviceSlots
+from infd.runner.staging import staging
 from infd.scheduler.plan import Load
 from tests.adapters.making import EVERY_PRODUCT, make
 from tests.models.driving import Driver, Heap, load_model
@@ -53,7 +54,7 @@ class Bench:
         self.model: Model = load_model(checkpoint, ops=self.ops, device=device)
         cpu = torch.device("cpu")
         self.reader = AdapterReader(self.model.targets, torch.float32, lambda _: Heap(cpu))
-        self.slots = DeviceSlots(self.ops.lora, device)
+        self.slots = DeviceSlots(self.ops.lora, staging(device))
 
     def hold(self, slot: int, directory: Path) -> None:
         weights = self.reader.read(str(directory), None, 2**30)
@@ -205,7 +206,7 @@ def test_a_step_without_adapters_calls_no_adapter_kernel(tiny: Callable[[str], P
     checkpoint = tiny("llama")
     make(checkpoint, tmp_path, target_modules=["q_proj"])
     bench = Bench(checkpoint, torch.device("cpu"))
-    bench.slots = DeviceSlots(Forbidden(), torch.device("cpu"))
+    bench.slots = DeviceSlots(Forbidden(), staging(torch.device("cpu")))
     bench.hold(1, tmp_path)
     driver = bench.driver()
     driver.step((driver.start(text(1)), 5))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.executors.device_thread import DeviceThread, Errand, MaySample, Order
+from infd.executors.device_thread import DeviceCall, DeviceStep, DeviceThread, MaySample
 from infd.runner.pulse import Stopped
 from infd.scheduler.plan import StepPlan
 
@@ -83,23 +83,23 @@ class Run:
         self.answers: dict[int, object] = {}
         self.device = DeviceThread(self._answer)
 
-    def _answer(self, order, outcome):
-        self.answers[order.plan.number] = outcome
-        self.runner.news.put(("answer", order.plan.number))
+    def _answer(self, step, outcome):
+        self.answers[step.plan.number] = outcome
+        self.runner.news.put(("answer", step.plan.number))
 
-    def order(self, number: int, line: int = 0) -> Order:
-        order = Order(StepPlan(number, [], [], []), line)
-        self.device.inbox.put(order)
-        return order
+    def issue(self, number: int, rollbacks: int = 0) -> DeviceStep:
+        step = DeviceStep(StepPlan(number, [], [], []), rollbacks)
+        self.device.inbox.put(step)
+        return step
 
     def step(self, number: int) -> None:
-        self.go(self.order(number))
+        self.go(self.issue(number))
 
-    def go(self, order: Order, mask: object = None) -> None:
-        self.device.inbox.put(MaySample(order, mask))
+    def go(self, step: DeviceStep, mask: object = None) -> None:
+        self.device.inbox.put(MaySample(step, mask))
 
-    def errand(self, name: str) -> None:
-        self.device.inbox.put(Errand(lambda: self.runner._say("errand", name), lambda *_: None))
+    def call(self, name: str) -> None:
+        self.device.inbox.put(DeviceCall(lambda: self.runner._say("call", name), lambda *_: None))
 
     def until(self, *news: object) -> None:
         """Return once this has happened."""
@@ -162,7 +162,7 @@ def test_a_step_whose_mask_depends_on_the_previous_step_samples_after_that_is_re
     runner = Paced()
     with running(runner) as run:
         run.step(1)
-        masked = run.order(2)
+        masked = run.issue(2)
         run.until("forward", 2)
         runner.end[1].set()
         run.until("answer", 1)
@@ -176,7 +176,7 @@ def test_a_step_whose_mask_depends_on_the_previous_step_samples_after_that_is_re
 def test_no_step_begins_before_the_previous_step_has_sampled():
     runner = Paced()
     with running(runner) as run:
-        masked = run.order(1)
+        masked = run.issue(1)
         run.step(2)
         run.until("forward", 1)
         run.go(masked)
@@ -192,13 +192,13 @@ def test_an_errand_waits_until_what_was_issued_before_it_is_read_and_holds_up_wh
     with running(runner) as run:
         for number in (1, 2):
             run.step(number)
-        run.errand("between")
+        run.call("between")
         run.step(3)
         run.until("sample", 2)
         for number in (1, 2, 3):
             runner.end[number].set()
             run.until("answer", number)
-    assert runner.log[4:] == [("read", 1), ("read", 2), ("errand", "between"), *(step(3))]
+    assert runner.log[4:] == [("read", 1), ("read", 2), ("call", "between"), *(step(3))]
 
 
 def step(number: int) -> list[tuple[str, int]]:
@@ -215,7 +215,7 @@ def test_an_error_while_waiting_for_a_step_fails_it_and_later_steps_in_flight():
         for number in (1, 2):
             runner.end[number].set()
             run.until("answer", number)
-        run.go(run.order(3, line=1))
+        run.go(run.issue(3, rollbacks=1))
         runner.end[3].set()
         run.until("answer", 3)
     assert run.answers == {1: error, 2: error, 3: 3}

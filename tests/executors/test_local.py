@@ -121,7 +121,7 @@ class Carried(Pinned):
 @pytest.mark.parametrize("depth", [2, 3])
 async def test_copies_from_a_separate_device_are_awaited_on_another_thread_and_give_the_same_tokens(monkeypatch, depth):
     waits: list[str] = []
-    monkeypatch.setattr("infd.runner.rows.usual", lambda device: Carried(waits))
+    monkeypatch.setattr("infd.runner.start.runners.staging", lambda device: Carried(waits))
     runs = executor(FakeModel(), config(rows=3, depth=depth))
     capacity = await runs.load()
     waits.clear()
@@ -391,11 +391,11 @@ async def test_an_errand_runs_behind_the_steps_issued_before_it_and_before_the_n
     gate.armed, before = True, model.batches
     first = runs.forward(start(0, [3], 1)).sample()
     await asyncio.to_thread(gate.arrived.wait)
-    errand = runs.between(lambda loaded: (threading.current_thread().name, model.batches, loaded.capacity.rows))
+    call = runs.between(lambda loaded: (threading.current_thread().name, model.batches, loaded.capacity.rows))
     second = runs.forward(start(1, [4], 2)).sample()
     gate.open.set()
 
-    assert await errand == ("infd-device", before + 1, 4)
+    assert await call == ("infd-device", before + 1, 4)
     assert (await first).tokens == continuation([3], 1)
     assert (await second).tokens == continuation([4], 1)
     await runs.close()
@@ -408,10 +408,10 @@ async def test_an_errand_that_fails_harms_no_step():
     runs = executor(FakeModel(), config(depth=3))
     await runs.load()
     before = runs.forward(start(0, [3], 1)).sample()
-    errand = runs.between(refuse)
+    call = runs.between(refuse)
     behind = runs.forward(start(1, [4], 2)).sample()
     with pytest.raises(ValueError, match="no"):
-        await errand
+        await call
     assert ((await before).tokens, (await behind).tokens) == (continuation([3], 1), continuation([4], 1))
     await runs.close()
 
@@ -425,13 +425,13 @@ async def test_an_errand_pending_at_close_fails():
     gate.armed = True
     runs.forward(start(0, [3], 1)).sample()
     await asyncio.to_thread(gate.arrived.wait)
-    errand = runs.between(lambda loaded: None)
+    call = runs.between(lambda loaded: None)
     closing = asyncio.ensure_future(runs.close())
     await asyncio.sleep(0)
     gate.open.set()
     await closing
     with pytest.raises(DeviceLost):
-        await errand
+        await call
 
 
 async def test_with_overlap_an_errand_finds_the_steps_before_it_read(monkeypatch):

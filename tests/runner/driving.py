@@ -19,6 +19,7 @@ from infd.runner.arenas.weights_source import WeightsSource
 from infd.runner.instance import Instance
 from infd.runner.pulse import Pulse
 from infd.runner.rows import Rows
+from infd.runner.staging import staging
 from infd.runner.start.assembly import assemble
 from infd.runner.start.runners import Runners
 from infd.runner.start.setup import ModelSetup
@@ -114,11 +115,11 @@ def span(row: int, start: int, count: int, *, samples: bool = True, scores: int 
 def instance(model: Any, layout: CacheLayout, rows: Rows) -> Instance:
     """Return a model over rows, without pages and adapters, for what is gathered of a plan."""
     ops = select(CPU, torch.float32).replace(attention=HistoryAttention())
-    return Instance(model, ops, layout, cache=[], rows=rows, adapters=DeviceSlots(None, CPU), pulse=Pulse())
+    return Instance(model, ops, layout, cache=[], rows=rows, adapters=DeviceSlots(None, staging(CPU)), pulse=Pulse())
 
 
 def make_rows(*, rows: int = 4, max_len: int = 32, page_tokens: tuple[int, ...] = (4,), vocab_size: int = 101) -> Rows:
-    return Rows(rows=rows, max_len=max_len, page_tokens=page_tokens, vocab_size=vocab_size, device=CPU)
+    return Rows(rows=rows, max_len=max_len, page_tokens=page_tokens, vocab_size=vocab_size, staging=staging(CPU))
 
 
 async def generate(

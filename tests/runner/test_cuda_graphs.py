@@ -164,7 +164,7 @@ def test_a_captured_step_is_equal_to_one_that_is_not(serve, monkeypatch, logits_
         assert logits.dtype is getattr(torch, dtype)
         before, ends, tokens = logits.clone(), asking.ends.clone(), logits.argmax(-1)
         assert (appended is not None) == (logits_bytes > 0)
-        while decoding.settle():
+        while decoding.capture_next():
             pass
         served.start(3)
         after, again, appended = decoding.forward(spans)
@@ -634,7 +634,7 @@ def test_on_a_gpu_captured_steps_are_equal_to_those_that_are_not(tiny, monkeypat
         before = decoding.forward(spans)[0].clone()
         assert before.dtype is getattr(torch, dtype)
         assert served.captured == [1], "or the test compares captured steps with themselves"
-        while decoding.settle():
+        while decoding.capture_next():
             pass
         served.start(3)
         assert decoding.forward(spans)[0].equal(before)

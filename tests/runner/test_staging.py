@@ -124,12 +124,11 @@ def assembled(directory, device, staging, graphs, ops=None) -> Runner:
         max_len=64,
         page_tokens=[PAGE] * len(layout.groups),
         vocab_size=model.vocab_size,
-        device=device,
         staging=staging,
         kernels=ops.rows,
     )
     cache = CacheSpec(layout, model.page_tensors(PAGE)).allocate(90 * len(layout.groups), Heap(device))
-    slots = DeviceSlots(ops.lora, device, 1, staging)
+    slots = DeviceSlots(ops.lora, staging)
     runner = Runner(Instance(model, ops, layout, cache, rows, slots, Pulse()), graphs)
     runner.targets = model.targets[1:5]
     return runner
@@ -214,10 +213,10 @@ def test_a_prompt_of_many_steps_has_two_of_them_in_flight_and_no_more(tiny, devi
             plan = StepPlan(step, joins, [], [span(0, 4 * step, 4, samples=False)])
             flight.append(runner.sample(runner.forward(plan)))
             if len(flight) == 2:
-                landing = flight.popleft()
-                assert not landing.buffer.event.query()
-                assert not runner.read(landing).tokens
-                assert landing.buffer.event.query()
+                pending = flight.popleft()
+                assert not pending.buffer.event.query()
+                assert not runner.read(pending).tokens
+                assert pending.buffer.event.query()
     assert carried.buffers == 2
 
 

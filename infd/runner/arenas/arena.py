@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PIECE: Final = 8 * LARGE_PAGE  # bytes moved into large pages per call, in about 60 ms without the interpreter's lock
-MOST_FAILURES: Final = 4  # consecutive pieces without large pages after which `settle` stops
+MOST_FAILURES: Final = 4  # consecutive pieces without large pages after which `collapse` stops
 STATM = Path("/proc/self/statm")
 CPU: Final = torch.device("cpu")
 
@@ -35,7 +35,7 @@ class Extent(Protocol):
     """A range of addresses, and the memory behind it.
 
     content  [bytes] uint8, the whole range; must not be read while the memory is released
-    large    bytes that `settle` has moved into large pages
+    large    bytes that `collapse` has moved into large pages
     """
 
     content: Tensor
@@ -47,7 +47,7 @@ class Extent(Protocol):
     def restore(self) -> None:
         """Allocate zeroed memory for all addresses. If it raises OutOfMemory, no memory is allocated."""
 
-    def settle(self, used: int) -> bool:
+    def collapse(self, used: int) -> bool:
         """Move a piece of the first `used` bytes into large pages; return whether pieces are left."""
 
 
@@ -88,12 +88,12 @@ class Arena:
 
     @property
     def large(self) -> int:
-        """Bytes that `settle` has moved into large pages."""
+        """Bytes that `collapse` has moved into large pages."""
         return self._extent.large
 
-    def settle(self) -> bool:
+    def collapse(self) -> bool:
         """Move a piece of the allocated front into large pages; return whether pieces are left."""
-        return self._extent.settle(self.used)
+        return self._extent.collapse(self.used)
 
     def release(self) -> None:
         """Release the memory to the system; all tensors keep their addresses, and are valid after `restore`."""
@@ -130,7 +130,7 @@ class Anonymous:
     def restore(self) -> None:
         """No-op: the system commits a page at its first touch."""
 
-    def settle(self, used: int) -> bool:
+    def collapse(self, used: int) -> bool:
         """Move the next piece into large pages; return whether pieces are left.
 
         A CPU reads weights 1.5 times as fast from large pages. Allocating large pages at the first touch would delay
@@ -165,7 +165,7 @@ class Allocated:
             self.content.zero_()
         self._released = False
 
-    def settle(self, used: int) -> bool:
+    def collapse(self, used: int) -> bool:
         return False
 
 

@@ -125,7 +125,7 @@ class Populating:
             self._more.notify_all()
 
 
-class Settling:
+class Collapsing:
     """Moves memory into large pages piece by piece, on a background thread of lowest priority.
 
     It moves pieces continuously while no step is in flight, else one piece per PACE_S.
@@ -133,17 +133,17 @@ class Settling:
     ended  whether all pieces are moved
     """
 
-    def __init__(self, settle: Callable[[], bool], quiet: Event) -> None:
+    def __init__(self, collapse: Callable[[], bool], quiet: Event) -> None:
         """Start the thread.
 
-        settle  moves a piece; returns whether pieces are left
+        collapse  moves a piece; returns whether pieces are left
         quiet   set while no step is in flight
         """
         self.ended = False
-        self._settle = settle
+        self._collapse = collapse
         self._quiet = quiet
         self._stopped = Event()
-        self._thread = Thread(target=self._run, name="infd-settling", daemon=True)
+        self._thread = Thread(target=self._run, name="infd-collapsing", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -160,7 +160,7 @@ class Settling:
             self._quiet.wait(PACE_S)
             if self._stopped.is_set():
                 return
-            if not self._settle():
+            if not self._collapse():
                 self.ended = True
                 return
 

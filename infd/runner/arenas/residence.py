@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from infd.errors import DeviceLost, OutOfMemory
 from infd.memory import ALL, Memory, MemoryPart, Residency
-from infd.runner.arenas.host import Settling
+from infd.runner.arenas.host import Collapsing
 from infd.weights.checkpoint import Checkpoint
 from infd.weights.load import check, fill
 
@@ -79,7 +79,7 @@ class Residence:
         self._bank = bank
         self._cache_arenas = [arenas.cache, *arenas.workspaces]
         self._parked: Parked | None = None
-        self._settling: Settling | None = None
+        self._collapsing: Collapsing | None = None
         self._report = report
         self._source = source
 
@@ -98,7 +98,7 @@ class Residence:
         self.memory = Memory(weights=weights, cache=Residency.RELEASED)
         self._release_cache()
         if weights in GONE:
-            self._unsettle()
+            self._stop_collapsing()
             self.weights.release()
         if weights is not Residency.PARKED:
             self._unpark()
@@ -176,27 +176,27 @@ class Residence:
             self._source.require_same_architecture(checkpoint)
             self._fill(checkpoint)
 
-    def settle(self) -> None:
+    def start_collapsing(self) -> None:
         """Start to move a CPU's weights into large pages, in the background."""
-        if self._settling is None and not self._bank.dedicated and self.memory.weights is Residency.LOADED:
-            self._settling = Settling(self.weights.settle, self.quiet)
+        if self._collapsing is None and not self._bank.dedicated and self.memory.weights is Residency.LOADED:
+            self._collapsing = Collapsing(self.weights.collapse, self.quiet)
 
-    def _unsettle(self) -> None:
+    def _stop_collapsing(self) -> None:
         """Stop moving the weights into large pages: it would allocate released memory again."""
-        if self._settling is not None:
-            self._settling.stop()
-            self._settling = None
+        if self._collapsing is not None:
+            self._collapsing.stop()
+            self._collapsing = None
 
     def facts(self) -> dict[str, Any]:
         """Return facts about memory, for Executor.describe."""
         facts: dict[str, Any] = {"resident": self.resident}
-        if (settling := self._settling) is not None:
-            facts["large_pages"] = {"bytes": self.weights.large, "of": self.weights.used, "ended": settling.ended}
+        if (collapsing := self._collapsing) is not None:
+            facts["large_pages"] = {"bytes": self.weights.large, "of": self.weights.used, "ended": collapsing.ended}
         return facts
 
     def close(self) -> None:
         """Release all memory at shutdown; a lost device's memory is freed with the process."""
-        self._unsettle()
+        self._stop_collapsing()
         for release in (self.weights.release, *(arena.release for arena in self._cache_arenas), self._unpark):
             try:
                 release()
@@ -225,7 +225,7 @@ class Residence:
         self._source = self._source.replaced(checkpoint)
         self.memory = replace(self.memory, weights=Residency.LOADED)
         self._unpark()
-        self.settle()
+        self.start_collapsing()
 
     def _unpark(self) -> None:
         """Free parked weights, if any. If that fails, the next call tries again."""

@@ -92,7 +92,7 @@ class Addresses:
         self.first = int(driver("cuMemAddressReserve", self.size, 0, 0, 0))
         self._whole = False
         self._memory = _Backing(driver, self.first)
-        weakref.finalize(self, _leave, driver, self.first, self.size, self._memory, unfreed).atexit = False
+        weakref.finalize(self, _free_or_defer, driver, self.first, self.size, self._memory, unfreed).atexit = False
 
     def back(self) -> None:
         """Map zeroed memory to the whole range, unless it is mapped.
@@ -158,7 +158,7 @@ class _Backing:
             self._handles.pop()
 
 
-def _leave(driver: Driver, first: int, size: int, memory: _Backing, unfreed: deque[Callable[[], None]]) -> None:
+def _free_or_defer(driver: Driver, first: int, size: int, memory: _Backing, unfreed: deque[Callable[[], None]]) -> None:
     """Free a range without tensors, at once or in the bank's next call."""
     free = partial(_free, driver, first, size, memory)
     try:
@@ -196,7 +196,7 @@ class Reserved:
     def restore(self) -> None:
         self._addresses.back()
 
-    def settle(self, used: int) -> bool:
+    def collapse(self, used: int) -> bool:
         return False
 
 

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import torch
 
-from infd.runner.faults import lacks_memory, let_go
+from infd.runner.faults import free_tensors, lacks_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ class CudaGraphs:
         except Exception as error:
             if not lacks_memory(error):
                 raise
-            let_go(error)
+            free_tensors(error)
         return self._capture(work)
 
     def _capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -74,11 +74,11 @@ class CudaGraphs:
                 ended = True
         except BaseException:
             if not ended:
-                self._forsake(graph)
+                self._abandon(graph)
             raise
         return graph
 
-    def _forsake(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End an invalidated capture for torch's allocators, which otherwise consider it in progress."""
         self._broken.append(graph)
         with suppress(RuntimeError):  # the allocators have ended the capture

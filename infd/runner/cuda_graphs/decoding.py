@@ -20,7 +20,7 @@ import numpy as np
 
 from infd.runner.cuda_graphs.buffers import Buffers, sizes
 from infd.runner.cuda_graphs.padded_step import PaddedStep
-from infd.runner.faults import lacks_memory, let_go
+from infd.runner.faults import free_tensors, lacks_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ class Decoding:
     def begin(self) -> None:
         """Capture sizes until all are captured, or START_S have passed."""
         began = self._clock()
-        while self.settle() and self._clock() - began < START_S:
+        while self.capture_next() and self._clock() - began < START_S:
             pass
         captured = sum(step.captured for step in self._plain)
         log.info(
@@ -104,7 +104,7 @@ class Decoding:
             len(self._uncaptured),
         )
 
-    def settle(self) -> bool:
+    def capture_next(self) -> bool:
         """Capture the next size; return whether uncaptured sizes are left."""
         self._renew()
         if self._uncaptured:
@@ -140,8 +140,8 @@ class Decoding:
             short, by_size = lacks_memory(error), self._adapted if step in self._adapted else self._plain
             others = [each for each in by_size if not each.captured and (each.size > step.size or not short)]
             for each in {step, *others}:
-                each.put_off()
-            let_go(error)
+                each.record_failure()
+            free_tensors(error)
             larger = "larger" if short else "other"
             log.warning("steps of %d sequences are not captured, nor are %s steps: %s", step.size, larger, error)
         finally:

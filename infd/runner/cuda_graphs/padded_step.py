@@ -123,7 +123,7 @@ class PaddedStep:
         self._replay = self._hidden = self._ends = self._likeliest = None
         self._waiting = 0
 
-    def put_off(self) -> None:
+    def record_failure(self) -> None:
         """Record a failed capture: further attempts are delayed, see `overdue`."""
         self.release()
         self._failures += 1

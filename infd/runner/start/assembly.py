@@ -1,7 +1,9 @@
-"""Assemble a runner for a model with loaded weights: propose sizes, build the runner, warm it up, measure its steps.
+"""Assemble a runner for a model with loaded weights.
 
-`propose` only measures memory; `warm` builds what a proposal says. Several ranks of a model will build the least of
-their proposals.
+1. propose  measures the memory of steps, and chooses the cache's size and the largest step
+2. settle   builds the serving runner with these sizes
+3. warm     runs the first steps, and captures decoding steps
+Then the duration of steps is measured, or read from the calibration file.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
     kind = setup.device.type
     graphs = graphs_of(setup.device, config.device)
     proposal = propose(runners, bank, weights, graphs)
-    trial, cache = warm(runners, proposal, graphs)
+    trial, cache = settle(runners, proposal, graphs)
+    warm(trial)
     most = proposal.step_tokens
     file = CalibrationFile.of(config, setup, source.config, rows=runners.rows, tokens=min(trial.plans.room, most))
     calibration = _calibrated(trial, config.scheduler, file, most)
@@ -140,11 +143,8 @@ def propose(runners: Runners, bank: Bank, weights: Arena, graphs: Graphs | None)
     return Proposal(step_tokens, size, budget)
 
 
-def warm(runners: Runners, proposal: Proposal, graphs: Graphs | None) -> tuple[TrialRunner, Arena]:
-    """Build the serving runner, run its first steps, and capture decoding steps. Raises OutOfMemory.
-
-    Returns the runner, and the arena of its cache.
-    """
+def settle(runners: Runners, proposal: Proposal, graphs: Graphs | None) -> tuple[TrialRunner, Arena]:
+    """Return the serving runner, not yet warmed up, and the arena of its cache. Raises OutOfMemory."""
     pages, max_len = proposal.cache.pages, proposal.cache.max_model_len
     try:
         runner, cache = runners.build(pages, max_len, graphs=graphs)
@@ -153,12 +153,15 @@ def warm(runners: Runners, proposal: Proposal, graphs: Graphs | None) -> tuple[T
     if proposal.budget is not None:
         log.info("%s", proposal.budget.explain(proposal.cache.bytes))
     plans = TrialPlans(runners.spec.layout, pages=pages, rows=runners.rows, max_model_len=max_len)
-    trial = TrialRunner(runner, plans)
+    return TrialRunner(runner, plans), cache
+
+
+def warm(trial: TrialRunner) -> None:
+    """Run the first steps, capture decoding steps, and choose how the host waits for short steps."""
     trial.warm_up()
-    runner.begin()
+    trial.runner.begin()
     if spin := choose_spin(trial):
         log.info("decoding steps are short: the host polls for their end, for at most %.0f us a step", spin * 1e6)
-    return trial, cache
 
 
 def _calibrated(trial: TrialRunner, settings: SchedulerConfig, file: CalibrationFile | None, most: int) -> Calibration:

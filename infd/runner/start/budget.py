@@ -15,7 +15,7 @@ from msgspec import Struct
 from infd.errors import OutOfMemory
 from infd.rounding import ceil_div
 from infd.runner.cuda_graphs.buffers import sizes
-from infd.runner.faults import lacks_memory, let_go
+from infd.runner.faults import free_tensors, lacks_memory
 from infd.runner.start.cache_size import Room
 from infd.runner.start.calibration import LEAST, LIKELIEST
 from infd.runner.start.trial import TrialPlans, run
@@ -144,7 +144,7 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
     except Exception as error:
         if not lacks_memory(error):
             raise
-        let_go(error)
+        free_tensors(error)
         return None
     finally:
         if cache is not None:

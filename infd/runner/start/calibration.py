@@ -28,7 +28,7 @@ PACE = 1.75
 EVEN = 8  # mixed steps' tokens are a multiple of it: matrix products tile rows
 WAITS = 31  # steps per median when polling is compared with sleeping
 SHORT_S = 2e-3  # no polling for longer steps: interrupt latency is a small share of their duration
-ASKED = 1.5  # polling time, in durations of the step
+SPIN_STEPS = 1.5  # polling time, in durations of the step
 WORTH = 0.97  # polling is kept if a polled step lasts at most this share of an unpolled step
 SCORED = {"cpu": FEW, "cuda": 1024}  # tokens scored to measure the cost; few on a GPU would measure kernel launches
 LIKELIEST = 20  # requested top logprobs in scored steps
@@ -88,7 +88,7 @@ def choose_spin(trial: TrialRunner) -> float:
 
     slept, spin = median(), 0.0
     if slept <= SHORT_S:
-        runner.spin(spin := ASKED * slept)
+        runner.spin(spin := SPIN_STEPS * slept)
         if median() > WORTH * slept:
             runner.spin(spin := 0.0)
     return spin

@@ -15,6 +15,7 @@ from infd.runner.arenas.cache import CacheSpec
 from infd.runner.instance import Instance
 from infd.runner.rows import Rows
 from infd.runner.runner import Runner
+from infd.runner.staging import staging
 
 if TYPE_CHECKING:
     from infd.config import Config
@@ -60,7 +61,7 @@ class Runners:
             max_len=max_len,
             page_tokens=[group.page_tokens for group in layout.groups],
             vocab_size=model.vocab_size,
-            device=device,
+            staging=staging(device),
             kernels=ops.rows,
         )
         scales = {layer: each.tensor for layer, each in model.cache_scales.items()}
@@ -70,9 +71,7 @@ class Runners:
             layout,
             cache=self.spec.allocate(pages, cache, scales),
             rows=rows,
-            adapters=DeviceSlots(
-                ops.lora if model.targets else None, device, self.config.lora.max_adapters, rows.staging
-            ),
+            adapters=DeviceSlots(ops.lora if model.targets else None, rows.staging, self.config.lora.max_adapters),
             pulse=self.pulse,
         )
         return Runner(instance, graphs), cache

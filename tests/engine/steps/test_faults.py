@@ -31,7 +31,7 @@ POINTS: dict[str, tuple[type, str, Callable[[Seated, Any], list[list[int]]]]] = 
     "stage": (Rows, "stage", lambda _, joins: [join.tokens for join in joins]),
     "forward": (Runner, "forward", lambda seated, plan: seated.of(plan)),
     "sample": (Runner, "sample", lambda seated, forwarded: seated.of(forwarded.plan)),
-    "copy": (Runner, "read", lambda seated, landing: seated.of(landing.plan)),
+    "copy": (Runner, "read", lambda seated, pending: seated.of(pending.plan)),
 }
 FAULTS = [RuntimeError("the kernel said no"), MemoryError("no room")]
 
@@ -123,9 +123,9 @@ async def test_a_request_whose_results_cannot_be_committed_fails_alone(
 ):
     read, seated = Runner.read, Seated()
 
-    def spoiled(self: Runner, landing: Any) -> StepResult:
-        result = read(self, landing)
-        for number, tokens in enumerate(seated.of(landing.plan)):
+    def spoiled(self: Runner, pending: Any) -> StepResult:
+        result = read(self, pending)
+        for number, tokens in enumerate(seated.of(pending.plan)):
             if POISON in tokens:
                 spoil(result, number)
         return result

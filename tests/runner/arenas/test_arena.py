@@ -15,7 +15,7 @@ from infd.models.base import PageTensor
 from infd.runner.arenas import host
 from infd.runner.arenas.arena import MOST_FAILURES, PIECE, Allocated, Anonymous, Arena, zeros
 from infd.runner.arenas.cache import CacheSpec
-from infd.runner.arenas.host import LARGE_PAGE, Headstart, Mapping, Populating, Settling, available_bytes
+from infd.runner.arenas.host import LARGE_PAGE, Collapsing, Headstart, Mapping, Populating, available_bytes
 from infd.runner.start.cache_size import Room, size_cache
 from infd.scheduler.layout import CacheLayout, PageGroup
 
@@ -96,7 +96,7 @@ def test_settled_memory_is_in_huge_pages_with_unchanged_content():
 
 
 def _settle(arena):
-    while arena.settle():
+    while arena.collapse():
         pass
 
 
@@ -110,7 +110,7 @@ def test_a_system_that_makes_no_large_pages_is_not_asked_again_and_again(monkeyp
 
 
 class Pieces:
-    """Stands for memory that takes so many pieces to settle; knows the priority of the thread that settles it."""
+    """Stands for memory that takes so many pieces to collapse; knows the priority of the thread that collapses it."""
 
     def __init__(self, count):
         self.left = count
@@ -125,40 +125,40 @@ class Pieces:
         return self.left > 0
 
 
-def test_settling_runs_at_the_lowest_priority_and_ends():
+def test_collapsing_runs_at_the_lowest_priority_and_ends():
     quiet, pieces = threading.Event(), Pieces(2)
     quiet.set()
-    settling = Settling(pieces, quiet)
+    collapsing = Collapsing(pieces, quiet)
     pieces.begun.acquire()
-    assert not settling.ended
+    assert not collapsing.ended
     pieces.gate.release(2)
-    settling._thread.join()
-    assert (settling.ended, pieces.priorities) == (True, {host.LAST})
+    collapsing._thread.join()
+    assert (collapsing.ended, pieces.priorities) == (True, {host.LAST})
     assert os.getpriority(os.PRIO_PROCESS, 0) == 0, "other threads keep theirs"
 
 
-def test_settling_waits_for_computation_up_to_a_limit(monkeypatch):
+def test_collapsing_waits_for_computation_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(host, "PACE_S", 600)
     pieces = Pieces(2)
-    settling = Settling(pieces, threading.Event())
-    settling.stop()
-    assert (settling.ended, pieces.left) == (False, 2)
+    collapsing = Collapsing(pieces, threading.Event())
+    collapsing.stop()
+    assert (collapsing.ended, pieces.left) == (False, 2)
     monkeypatch.setattr(host, "PACE_S", 0)
-    settling = Settling(pieces, threading.Event())
+    collapsing = Collapsing(pieces, threading.Event())
     pieces.gate.release(2)
-    settling._thread.join()
-    assert settling.ended
+    collapsing._thread.join()
+    assert collapsing.ended
 
 
 def test_nothing_is_settled_once_it_was_stopped():
     quiet, pieces = threading.Event(), Pieces(10**9)
     quiet.set()
-    settling = Settling(pieces, quiet)
+    collapsing = Collapsing(pieces, quiet)
     pieces.begun.acquire()
     pieces.gate.release()
-    settling.stop()
+    collapsing.stop()
     left = pieces.left
-    assert not settling._thread.is_alive()
+    assert not collapsing._thread.is_alive()
     assert (pieces.left, quiet.is_set()) == (left, False)
 
 

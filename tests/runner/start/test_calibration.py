@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from infd.runner.start import trial
-from infd.runner.start.calibration import ASKED, choose_spin
+from infd.runner.start.calibration import SPIN_STEPS, choose_spin
 from infd.runner.start.trial import TrialPlans, TrialRunner
 from infd.scheduler.layout import CacheLayout, PageGroup
 
@@ -44,7 +44,7 @@ class Paced:
 @pytest.mark.parametrize(
     ("runner", "spin_s"),
     [
-        (Paced(500e-6, 400e-6), ASKED * 500e-6),
+        (Paced(500e-6, 400e-6), SPIN_STEPS * 500e-6),
         (Paced(500e-6, 490e-6), 0.0),  # it gains too little
         (Paced(500e-6, 600e-6), 0.0),  # it takes what others need
         (Paced(20e-3, 10e-3), 0.0),  # the step is long
