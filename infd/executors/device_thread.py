@@ -63,7 +63,7 @@ class MaySample:
 
 
 class DeviceCall:
-    """A call on the device thread that is no step, made after the steps issued so far and before any later step."""
+    """A function to call on the device thread, after the steps issued so far and before any later step."""
 
     __slots__ = ("_done", "_work")
 

@@ -1,6 +1,6 @@
-"""An executor in this process: one thread owns the device, the event loop sends it plans.
+"""An executor in this process: the event loop sends plans to the thread that owns the device.
 
-Importing this module does not import torch; the device thread does, once `load` has started it.
+Importing this module does not import torch; the device thread imports torch.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class LocalExecutor:
     def forward(self, plan: StepPlan) -> LocalStep:
         step = LocalStep(self, plan, self._rollbacks, asyncio.get_running_loop().create_future())
         if self._ended is None or self._ended.done():
-            _fail(step.future, DeviceLost("the device thread does not run"))
+            _fail(step.future, DeviceLost("the device thread is not running"))
         elif not self._whole:  # released memory reads as zeros, without an error
-            _fail(step.future, RuntimeError("a step was issued while memory is given back"))
+            _fail(step.future, RuntimeError("a step was issued while memory is released"))
         else:
             self._in_flight.add(step)
             self._device.inbox.put(step)
@@ -117,7 +117,7 @@ class LocalExecutor:
         """
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         if self._model is None or self._ended is None or self._ended.done():
-            _fail(future, DeviceLost("the device thread does not run"))
+            _fail(future, DeviceLost("the device thread is not running"))
             return future
         self._calls.add(future)
         self._device.inbox.put(DeviceCall(partial(work, self._model), partial(self._post, self._returned, future)))
@@ -192,7 +192,7 @@ class LocalExecutor:
             self._device.serve(loaded.runner, loaded.idle, loaded.residence.quiet)
         except Stopped:
             pass
-        except BaseException as failure:  # nothing else on this thread would catch it
+        except BaseException as failure:  # reported to the event loop: this thread has no other handler
             error = failure
         if loaded is not None:
             loaded.residence.close()
@@ -243,7 +243,7 @@ class LocalExecutor:
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Fail a future, and mark its exception as retrieved: steps behind a failed step may never be awaited."""
+    """Fail a future, and mark the exception as retrieved: steps after a failed step may never be awaited."""
     if not future.done():
         future.set_exception(error)
         future.exception()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Capacity
     from infd.scheduler.plan import StepPlan, StepResult
 
-ENDING_S: Final = 4.0  # grace for the worker to free everything
+ENDING_S: Final = 4.0  # grace for the worker to free its memory
 START: Final = 0  # `call` number of wire.Start
 
 
@@ -41,7 +41,7 @@ class WorkerProcess(Protocol):
 
 
 async def worker(theirs: socket.socket) -> WorkerProcess:
-    """Start the worker process; `theirs` is its side of the socket pair."""
+    """Start the worker process; `theirs` is the worker's side of the socket pair."""
     command = (sys.executable, "-m", "infd.executors.worker", str(theirs.fileno()))
     return await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL)
 
@@ -71,12 +71,12 @@ class RemoteExecutor:
         journal_stream: str = "",
         spawn: Callable[[socket.socket], Awaitable[WorkerProcess]] = worker,
     ) -> None:
-        """Start nothing yet.
+        """Start no process yet.
 
         config          called by `load`
         progress        called with (bytes of weights read, bytes to read)
         journal_stream  the daemon's JOURNAL_STREAM, for the worker's log
-        spawn           starts the worker with its side of the socket pair
+        spawn           starts the worker, given the worker's side of the socket pair
         """
         self.depth = 1
         self.sleep_refusal = "the model is not loaded"
@@ -112,7 +112,7 @@ class RemoteExecutor:
     def forward(self, plan: StepPlan) -> RemoteStep:
         step = RemoteStep(self, next(self._numbers), asyncio.get_running_loop().create_future())
         if self._connection is None or self._lost is not None:
-            _fail(step.future, self._lost or DeviceLost("the device's process does not run"))
+            _fail(step.future, self._lost or DeviceLost("the device's process is not running"))
         else:
             self._steps[step.number] = step.future
             self._connection.send(wire.Forward(step.number, plan))
@@ -175,7 +175,7 @@ class RemoteExecutor:
     async def _call(self, command: Callable[[int], wire.Command]) -> Any:
         """Send a command with a `call` number; return the value of its Returned. Raises the fault of its Raised."""
         if self._connection is None or self._lost is not None:
-            raise self._lost or DeviceLost("the device's process does not run")
+            raise self._lost or DeviceLost("the device's process is not running")
         call = next(self._numbers)
         self._calls[call] = answer = asyncio.get_running_loop().create_future()
         self._connection.send(command(call))
@@ -232,7 +232,7 @@ class RemoteExecutor:
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Fail a future, and mark its exception as retrieved: steps behind a failed step may never be awaited."""
+    """Fail a future, and mark the exception as retrieved: steps after a failed step may never be awaited."""
     if not future.done():
         future.set_exception(error)
         future.exception()

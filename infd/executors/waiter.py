@@ -1,7 +1,7 @@
-"""Wait for a GPU's steps on a separate thread, so that the device thread can launch further plans meanwhile.
+"""Wait for a GPU's steps on a separate thread, so that the device thread can launch further plans.
 
 Steps end in the order of their launch, so one thread waits for them in turn. The first step starts the thread; a CPU's
-steps are not waited for, and start none.
+steps need no wait, so a CPU has no such thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Waiter(Generic[T]):
-    """Waits for steps and reports their ends. Leaving its context waits for all steps added.
+    """Waits for steps and reports the end of each. Leaving the context waits for all steps added.
 
     T  a step in flight
     """
@@ -25,7 +25,7 @@ class Waiter(Generic[T]):
     def __init__(
         self, wait: Callable[[T], None], report: Callable[[T, Exception | None], None], begin: Callable[[], None]
     ) -> None:
-        """All are called on the waiter's thread: `begin` first, `report` with the exception of `wait` or None."""
+        """The functions run on the waiter's thread: `begin` first, `report` with the exception of `wait` or None."""
         self._wait = wait
         self._report = report
         self._begin = begin

@@ -21,7 +21,7 @@ from infd.request import Adapter, AdapterFacts
 from infd.scheduler.layout import Capacity
 from infd.scheduler.plan import StepPlan, StepResult
 
-# To the executor. Its answer repeats the `step` or `call` number.
+# Commands to the executor. The answer repeats the `step` or `call` number.
 
 
 class Start(Struct, tag=True):
@@ -75,12 +75,12 @@ class ForgetAdapter(Struct, tag=True):
 
 
 class Close(Struct, tag=True):
-    """Free everything and end."""
+    """Free all memory and end the process."""
 
 
 Command = Start | Forward | Sample | Sleep | Wake | LoadWeights | ReadAdapter | ForgetAdapter | Close
 
-# From the executor.
+# Answers from the executor.
 
 
 class State(Struct):
@@ -123,7 +123,7 @@ class Failed(Struct, tag=True):
 class Returned(Struct, tag=True):
     """A call has ended.
 
-    value  AdapterFacts of ReadAdapter, bytes freed by Sleep, None of others
+    value  AdapterFacts of ReadAdapter, bytes freed by Sleep, else None
     """
 
     call: int
@@ -138,7 +138,7 @@ class Raised(Struct, tag=True):
 
 
 class Beat(Struct, tag=True):
-    """The pulse has moved, or the facts have changed."""
+    """The pulse or the facts have changed."""
 
     pulse: int
     state: State
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from the class
 
     def data_received(self, data: bytes) -> None:
         for message in self._reader.feed(data):

@@ -1,8 +1,8 @@
 """The worker process of a RemoteExecutor: one executor, driven by commands from a socket.
 
-Run as `python -m infd.executors.worker DESCRIPTOR`. It ends at wire.Close, or
-when the daemon's side of the socket closes. It ignores signals: the daemon
-handles them and ends the worker through the socket.
+Run as `python -m infd.executors.worker DESCRIPTOR`. The worker ends at
+wire.Close, or when the daemon's side of the socket closes. Signals are ignored:
+the daemon handles them and ends the worker through the socket.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Worker:
         return self._executor
 
     async def run(self) -> None:
-        """Answer commands until wire.Close, then free everything; return at once if the other side closes first."""
+        """Answer commands until wire.Close, then free all memory; return at once if the other side closes first."""
         self._begin(self._beat())
         await asyncio.wait((self.closed, self.connection.ended), return_when=asyncio.FIRST_COMPLETED)
         if self.closed.done() and self._executor is not None:

@@ -1,8 +1,9 @@
 """Load adapters into the device's slots, and select each token's adapter in a step.
 
-On a CPU a slot refers to the host's tensors; to a GPU they are copied, in the
-order of the steps. A step without adapters adds no work. Captured steps look
-adapters up by slot, in tables that are updated when a slot changes.
+A CPU's slot refers to the adapter's tensors in host memory. A GPU's slot holds
+a copy, issued on the stream of the steps. A step without adapters costs nothing
+more. Captured steps read adapters by slot, from tables that are updated when a
+slot changes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class DeviceSlots:
     def hold(self, adapter: Adapter, low: Mapping[Any, LowRank]) -> None:
         """Store an adapter in host memory, so that plans can load it.
 
-        low  its low-rank factors by `models.parameter.Target`
+        low  the low-rank factors by `models.parameter.Target`
         """
         self._host[adapter] = low
 
@@ -77,7 +78,7 @@ class DeviceSlots:
         """Load adapters into their slots. Raises RequestFailed if an adapter does not fit the device's memory."""
         for load in loads:
             self._changed = True
-            self._loaded.pop(load.slot, None)  # first, so that the old and the new adapter never need memory together
+            self._loaded.pop(load.slot, None)  # frees the old adapter's memory before the new adapter's is allocated
             low = self._host[load.adapter]
             try:
                 self._loaded[load.slot] = low if self._device.type == "cpu" else _copied(low, self.staging.up)

@@ -85,7 +85,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
     tokens = offsets[-1]
     row_ids = [*(span.row for span in spans), rows.scratch]
     slots = rows.slots[row_ids]
-    # torch may compute adapters even if the model's own matrix products need fewer rows.
+    # Adapters may need more rows than the model: torch may compute adapters where native kernels compute the model.
     needed = max(model.least_rows, LEAST_ROWS) if slots.any() else model.least_rows
     padding = max(0, needed - tokens)
     ends = [start + n for start, n in zip(starts, counts, strict=True)]
@@ -115,7 +115,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         sent, [count + 1, count + 1, tokens + padding, tokens + padding, *map(len, indices)]
     )
 
-    start = torch.minimum(bound, rows.length[row] - 1)  # a span never begins after the last known token
+    start = torch.minimum(bound, rows.length[row] - 1)  # no span begins after the last known token
     position = start[span_index] + offset
     token_row = row[span_index]
     rotary, prompts = position, None
@@ -124,7 +124,7 @@ def gather(spans: Sequence[Span], instance: Instance, readouts: Sequence[Readout
         if (shift := layout.regimes.outgrown) is not None:
             rotary = position + regime * shift
         elif any(start + 1 < prompt for start, prompt in zip(starts, regimes.tolist(), strict=False)):
-            prompts = regime  # a prompt's last token and all later tokens have angles by position alone
+            prompts = regime  # the angles of a prompt's last token and of all later tokens depend on the position alone
     adapted = instance.adapters.adapted(slots[span_of])
     placed = Placed(starts, counts, offsets, row[:count], start[:count], token_row, position)
     batch = Batch(

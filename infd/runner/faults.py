@@ -14,7 +14,7 @@ WORDS: Final = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 def diagnose(error: Exception, device: torch.device) -> Exception:
-    """Return StepTooLarge if memory ran out, DeviceLost if the device is unusable since, else the error itself."""
+    """Return StepTooLarge if memory ran out, DeviceLost if the device became unusable, else the error."""
     if lacks_memory(error):
         free_tensors(error)
         return StepTooLarge(str(error))
@@ -23,7 +23,7 @@ def diagnose(error: Exception, device: torch.device) -> Exception:
             torch.cuda.synchronize(device)
         except RuntimeError as lost:
             lost.__cause__ = error
-            return DeviceLost(f"{device} cannot be used any more: {lost}")
+            return DeviceLost(f"{device} is unusable after an error: {lost}")
     return error
 
 
@@ -40,8 +40,8 @@ def free_tensors(error: BaseException) -> None:
     A traceback refers to every tensor of its frames. Libraries' workspaces, and kernels that allocate memory
     themselves, cannot use memory in the cache of torch's allocator.
     """
-    behind: BaseException | None = error
-    while behind is not None:
-        traceback.clear_frames(behind.__traceback__)
-        behind = behind.__context__
+    current: BaseException | None = error
+    while current is not None:
+        traceback.clear_frames(current.__traceback__)
+        current = current.__context__
     torch.cuda.empty_cache()

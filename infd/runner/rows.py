@@ -1,7 +1,7 @@
 """The persistent batch: on the device, one row per running sequence.
 
 A row is written when its sequence joins and when it is granted pages, and the
-sampler appends to it. Steps run in order, so the very next plan may assign a
+sampler appends to it. Steps run in order, so the next plan may assign a
 row to another sequence; the results of a step are therefore never read from
 rows. All joins and grants of a plan are gathered on the host and written
 together.
@@ -55,8 +55,8 @@ class Words(Struct, frozen=True):
     """The bad words of one row.
 
     last         [W] int64: the last token of each word
-    word         [E] int64: for each token before the last of its word, the index of the word
-    token, back  [E] int64: that token, and its distance from the last token
+    word         [E] int64, an entry per token that is not the last of its word: the index of the word
+    token, back  [E] int64: the token of each entry, and its distance from the word's last token
     """
 
     last: Array
@@ -69,7 +69,7 @@ class RowSampling(Struct, frozen=True):
     """The sampling parameters of a row that only the host reads, or whose length varies."""
 
     stages: int
-    floor: int  # known tokens, prompt included, before an end id may be sampled
+    floor: int  # number of known tokens, prompt included, from which on an end id may be sampled
     logprobs: int
     bias_ids: Array  # [B] int64
     bias: Array  # [B] float32
@@ -192,7 +192,7 @@ class Rows:
         return tokens
 
     def _join(self, joins: Sequence[tuple[Join, Array]]) -> None:
-        """Write the rows of joins, each given with its tokens [n] int32."""
+        """Write the rows of joins, each with its tokens [n] int32."""
         count, longest = len(joins), max(len(tokens) for _, tokens in joins)
         history = np.zeros((count, longest), dtype=np.int32)
         tables = np.zeros((count, *self.tables.shape[1:]), dtype=np.int32)
@@ -222,8 +222,8 @@ def _columns(join: Join, vocab_size: int) -> tuple[list[float], list[int]]:
 
 
 def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
-    wanted = pick(Generate, join.wants) or _UNSAMPLED
-    s = wanted.sampling
+    generate = pick(Generate, join.wants) or _UNSAMPLED
+    s = generate.sampling
     stages = Stage(0)
     if s.repetition_penalty != 1.0:
         stages |= Stage.REPETITION
@@ -231,7 +231,7 @@ def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
         stages |= Stage.FREQUENCY
     if s.logit_bias:
         stages |= Stage.BIAS
-    if s.min_tokens and wanted.end_ids:
+    if s.min_tokens and generate.end_ids:
         stages |= Stage.FLOOR
     if s.temperature >= GREEDY_BELOW:
         stages |= Stage.RANDOM
@@ -251,7 +251,7 @@ def _row_sampling(join: Join, vocab_size: int) -> RowSampling:
         logprobs=s.logprobs or 0,
         bias_ids=bias_ids,
         bias=np.fromiter(s.logit_bias.values(), dtype=np.float32, count=len(s.logit_bias)),
-        end_ids=np.array([i for i in wanted.end_ids if 0 <= i < vocab_size], dtype=np.int64),
+        end_ids=np.array([i for i in generate.end_ids if 0 <= i < vocab_size], dtype=np.int64),
         words=_words(s.bad_words, vocab_size),
         allowed=_bitmask(s.allowed_token_ids, vocab_size) if s.allowed_token_ids else _NO_IDS,
     )

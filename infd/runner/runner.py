@@ -42,7 +42,7 @@ class Forwarded(Struct):
 
 
 class PendingResult(Struct):
-    """The result of a step whose two halves are issued: computed, and copied to the host, by the device.
+    """The result of an issued step: the device computes the result and copies it to the host.
 
     buffer  pinned memory of this step's results; None if nothing is copied
     """
@@ -55,7 +55,7 @@ class PendingResult(Struct):
 class Runner:
     """Computes the steps of one model on one device. Used on the device thread only.
 
-    decoding  computes decoding steps by CUDA graphs; None: they are computed like other steps
+    decoding  computes decoding steps by CUDA graphs; None: decoding steps are computed like other steps
     """
 
     def __init__(
@@ -163,5 +163,5 @@ class Runner:
         return {} if self.decoding is None else {"graphs": self.decoding.facts()}
 
     def diagnose(self, error: Exception) -> Exception:
-        """Return StepTooLarge if memory ran out, DeviceLost if the device is unusable since, else the error itself."""
+        """Return StepTooLarge if memory ran out, DeviceLost if the device became unusable, else the error."""
         return diagnose(error, self._rows.device)

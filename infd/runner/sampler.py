@@ -47,10 +47,10 @@ class SampledPositions(Struct):
     row_ids: Array
     positions: Array
 
-    def some(self, which: Array, index: Tensor) -> SampledPositions:
-        """Select sampled positions by index: `which` [n] on the host, `index` [n] its copy on the device."""
+    def some(self, subset: Array, index: Tensor) -> SampledPositions:
+        """Select sampled positions by index: `subset` [n] on the host, `index` [n] its copy on the device."""
         rows, ends = self.rows.index_select(0, index), self.ends.index_select(0, index)
-        return SampledPositions(rows, ends, self.row_ids[which], self.positions[which])
+        return SampledPositions(rows, ends, self.row_ids[subset], self.positions[subset])
 
 
 class Shaping(NamedTuple):
@@ -64,10 +64,10 @@ class Shaping(NamedTuple):
     stages: Array
     allowed: Array | None
 
-    def some(self, which: Array, index: Tensor) -> Shaping:
+    def some(self, subset: Array, index: Tensor) -> Shaping:
         """Select positions, see SampledPositions.some."""
-        allowed = None if self.allowed is None else self.allowed[which]
-        return Shaping(self.at.some(which, index), self.stages[which], allowed)
+        allowed = None if self.allowed is None else self.allowed[subset]
+        return Shaping(self.at.some(subset, index), self.stages[subset], allowed)
 
 
 class Likeliest(NamedTuple):
@@ -126,7 +126,7 @@ class Sampler:
         """Choose a token for each row of logits [N, vocab]. The logits are overwritten.
 
         allowed   int32 [N, ceil(vocab / 32)] bitmask; None: all tokens
-        appended  result of `likeliest` if it is already computed and its tokens are appended to `Rows`
+        appended  result of `likeliest` if its tokens are already appended to `Rows`; else None
         """
         stages = self._stages(at)
         scoring = np.flatnonzero(stages & Stage.LOGPROBS)
@@ -155,7 +155,7 @@ class Sampler:
         return Sampled(tokens, verdict, scored, values)
 
     def _stages(self, at: SampledPositions) -> Array:
-        """Return each row's stages, without FLOOR if its answer has min_tokens tokens."""
+        """Return the stages of each position's row, without FLOOR once the answer has min_tokens tokens."""
         stages = self._rows.stages[at.row_ids]
         for i in np.flatnonzero(stages & Stage.FLOOR):
             if at.positions[i] >= self._rows.sampling[at.row_ids[i]].floor:
@@ -163,15 +163,15 @@ class Sampler:
         return stages
 
     def _shaped(
-        self, logits: Tensor, tokens: Tensor, verdict: Tensor, shaping: Shaping, which: Array
+        self, logits: Tensor, tokens: Tensor, verdict: Tensor, shaping: Shaping, subset: Array
     ) -> tuple[Tensor, Tensor]:
-        """Change the logits of rows `which` [n]; return `tokens` and `verdict` with these rows' entries replaced."""
-        if which.size == len(shaping.stages):  # all rows: no gather
+        """Change the logits of rows `subset` [n]; return `tokens` and `verdict` with these rows' entries replaced."""
+        if subset.size == len(shaping.stages):  # all rows: no gather
             return self._choose_shaped(logits.float(), verdict, shaping)
-        index = self._rows.upload(which)
+        index = self._rows.upload(subset)
         selected, sound = logits.index_select(0, index).float(), verdict.index_select(0, index)
-        some = self._choose_shaped(selected, sound, shaping.some(which, index))
-        for whole, values in zip((tokens, verdict), some, strict=True):
+        replaced = self._choose_shaped(selected, sound, shaping.some(subset, index))
+        for whole, values in zip((tokens, verdict), replaced, strict=True):
             whole.index_copy_(0, index, values)
         return tokens, verdict
 
@@ -182,48 +182,48 @@ class Sampler:
         """
         at, stages, allowed = shaping
         for stage, shape in _SHAPING:
-            which = np.flatnonzero(stages & stage)
-            if which.size:
-                shape(self, logits, at, which)
+            subset = np.flatnonzero(stages & stage)
+            if subset.size:
+                shape(self, logits, at, subset)
         allowed = self._merge(allowed, at, np.flatnonzero(stages & Stage.ALLOWED))
         if allowed is not None:
-            which = np.flatnonzero((allowed != -1).any(-1))
-            if which.size:
-                self._draw.forbid(logits, self._rows.upload(which), self._rows.upload(allowed[which]))
+            subset = np.flatnonzero((allowed != -1).any(-1))
+            if subset.size:
+                self._draw.forbid(logits, self._rows.upload(subset), self._rows.upload(allowed[subset]))
         largest, tokens = self._draw.largest(logits)
         verdict = torch.where((verdict == SOUND) & ~(largest > -torch.inf), NOTHING_ALLOWED, verdict)
         return self._drawn(logits, largest, tokens, at, stages), verdict
 
-    def _penalize_repetition(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
-        index = self._rows.upload(which)
-        history = self._history(at, index, which)
+    def _penalize_repetition(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
+        index = self._rows.upload(subset)
+        history = self._history(at, index, subset)
         penalty = self._rows.floats[history.sequence, Float.REPETITION]
         self._draw.penalize_repetition(logits, index, history, penalty)
 
-    def _penalize_answer(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
-        index = self._rows.upload(which)
-        history = self._history(at, index, which)
+    def _penalize_answer(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
+        index = self._rows.upload(subset)
+        history = self._history(at, index, subset)
         floats = self._rows.floats[history.sequence]
         presence, frequency = floats[:, Float.PRESENCE], floats[:, Float.FREQUENCY]
         self._draw.penalize_answer(logits, index, history, presence, frequency)
 
-    def _add_bias(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
-        entries, upload = self._params(at, which), self._rows.upload
+    def _add_bias(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
+        entries, upload = self._params(at, subset), self._rows.upload
         token = np.concatenate([params.bias_ids for params in entries])
-        of_row = np.repeat(which, [params.bias_ids.size for params in entries])
+        of_row = np.repeat(subset, [params.bias_ids.size for params in entries])
         amount = np.concatenate([params.bias for params in entries])
         bias.add(logits, upload(of_row), upload(token), upload(amount))
 
-    def _forbid_ends(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
-        ends = [params.end_ids for params in self._params(at, which)]
-        of_row = np.repeat(which, [ids.size for ids in ends])
+    def _forbid_ends(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
+        ends = [params.end_ids for params in self._params(at, subset)]
+        of_row = np.repeat(subset, [ids.size for ids in ends])
         floor.forbid(logits, self._rows.upload(of_row), self._rows.upload(np.concatenate(ends)))
 
-    def _forbid_words(self, logits: Tensor, at: SampledPositions, which: Array) -> None:
-        """Compare the latest generated tokens of rows `which` with all but the last token of their bad words."""
+    def _forbid_words(self, logits: Tensor, at: SampledPositions, subset: Array) -> None:
+        """Compare the latest generated tokens of rows `subset` with all but the last token of their bad words."""
         lasts, of_row, word_of, tokens, backs, of_entry = [], [], [], [], [], []
         count = 0
-        for i, params in zip(which, self._params(at, which), strict=True):
+        for i, params in zip(subset, self._params(at, subset), strict=True):
             bad = params.words
             lasts.append(bad.last)
             of_row.append(np.full(bad.last.size, i))
@@ -251,15 +251,15 @@ class Sampler:
         return merged
 
     def _drawn(self, logits: Tensor, largest: Tensor, tokens: Tensor, at: SampledPositions, stages: Array) -> Tensor:
-        """Return `tokens` with random samples in the rows of Stage.RANDOM: one launch, and one for Stage.TRUNCATE."""
+        """Return `tokens` with random samples in the rows of Stage.RANDOM. One launch with, one without TRUNCATE."""
         random = stages & (Stage.RANDOM | Stage.TRUNCATE)
-        for truncated, wanted in ((False, Stage.RANDOM), (True, Stage.RANDOM | Stage.TRUNCATE)):
-            which = np.flatnonzero(random == wanted)
-            if which.size == len(stages):  # all rows: no gather
-                each = self._each[: which.size]
+        for truncated, flags in ((False, Stage.RANDOM), (True, Stage.RANDOM | Stage.TRUNCATE)):
+            subset = np.flatnonzero(random == flags)
+            if subset.size == len(stages):  # all rows: no gather
+                each = self._each[: subset.size]
                 return self._draw_some(logits, each, largest, at.rows, at.ends, truncated=truncated)
-            if which.size:
-                index = self._rows.upload(which)
+            if subset.size:
+                index = self._rows.upload(subset)
                 some = (values.index_select(0, index) for values in (largest, at.rows, at.ends))
                 tokens.index_copy_(0, index, self._draw_some(logits, index, *some, truncated=truncated))
         return tokens
@@ -280,13 +280,13 @@ class Sampler:
         )
         return self._draw(logits, drawing, truncated=truncated)
 
-    def _history(self, at: SampledPositions, index: Tensor, which: Array) -> History:
+    def _history(self, at: SampledPositions, index: Tensor, subset: Array) -> History:
         row, end = at.rows.index_select(0, index), at.ends.index_select(0, index)
         prompt = self._rows.integers[row, Integer.PROMPT]
-        return History(self._rows.tokens, row, prompt, end, longest=int(at.positions[which].max()))
+        return History(self._rows.tokens, row, prompt, end, longest=int(at.positions[subset].max()))
 
-    def _params(self, at: SampledPositions, which: Iterable[int]) -> list[RowSampling]:
-        return [self._rows.sampling[at.row_ids[i]] for i in which]
+    def _params(self, at: SampledPositions, subset: Iterable[int]) -> list[RowSampling]:
+        return [self._rows.sampling[at.row_ids[i]] for i in subset]
 
 
 _SHAPING = (  # in this order

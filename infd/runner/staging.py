@@ -126,7 +126,7 @@ class Staging(Protocol):
 
 
 class Shared:
-    """Copies nothing on a CPU, whose memory the host shares. Copies to other devices are synchronous."""
+    """Copies nothing on a CPU: host and device share memory. Copies to other devices are synchronous."""
 
     waits = False
     spin_s = 0.0
@@ -160,9 +160,9 @@ class Shared:
 
 
 class Pinned:
-    """Copies asynchronously through pinned buffers. If no buffer is free, it makes a new one rather than wait.
+    """Copies asynchronously through pinned buffers. If no buffer is free, a new buffer is allocated.
 
-    buffers  number of buffers made so far
+    buffers  number of buffers allocated so far
     """
 
     waits = True
@@ -173,10 +173,10 @@ class Pinned:
         pin: Callable[[int], Tensor] | None = None,
         event: Callable[[], Event] | None = None,
     ) -> None:
-        """Make no buffer yet.
+        """Start without buffers.
 
-        pin    allocates pinned memory of a size in bytes, [bytes] uint8; None: by torch
-        event  makes an event for the device's stream; None: torch's
+        pin    allocates pinned memory of a size in bytes, [bytes] uint8; None: torch's allocator
+        event  returns a new event of the device's stream; None: torch's event
         """
         self.device = device
         self._pin = pin or _pin
@@ -205,7 +205,7 @@ class Pinned:
     def attend(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # otherwise waiting would create a context on the first GPU
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # by default a nap ends 50 us late
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # by default the kernel ends sleeps 50 us late
 
     def wait(self, buffer: StagingBuffer) -> None:
         until = time.perf_counter() + self.spin_s

@@ -122,11 +122,11 @@ def test_an_unsupported_architecture_is_refused_by_name(checkpoint: Path, archit
         (shard, {}, "model-1.safetensors: No such file"),
         (promise, {}, "model.more.weight is said to be in model-1.safetensors, which does not hold it"),
         (describe(num_attention_heads=3), {}, "num_key_value_heads: expected a divisor"),
-        (describe(max_position_embeddings=1), {}, "a prompt and an answer take two"),
+        (describe(max_position_embeddings=1), {}, "a prompt and an answer need 2"),
         (describe(quantization_config={"quant_method": "gptq"}), {}, "quantized checkpoints are not read yet"),
-        (describe(), {"max_model_len": 10**6}, "model.max_model_len is 1000000; the model was made for at most"),
-        (describe(**GPT_NEOX), {"quantization": "int8"}, "whose weights stay as they are; leave --quantization out"),
-        (describe(), {"cache": {"dtype": "bfloat16"}}, "cache.dtype: no attention kernel does 'bfloat16' on cpu"),
+        (describe(), {"max_model_len": 10**6}, "model.max_model_len is 1000000; the model's context length is"),
+        (describe(**GPT_NEOX), {"quantization": "int8"}, "whose weights infd does not quantize; omit --quantization"),
+        (describe(), {"cache": {"dtype": "bfloat16"}}, "cache.dtype: no attention kernel supports 'bfloat16' on cpu"),
     ],
 )
 def test_the_checks_messages_are_those_of_start(
@@ -178,7 +178,7 @@ def test_int8_weights_are_accepted_for_a_cpu_and_refused_for_a_gpu(checkpoint: P
 
     faults = examine(checkpoint, settings).faults
 
-    assert faults[0].startswith("model.quantization: no linear kernel does 'int8' on cuda")
+    assert faults[0].startswith("model.quantization: no linear kernel supports 'int8' on cuda")
     assert "native int8: runs on a CPU, not on cuda" in faults[0]
 
 
@@ -197,7 +197,7 @@ def test_a_hub_model_is_checked_if_it_is_cached_completely(checkpoint: Path, tmp
     environment = Environment(hub=HubAccess(cache=tmp_path))
     settings = msgspec.structs.replace(config(checkpoint), model=ModelConfig(path="org/name", max_model_len=10**6))
 
-    with pytest.raises(ConfigError, match="the model was made for at most"):
+    with pytest.raises(ConfigError, match="the model's context length is"):
         check(settings, environment)
     remove(snapshot)
     assert check(settings, environment) == ["org/name, which is not here: `infd start` fetches it"]

@@ -501,7 +501,7 @@ async def test_no_step_starts_while_memory_changes_even_if_no_caller_awaits_the_
     sleeping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await sleeping
-    with pytest.raises(RuntimeError, match="memory is given back"):
+    with pytest.raises(RuntimeError, match="memory is released"):
         await runs.forward(start(0, [5, 6, 7], page=1)).sample()
     released.set()
     await runs.close()

@@ -140,7 +140,7 @@ async def test_only_dynamic_rope_can_be_set_to_serve_any_length(tmp_path):
     assert await answers(directory, [prompt], max_model_len=6 * AT, depth=2) == [theirs(directory, prompt)]
     variant, settings = MODELS["phi3"]
     directory = make(variant, tmp_path / "phi3", **settings)
-    with pytest.raises(ConfigError, match="max_model_len is 513; the model was made for at most 512 tokens"):
+    with pytest.raises(ConfigError, match="max_model_len is 513; the model's context length is 512 tokens"):
         await answers(directory, max_model_len=513)
 
 

@@ -110,7 +110,7 @@ async def test_released_memory_is_restored_and_no_step_runs_without_it(make):
         assert executor.released_by(2) == ALL
         assert await executor.sleep(1) >= 0
         assert executor.memory == Memory(cache=Residency.RELEASED)
-        with pytest.raises((RuntimeError, Foreign), match="while memory is given back"):
+        with pytest.raises((RuntimeError, Foreign), match="while memory is released"):
             await executor.forward(start(0, [3], 1)).sample()
         await executor.wake(ALL)
 

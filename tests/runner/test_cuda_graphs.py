@@ -498,7 +498,7 @@ def test_if_no_capture_can_end_a_warning_names_torchs_random_state(monkeypatch, 
     with pytest.raises(RuntimeError, match="previous error"):
         graphs.capture(lambda: None)
     assert not books.dice
-    assert "torch may give no random numbers on cuda:0" in caplog.text
+    assert "torch's random numbers may fail on cuda:0" in caplog.text
     gc.collect()
     assert len(books.asked) == 2
     assert books.dangling == 0

@@ -49,7 +49,7 @@ def test_a_device_that_cannot_be_waited_for_is_lost(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", dead)
     lost = diagnose(RuntimeError("unspecified launch failure"), torch.device("cuda", 0))
     assert isinstance(lost, DeviceLost)
-    assert "cuda:0 cannot be used any more" in str(lost)
+    assert "cuda:0 is unusable after an error" in str(lost)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     error = RuntimeError("shapes differ")
     assert diagnose(error, torch.device("cuda", 0)) is error

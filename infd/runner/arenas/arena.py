@@ -1,8 +1,8 @@
 """Allocate weights and cache in arenas, whose memory can be released and restored at the same addresses.
 
 An arena is one range of addresses, divided from the front into tensors. A bank is a device's memory: it reports free
-bytes and makes arenas. A CPU's bank is here; its pages are committed at the first touch, so unused cache costs no
-memory. A GPU's bank is in `vram.py`.
+bytes and allocates arenas. A CPU's bank is defined here: pages are committed at the first touch, so unused cache
+occupies no memory. A GPU's bank is in `vram.py`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Arena:
     ) -> None:
         """Reserve `size` bytes. Raises OutOfMemory.
 
-        purpose  named by errors
-        extent   makes the range of addresses; None: an anonymous mapping on a CPU, else a torch allocation
+        purpose  for error messages
+        extent   reserves the range of addresses; None: an anonymous mapping on a CPU, else a torch allocation
         """
         self.size = size
         self.used = 0
@@ -77,7 +77,7 @@ class Arena:
         start = round_up(self.used, ALIGNMENT)
         end = start + prod(shape) * dtype.itemsize
         if end > self.size:
-            raise OutOfMemory(f"the arena for {self.purpose} holds {self.size:,} bytes; {end:,} are needed")
+            raise OutOfMemory(f"the arena for {self.purpose} has {self.size:,} bytes; {end:,} are needed")
         self.used = end
         return self._extent.content[start:end].view(dtype).view(shape)
 
@@ -96,7 +96,7 @@ class Arena:
         return self._extent.collapse(self.used)
 
     def release(self) -> None:
-        """Release the memory to the system; all tensors keep their addresses, and are valid after `restore`."""
+        """Release the memory to the system; tensors keep their addresses, and are valid again after `restore`."""
         self._extent.release()
 
     def restore(self) -> None:
@@ -116,7 +116,7 @@ class Anonymous:
     def __init__(self, size: int, device: torch.device = CPU, mapping: Mapping | None = None) -> None:
         """Map `size` bytes. Raises OSError, OverflowError.
 
-        mapping  an existing mapping of at least `size` bytes; None: make a new one
+        mapping  an existing mapping of at least `size` bytes; None: a new mapping
         """
         self._mapping = mapping or Mapping(size)
         self.content = torch.frombuffer(self._mapping.map, dtype=torch.uint8)
@@ -186,11 +186,11 @@ class Parked(Protocol):
         """Copy the content back to the arena, after `Arena.restore`. Raises DeviceLost."""
 
     def drop(self) -> None:
-        """Free the copy, complete or partial. If it raises DeviceLost, it may be called again."""
+        """Free the copy, complete or partial. May be called again after DeviceLost."""
 
 
 class Arenas(Protocol):
-    """Makes arenas."""
+    """Allocates arenas."""
 
     def arena(self, size: int, purpose: str) -> Arena:
         """Return a new arena of `size` bytes. Raises OutOfMemory, which names `purpose`."""
@@ -200,8 +200,8 @@ class Bank(Arenas, Protocol):
     """A device's memory.
 
     sleep_refusal  why arenas cannot release memory while their addresses stay reserved; empty if they can
-    dedicated  whether the device has its own memory, whose content can be parked in host memory
-    others     bytes allocated when the bank was made, by other processes and by CUDA; 0 if not dedicated
+    dedicated      whether the device has its own memory, whose content can be parked in host memory
+    others         bytes allocated before the bank was created, by other processes and by CUDA; 0 if not dedicated
     """
 
     sleep_refusal: str
@@ -218,13 +218,13 @@ class Bank(Arenas, Protocol):
         """Release memory that allocators cache for later steps."""
 
     def peak(self, work: Callable[[], object]) -> int:
-        """Run `work`; return its peak of allocated bytes; 0 if not dedicated."""
+        """Run `work`; return the peak of bytes allocated during it; 0 if not dedicated."""
 
     def retained(self, work: Callable[[], object]) -> int:
-        """Run `work`; return the bytes outside torch's allocator that stay allocated after it; 0 if not dedicated."""
+        """Run `work`; return the bytes outside torch's allocator that stay allocated afterwards; 0 if not dedicated."""
 
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
-        """Return host memory for an arena's content. Raises OutOfMemory if the host has too little.
+        """Return host memory for an arena's content. Raises OutOfMemory if the host lacks memory.
 
         beat  called after each copied piece
         """
@@ -261,7 +261,7 @@ class HostBank:
         return 0
 
     def park(self, arena: Arena, beat: Callable[[], None]) -> Parked:
-        raise OutOfMemory("there is no other memory than the host's")
+        raise OutOfMemory("a CPU has no memory besides the host's")
 
     def resident(self) -> dict[str, int]:
         return {}

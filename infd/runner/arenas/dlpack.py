@@ -51,7 +51,7 @@ _capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
 def tensor_at(address: int, size: int, device: torch.device, owner: object) -> Tensor:
     """Return `size` bytes of a device's memory as a tensor [size] uint8, without a copy.
 
-    owner  kept alive until the tensor and its views are freed
+    owner  referenced until the tensor and its views are freed
 
     Raises torch's error if torch rejects the memory.
     """
@@ -67,5 +67,5 @@ def tensor_at(address: int, size: int, device: torch.device, owner: object) -> T
     managed.dimensions, managed.shape = 1, place + _Managed.size.offset
     managed.deleter = ctypes.cast(libc.free, ctypes.c_void_p)
     tensor: Tensor = from_dlpack(_capsule(place, NAME, None))
-    tensor.untyped_storage().owner = owner  # type: ignore[attr-defined]  # torch keeps it with the memory
+    tensor.untyped_storage().owner = owner  # type: ignore[attr-defined]  # torch frees the attribute with the memory
     return tensor

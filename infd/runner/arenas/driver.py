@@ -1,6 +1,6 @@
 """Call CUDA's driver by name, through cuda-bindings; errors name the failed call.
 
-torch's CUDA builds depend on the package. It is imported only if there is a GPU.
+torch's CUDA builds depend on cuda-bindings. The package is imported only if there is a GPU.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from infd.errors import DeviceLost, OutOfMemory
 
 REFUSALS: Final = ("CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_PERMITTED", "CUDA_ERROR_OPERATING_SYSTEM")
-ABSENT: Final = "cuda-bindings cannot be imported ({}); torch's CUDA builds bring it"
+ABSENT: Final = "cuda-bindings cannot be imported ({}); it is installed with torch's CUDA builds"
 
 
 class Refused(DeviceLost):
-    """The driver does not support the call on this host. Callers with an alternative catch it."""
+    """The driver does not support the call on this host. Callers with an alternative catch the error."""
 
 
 class Driver:
@@ -40,7 +40,7 @@ class Driver:
             raise OutOfMemory(f"{call}: {status.name}")
         if status.name in REFUSALS:
             raise Refused(f"{call}: {status.name}")
-        raise DeviceLost(f"{call}: {status.name}; what the GPU holds is uncertain, so restart infd if that persists")
+        raise DeviceLost(f"{call}: {status.name}; the GPU's memory may be invalid: restart infd if the error recurs")
 
     def may_wait(self) -> bool:
         """Return whether this thread may synchronize with the device: it has a context and is not capturing."""
@@ -50,7 +50,7 @@ class Driver:
 
 
 def find(device: torch.device) -> Driver | str:
-    """Return the driver of a GPU that can map memory at reserved addresses, or the reason why it cannot."""
+    """Return the driver of a GPU that can map memory at reserved addresses, or the reason for its absence."""
     if torch.version.hip is not None:
         return "this torch is built for ROCm, whose driver infd does not call"
     try:
@@ -61,7 +61,7 @@ def find(device: torch.device) -> Driver | str:
     driver = Driver(bindings, device.index)
     attribute = bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
     if not driver("cuDeviceGetAttribute", attribute, driver("cuDeviceGet", driver.ordinal)):
-        return "this GPU's driver cannot map memory to addresses that stay"
+        return "this GPU's driver cannot map memory to reserved addresses"
     return driver
 
 

@@ -1,6 +1,6 @@
 """The host's memory: free bytes, anonymous mappings, and large pages.
 
-Importing this module does not import torch, so that memory for the weights is populated while torch is imported.
+Imports no torch, so that memory for the weights is populated during the import of torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 LARGE_PAGE: Final = 2**21  # bytes
 MADV_COLLAPSE: Final = 25  # since Linux 6.1; the mmap module lacks the name
-GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))  # device nodes: a usable GPU has one or more
+GPUS: Final = (
+    Path("/dev/nvidiactl"),
+    Path("/dev/kfd"),
+    Path("/dev/dxg"),
+)  # device nodes; a usable GPU has one
 SHARES: Final = MappingProxyType({"none": 1.0, "int8": 0.5, "int4": 0.3})  # loaded size per byte of 16-bit checkpoint
 WORTHWHILE: Final = 2**26  # bytes; less memory is populated in negligible time
 CGROUPS = Path("/sys/fs/cgroup")
@@ -77,8 +81,8 @@ class Mapping:
 class Populating:
     """Populates the front of a mapping on a background thread.
 
-    It uses large pages while large pages are free: a CPU reads them 1.5 times as fast, and a driver pins them faster.
-    After PATIENCE slow stretches it uses small pages: compacting memory takes the system seconds.
+    Large pages are used while the system has free large pages: a CPU reads them 1.5 times as fast, and a driver pins
+    them faster.     After PATIENCE slow stretches it uses small pages: compacting memory takes the system seconds.
 
     held  bytes populated so far
     """
@@ -128,7 +132,7 @@ class Populating:
 class Collapsing:
     """Moves memory into large pages piece by piece, on a background thread of lowest priority.
 
-    It moves pieces continuously while no step is in flight, else one piece per PACE_S.
+    Pieces are moved continuously while no step is in flight, else one piece per PACE_S.
 
     ended  whether all pieces are moved
     """
@@ -147,7 +151,7 @@ class Collapsing:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait for the piece in progress. Called on the device thread during work, so it clears `quiet`."""
+        """Stop, and wait for the piece in progress. The caller is the device thread, which is not quiet then."""
         self._stopped.set()
         self._quiet.set()
         self._thread.join()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.runner")
 
-GONE: Final = frozenset({Residency.RELEASED, Residency.PARKED})  # not on the device
+OFF_DEVICE: Final = frozenset({Residency.RELEASED, Residency.PARKED})
 
 
 class ModelArenas(Struct, frozen=True):
@@ -93,11 +93,11 @@ class Residence:
         Returns the bytes freed: of device memory, on a CPU of the process's memory. Raises OutOfMemory, DeviceLost.
         """
         before = self._bank.held()
-        weights = self._asleep(level)
-        # Set first: a release that fails midway has lost content.
+        weights = self._park(level)
+        # Set before the release: content is lost even if the release fails midway.
         self.memory = Memory(weights=weights, cache=Residency.RELEASED)
         self._release_cache()
-        if weights in GONE:
+        if weights in OFF_DEVICE:
             self._stop_collapsing()
             self.weights.release()
         if weights is not Residency.PARKED:
@@ -106,8 +106,8 @@ class Residence:
         self.resident = self._bank.resident()
         return max(0, before - self._bank.held())
 
-    def _asleep(self, level: int) -> Residency:
-        """Return the residency of the weights in a sleep of this level; park them if it is PARKED."""
+    def _park(self, level: int) -> Residency:
+        """Park the weights in host memory if this level of sleep does; return their residency during the sleep."""
         now = self.memory.weights
         if level >= 2:
             return Residency.RELEASED
@@ -116,11 +116,11 @@ class Residence:
         self._unpark()
         try:
             if self._parked is not None:
-                raise OutOfMemory("the host could not let go of the last ones")
+                raise OutOfMemory("the host memory of an earlier sleep could not be freed")
             self._parked = self._bank.park(self.weights, self._beat)
             self._parked.fetch()
         except OutOfMemory as error:
-            log.warning("the weights will be read again on waking, for they cannot be kept: %s", error)
+            log.warning("the weights cannot be parked in host memory, so wake reads them from disk: %s", error)
             return Residency.RELEASED
         except BaseException:
             self._unpark()
@@ -128,7 +128,7 @@ class Residence:
         return Residency.PARKED
 
     def wake(self, parts: Collection[MemoryPart]) -> None:
-        """Restore `parts`. Raises CheckpointError, OutOfMemory, DeviceLost, after releasing all memory it restored."""
+        """Restore `parts`. Raises CheckpointError, OutOfMemory, DeviceLost; no part is restored then."""
         missing = self.memory.released & set(parts)
         try:
             if MemoryPart.CACHE in missing:
@@ -170,7 +170,7 @@ class Residence:
         midway, the weights are INVALID.
         """
         directory = self._source.locate(path)
-        if self.memory.weights in GONE:
+        if self.memory.weights in OFF_DEVICE:
             self._require_room()
         with Checkpoint(directory) as checkpoint:
             self._source.require_same_architecture(checkpoint)
@@ -182,7 +182,7 @@ class Residence:
             self._collapsing = Collapsing(self.weights.collapse, self.quiet)
 
     def _stop_collapsing(self) -> None:
-        """Stop moving the weights into large pages: it would allocate released memory again."""
+        """Stop moving the weights into large pages, because the move would allocate released memory."""
         if self._collapsing is not None:
             self._collapsing.stop()
             self._collapsing = None
@@ -201,7 +201,7 @@ class Residence:
             try:
                 release()
             except (DeviceLost, OutOfMemory) as error:
-                log.warning("memory was not given back: %s", error)
+                log.warning("memory could not be released: %s", error)
 
     def _release_cache(self) -> None:
         for arena in self._cache_arenas:
@@ -210,8 +210,8 @@ class Residence:
     def _fill(self, checkpoint: Checkpoint) -> None:
         """Read the weights. If reading fails, released weights are released again, and loaded weights are INVALID."""
         places = check(self.model, checkpoint)
-        gone = self.memory.weights in GONE
-        if gone:
+        released = self.memory.weights in OFF_DEVICE
+        if released:
             self.weights.restore()
         else:
             self.memory = replace(self.memory, weights=Residency.INVALID)
@@ -219,7 +219,7 @@ class Residence:
             with torch.inference_mode():
                 fill(places, checkpoint, self._report)
         except BaseException:
-            if gone:
+            if released:
                 self.weights.release()
             raise
         self._source = self._source.replaced(checkpoint)
@@ -228,14 +228,14 @@ class Residence:
         self.start_collapsing()
 
     def _unpark(self) -> None:
-        """Free parked weights, if any. If that fails, the next call tries again."""
+        """Free the host memory of parked weights. After a failure the next call tries again."""
         if self._parked is None:
             return
         try:
             self._parked.drop()
             self._parked = None
         except (DeviceLost, OutOfMemory) as error:
-            log.warning("weights that the host held were not given back: %s", error)
+            log.warning("the host memory of parked weights could not be freed: %s", error)
 
     def _beat(self) -> None:
         self._report(0, 0)
@@ -245,5 +245,5 @@ class Residence:
         if needed > free:
             raise OutOfMemory(
                 f"the weights need {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free;"
-                " make room and wake again"
+                " free memory and wake again"
             )

@@ -1,10 +1,10 @@
 """Release a GPU's memory while its addresses stay reserved, so that captured graphs stay valid.
 
-Addresses are reserved once. Memory is created in pieces and mapped there, unmapped on release, and created and mapped
-again on restore. A piece's handle is released as soon as the piece is mapped: the mapping keeps the memory alive, so
-unmapping alone frees it.
+Addresses are reserved once. Memory is created in pieces and mapped to them, unmapped on release, and created and
+mapped anew on restore. A piece's handle is released as soon as the piece is mapped: the mapping keeps the memory
+alive, so unmapping alone frees the memory.
 
-Pieces mapped before a call failed stay recorded; the next attempt unmaps or uses them.
+Pieces mapped before a failed call stay recorded; the next call uses or unmaps them.
 
 A range is freed with its last tensor. A thread without a CUDA context, or in a capture, must not synchronize with the
 device; in this case the bank's next call frees the range.
@@ -47,24 +47,24 @@ def bank_of(device: torch.device) -> Bank:
         return HostBank()
     if device.index is None:
         device = torch.device(device.type, torch.cuda.current_device())
-    found = find(device)
-    if isinstance(found, str):
-        return TorchBank(device, found)
-    bank = GpuBank(device, found)
+    driver = find(device)
+    if isinstance(driver, str):
+        return TorchBank(device, driver)
+    bank = GpuBank(device, driver)
     reason = _unusable(bank)
     return bank if reason is None else TorchBank(device, reason)
 
 
 def _unusable(bank: GpuBank) -> str | None:
-    """Return why torch cannot compute with memory that is mapped to addresses, or None."""
+    """Return why torch cannot compute with mapped memory; None if it can."""
     try:
-        tensor = bank.arena(1, "a first try").take((1,), torch.uint8)
+        tensor = bank.arena(1, "a trial").take((1,), torch.uint8)
         if tensor.item() != 0 or tensor.fill_(7).item() != 7:
-            return "what is written to mapped memory is not found there"
+            return "mapped memory does not return the bytes written to it"
     except OutOfMemory:
         return None  # allocating the weights' arena raises OutOfMemory again
     except Exception as error:  # torch's or the driver's; TorchBank needs no mapped memory
-        return f"torch does not take mapped memory ({error})"
+        return f"torch rejects mapped memory ({error})"
     return None
 
 
@@ -94,11 +94,8 @@ class Addresses:
         self._memory = _Backing(driver, self.first)
         weakref.finalize(self, _free_or_defer, driver, self.first, self.size, self._memory, unfreed).atexit = False
 
-    def back(self) -> None:
-        """Map zeroed memory to the whole range, unless it is mapped.
-
-        If it raises OutOfMemory or DeviceLost, no memory is mapped.
-        """
+    def restore(self) -> None:
+        """Map zeroed memory to the whole range. If it raises OutOfMemory or DeviceLost, no memory is mapped."""
         driver, memory = self._driver, self._memory
         if self._whole:
             return
@@ -107,7 +104,7 @@ class Addresses:
                 if offset not in memory.mapped:
                     memory.map(offset, length, self._kind)
             driver("cuMemSetAccess", self.first, self.size, [self._access], 1)
-            # Other processes' data may hold NaN, and 0 * NaN is not 0.
+            # Uncleared memory may contain NaN, and 0 * NaN is not 0.
             driver("cuMemsetD8", self.first, 0, self.size)
             driver("cuCtxSynchronize")
         except BaseException:
@@ -127,7 +124,7 @@ class Addresses:
 
 
 class _Backing:
-    """The memory mapped to a range of addresses. A separate object, so that it outlives Addresses until freed.
+    """The memory mapped to a range of addresses. A separate object: it outlives Addresses until the range is freed.
 
     mapped  bytes of each piece, by offset
     """
@@ -176,7 +173,7 @@ def _free(driver: Driver, first: int, size: int, memory: _Backing) -> None:
     try:
         memory.clear()
         driver("cuMemAddressFree", first, size)
-    except InfdError as error:  # a finalizer has no caller; the process's end frees the range
+    except InfdError as error:  # a finalizer has no caller; the range is freed when the process ends
         log.warning("a range of the GPU's addresses could not be freed: %s", error)
 
 
@@ -187,14 +184,14 @@ class Reserved:
 
     def __init__(self, size: int, device: torch.device, driver: Driver, unfreed: deque[Callable[[], None]]) -> None:
         self._addresses = addresses = Addresses(size, driver, unfreed)
-        addresses.back()
+        addresses.restore()
         self.content = tensor_at(addresses.first, addresses.size, device, addresses)
 
     def release(self) -> None:
         self._addresses.clear()
 
     def restore(self) -> None:
-        self._addresses.back()
+        self._addresses.restore()
 
     def collapse(self, used: int) -> bool:
         return False
@@ -230,7 +227,7 @@ class PinnedCopy:
             self._driver("cuMemHostRegister", self._on_host + offset, length, 0)
         except Refused as error:
             self._refused = True
-            log.warning("what is moved to the host is not pinned there, and so takes longer: %s", error)
+            log.warning("host memory for parked weights cannot be pinned, so copies are slower: %s", error)
         else:
             self._registered.append(offset)
 
@@ -295,8 +292,7 @@ class GpuBank:
         needed, room = arena.used, int(HOST_SHARE * available_bytes())
         if needed > room:
             raise OutOfMemory(
-                f"{needed / 2**20:,.0f} MiB of {arena.purpose} are more than the {room / 2**20:,.0f} MiB that the host"
-                " can spare"
+                f"{arena.purpose} need {needed / 2**20:,.0f} MiB of host memory; {room / 2**20:,.0f} MiB may be used"
             )
         return PinnedCopy(arena.content, self._driver, beat)
 
@@ -310,7 +306,7 @@ class TorchBank:
     dedicated = True
 
     def __init__(self, device: torch.device, reason: str) -> None:
-        self.sleep_refusal = f"memory of {device} cannot be given back: {reason}"
+        self.sleep_refusal = f"memory of {device} cannot be released: {reason}"
         self._device = device
         self.others = self.held()
 
@@ -341,7 +337,7 @@ class TorchBank:
 
 
 def _peak(device: torch.device, work: Callable[[], object]) -> int:
-    """Return the most bytes that torch reserved during `work`; other programs cannot use reserved memory."""
+    """Return the most bytes that torch reserved during `work`; reserved memory is not available to others."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -361,7 +357,7 @@ def _retained(bank: Bank, device: torch.device, work: Callable[[], object]) -> i
 
 
 def _resident(device: torch.device, held: int) -> dict[str, int]:
-    """Divide a device's allocated bytes without arenas by use. Processes cannot be distinguished."""
+    """Return a device's allocated bytes, without arenas, by use. Other processes' bytes count as context."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {"context_and_others": held}
     snapshot = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]

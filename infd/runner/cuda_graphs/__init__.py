@@ -1,8 +1,8 @@
 """Capture decoding steps of a few batch sizes as CUDA graphs and replay them: one launch per step.
 
-A decoding step computes one token per sequence and samples all of them. It is padded to the next captured size with the
+A decoding step computes and samples one token per sequence. The step is padded to the next captured size with the
 scratch row. Inputs that differ between steps are in persistent buffers; sampled tokens are read from `Rows` within the
-graph. A step of an uncaptured size launches the same kernels on the same buffers one by one, with the same result.
+graph. A step of an uncaptured size launches the graph's kernels on these buffers one by one, with equal results.
 
 1. capture      captures work as a CUDA graph
 2. buffers      the input buffers, and the captured sizes

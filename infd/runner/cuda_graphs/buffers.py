@@ -20,10 +20,10 @@ LOGITS_BYTES = 2**25  # most bytes of logits of a step whose head is captured
 
 def sizes(most: int) -> list[int]:
     """Return the captured sizes for steps of up to `most` sequences; padding is at most 3 rows or an eighth."""
-    found = [1, 2, 4]
-    while found[-1] < most:
-        found.append(found[-1] + max(4, found[-1] // 8 // 4 * 4))
-    return [size for size in found if size < most] + [most]
+    captured = [1, 2, 4]
+    while captured[-1] < most:
+        captured.append(captured[-1] + max(4, captured[-1] // 8 // 4 * 4))
+    return [size for size in captured if size < most] + [most]
 
 
 class Buffers:

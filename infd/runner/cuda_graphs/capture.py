@@ -28,7 +28,7 @@ class CudaGraphs:
     """Implements Graphs with CUDA graphs. Other threads may call CUDA during a capture.
 
     torch.cuda.graph is not used: before each capture it synchronizes with the device and empties torch's caches, which
-    delays streams, and the next prompt by new allocations. Here caches are emptied only after memory ran out.
+    delays streams, and makes the next prompt allocate anew. CudaGraphs empties caches only after memory ran out.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,7 +55,7 @@ class CudaGraphs:
         with torch.cuda.stream(self._stream):
             work()  # libraries initialize on first use, which cannot be captured
             current.wait_stream(self._stream)
-            if not self._made:  # torch does not accept a pool whose graphs are all freed
+            if not self._made:  # torch rejects a pool whose graphs are all freed
                 self._pool = torch.cuda.graph_pool_handle()
             graph = self._record(work)
         self._made.add(graph)
@@ -79,18 +79,18 @@ class CudaGraphs:
         return graph
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End an invalidated capture for torch's allocators, which otherwise consider it in progress."""
+        """End an invalidated capture in torch's allocators, which otherwise consider the capture in progress."""
         self._broken.append(graph)
         with suppress(RuntimeError):  # the allocators have ended the capture
             torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
             torch._C._cuda_releasePool(self._device.index, self._pool)
         self._made.clear()
-        # Before torch 2.13 torch's random number generator considers it in progress until another capture has ended.
-        mending = torch.cuda.CUDAGraph()
+        # Before torch 2.13 the random number generator considers the capture in progress until another capture ends.
+        repair = torch.cuda.CUDAGraph()
         try:
-            mending.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
+            repair.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
             self._nothing.zero_()  # torch warns of empty graphs
-            mending.capture_end()
+            repair.capture_end()
         except RuntimeError as error:
-            self._broken.append(mending)
-            log.warning("torch may give no random numbers on %s any more: %s", self._device, error)
+            self._broken.append(repair)
+            log.warning("torch's random numbers may fail on %s from now on: %s", self._device, error)

@@ -1,12 +1,12 @@
 """Select the padded size of each decoding step, and capture sizes before serving and while the device is idle.
 
-Size 1 is captured first, then the largest size, whose memory all smaller sizes reuse, then the others in descending
+Size 1 is captured first, then the largest size, whose memory all smaller sizes reuse, then all others in descending
 order: as many as START_S permits before serving, the rest while the device is idle. A frequent size is captured without
 waiting for idle time. A size whose capture failed is computed kernel by kernel; after many steps its capture is tried
 again, because memory may be free by then.
 
-Steps with adapters compute more, so they have separate graphs, captured once an adapter is loaded. A slot's adapter may
-be replaced without a new capture, unless the new adapter's rank exceeds all earlier ranks.
+Steps with adapters compute more, so they have separate graphs, captured once an adapter is loaded. Replacing
+a slot's adapter needs a new capture only if the new adapter's rank exceeds all earlier ranks.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class PaddedStep:
         return bounds
 
     def _work(self) -> None:
-        """Issue the captured work of a step. It must not depend on values of the host that change between steps."""
+        """Issue the captured work of a step, which must not depend on host values that change between steps."""
         self._rows.gather_inputs(self._inputs)
         for plan in self._plans:
             plan.begin()

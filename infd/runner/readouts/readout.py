@@ -1,6 +1,6 @@
 """Readouts: the outputs that a step computes from hidden states, one class per member of `request.Want`.
 
-The runner iterates over a tuple of readouts and names no class. A new readout
+The runner iterates over a tuple of readouts. A new readout
 (pooling, routed experts) adds a member to `request.Want`, a field to `Span`, a
 field to `StepResult`, a class to this package, and an entry to the tuple.
 """
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Selection(Struct):
     """The tokens of a step that one readout reads, M of them.
 
-    index            [M + padding] int64: indices into the packed step. For a readout that narrows, the last index
-                     is repeated if matrix products need more rows; for other readouts there is no padding
+    index            [M + padding] int64: indices into the packed step. Only a readout that narrows has padding: the
+                     last index, repeated if matrix products need more rows
     rows, positions  [M + padding] int64: the tokens' rows and positions
     adapters         the tokens' adapters; None if no token of the step uses an adapter
     narrowed         whether the model returns only the selected tokens' hidden states

@@ -122,14 +122,14 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
 def propose(runners: Runners, bank: Bank, weights: Arena, graphs: Graphs | None) -> Proposal:
     """Choose the largest step and the size of the cache by the device's free memory. Raises OutOfMemory."""
     config, setup = runners.config, runners.setup
-    wanted = config.scheduler.step_tokens or MOST[setup.device.type]
-    budget = draw_up(runners, bank, weights, most=wanted, graphs=graphs) if bank.dedicated else None
-    step_tokens = wanted if budget is None else budget.footprint.tokens
-    if step_tokens < wanted:
+    most = config.scheduler.step_tokens or MOST[setup.device.type]
+    budget = draw_up(runners, bank, weights, most=most, graphs=graphs) if bank.dedicated else None
+    step_tokens = most if budget is None else budget.footprint.tokens
+    if step_tokens < most:
         log.warning("steps of more than %d tokens do not fit into the GPU's memory", step_tokens)
     size = size_cache(
         runners.spec,
-        wanted=config.cache.bytes,
+        configured=config.cache.bytes,
         room=on_host(bank) if budget is None else budget.room,
         rows=runners.rows,
         max_model_len=setup.max_len,

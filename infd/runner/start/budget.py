@@ -1,7 +1,7 @@
 """Compute the bytes available to the cache, and log the budget.
 
 On a GPU infd may allocate a share of the memory that was free when it started. After the weights are loaded, the
-largest step is run on a cache just large enough for it, to measure its peak; the rest of the share is the cache's. On a
+largest step is run on a cache just large enough for it, to measure its peak; the cache gets the rest of the share. On a
 CPU the cache may occupy a share of the host's free memory.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MIB: Final = 2**20
 HOST_SHARE: Final = (
-    0.6  # of the host's free memory after loading the weights; activations and other programs use the rest
+    0.6  # of the host memory that is free after loading the weights; the rest is for activations and other programs
 )
 GRAPH_BYTES: Final = 8 * MIB  # least bytes per CUDA graph: a driver allocates memory for several graphs at once
 
@@ -67,24 +67,25 @@ class Budget(Struct, frozen=True, kw_only=True):
     @property
     def room(self) -> Room:
         """Return the bytes left for the cache."""
-        moment = max(self.footprint.step, self.footprint.decoding)
-        mine = int((self.total - self.others) * self.share)
-        left = mine - self.weights - self.footprint.lasting - moment - self.graphs
-        return Room(max(0, left), f"what weights and steps leave of {self.share:.0%} of the GPU")
+        peak = max(self.footprint.step, self.footprint.decoding)
+        allowed = int((self.total - self.others) * self.share)
+        remaining = allowed - self.weights - self.footprint.lasting - peak - self.graphs
+        return Room(max(0, remaining), f"{self.share:.0%} of the GPU, less weights and steps")
 
     def explain(self, cache: int) -> str:
         """Return the budget as lines of text. cache: the allocated bytes of the cache"""
         parts = [
-            (self.others, "held before infd came, by others and by CUDA"),
+            (self.others, "allocated before infd started, by other processes and by CUDA"),
             (self.weights, "weights"),
             (self.footprint.lasting, "rows, workspaces and kernels"),
-            (max(self.footprint.step, self.footprint.decoding), f"steps, of {self.footprint.tokens:,} tokens at most"),
-            (self.graphs, "captured steps, as expected"),
+            (max(self.footprint.step, self.footprint.decoding), f"steps of at most {self.footprint.tokens:,} tokens"),
+            (self.graphs, "CUDA graphs, estimated"),
             (cache, "cache"),
         ]
-        left = self.total - sum(size for size, _ in parts)
-        told = [(self.total, "in all"), *parts, (left, f"left over; infd may take {self.share:.0%} of what was free")]
-        return "\n".join(["the GPU's memory, in MiB:", *(f"{size / MIB:>11,.0f}  {what}" for size, what in told)])
+        unused = self.total - sum(size for size, _ in parts)
+        limit = f"unused; infd may allocate {self.share:.0%} of the memory that was free at start"
+        lines = [(self.total, "total"), *parts, (unused, limit)]
+        return "\n".join(["the GPU's memory, in MiB:", *(f"{size / MIB:>11,.0f}  {use}" for size, use in lines)])
 
 
 def on_host(bank: Bank) -> Room:
@@ -102,7 +103,7 @@ def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: 
     Raises OutOfMemory if no step fits.
     """
     config, tokens = runners.config, most
-    while (found := _footprint(runners, bank, weights, tokens, graphs)) is None:
+    while (footprint := _footprint(runners, bank, weights, tokens, graphs)) is None:
         if tokens <= LEAST:
             free = f"{bank.free() / MIB:,.0f} MiB are free"
             raise OutOfMemory(f"no memory for a step of {tokens} tokens beside the weights; {free}")
@@ -114,9 +115,9 @@ def draw_up(runners: Runners, bank: Bank, weights: Arena, *, most: int, graphs: 
         others=bank.others,
         share=config.device.memory_utilization,
         weights=weights.size,
-        footprint=found,
-        # Twice: a graph's tensors are in a pool, and torch caches the memory of the runs before capture per stream.
-        graphs=2 * found.decoding + captured * max(found.graph, GRAPH_BYTES) if config.device.graphs else 0,
+        footprint=footprint,
+        # Decoding twice: a step's tensors in the graphs' pool, and those of the runs before capture in torch's cache.
+        graphs=2 * footprint.decoding + captured * max(footprint.graph, GRAPH_BYTES) if config.device.graphs else 0,
     )
 
 
@@ -138,7 +139,7 @@ def _footprint(runners: Runners, bank: Bank, weights: Arena, tokens: int, graphs
         decoding = bank.peak(partial(run, runner, wide.plan(rows)))
         graph = bank.retained(runner.idle)
         bank.trim()
-        # Measured while this runner exists: the serving runner has equally many rows, of at most this length.
+        # Measured while the trial runner exists: the serving runner has as many rows, of at most this length.
         lasting = bank.held() - bank.others - weights.size - cache.size
         return Footprint(tokens, step, decoding, max(0, lasting), graph)
     except Exception as error:

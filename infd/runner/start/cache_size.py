@@ -36,7 +36,7 @@ class CacheSize(Struct, frozen=True):
 def size_cache(
     spec: CacheSpec,
     *,
-    wanted: int | None,
+    configured: int | None,
     room: Room,
     rows: int,
     max_model_len: int,
@@ -44,23 +44,23 @@ def size_cache(
 ) -> CacheSize:
     """Choose the number of pages, and the longest sequence that fits them.
 
-    wanted       configured bytes; None: all of `room`
-    step_tokens  token budget of a step; a group with a window holds a step's tokens in addition to its window
+    configured       configured bytes; None: all of `room`
+    step_tokens  token budget of a step; a window group needs pages for a step's tokens besides its window
 
     Raises OutOfMemory if a prompt and an answer of one token each do not fit.
     """
     layout = spec.layout
     if not layout.groups:
-        return CacheSize(0, 0, max_model_len, "the model keeps no cache")
-    budget, reason = room if wanted is None else (wanted, "as configured")
+        return CacheSize(0, 0, max_model_len, "the model has no cache")
+    budget, reason = room if configured is None else (configured, "as configured")
     pages = (budget - spec.alignment_bytes) // spec.page_bytes - 1
     useful = rows * layout.peak_pages(max_model_len, step_tokens)
-    if wanted is None and pages > useful:
+    if configured is None and pages > useful:
         pages, reason = useful, f"{rows} sequences of {max_model_len:,} tokens"
     longest = _longest(layout, max(pages, 0), max_model_len, step_tokens)
     if longest < 2:
         raise OutOfMemory(
-            f"the cache has room for {max(pages, 0)} pages of {spec.page_bytes:,} bytes ({reason}): raise cache.bytes"
+            f"the cache has room for {max(pages, 0)} pages of {spec.page_bytes:,} bytes ({reason}); raise cache.bytes"
         )
     return CacheSize(pages, spec.arena_bytes(pages), longest, reason)
 

@@ -22,10 +22,10 @@ MOST = {"cpu": 2048, "cuda": 8192}  # step_tokens, by kind of device
 GROWTH = 4  # factor between the token counts of successive measured steps
 FEW = 16  # tokens of a step hardly longer than a step of one token
 TARGET_MS = {"cpu": 150.0, "cuda": 50.0}
-# The longest mixed step: this many ms, or PACE times the shortest step if that is more.
+# Target time of mixed steps: CALM_MS, or PACE times the shortest step if that is longer.
 CALM_MS = 50.0
 PACE = 1.75
-EVEN = 8  # mixed steps' tokens are a multiple of it: matrix products tile rows
+EVEN = 8  # mixed steps' tokens are a multiple of EVEN: matrix products tile rows
 WAITS = 31  # steps per median when polling is compared with sleeping
 SHORT_S = 2e-3  # no polling for longer steps: interrupt latency is a small share of their duration
 SPIN_STEPS = 1.5  # polling time, in durations of the step
@@ -72,7 +72,7 @@ def shortest_s(trial: TrialRunner) -> float:
 
 
 def choose_spin(trial: TrialRunner) -> float:
-    """Let waits poll for the end of short steps before they sleep, if polling makes decoding faster.
+    """Make the host poll for the end of short steps before it sleeps, if polling makes decoding faster.
 
     Returns the polling time in seconds; 0 if polling gains too little, or steps are long.
     """
@@ -112,7 +112,7 @@ def calibrate(trial: TrialRunner, settings: SchedulerConfig, most: int) -> Calib
 def holds(calibration: Calibration, trial: TrialRunner) -> bool:
     """Return whether the shortest step's duration is within ALIKE of the calibration's.
 
-    A longer step: the machine is slower or busy. A shorter step: it was busy during the calibration.
+    A longer step means a slower or busy machine, a shorter step a machine that was busy during the calibration.
     """
     for _ in range(TRIALS):
         ratio = trial.run(trial.plans.plan(min(FEW, trial.plans.room))) / calibration.shortest_s
@@ -125,36 +125,36 @@ def measure(trial: TrialRunner, target_ms: float | None, *, shortest: float, mos
     """Return the token budgets whose steps last at most the target time.
 
     shortest   see `shortest_s`
-    target_ms  None: TARGET_MS; for mixed steps the larger of CALM_MS and PACE times the shortest step, a pause that
-               streams have anyway
+    target_ms  None: TARGET_MS; for mixed steps the longer of CALM_MS and PACE times the shortest step
 
     `alone` is a power of two, at most `most`, and leaves tokens for prompts while all rows decode.
     """
     least, room = max(LEAST, _power_of_two(4 * trial.rows - 1)), trial.plans.room
-    taken = {min(FEW, room): shortest}
+    durations = {min(FEW, room): shortest}
     tokens = min(LEAST, room)
-    taken[tokens] = trial.time(tokens)
+    durations[tokens] = trial.time(tokens)
     target_s = (target_ms or TARGET_MS[trial.device]) / 1000
-    while taken[tokens] * GROWTH < target_s and tokens * GROWTH <= min(room, most):
+    while durations[tokens] * GROWTH < target_s and tokens * GROWTH <= min(room, most):
         tokens *= GROWTH
-        taken[tokens] = trial.time(tokens)
+        durations[tokens] = trial.time(tokens)
     mixed_s = target_ms / 1000 if target_ms else max(CALM_MS / 1000, PACE * shortest)
-    mixed, crowded = (max(FEW, _within(seconds, taken) // EVEN * EVEN) for seconds in (mixed_s, max(mixed_s, target_s)))
-    alone = max(least, min(_power_of_two(most), _power_of_two(_within(target_s, taken))))
+    targets = mixed_s, max(mixed_s, target_s)
+    mixed, crowded = (max(FEW, _within(seconds, durations) // EVEN * EVEN) for seconds in targets)
+    alone = max(least, min(_power_of_two(most), _power_of_two(_within(target_s, durations))))
     return StepTokens(alone, min(alone, mixed), min(alone, crowded))
 
 
-def _within(seconds: float, taken: dict[int, float]) -> int:
-    """Interpolate the number of tokens computed in `seconds`. taken: seconds by number of tokens, ascending."""
-    for (few, short), (many, long) in pairwise(taken.items()):
+def _within(seconds: float, durations: dict[int, float]) -> int:
+    """Interpolate the number of tokens computed in `seconds`. durations: seconds by number of tokens, ascending."""
+    for (few, short), (many, long) in pairwise(durations.items()):
         if short < seconds < long:
             return int(few + (many - few) * (seconds - short) / (long - short))
-    tokens, longest = list(taken.items())[-1 if seconds >= max(taken.values()) else 0]
+    tokens, longest = list(durations.items())[-1 if seconds >= max(durations.values()) else 0]
     return int(tokens * seconds / longest)
 
 
 def score_cost(trial: TrialRunner, shortest: float) -> int:
-    """Return the cost of a scored token, in tokens of a step: it adds logits and their sorting.
+    """Return the cost of a scored token, in tokens of a step: scoring adds logits and their sorting.
 
     shortest  see `shortest_s`
     """

@@ -1,8 +1,8 @@
 """Store calibrations for later starts of the same model on the same machine.
 
-The file is stored beside the compiled kernels. Each calibration's key is a digest of the model, the settings, infd,
-torch, the kernels, the machine and its threads: after a change of any, or without the file, a start measures again. A
-start that finds its calibration still compares the shortest step with it (`calibration.holds`).
+The file is stored beside the compiled kernels. A calibration's key is a digest of the model, the settings, infd, torch,
+the kernels, the machine and the number of threads. A start without an entry for its key measures steps. A start with an
+entry checks the duration of the shortest step (`calibration.holds`).
 """
 
 from __future__ import annotations

@@ -68,9 +68,8 @@ def build(
     loaded.facts.update(threads=threads, load_s=round(time.monotonic() - started, 3))
     if ledger is not None:
         loaded.facts["kernels"] = facts = ledger.facts()
-        log.info(
-            "kernels: %d compiled in %.1f s, %d found compiled", facts["compiled"], facts["compile_s"], facts["found"]
-        )
+        compiled, seconds, found = facts["compiled"], facts["compile_s"], facts["found"]
+        log.info("kernels: %d compiled in %.1f s, %d read from the cache", compiled, seconds, found)
     return loaded
 
 
@@ -97,7 +96,7 @@ def _build(
     progress: Callable[[int, int], None] | None,
     headstart: Headstart | None,
 ) -> Loaded:
-    bank = bank_of(device)  # first: memory allocated by the setup must not count as other processes'
+    bank = bank_of(device)  # before set_up, whose memory would count as other processes'
     setup = set_up(config, checkpoint, device, device, candidates(config))
     required = required_bytes(setup.model)
     mapping = None if headstart is None else headstart.claim(0 if bank.dedicated else required)
@@ -135,7 +134,7 @@ def _build(
     try:
         source = WeightsSource.of(checkpoint, config.model.weights_root)
         loaded = assemble(Runners(config, setup, bank, pulse), bank, weights, source)
-    except RequestFailed as error:  # raised by the trial steps, which request nothing unusual
+    except RequestFailed as error:  # the trial steps failed
         raise CheckpointError(
             f"{checkpoint.directory}: the first step failed: {error}; the weights are damaged, or need another"
             f" model.dtype (--dtype) than {dtype}"

@@ -1,6 +1,6 @@
 """Decide implementation, dtype and longest sequence from settings, config.json and the kind of device, or refuse.
 
-Imports no torch: `infd start` decides before it builds anything, and `infd config check` without a start.
+Imports no torch: `infd start` decides before it loads anything, and `infd config check` decides without a start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CPUINFO = Path("/proc/cpuinfo")
 DTYPES = ("float32", "bfloat16", "float16")
 SHORT = MappingProxyType({"float": "float32", "half": "float16"})  # short names of other servers' command lines
-# By kernel family chosen by a setting: the setting's section and name, and its flag.
+# The setting that chooses a kernel family: section, name, flag.
 CHOSEN = {
     "attention": ("cache", "dtype", "--kv-cache-dtype"),
     "linear": ("model", "quantization", "--quantization"),
@@ -42,10 +42,10 @@ CHOSEN = {
 
 
 class Resolved(Struct, frozen=True):
-    """The decisions made before anything is built.
+    """The decisions made before the model is built.
 
     own      whether infd's own code computes the model; otherwise transformers' code does
-    dtype    name of the activations' dtype; None if it depends on the kind of device, which is unknown
+    dtype    name of the activations' dtype; None if the kind of device decides and is unknown
     max_len  tokens of the longest sequence; None if only transformers' config class states the length
     """
 
@@ -87,13 +87,13 @@ def candidates(config: Config) -> Mapping[str, Sequence[Candidate]]:
     return preferring("flashinfer", chosen) if config.device.flashinfer else chosen
 
 
-def choose_dtype(wanted: str, described: Mapping[str, Any], kind: str | None) -> str | None:
-    """Return the dtype of weights and activations: the requested one, else the checkpoint's if it is fast here.
+def choose_dtype(configured: str, described: Mapping[str, Any], kind: str | None) -> str | None:
+    """Return the dtype of weights and activations: the requested dtype, else the checkpoint's if it is fast.
 
-    Returns None if the dtype depends on the kind of device, and the kind is unknown.
+    Returns None if the kind of device decides and is unknown.
     """
-    if wanted != "auto":
-        return SHORT.get(wanted, wanted)
+    if configured != "auto":
+        return SHORT.get(configured, configured)
     stored = stored_dtype(described)
     if stored not in DTYPES:
         stored = "float32"
@@ -110,35 +110,35 @@ def _has_bfloat16(cpuinfo: str) -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def longest(wanted: int | None, trained: int, *, bounded: bool = True) -> int:
+def longest(configured: int | None, trained: int, *, bounded: bool = True) -> int:
     """Return the tokens of the longest sequence.
 
     trained  the model's context length
     bounded  whether sequences longer than `trained` are refused
     """
     if trained < 2:
-        raise CheckpointError(f"config.json: max_position_embeddings is {trained}; a prompt and an answer take two")
-    if wanted is not None and wanted > trained and bounded:
-        raise ConfigError(f"model.max_model_len is {wanted}; the model was made for at most {trained} tokens")
-    return wanted or trained
+        raise CheckpointError(f"config.json: max_position_embeddings is {trained}; a prompt and an answer need 2")
+    if configured is not None and configured > trained and bounded:
+        raise ConfigError(f"model.max_model_len is {configured}; the model's context length is {trained} tokens")
+    return configured or trained
 
 
 def _require_plain_weights(config: Config, described: Mapping[str, Any]) -> None:
     """Refuse to quantize weights that transformers' code multiplies."""
-    asked = [name for name in ("quantization", "quantize_vocabulary") if getattr(config.model, name) in QUANTIZED]
-    if asked:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
+    refused = [name for name in ("quantization", "quantize_vocabulary") if getattr(config.model, name) in QUANTIZED]
+    if refused:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in refused)
         raise ConfigError(
-            f"model.{asked[0]}: {architecture(described)} is computed by transformers' code, whose weights"
-            f" stay as they are; leave {flags} out"
+            f"model.{refused[0]}: {architecture(described)} is computed by transformers' code, whose weights"
+            f" infd does not quantize; omit {flags}"
         )
 
 
 def _require_kernels(config: Config, kind: str, dtype: str, candidates: Mapping[str, Sequence[Candidate]]) -> None:
     for family, (section, name, flag) in CHOSEN.items():
         if reasons := why_none(candidates[family], kind, dtype):
-            asked = getattr(getattr(config, section), name)
+            value = getattr(getattr(config, section), name)
             raise ConfigError(
-                f"{section}.{name}: no {family} kernel does {asked!r} on {kind} where the model computes in {dtype}:"
+                f"{section}.{name}: no {family} kernel supports {value!r} on {kind} with activations in {dtype}:"
                 f" {reasons}; choose another {flag}"
             )

@@ -1,7 +1,8 @@
 """Build the runners of a model.
 
-Three kinds are built: the start's trial runner, whose small cache suffices to measure the memory and time of steps; the
-serving runner; and the runners of `infd warm`, whose tensors have no storage.
+1. a trial runner, with a small cache, to measure the memory of steps
+2. the serving runner
+3. the runners of `infd warm`, whose tensors have no storage
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ class Runners:
 
 def _workspaces(ops: Ops, arenas: Arenas) -> list[Arena]:
     """Allocate the kernels' workspaces. Raises OutOfMemory."""
-    taken = []
+    allocated = []
     for family in ops.workspaces:
-        arena = arenas.arena(family.workspace_bytes, "kernels to compute in")
+        arena = arenas.arena(family.workspace_bytes, "kernel workspaces")
         memory = arena.take((family.workspace_bytes,), torch.uint8)
         family.work_in(memory.zero_())  # some banks return memory that is not zeroed
-        taken.append(arena)
-    return taken
+        allocated.append(arena)
+    return allocated

@@ -51,7 +51,7 @@ def set_up(
 ) -> ModelSetup:
     """Build a checkpoint's model. Raises CheckpointError, ConfigError, DeviceMissing.
 
-    device  for which kernels are chosen
+    device  whose kernels are chosen
     memory  device of the tensors; differs from `device` only in `infd warm`, which computes nothing
     """
     described = checkpoint.config
@@ -62,9 +62,9 @@ def set_up(
         ops = select(device, dtype, candidates, head=head_size(described))
         max_len = resolved.max_len or longest(config.model.max_model_len, registry.transformers_length(described))
         model = registry.build(described, ops, dtype=dtype, device=memory, max_len=max_len, stored=checkpoint.tensors)
-    except CheckpointError as error:  # its message does not name the directory
+    except CheckpointError as error:  # the message of `error` lacks the directory
         raise CheckpointError(f"{checkpoint.directory}: {error}") from error
-    ops.ask("rows", "draw")  # the runner's; asked before weights are read, so that a refusal ends the start early
+    ops.ask("rows", "draw")  # for the runner; chosen before weights are read, so that a refusal ends the start early
     if model.targets:
         ops.ask("lora")
     return ModelSetup(model, ops, dtype, memory, max_len)
@@ -78,7 +78,7 @@ def choose_device(kind: str) -> torch.device:
         built = "finds no GPU" if torch.version.cuda else "is built without CUDA"
         raise DeviceMissing(f"device.kind is {kind!r}, but torch {torch.__version__} {built}")
     index = int(kind.partition(":")[2] or torch.cuda.current_device())
-    if index >= (there := torch.cuda.device_count()):
-        raise DeviceMissing(f"device.kind is {kind!r}, but of {there} GPUs the last one is cuda:{there - 1}")
+    if index >= (count := torch.cuda.device_count()):
+        raise DeviceMissing(f"device.kind is {kind!r}, but the last of {count} GPUs is cuda:{count - 1}")
     torch.cuda.set_device(index)  # driver calls and libraries use the thread's current device
     return torch.device("cuda", index)

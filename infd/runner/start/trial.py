@@ -1,7 +1,7 @@
 """Plan and run trial steps on a runner that does not serve yet.
 
-Trial steps are ordinary plans, on rows and pages that no sequence holds. `calibration.py` measures their duration,
-`budget.py` their memory, and `warming.py` compiles the kernels that they call.
+Trial steps are ordinary plans, on rows and pages that no sequence uses. `calibration.py` measures the duration of trial
+steps, `budget.py` the memory, and `warming.py` compiles the kernels called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TRIALS = 5  # most steps per size
 ENOUGH_S = 0.05  # seconds measured per size, after which no further step of the size is run
 FIRST = 4  # tokens of the first step, in which torch and kernels initialize
-LENGTHS = (1537, 200)  # tokens of a prompt whose attention is split over programs, and of an unsplit prompt
+LENGTHS = (1537, 200)  # tokens of two prompts: attention of the first is split over programs, of the second is not
 WAYS = (  # of sampling; kernels differ by the logits' dtype, and changed logits are float32
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
@@ -44,7 +44,7 @@ class TrialPlans:
         self._groups = layout.groups
         self._divisible = layout.divisible
         self._pages = pages
-        self._length = max_model_len - 1  # the sampled token is one more
+        self._length = max_model_len - 1  # leaves a position for the sampled token
         self._rows = rows
 
     @property
@@ -74,7 +74,7 @@ class TrialPlans:
         return plan
 
     def chunked(self, tokens: int, sampling: SamplingParams) -> list[StepPlan]:
-        """Return three steps that compute one prompt in chunks: about two thirds, the rest, and its last token.
+        """Return three steps that compute a prompt in chunks: about two thirds, the rest but one token, the last token.
 
         tokens  of the prompt, limited by `room`; for fewer than 4 tokens no steps are returned
         """
@@ -105,8 +105,8 @@ class TrialPlans:
 def first_steps(plans: TrialPlans, device: str) -> Iterator[StepPlan]:
     """Plan the steps whose first use initializes torch and kernels: the smallest step, and on a GPU further steps.
 
-    On a GPU kernels are compiled at their first call. Few long sequences and short sequences call different kernels, as
-    do the ways of sampling. Together the planned steps call every kernel: no later step compiles.
+    A GPU's kernels are compiled at the first call. Kernels depend on sequence lengths and sampling parameters; together
+    these steps call every kernel, so that no later step compiles.
     """
     yield plans.plan(min(FIRST, plans.room))
     if device == "cuda":
@@ -151,14 +151,14 @@ class TrialRunner:
 
         Disturbances are short, so a step longer than ENOUGH_S is run once.
         """
-        taken: list[float] = []
-        while len(taken) < TRIALS and sum(taken) < ENOUGH_S:
-            taken.append(self.run(self.plans.plan(tokens, scored)))
-        return min(taken)
+        durations: list[float] = []
+        while len(durations) < TRIALS and sum(durations) < ENOUGH_S:
+            durations.append(self.run(self.plans.plan(tokens, scored)))
+        return min(durations)
 
 
 def run(runner: Runner, plan: StepPlan) -> float:
-    """Compute a step and return its duration in seconds. If a row failed, raises its fault: the model is broken."""
+    """Compute a step and return its duration in seconds. Raises the fault of a failed row."""
     started = time.perf_counter()
     result = runner.read(runner.sample(runner.forward(plan)))
     for fault in result.failed.values():

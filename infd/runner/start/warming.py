@@ -1,4 +1,4 @@
-"""Compile every kernel that a model needs on a GPU before serving, if need be on a machine without a GPU.
+"""Compile every kernel that a model needs on a GPU before serving; the machine may lack a GPU.
 
 The runner's warm-up steps are issued on tensors without storage: the compiled kernels and their arguments equal those
 of serving, and neither weights nor GPU memory are needed. The steps are also issued as captured steps, and with
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 GPU = torch.device("cuda")
 NOWHERE = torch.device("meta")
-RANKS = (16, 32, 64)  # of adapters, loaded one at a time: mixed ranks call no further kernels
+RANKS = (16, 32, 64)  # of adapters, each alone: steps with several ranks call no further kernels
 
 
 class Launched:
@@ -86,7 +86,7 @@ def warm(
 ) -> Warmed:
     """Compile for `target`, by default this machine's GPU, into the directory `device.kernel_cache`.
 
-    notify  called with each kernel after it is compiled or found
+    notify  called with each kernel once it is compiled, or found in the cache
     tune    also measure the best attention tiling on this machine's GPU
 
     Raises StartError.
@@ -96,11 +96,11 @@ def warm(
     from infd.kernels.triton import compiled
 
     if target is not None and tune:
-        raise UsageError("--tune measures on the GPU that is here: leave --target out")
+        raise UsageError("--tune measures on this machine's GPU: omit --target")
     if target is not None:
         gpu = compiled.target(target)
     elif not torch.cuda.is_available():
-        raise DeviceMissing("there is no GPU here: name the one to compile for, as in --target sm_90a")
+        raise DeviceMissing("this machine has no GPU: name a target, as in --target sm_90a")
     elif reason := presence.why_not(GPU):
         raise DeviceMissing(reason)
     else:
@@ -110,7 +110,7 @@ def warm(
         and gpu.backend == "cuda"
         and gpu.arch < (least := 10 * FLOAT8[0] + FLOAT8[1])
     ):
-        raise DeviceMissing(f"cache.dtype fp8 wants compute capability {least / 10}; sm_{gpu.arch} is older")
+        raise DeviceMissing(f"cache.dtype fp8 requires compute capability {least / 10}; sm_{gpu.arch} is older")
     directory = Path(config.device.kernel_cache) if config.device.kernel_cache else None
     try:
         ledger = compiled.keep(directory, notify)
@@ -119,22 +119,22 @@ def warm(
     ahead = config.device.flashinfer and gpu.backend == "cuda"
     here = None if target is not None else choose_device(config.device.kind if host.kind(config) == "cuda" else "cuda")
     with compiled.compiling(gpu, here), _modules(directory, gpu, ledger) if ahead else nullcontext():
-        asked = issue(config, flashinfer=ahead)
-    tuned = {} if here is None or not tune else _tune(asked, here)
+        shapes = issue(config, flashinfer=ahead)
+    tuned = {} if here is None or not tune else _tune(shapes, here)
     if tuned:
         with compiled.compiling(gpu, here):
             issue(config)
     return Warmed(compiled.name(gpu), ledger.entries, tuned)
 
 
-def _tune(asked: Sequence[Shape], device: torch.device) -> dict[str, Found]:
+def _tune(shapes: Sequence[Shape], device: torch.device) -> dict[str, Found]:
     """Measure the best attention tiling per head shape, and store the tilings beside the compiled kernels."""
     from infd.kernels.triton import blocks, tilings
     from infd.kernels.triton.tuning import tune
 
     gpu = blocks.gpu(device)
     with torch.inference_mode():
-        found = tune(asked, gpu, device)
+        found = tune(shapes, gpu, device)
     tilings.keep(tilings.directory(), gpu, {name: each.tiling for name, each in found.items()})
     return found
 
@@ -158,7 +158,7 @@ def issue(config: Config, *, flashinfer: bool = False) -> list[Shape]:
     Returns the head shapes for which Triton's attention was called.
     """
     with Checkpoint(Path(config.model.path)) as checkpoint, torch.inference_mode():
-        setup = set_up(config, checkpoint, GPU, NOWHERE, _unasked(candidates(config), flashinfer))
+        setup = set_up(config, checkpoint, GPU, NOWHERE, _unprobed(candidates(config), flashinfer))
         for parameter in setup.model.parameters:
             parameter.tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=NOWHERE)
         runners = Runners(config, setup, Unstored(), Pulse())
@@ -192,15 +192,15 @@ def _changes(targets: Sequence[Target], rank: int, dtype: torch.dtype) -> Iterat
         yield target, LowRank(a, [LowRankPart(torch.zeros(outputs, rank, dtype=dtype), 0, 0)])
 
 
-def _unasked(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) -> Mapping[str, Sequence[Candidate]]:
+def _unprobed(candidates: Mapping[str, Sequence[Candidate]], flashinfer: bool) -> Mapping[str, Sequence[Candidate]]:
     """Return the candidates chosen on a GPU, without probing a GPU for missing features."""
-    left = insisting("triton", candidates)
+    by_family = insisting("triton", candidates)
     if not flashinfer:
-        return left
+        return by_family
     return {
         family: [
             *(replace(each, lacks=lacks_nothing) for each in candidates[family] if each.called("flashinfer")),
             *some,
         ]
-        for family, some in left.items()
+        for family, some in by_family.items()
     }

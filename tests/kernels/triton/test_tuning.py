@@ -157,4 +157,4 @@ def test_measuring_wants_the_gpu_here(triton, capsys):
     with pytest.raises(SystemExit) as left:
         main(("warm", "--target", "sm_90a", "--tune"))
     assert left.value.code == 64
-    assert "leave --target out" in capsys.readouterr().err
+    assert "omit --target" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_8_bit_floats_are_for_gpus_that_convert_them(capsys):
     with pytest.raises(SystemExit) as left:
         main(("warm", "--target", "sm_86", "--kv-cache-dtype", "fp8"))
     assert left.value.code == 69
-    assert "cache.dtype fp8 wants compute capability 8.9; sm_86 is older" in capsys.readouterr().err
+    assert "cache.dtype fp8 requires compute capability 8.9; sm_86 is older" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("triton")

@@ -41,7 +41,7 @@ def resident_in(mapping: Mapping) -> int:
 def sized(wanted=None, room=2**30, rows=4, max_model_len=64, layout=FULL):
     return size_cache(
         CacheSpec(layout, TENSORS),
-        wanted=wanted,
+        configured=wanted,
         room=Room(room, "all there is"),
         rows=rows,
         max_model_len=max_model_len,

@@ -137,7 +137,7 @@ async def test_a_step_without_memory_fails_instead_of_computing_zeros(tiny):
         ahead, sleeping = runs.forward(plan).sample(), runs.sleep(1)
         await sleeping
         assert (await ahead).tokens, "it was issued before"
-        with pytest.raises(RuntimeError, match="given back"):
+        with pytest.raises(RuntimeError, match="memory is released"):
             await runs.forward(plan).sample()
         await runs.wake(ALL)
         assert await answers(runs, capacity) == before
@@ -149,7 +149,7 @@ async def test_a_staged_wake_restores_the_named_parts(tiny):
         await runs.sleep(2)
         await runs.wake({MemoryPart.WEIGHTS})
         assert runs.memory == Memory(cache=Residency.RELEASED)
-        with pytest.raises(RuntimeError, match="given back"):
+        with pytest.raises(RuntimeError, match="memory is released"):
             await runs.forward(StepPlan(0, [join(0, [3], [[1]])], [], [span(0, 0, 1)])).sample()
         await runs.wake({MemoryPart.CACHE})
         assert await answers(runs, capacity) == before
@@ -207,7 +207,7 @@ async def test_a_wake_without_room_is_refused_before_a_byte_is_read(tiny, monkey
     async with running(tiny("llama")) as (runs, _):
         await runs.sleep(2)
         monkeypatch.setattr(HostBank, "free", lambda bank: 1000)
-        with pytest.raises(OutOfMemory, match="make room and wake again"):
+        with pytest.raises(OutOfMemory, match="free memory and wake again"):
             await runs.wake(ALL)
         assert runs.memory == NOTHING
 

@@ -146,7 +146,7 @@ def test_workspaces_are_released_with_the_cache_and_return_zeroed_at_the_same_ad
     house.residence.sleep(level)
     assert house.driver.used == 0
     capacity, house.driver.capacity = house.driver.capacity, _whole(house.residence.cache.size) + GRAIN
-    with pytest.raises(OutOfMemory, match="kernels to compute in"):
+    with pytest.raises(OutOfMemory, match="kernel workspaces"):
         house.residence.wake({MemoryPart.CACHE})
     assert house.driver.used == 0
     house.driver.capacity = capacity
@@ -190,7 +190,7 @@ def test_weights_that_the_host_cannot_park_are_read_again(serve, monkeypatch, ca
     monkeypatch.setattr(vram, "available_bytes", lambda: 1000)
     house.residence.sleep(1)
     assert house.memory == NOTHING
-    assert "will be read again on waking" in caplog.text
+    assert "so wake reads them from disk" in caplog.text
     house.audit()
     house.residence.wake(ALL)
     assert house.answer() == before
@@ -265,7 +265,7 @@ def test_a_lost_device_does_not_keep_it_from_closing(serve, caplog, asleep, erro
         house.residence.sleep(1)
     house.driver.fails = lambda call: error
     house.residence.close()
-    assert caplog.text.count("not given back") == (1 if asleep else 2)
+    assert caplog.text.count("could not be") == (1 if asleep else 2)
     house.driver.fails = lambda call: None
 
 

@@ -263,7 +263,7 @@ def test_weights_are_parked_without_pinned_memory_too(caplog):
     assert tensor.equal(expected)
     parked.drop()
     assert (driver.calls["cuMemHostRegister"], driver.calls["cuMemHostUnregister"]) == (1, 0)
-    assert caplog.text.count("not pinned") == 1
+    assert caplog.text.count("cannot be pinned") == 1
 
 
 def test_memory_that_could_not_be_unpinned_is_unpinned_later():
@@ -287,7 +287,7 @@ def test_the_host_keeps_what_it_has_room_for(monkeypatch):
     arena = room.arena(10 * GRAIN, "weights")
     arena.take((10 * GRAIN,), torch.uint8)
     monkeypatch.setattr(vram, "available_bytes", lambda: 12 * GRAIN)
-    with pytest.raises(OutOfMemory, match="of weights are more than the 0 MiB that the host can spare"):
+    with pytest.raises(OutOfMemory, match=r"weights need .* MiB of host memory; 0 MiB may be used"):
         room.park(arena, no_beat)
     monkeypatch.setattr(vram, "available_bytes", lambda: 13 * GRAIN)
     room.park(arena, no_beat).drop()
@@ -312,7 +312,7 @@ def test_without_the_drivers_package_memory_stays_mapped_and_the_reason_is_repor
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
     found = bank_of(torch.device("cuda", 0))
     assert isinstance(found, TorchBank)
-    assert found.sleep_refusal.startswith("memory of cuda:0 cannot be given back: cuda-bindings cannot be imported (No")
+    assert found.sleep_refusal.startswith("memory of cuda:0 cannot be released: cuda-bindings cannot be imported (No")
 
 
 def test_a_driver_that_cannot_map_is_left_alone(monkeypatch):
@@ -325,7 +325,7 @@ def test_a_driver_that_cannot_map_is_left_alone(monkeypatch):
     )
     monkeypatch.setattr("infd.runner.arenas.driver._bindings", lambda: old)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
-    assert bank_of(torch.device("cuda", 1)).sleep_refusal.endswith("cannot map memory to addresses that stay")
+    assert bank_of(torch.device("cuda", 1)).sleep_refusal.endswith("cannot map memory to reserved addresses")
 
 
 @pytest.fixture
@@ -344,8 +344,8 @@ def _refuses(*_: Any) -> None:
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        (_refuses, "torch does not take mapped memory (pointer resides on host memory)"),
-        (lambda *_: torch.ones(GRAIN, dtype=torch.uint8), "what is written to mapped memory is not found there"),
+        (_refuses, "torch rejects mapped memory (pointer resides on host memory)"),
+        (lambda *_: torch.ones(GRAIN, dtype=torch.uint8), "mapped memory does not return the bytes written to it"),
     ],
 )
 def test_where_torch_cannot_use_mapped_memory_it_allocates_and_the_reason_is_reported(
@@ -354,7 +354,7 @@ def test_where_torch_cannot_use_mapped_memory_it_allocates_and_the_reason_is_rep
     monkeypatch.setattr(vram, "tensor_at", tensor)
     bank = bank_of(torch.device("cuda", 0))
     assert isinstance(bank, TorchBank)
-    assert bank.sleep_refusal == f"memory of cuda:0 cannot be given back: {reason}"
+    assert bank.sleep_refusal == f"memory of cuda:0 cannot be released: {reason}"
 
 
 def test_where_torch_can_use_mapped_memory_arenas_are_made_of_it(found, monkeypatch):

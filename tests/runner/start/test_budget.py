@@ -81,7 +81,7 @@ def test_the_budgets_lines_add_up():
     numbers = [int(line.split()[0].replace(",", "")) for line in lines]
     assert sum(numbers) == int(total.split()[0].replace(",", "")) == 1000
     assert numbers == [100, 300, 20, 50, 40, 400, 90]
-    assert "of 64 tokens at most" in lines[3]
+    assert "of at most 64 tokens" in lines[3]
     assert "90%" in lines[-1]
 
 
@@ -96,8 +96,8 @@ def test_a_start_tries_the_largest_step_and_leaves_only_weights_and_cache(caplog
     driver.audit()
     assert len(driver.ranges) == 1, "the weights' arena is not of this bank, and the first cache is gone"
     assert driver.used - cache < GRAIN
-    assert "steps, of 64 tokens at most" in caplog.text
-    assert "what weights and steps leave of 50% of the GPU" in caplog.text
+    assert "steps of at most 64 tokens" in caplog.text
+    assert "50% of the GPU, less weights and steps" in caplog.text
     assert loaded.capacity.step_tokens == 64
 
 

@@ -70,7 +70,7 @@ def test_one_gpu_of_several_is_taken_by_its_number_and_becomes_the_threads_own(m
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     assert [choose_device(kind) for kind in ("cuda:1", "cuda", "auto")] == [torch.device("cuda", n) for n in (1, 0, 0)]
     assert taken == [1, 0, 0]
-    with pytest.raises(DeviceMissing, match="'cuda:2', but of 2 GPUs the last one is cuda:1"):
+    with pytest.raises(DeviceMissing, match="'cuda:2', but the last of 2 GPUs is cuda:1"):
         choose_device("cuda:2")
 
 
@@ -122,7 +122,7 @@ def test_a_context_beyond_the_models_own_is_refused(tiny):
 def test_a_model_whose_weights_cannot_be_quantized_is_refused(tmp_path, options, flags):
     make_foreign("gpt-neox", tmp_path)
     reason = "GPTNeoXForCausalLM is computed by transformers' code"
-    with pytest.raises(ConfigError, match=rf"model\.{options[0]}: {reason}.*leave {flags} out"):
+    with pytest.raises(ConfigError, match=rf"model\.{options[0]}: {reason}.*omit {flags}"):
         build(settings(tmp_path, **dict.fromkeys(options, "int8")), Pulse())
 
 
@@ -159,7 +159,7 @@ def test_a_cache_may_be_asked_for_by_the_name_of_the_models_own_type(tiny):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_cache_of_another_float_is_refused_by_the_kernels_that_do_not_keep_it(tiny, dtype):
     with pytest.raises(
-        ConfigError, match=rf"^cache.dtype: .* does '{dtype}' on cpu .*float32: native: .*; reference: "
+        ConfigError, match=rf"^cache.dtype: .* supports '{dtype}' on cpu .*float32: native: .*; reference: "
     ):
         build(of_cache(settings(tiny("qwen3")), dtype), Pulse())
 
@@ -248,7 +248,7 @@ def test_an_impossible_config_json_is_refused_with_its_directory(tiny, tmp_path)
 
     with pytest.raises(CheckpointError, match=rf"^{tmp_path}/model: config.json: .* 'Nonsense' is not supported"):
         build_with(architectures=["Nonsense"])
-    with pytest.raises(CheckpointError, match=r"max_position_embeddings is 1; a prompt and an answer take two"):
+    with pytest.raises(CheckpointError, match=r"max_position_embeddings is 1; a prompt and an answer need 2"):
         build_with(max_position_embeddings=1)
 
 
