@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from infd.errors import RequestFailed
+from infd.errors import GrammarFailed, NothingAllowed, RequestFailed
 from infd.request import FinishReason
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from infd.engine.streams.stream import Choices, Delta, Taker
+    from infd.errors import RequestError
     from infd.request import TokenLogprobs
     from infd.text.markup import Aside
     from infd.text.reply import Reply
@@ -27,6 +28,7 @@ class ChoiceDelta(Struct):
     stop_reason  the stop string, or the id among the request's stop_token_ids, that finished the choice
     prompt       set in a choice's first delta if the choice repeats its prompt
     aside        thoughts and tool calls, removed from `text`
+    error        why the choice failed, if it failed alone; `finish` is then ERROR
     """
 
     index: int
@@ -37,6 +39,7 @@ class ChoiceDelta(Struct):
     stop_reason: str | int | None = None
     prompt: PromptReport | None = None
     aside: Aside | None = None
+    error: RequestError | None = None
 
 
 class PromptReport(Struct):
@@ -60,7 +63,9 @@ class PromptReport(Struct):
 
 
 class Answer:
-    """An async iterator: each item is the list of deltas since the previous item. Raises the error of a failed choice.
+    """An async iterator: each item is the list of deltas since the previous item.
+
+    Raises the error of a failed choice, unless the error concerns that choice alone and another choice is sound.
 
     choices_each  choices generated for each prompt
     reports       one per prompt; empty if the choices repeat nothing of their prompts
@@ -85,6 +90,7 @@ class Answer:
         self._unreported = set(range(len(replies))) if reports else set()
         self._stop_ids = stop_ids
         self._show_stop_id = show_stop_id
+        self._sound = len(replies)  # choices that have not failed
 
     def __aiter__(self) -> Answer:
         return self
@@ -141,8 +147,7 @@ class Answer:
         if new.finish is None:
             return self.delta(index, new.token_ids, new.logprobs)
         if new.finish is FinishReason.ERROR:
-            error = new.error or RequestFailed("the engine gave no reason")
-            raise error.with_traceback(None)  # streams may share one error object; each raises it
+            return self._failed(index, new)
         stop_id = new.stop_id if new.stop_id in self._stop_ids else None
         reply = self._replies[index]
         if stop_id is not None and self._show_stop_id:
@@ -150,6 +155,18 @@ class Answer:
         delta = ChoiceDelta(index, reply.finish(), new.token_ids, new.logprobs, new.finish, stop_id)
         if reply.stop_reason is not None:  # the last bytes may complete a stop string
             delta.finish, delta.stop_reason = FinishReason.STOP, reply.stop_reason
+        if reply.reading is not None:
+            delta.aside = reply.reading.take()
+        return delta
+
+    def _failed(self, index: int, new: Delta) -> ChoiceDelta:
+        """Return the last delta of a failed choice. Raises its error if that concerns the whole answer."""
+        self._sound -= 1
+        error = new.error or RequestFailed("the engine gave no reason")
+        if not isinstance(error, GrammarFailed | NothingAllowed) or not self._sound:
+            raise error.with_traceback(None)  # streams may share one error object; each raises it
+        reply = self._replies[index]
+        delta = ChoiceDelta(index, reply.finish(), new.token_ids, new.logprobs, FinishReason.ERROR, error=error)
         if reply.reading is not None:
             delta.aside = reply.reading.take()
         return delta

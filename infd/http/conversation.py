@@ -9,8 +9,8 @@ import msgspec
 from infd.errors import InvalidRequest, Unsupported, brief
 from infd.http.json_body import exceeds_depth
 from infd.http.sampling import refuse_not_built
-from infd.http.schema.sampling import ABSENT
 from infd.http.schema.tools import SCHEMA_DEPTH
+from infd.http.schema.unbuilt import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,6 +16,7 @@ from infd.text.markup import joined
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from infd.errors import RequestError
     from infd.http.answer import PromptReport
     from infd.http.pieces import Pieces
     from infd.request import FinishReason, TokenLogprobs
@@ -71,9 +72,7 @@ class Gathering:
         if returned < generated:
             prompts = [choices[first : first + generated] for first in range(0, len(choices), generated)]
             choices = [
-                choice
-                for rivals in prompts
-                for choice in sorted(rivals, key=_Choice.mean_logprob, reverse=True)[:returned]
+                choice for rivals in prompts for choice in sorted(rivals, key=_Choice.merit, reverse=True)[:returned]
             ]
         for choice in choices:
             choice.explain(self._explain)  # always: a choice without tokens has empty arrays
@@ -90,6 +89,7 @@ class _Choice:
         self._asides: list[Aside | None] = []
         self._finish: FinishReason | None = None
         self._stop_reason: str | int | None = None
+        self._error: RequestError | None = None
         self._prompt: PromptReport | None = None
         self._explained: dict[str, Pieces] = {}
         self._logprobs_sum = 0.0
@@ -102,7 +102,7 @@ class _Choice:
         self._texts.append(delta.text)
         self._token_ids += delta.token_ids
         self._asides.append(delta.aside)
-        self._finish, self._stop_reason = delta.finish, delta.stop_reason
+        self._finish, self._stop_reason, self._error = delta.finish, delta.stop_reason, delta.error
         if delta.prompt is not None:
             self._prompt = self._prompt_waiting = delta.prompt
         if delta.logprobs:
@@ -119,9 +119,10 @@ class _Choice:
             extend(self._explained.setdefault(name, []), pieces)
         self.token_ids_waiting, self._logprobs_waiting = [], []
 
-    def mean_logprob(self) -> float:
-        """Return the mean log-probability of the choice's generated tokens."""
-        return self._logprobs_sum / self._logprobs_count if self._logprobs_count else 0.0
+    def merit(self) -> tuple[bool, float]:
+        """Return whether the choice is sound, and the mean log-probability of its generated tokens."""
+        mean = self._logprobs_sum / self._logprobs_count if self._logprobs_count else 0.0
+        return self._error is None, mean
 
     def whole(self, index: int) -> WholeChoice:
         delta = ChoiceDelta(
@@ -133,5 +134,6 @@ class _Choice:
             self._stop_reason,
             self._prompt,
             joined(self._asides),
+            self._error,
         )
         return WholeChoice(delta, self._explained)

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Protocol
 
-from infd.errors import InvalidRequest, Unsupported
+from infd.errors import GrammarFailed, InvalidRequest, Unsupported
 from infd.http import sampling
 from infd.http.answer import Answer, PromptReport
 from infd.http.formats.base import ENTRY_BYTES, Accepted
@@ -191,6 +191,7 @@ async def _queue(
             adapter=adapter,
             tenant=exchange.tenant,
             cache_salt=fields.cache_salt or "",
+            constraint=None if generation.constrained is None else generation.constrained.constraint,
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -220,7 +221,12 @@ async def _queue(
         )
         for request, reading in zip_longest(each_choice, readings)
     ]
-    choices = await ticket.submit(*requests, watchers=replies, client=exchange.client)
+    try:
+        choices = await ticket.submit(*requests, watchers=replies, client=exchange.client)
+    except GrammarFailed as error:
+        if generation.constrained is not None:
+            error.param = generation.constrained.param
+        raise
     return Answer(
         choices,
         replies,

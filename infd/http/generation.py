@@ -9,6 +9,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from infd.http.constraints import Constrained
     from infd.http.schema.sampling import GenerationFields
 
 
@@ -56,6 +57,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     logprobs            see SamplingParams
     prompt_logprobs     Score.top, by each request field that asks for prompt log-probabilities
     prompt_repeats      choices of a prompt that repeat its log-probabilities
+    constrained         the constraint of the answers' text; None: any text
     echo                whether each choice begins with its prompt
     """
 
@@ -71,6 +73,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: Mapping[str, int] = {}
     prompt_repeats: int = 1
+    constrained: Constrained | None = None
     echo: bool = False
 
     @property

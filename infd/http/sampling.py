@@ -13,11 +13,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from infd.errors import InvalidRequest, PromptTooLong, Unsupported
-from infd.http.schema.sampling import ABSENT
+from infd.http.schema.unbuilt import ABSENT
 from infd.request import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
     from typing import Any
 
     from infd.config import LimitsConfig
@@ -34,7 +34,7 @@ LONGEST_NEUTRAL_BYTES: Final = 256
 
 def check(request: OpenAIRequest, limits: LimitsConfig) -> None:
     """Refuse a request that is invalid for every model. Raises InvalidRequest, Unsupported."""
-    refuse_not_built(request, request.NEUTRAL, {"best_of": (request.n or 1,)})
+    refuse_not_built(request, request.NEUTRAL, {"best_of": (request.n or 1,)}, built=request.BUILT)
     check_fields(request, stop_strings(request), limits)
     if (request.prompt_logprobs or 0) > limits.top_logprobs:
         raise InvalidRequest(f"prompt_logprobs is at most {limits.top_logprobs}", param="prompt_logprobs")
@@ -64,17 +64,19 @@ def refuse_not_built(
     fields: Struct,
     neutral: Mapping[str, tuple[Any, ...]],
     also: Mapping[str, tuple[Any, ...]] | None = None,
+    built: Container[str] = (),
     at: str = "",
 ) -> None:
     """Refuse unsupported fields unless their value is null or neutral. Raises Unsupported, InvalidRequest.
 
     neutral  values that pass, by field
     also     further values that pass, by field
+    built    fields of the same type that are supported
     at       path of `fields` in the request, for errors
     """
     for name in fields.__struct_fields__:
         value = getattr(fields, name)
-        if type(value) is not Raw or value is ABSENT:
+        if type(value) is not Raw or value is ABSENT or name in built:
             continue
         decoded = _decode(value, name, f"{at}{name}")
         passing = (*neutral.get(name, ()), *(also or {}).get(name, ()))

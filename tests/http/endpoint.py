@@ -24,6 +24,8 @@ from tests.http.model import served
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from infd.grammar.protocol import Grammars
+
 
 class Endpoint:
     """A running endpoint, and a client session for requests to it."""
@@ -78,6 +80,7 @@ async def serving(
     *,
     keys: Keys | None = None,
     executor: FakeExecutor | None = None,
+    grammars: Grammars | None = None,
     load: bool = True,
     **defaults: float,
 ) -> AsyncIterator[Endpoint]:
@@ -85,7 +88,7 @@ async def serving(
     config = config or Config()
     executor = executor or FakeExecutor(capacity(pages=512, rows=16, step_tokens=64, max_model_len=256))
     metrics = Metrics()
-    engine = Engine(config, executor, metrics)
+    engine = Engine(config, executor, metrics, grammars=grammars)
     offload = Offload()
     server = HttpServer(engine, config, metrics, keys or Keys(), offload)
     listening = socket.create_server(("127.0.0.1", 0))

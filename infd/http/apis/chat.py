@@ -10,6 +10,7 @@ import msgspec
 from infd.errors import InvalidRequest, Unsupported
 from infd.http import sampling
 from infd.http.apis.api import Api
+from infd.http.constraints import constrained
 from infd.http.conversation import final_text, template_messages, template_tools
 from infd.http.formats.chat import ChatFormat
 from infd.http.formats.openai import OPENAI_ERRORS
@@ -33,6 +34,7 @@ def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generat
         returned=choices,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         default_max_tokens=None,
+        constrained=constrained(request),
         stop_strings=sampling.stop_strings(request),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs={} if request.prompt_logprobs is None else {"prompt_logprobs": request.prompt_logprobs},

@@ -9,6 +9,7 @@ import msgspec
 from infd.errors import InvalidRequest
 from infd.http import sampling
 from infd.http.apis.api import Api
+from infd.http.constraints import constrained
 from infd.http.formats.completions import CompletionFormat
 from infd.http.formats.openai import OPENAI_ERRORS
 from infd.http.generation import Generation, Texts
@@ -41,6 +42,7 @@ def generation(request: CompletionRequest, body_bytes: int, config: Config) -> G
         returned=returned,
         max_tokens=request.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
+        constrained=constrained(request),
         stop_strings=sampling.stop_strings(request),
         logprobs=0 if request.logprobs is None and choices > returned else request.logprobs,
         prompt_logprobs={field: k for field, k in prompt_logprobs.items() if k is not None},

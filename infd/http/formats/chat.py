@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from infd.http.formats.base import PLACE, around, event, explain_prompt, finite, framed, readable, usage
-from infd.http.formats.openai import DONE, OpenAIErrors
+from infd.http.formats.openai import DONE, OpenAIErrors, detail
 from infd.http.formats.timings import timings
 from infd.http.pieces import PIECE_TOKENS, array, arrays, batched, elements, filled, hole
 from infd.http.schema.chat import (
@@ -118,6 +118,7 @@ class ChatFormat(OpenAIErrors):
             finish_reason=self._finish_reason(delta) or "",
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self._show_ids else UNSET,
+            error=UNSET if delta.error is None else detail(delta.error),
         )
         return filled(choice, arrays(whole.explained))
 
@@ -142,6 +143,7 @@ class ChatFormat(OpenAIErrors):
         if delta.finish is not None:
             choice.finish_reason = self._finish_reason(delta)
             choice.stop_reason = delta.stop_reason
+            choice.error = UNSET if delta.error is None else detail(delta.error)
         return framed(filled(self._chunk(choice), arrays(explained)))
 
     def _around(self, delta: ChatDelta, choices: int) -> list[list[bytes]]:

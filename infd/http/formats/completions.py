@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from infd.http.formats.base import PLACE, around, event, explain_prompt, finite, framed, readable, usage
-from infd.http.formats.openai import DONE, OpenAIErrors
+from infd.http.formats.openai import DONE, OpenAIErrors, detail
 from infd.http.formats.timings import timings
 from infd.http.pieces import PIECE_TOKENS, Pieces, add, array, arrays, batched, extend, filled, hole
 from infd.http.schema.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
@@ -133,6 +133,7 @@ class CompletionFormat(OpenAIErrors):
         if delta.finish is not None:
             choice.finish_reason = delta.finish.value
             choice.stop_reason = delta.stop_reason
+            choice.error = UNSET if delta.error is None else detail(delta.error)
         return choice
 
     def _encoded(self, prompt: int, report: PromptReport) -> EncodedReport:

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 DONE: Final = b"data: [DONE]\n\n"
 
 
+def detail(error: RequestError) -> ErrorDetail:
+    return ErrorDetail(message=str(error), type=error.type, param=error.param, code=error.code)
+
+
 class OpenAIErrors:
     """Errors as `{"error": {message, type, param, code}}`; routes that generate nothing use this format too."""
 
     def error_body(self, error: RequestError) -> bytes:
-        detail = ErrorDetail(message=str(error), type=error.type, param=error.param, code=error.code)
-        return msgspec.json.encode(ErrorBody(error=detail))
+        return msgspec.json.encode(ErrorBody(error=detail(error)))
 
     def error_events(self, error: RequestError) -> bytes:
         return event(self.error_body(error)) + DONE

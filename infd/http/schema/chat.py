@@ -6,9 +6,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from infd.http.schema.error import ErrorDetail
 from infd.http.schema.logprobs import PromptLogprobs
-from infd.http.schema.sampling import ABSENT, NotBuilt, OpenAIRequest
+from infd.http.schema.sampling import OpenAIRequest
 from infd.http.schema.tools import CALLS, TOOLS, Called, CallId, ReplyCall, ReplyCallDelta, Tool, ToolChoice
+from infd.http.schema.unbuilt import ABSENT, NotBuilt
 from infd.http.schema.usage import Timings, Usage
 
 # Maximum messages in a request. Even an empty message takes time to render, so bounding the body's size is not enough.
@@ -124,7 +126,11 @@ class ChatLogprobs(Struct, kw_only=True):
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One choice. `stop_reason` is the stop string or token id that finished the choice."""
+    """One choice.
+
+    stop_reason  the stop string or token id that finished the choice
+    error        why the choice failed; its finish_reason is then "error"
+    """
 
     index: int
     message: ReplyMessage
@@ -132,6 +138,7 @@ class ChatChoice(Struct, kw_only=True):
     finish_reason: str
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
 
 
 class ChatResponse(Struct, kw_only=True):
@@ -167,6 +174,7 @@ class ChatChunkChoice(Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):

@@ -6,8 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from infd.http.schema.error import ErrorDetail
 from infd.http.schema.logprobs import PromptLogprobs
-from infd.http.schema.sampling import ABSENT, NotBuilt, OpenAIRequest, TokenId
+from infd.http.schema.sampling import OpenAIRequest, TokenId
+from infd.http.schema.unbuilt import ABSENT, NotBuilt
 from infd.http.schema.usage import Timings, Usage
 
 
@@ -39,7 +41,11 @@ class CompletionLogprobs(Struct, kw_only=True):
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """One choice, or its new part. `stop_reason` is the stop string or token id that finished the choice."""
+    """One choice, or its new part.
+
+    stop_reason  the stop string or token id that finished the choice
+    error        why the choice failed; its finish_reason is then "error"
+    """
 
     index: int
     text: str
@@ -49,6 +55,7 @@ class CompletionChoice(Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
 
 
 class CompletionResponse(Struct, kw_only=True):

@@ -6,14 +6,13 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Raw, Struct
 
+from infd.http.schema.constraints import Options, ResponseFormat, StructuredOutputs, Text
+from infd.http.schema.unbuilt import ABSENT, NotBuilt
+
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 StopString = Annotated[str, Meta(min_length=1)]
 BadWord = Annotated[str, Meta(min_length=1)]
-
-# The type of a field that infd does not support yet. Null and the values in NEUTRAL pass; other values are refused.
-NotBuilt = Raw
-ABSENT = Raw(b"null")
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -65,22 +64,30 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     stop: StopString | list[StopString] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
 
-    guided_choice: NotBuilt = ABSENT
-    guided_grammar: NotBuilt = ABSENT
-    guided_json: NotBuilt = ABSENT
-    guided_regex: NotBuilt = ABSENT
+    # Constraints of the text, see http/constraints.py; the names other than OpenAI's are other servers'.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Raw = ABSENT
+    guided_regex: Text | None = None
+    guided_choice: Options | None = None
+    guided_grammar: Text | None = None
+    json_schema: Raw = ABSENT
+    regex: Text | None = None
+    grammar: Text | None = None
+    ebnf: Text | None = None
+
+    guided_decoding_backend: NotBuilt = ABSENT
+    guided_whitespace_pattern: NotBuilt = ABSENT
     length_penalty: NotBuilt = ABSENT
     logits_processors: NotBuilt = ABSENT
-    response_format: NotBuilt = ABSENT
     return_tokens_as_token_ids: NotBuilt = ABSENT
-    structured_outputs: NotBuilt = ABSENT
     thinking_token_budget: NotBuilt = ABSENT
     use_beam_search: NotBuilt = ABSENT
 
+    BUILT: ClassVar[frozenset[str]] = frozenset({"guided_json", "json_schema"})
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
-        "response_format": ({"type": "text"},),
         "return_tokens_as_token_ids": (False,),
         "use_beam_search": (False,),
     }

@@ -1,0 +1,119 @@
+"""Convert the fields that constrain the generated text to a `Constraint`.
+
+Other servers have other names for the same constraints; all of them are read, and a request may use one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Raw, Struct
+
+from infd.errors import InvalidRequest
+from infd.http.sampling import refuse_not_built
+from infd.http.schema.unbuilt import ABSENT
+from infd.request import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infd.http.schema.constraints import ResponseFormat, StructuredOutputs
+    from infd.http.schema.sampling import OpenAIRequest
+    from infd.request import Constraint
+
+
+class Constrained(Struct, frozen=True):
+    """A constraint, and the request field that sets it, for error messages."""
+
+    constraint: Constraint
+    param: str
+
+
+def constrained(request: OpenAIRequest) -> Constrained | None:
+    """Return the constraint of a request's answers; None: any text. Raises InvalidRequest, Unsupported."""
+    found = list(_constraints(request))
+    if len(found) > 1:
+        first, second = found[0].param, found[1].param
+        raise InvalidRequest(f"{first} and {second} each constrain the answer: send one of them", param=second)
+    return found[0] if found else None
+
+
+def _constraints(request: OpenAIRequest) -> Iterator[Constrained]:
+    if request.response_format is not None:
+        yield from _response_format(request.response_format)
+    if request.structured_outputs is not None:
+        yield from _structured_outputs(request.structured_outputs)
+    for name in ("guided_json", "json_schema"):
+        if given(value := getattr(request, name)):
+            yield Constrained(JsonSchema(json_text(value, name)), name)
+    for name in ("guided_regex", "regex"):
+        if (pattern := getattr(request, name)) is not None:
+            yield Constrained(Regex(pattern), name)
+    if request.guided_choice is not None:
+        yield Constrained(Choice(tuple(request.guided_choice)), "guided_choice")
+    for name in ("guided_grammar", "grammar", "ebnf"):
+        if (text := getattr(request, name)) is not None:
+            yield Constrained(_grammar(text), name)
+
+
+def _response_format(format: ResponseFormat) -> Iterator[Constrained]:
+    match format.type:
+        case "json_object" if given(format.schema):
+            yield Constrained(JsonSchema(json_text(format.schema, "response_format.schema")), "response_format.schema")
+        case "json_object":
+            yield Constrained(JsonObject(), "response_format")
+        case "json_schema":
+            param = "response_format.json_schema"
+            if format.json_schema is None or not given(format.json_schema.schema):
+                raise InvalidRequest("response_format of type json_schema needs json_schema.schema", param=param)
+            param += ".schema"
+            yield Constrained(JsonSchema(json_text(format.json_schema.schema, param)), param)
+        case "structural_tag":
+            parts = {name: getattr(format, name) for name in ("structures", "triggers", "format")}
+            description = msgspec.json.encode({name: part for name, part in parts.items() if given(part)})
+            yield Constrained(StructuralTag(description.decode()), "response_format")
+
+
+def _structured_outputs(outputs: StructuredOutputs) -> Iterator[Constrained]:
+    at = "structured_outputs"
+    refuse_not_built(outputs, outputs.NEUTRAL, built=outputs.BUILT, at=f"{at}.")
+    whitespace = not outputs.disable_any_whitespace
+    found = []
+    if given(outputs.json):
+        schema = JsonSchema(json_text(outputs.json, f"{at}.json"), whitespace=whitespace)
+        found.append(Constrained(schema, f"{at}.json"))
+    if outputs.regex is not None:
+        found.append(Constrained(Regex(outputs.regex), f"{at}.regex"))
+    if outputs.choice is not None:
+        found.append(Constrained(Choice(tuple(outputs.choice)), f"{at}.choice"))
+    if outputs.grammar is not None:
+        found.append(Constrained(_grammar(outputs.grammar), f"{at}.grammar"))
+    if outputs.json_object:
+        found.append(Constrained(JsonObject(whitespace=whitespace), f"{at}.json_object"))
+    if given(outputs.structural_tag):
+        description = json_text(outputs.structural_tag, f"{at}.structural_tag")
+        found.append(Constrained(StructuralTag(description), f"{at}.structural_tag"))
+    if not found:
+        raise InvalidRequest(
+            "structured_outputs needs one of json, regex, choice, grammar, json_object, structural_tag", param=at
+        )
+    yield from found
+
+
+def _grammar(text: str) -> Lark | Ebnf:
+    return Ebnf(text) if "::=" in text else Lark(text)
+
+
+def given(value: Raw) -> bool:
+    """Whether a field of any JSON type is there and not null."""
+    return value is not ABSENT and bytes(value) != b"null"
+
+
+def json_text(value: Raw, param: str) -> str:
+    """Return the JSON text of an object, given as an object or as a string of JSON text. Raises InvalidRequest."""
+    text = bytes(value)
+    try:  # decoding the body skipped the value without checking it
+        return msgspec.json.decode(text, type=str) if text.startswith(b'"') else text.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{param}: {error}", param=param) from None

@@ -1,0 +1,54 @@
+"""Request fields that constrain the generated text: OpenAI's, and those of vLLM, llama.cpp and SGLang."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from infd.http.schema.unbuilt import ABSENT, NotBuilt
+
+Text = Annotated[str, Meta(min_length=1)]
+Options = Annotated[list[str], Meta(min_length=1)]
+
+
+class NamedSchema(Struct, kw_only=True):
+    """`json_schema` of a response_format. The schema is always kept exactly, whether or not `strict` is set."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: Raw = ABSENT
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """`response_format`.
+
+    schema                       of type json_object, as llama.cpp's clients send it
+    structures, triggers, format of type structural_tag
+    """
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: NamedSchema | None = None
+    schema: Raw = ABSENT
+    structures: Raw = ABSENT
+    triggers: Raw = ABSENT
+    format: Raw = ABSENT
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    """`structured_outputs`: exactly one constraint, and how it is kept. JSON may be an object or its text."""
+
+    json: Raw = ABSENT
+    regex: Text | None = None
+    choice: Options | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+    structural_tag: Raw = ABSENT
+    disable_any_whitespace: bool | None = None
+    disable_fallback: bool | None = None  # of vLLM's engines; infd never falls back
+    disable_additional_properties: NotBuilt = ABSENT
+    whitespace_pattern: NotBuilt = ABSENT
+
+    BUILT: ClassVar[frozenset[str]] = frozenset({"json", "structural_tag"})
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"disable_additional_properties": (False,)}

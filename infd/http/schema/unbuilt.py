@@ -1,0 +1,10 @@
+"""The type of request fields that infd knows and does not support yet."""
+
+from __future__ import annotations
+
+from msgspec import Raw
+
+# Null and the values in a schema's NEUTRAL pass; other values are refused. Fields of this type that a schema lists in
+# BUILT are supported: they hold JSON text.
+NotBuilt = Raw
+ABSENT = Raw(b"null")

@@ -1,0 +1,194 @@
+"""Which constraint a request's fields ask for, under every name; and the answer in which one choice fails."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from infd.errors import InvalidRequest, Unsupported
+from infd.http.apis.chat import CHAT
+from infd.http.constraints import constrained
+from infd.http.json_body import decode
+from infd.request import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
+from tests.engine.fake_grammars import Counted, CountedGrammar, FakeGrammars
+from tests.http.endpoint import serving
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "number", "const": 1.0}, "a": {}}}
+TEXT = json.dumps(SCHEMA)
+TAG = {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f>"]}
+GBNF = 'root ::= "a"'
+LARK = 'start: "a"'
+
+
+def asked(**fields: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    return constrained(decode(json.dumps(body).encode(), CHAT.decoder, 128))
+
+
+@pytest.mark.parametrize(
+    ("fields", "constraint", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, JsonObject(), "response_format"),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, JsonSchema(TEXT), "response_format.schema"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            JsonSchema(TEXT),
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "structural_tag", **TAG}}, StructuralTag(json.dumps(TAG)), "response_format"),
+        ({"structured_outputs": {"json": SCHEMA}}, JsonSchema(TEXT), "structured_outputs.json"),
+        ({"structured_outputs": {"json": TEXT}}, JsonSchema(TEXT), "structured_outputs.json"),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+            JsonSchema(TEXT, whitespace=False),
+            "structured_outputs.json",
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, Regex("a+"), "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Choice(("a", "b")), "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": LARK}}, Lark(LARK), "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": GBNF}}, Ebnf(GBNF), "structured_outputs.grammar"),
+        ({"structured_outputs": {"json_object": True}}, JsonObject(), "structured_outputs.json_object"),
+        (
+            {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
+            StructuralTag(json.dumps(TAG)),
+            "structured_outputs.structural_tag",
+        ),
+        ({"guided_json": SCHEMA}, JsonSchema(TEXT), "guided_json"),
+        ({"guided_json": TEXT}, JsonSchema(TEXT), "guided_json"),
+        ({"guided_regex": "a+"}, Regex("a+"), "guided_regex"),
+        ({"guided_choice": ["a"]}, Choice(("a",)), "guided_choice"),
+        ({"guided_grammar": GBNF}, Ebnf(GBNF), "guided_grammar"),
+        ({"json_schema": SCHEMA}, JsonSchema(TEXT), "json_schema"),
+        ({"json_schema": TEXT}, JsonSchema(TEXT), "json_schema"),
+        ({"regex": "a+"}, Regex("a+"), "regex"),
+        ({"grammar": GBNF}, Ebnf(GBNF), "grammar"),
+        ({"ebnf": GBNF}, Ebnf(GBNF), "ebnf"),
+    ],
+    ids=str,
+)
+def test_every_name_of_a_constraint_is_read(fields: dict[str, Any], constraint: Any, param: str):
+    found = asked(**fields)
+    if isinstance(constraint, StructuralTag):
+        assert json.loads(found.constraint.description) == json.loads(constraint.description)
+    else:
+        assert found.constraint == constraint
+    assert found.param == param
+
+
+def test_a_schema_keeps_its_text():
+    text = b'{"enum": [1.0, 1e400, 12345678901234567890123], "a":1, "a":2}'
+    body = b'{"messages": [{"role": "user", "content": "hi"}], "guided_json": %b}' % text
+    assert constrained(decode(body, CHAT.decoder, 128)).constraint.schema == text.decode()
+
+
+@pytest.mark.parametrize("value", [b'{"a": "\xff"}', b'"\xff"'])
+def test_a_schema_that_is_not_utf8_is_the_clients_error(value: bytes):
+    body = b'{"messages": [{"role": "user", "content": "hi"}], "guided_json": %b}' % value
+    with pytest.raises(InvalidRequest):
+        constrained(CHAT.decoder.decode(body))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"response_format": {"type": "text"}},
+        {"response_format": None, "structured_outputs": None, "guided_json": None, "json_schema": None},
+    ],
+)
+def test_without_a_constraint_any_text_may_follow(fields: dict[str, Any]):
+    assert asked(**fields) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "param"),
+    [
+        ({"structured_outputs": {}}, InvalidRequest, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, InvalidRequest, "structured_outputs.choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, InvalidRequest, "guided_regex"),
+        ({"response_format": {"type": "json_schema"}}, InvalidRequest, "response_format.json_schema"),
+        ({"response_format": {"type": "yaml"}}, InvalidRequest, "response_format.type"),
+        ({"guided_choice": []}, InvalidRequest, "guided_choice"),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": "x"}},
+            Unsupported,
+            "structured_outputs.whitespace_pattern",
+        ),
+    ],
+    ids=str,
+)
+def test_a_constraint_that_is_not_exactly_one_is_refused(fields: dict[str, Any], error: type[Exception], param: str):
+    with pytest.raises(error) as caught:
+        asked(**fields)
+    assert caught.value.param == param
+
+
+class PatternGrammars(FakeGrammars):
+    """Reads a Counted from the numbers in a Regex: divisor, length and, at most, fails_at."""
+
+    async def compile(self, constraint: Any) -> CountedGrammar:
+        return await super().compile(Counted(*map(int, constraint.pattern.split())))
+
+
+class FirstFails(PatternGrammars):
+    """Only the first matcher fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing = True
+
+    async def compile(self, constraint: Any) -> CountedGrammar:
+        grammar, matcher = await super().compile(constraint), CountedGrammar.matcher
+        grammar.matcher = lambda: self._matcher(matcher(grammar))
+        return grammar
+
+    def _matcher(self, matcher: Any) -> Any:
+        if not self.failing:
+            matcher.constraint = Counted(matcher.constraint.divisor, matcher.constraint.length)
+        self.failing = False
+        return matcher
+
+
+async def test_a_failed_choice_says_so_beside_a_sound_one():
+    async with serving(grammars=FirstFails()) as endpoint:
+        body = await endpoint.complete(guided_regex="2 6 3", n=2, temperature=1, return_token_ids=True)
+    failed, sound = body["choices"]
+    assert failed["finish_reason"] == "error"
+    assert failed["error"]["code"] == "grammar_failed"
+    assert len(failed["token_ids"]) == 3, "what was generated until then is returned"
+    assert sound["finish_reason"] == "stop"
+    assert "error" not in sound
+    assert len(sound["token_ids"]) == 6
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_failed_choice_of_a_stream_ends_with_its_error_and_the_others_go_on(path: str):
+    prompt = {"prompt": [5, 6, 7]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    async with serving(grammars=FirstFails()) as endpoint:
+        events = await endpoint.events(path, {**prompt, "guided_regex": "2 6 3", "n": 2, "seed": 0, "temperature": 1})
+    last = {choice["index"]: choice for event in events for choice in event["choices"] if choice["finish_reason"]}
+    assert last[0]["finish_reason"] == "error"
+    assert last[0]["error"]["code"] == "grammar_failed"
+    assert last[1]["finish_reason"] == "stop"
+    assert "error" not in last[1]
+
+
+async def test_where_all_choices_fail_the_request_fails():
+    async with serving(grammars=PatternGrammars()) as endpoint:
+        status, body = await endpoint.post(
+            "/v1/completions", {"prompt": [5], "guided_regex": "2 6 3", "n": 2, "temperature": 1}
+        )
+    assert (status, body["error"]["code"]) == (400, "grammar_failed")
+
+
+async def test_a_constraint_that_cannot_be_compiled_is_refused_with_its_field():
+    async with serving(grammars=PatternGrammars()) as endpoint:
+        status, body = await endpoint.post("/v1/completions", {"prompt": [5], "structured_outputs": {"regex": "0 1"}})
+    assert (status, body["error"]["param"]) == (400, "structured_outputs.regex")
