@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -32,7 +32,7 @@ from tests.runner.driving import join, span
 from tests.runner.recording import Impossible, Recordings, SlotTables, TableAttention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from infd.runner.cuda_graphs.capture import Graphs
     from infd.runner.start.assembly import Loaded
@@ -49,7 +49,11 @@ class Served:
     loaded: Loaded
 
     def start(self, rows: int, *, slots: tuple[int, ...] = (), loads: Sequence[Load] = ()) -> list[list[int]]:
-        """Compute the prompts of some rows, each with pages for what is to come; return the first tokens.
+        """Compute the prompts of some rows, as `prompts` plans; return the first tokens."""
+        return [self.step(self.prompts(rows, slots=slots, loads=loads))]
+
+    def prompts(self, rows: int, *, slots: tuple[int, ...] = (), loads: Sequence[Load] = ()) -> StepPlan:
+        """Plan the prompts of some rows, each with pages for 16 further tokens.
 
         slots  of the rows' adapters, by row; the others have none
         """
@@ -64,11 +68,14 @@ class Served:
             joins[-1].slot = slots[row] if row < len(slots) else 0
             joins[-1].regime = self.loaded.capacity.layout.regimes.of(len(prompt), len(prompt))
             spans.append(span(row, 0, len(prompt)))
-        return [self.step(StepPlan(0, joins, [], spans, [*loads]))]
+        return StepPlan(0, joins, [], spans, [*loads])
 
     def go_on(self, rows: int, steps: int) -> list[list[int]]:
+        return [self.step(plan) for plan in self.decoding(rows, steps)]
+
+    def decoding(self, rows: int, steps: int) -> list[StepPlan]:
         return [
-            self.step(StepPlan(1, [], [], [span(row, len(PROMPTS[row]) + step, 1) for row in range(rows)]))
+            StepPlan(1, [], [], [span(row, len(PROMPTS[row]) + step, 1) for row in range(rows)])
             for step in range(steps)
         ]
 
@@ -576,6 +583,50 @@ def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):
         assert graphs.made == plain + made
         assert first[0] == first[1]
         assert served.go_on(4, 4) == eager.go_on(4, 4)
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("cpu", 1), pytest.param("cuda", 2, marks=pytest.mark.gpu)])
+def test_adapters_come_and_go_while_steps_are_in_flight(serve, tiny, monkeypatch, kind, depth):
+    """Each round outgrows the tables of the one before: its graphs are freed while their last replays are in flight.
+
+    depth  steps in flight; on a CPU results are read from a step's own memory, which the next step overwrites
+    """
+    if kind == "cpu":
+        monkeypatch.setattr(Lora, "captured", SlotTables.captured)
+        served, eager = serve(Recordings()), serve(None)
+    elif torch.cuda.is_available():
+        served, eager = (
+            Served(loading.build(settings(str(tiny("qwen3")), "cuda", graphs=graphs), Pulse()))
+            for graphs in (True, False)
+        )
+    else:
+        pytest.skip("no GPU here")
+    while served.idle():
+        pass
+    monkeypatch.setattr("infd.runner.cuda_graphs.padded_step.PATIENCE", 2)  # captures interrupt the stream of steps
+    slots, with_adapters = (1, 0, 2, 1), []
+
+    def tokens(each: Served) -> Iterator[list[int]]:
+        runner, flight = each.loaded.runner, deque()
+        for number, rank in enumerate((2, 20, 40, 80, 160)):  # Triton's tables double, from 16 ranks
+            loads = [each.adapter(1, 2 * number, rank), each.adapter(2, 2 * number + 1)]
+            for plan in (each.prompts(4, slots=slots, loads=loads), *each.decoding(4, 12)):
+                flight.append(runner.sample(runner.forward(plan)))
+                if len(flight) == depth:
+                    yield runner.read(flight.popleft()).tokens
+            if each is served:
+                with_adapters.append(each.with_adapters)
+            for load in loads:
+                runner.adapters.forget(load.adapter, load.slot)
+        yield from (runner.read(step).tokens for step in flight)
+
+    found = []
+    for each in (served, eager):
+        with each.loaded.runner.active():
+            found.append(list(tokens(each)))
+    assert with_adapters == [[4]] * 5, "or no replay is in flight when its graph is freed"
+    assert len(found[0]) == 5 * 13
+    assert found[0] == found[1]
 
 
 def test_an_unreferenced_runner_is_freed_at_once_with_its_graphs(serve, monkeypatch):
