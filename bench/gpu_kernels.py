@@ -18,6 +18,8 @@ from infd.kernels.select import CANDIDATES, Facts, insisting, select
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from gpu_machine import Timed
+
     from infd.kernels.families.attention import Attention
     from infd.kernels.families.draw import Draw
     from infd.kernels.ops import Ops
@@ -118,7 +120,8 @@ def entries(bench: Bench, ops: Ops, shape: Shape, tokens: int, only: Sequence[st
         bench.figures.kernel(f"{name} entry of {tokens} tokens", bench.timed(work), floor, off=off)
 
 
-def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans: list[tuple[int, int]]) -> None:
+def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans: list[tuple[int, int]]) -> Timed:
+    """Report attention of a step of `spans`, each (start, count); return its time."""
     device = bench.device
     pages = [-(-(start + count) // PAGE) for start, count in spans]
     cache = KeyValuePages(
@@ -148,12 +151,14 @@ def attention(bench: Bench, kernel: str, family: Attention, shape: Shape, spans:
     seen = sum(count * (start + (count + 1) / 2) for start, count in spans)
     moved = 2 * sum(start + count for start, count in spans) * shape.kv_heads * shape.head * 2 + 2 * q.nbytes
     name = f"{kernel} attention, {len(spans)} spans of {offsets[-1]}"
+    taken = bench.timed(lambda: plan.run(q, cache, scale=scale))
     bench.figures.kernel(
         name,
-        bench.timed(lambda: plan.run(q, cache, scale=scale)),
+        taken,
         bench.machine.floor(moved, 4 * seen * shape.heads * shape.head),
         off=_off(plan.run(q, cache, scale=scale), plain.run(q, cache, scale=scale)),
     )
+    return taken
 
 
 def shaping(bench: Bench, ops: Ops, shape: Shape, rows: int, context: int) -> None:

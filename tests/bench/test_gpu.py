@@ -3,16 +3,21 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gpu_kernels
 import pytest
+import torch
 from first_gpu import EXPECTED, expectations
 from gpu import main
+from gpu_machine import Timed
 from gpu_steps import issued
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from gpu_machine import Bench, Shape
 
 
 @pytest.mark.exhaustive
@@ -32,7 +37,11 @@ def test_the_gpu_benchmark_can_be_tried_without_one(
     beside = [figure for figure in found if "floor_us" in figure]
     assert len(beside) == sum("floor" in line for line in lines) == sum("tok/s" in line for line in lines) + kernels
     for each in expectations(EXPECTED.read_text()):
-        if "qwen3" in each.name and not each.name.split(": ")[1].startswith(("captures", "calls")):
+        if (
+            "qwen3" in each.name
+            and each.part != "tune"
+            and not each.name.split(": ")[1].startswith(("captures", "calls"))
+        ):
             assert any(each.field in figure for figure in beside if kind(figure["name"]) == kind(each.name)), each
     exact = [figure["off"] for figure in beside if "off" in figure]
     assert exact
@@ -85,3 +94,47 @@ def test_parts_may_be_chosen_and_results_are_kept_if_a_later_part_fails(
             main()
         kept = [json.loads(line)["name"] for line in written.read_text().splitlines()[2:]]
         assert [name.split()[1] for name in kept] == found
+
+
+def test_attention_is_timed_with_the_default_and_with_the_tiling_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton")
+    import gpu_tune
+
+    from infd.kernels.triton import blocks, tilings
+    from infd.kernels.triton.tiles import Shape as Heads
+
+    here = blocks.Gpu("NVIDIA H200", 132, 227 * blocks.KIB)
+    heads, used = Heads(8, 2, 128, torch.bfloat16), []
+    other = replace(heads.usual(here), programs=8)
+
+    def warm(model: Path, kept: Path) -> float:
+        assert json.loads((model / "config.json").read_text())["num_attention_heads"] == 16
+        tilings.keep(kept, here, found)
+        return 1.0
+
+    def attention(bench: Bench, name: str, family: Any, shape: Shape, spans: list[tuple[int, int]]) -> Timed:
+        used.append(tilings.tilings(bench.device)[heads])
+        bench.figures.report(f"{name} attention, {len(spans)} spans of {spans[0][1]}", 2.0, 1.0, off=0.0)
+        return Timed(3.0, 1.0 if used[-1] == other else 2.0)
+
+    written = tmp_path / "gpu.jsonl"
+    command = f"gpu_tune.py --device cpu --models qwen3-0.6b --batches 1 --rounds 1 --json {written}"
+    monkeypatch.setattr(sys, "argv", command.split())
+    monkeypatch.setattr(blocks, "gpu", lambda device: here)
+    monkeypatch.setattr(tilings.triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(tilings.triton.knobs.compilation, "listener", None)
+    monkeypatch.setattr(gpu_tune, "warm", warm)
+    monkeypatch.setattr(gpu_tune, "attention", attention)
+    found: dict[str, blocks.Tiling] = {tilings.called(heads): other}
+    gpu_tune.main()
+    assert used == [heads.usual(here)] * 3 + [other] * 3
+    lines = {f"{line['model']}: {line['name']}": line for line in map(json.loads, written.read_text().splitlines())}
+    assert lines["qwen3-0.6b: tuned attention beside the default, 1 spans of 1024"]["times"] == 0.5
+    for each in expectations(EXPECTED.read_text()):
+        if each.part == "tune":
+            assert any(each.field in line for name, line in lines.items() if kind(name) == kind(each.name)), each
+    found.clear()
+    with pytest.raises(RuntimeError, match="no tiling is kept"):
+        gpu_tune.main()
