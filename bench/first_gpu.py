@@ -94,6 +94,8 @@ RUNNER = tuple(
     f"tests/runner/{name}.py"
     for name in ("test_cuda_graphs", "arenas/test_sleep", "test_overlap", "readouts/test_scoring")
 )
+# Run by 8 workers at once, tests/executors too: each names the size of its cache, half a MiB, so what the others hold
+# changes only the measured budget, which no test compares. RUNNER does compare free memory.
 PARITY = tuple(f"tests/{room}/test_parity.py" for room in ("executors", "models", "adapters"))
 KERNELS = ("tests/kernels/triton", "tests/kernels/reference/drawing", *COMPILING)
 ATTENTION = ("tests/kernels/triton/test_attention.py", "-k", "split or view or tiles")
