@@ -27,7 +27,7 @@ ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "m
 # PEFT's name suffixes of factors A and B, for matrices and for embeddings; and of the frozen base weight.
 FACTORS = ((".lora_A.weight", ".lora_B.weight"), (".lora_embedding_A", ".lora_embedding_B"))
 ORIGINAL = ".base_layer.weight"
-_WHOLE = "a whole tensor (modules_to_save, or a larger vocabulary), where infd adds products of low rank only"
+_WHOLE = "a whole tensor (modules_to_save, or a larger vocabulary); infd adds only low-rank products"
 _REFUSED = {
     ".lora_magnitude_vector": "DoRA",
     ".lora_magnitude_vector.weight": "DoRA",

@@ -86,7 +86,7 @@ class PeftConfig(Struct):
         initial = document.get("init_lora_weights")
         if initial not in _INITIAL:
             raise CheckpointError(
-                f"{path}: init_lora_weights is {_brief(initial)}: such an adapter belongs to changed base weights;"
+                f"{path}: init_lora_weights is {_brief(initial)}: such an adapter needs changed base weights;"
                 " let PEFT convert it when saving (path_initial_model_for_weight_conversion)"
             )
         for alpha in (config.lora_alpha, *(config.alpha_pattern or {}).values()):
@@ -96,7 +96,7 @@ class PeftConfig(Struct):
             for key in getattr(config, field) or {}:
                 if not _NAME.fullmatch(key):
                     raise CheckpointError(
-                        f"{path}: {field}: {_brief(key)} is a regular expression; infd reads names of modules here"
+                        f"{path}: {field}: {_brief(key)} is a regular expression; infd supports only names of modules"
                     )
         return config
 

@@ -1,4 +1,4 @@
-"""Read an adapter into host memory, ready to compute: scale multiplied into B, fused modules' A stacked.
+"""Read an adapter into host memory, ready to compute: B includes the scale, A of fused modules is stacked.
 
 Files are checked before memory is allocated. Runs on any thread.
 """
@@ -51,7 +51,7 @@ class AdapterReader:
         """Read the adapter in directory `path`.
 
         root  directory that must contain it, see files.locate
-        room  most bytes of host memory it may take
+        room  most bytes of host memory that the adapter may take
 
         Raises CheckpointError if infd cannot compute the adapter, it does not match the model, or its weights are not
         finite; AdapterTooLarge if it exceeds `room`.
@@ -114,7 +114,7 @@ class AdapterReader:
 
 
 def _finite(held: Tensor) -> bool:
-    """Return whether all values are finite. NaN propagates through aminmax, 30 times faster than isfinite().all()."""
+    """Return whether all values are finite. aminmax propagates NaN, 30 times faster than isfinite().all()."""
     return all(bool(extreme.isfinite()) for extreme in held.aminmax())
 
 

@@ -132,7 +132,7 @@ class Adapters:
     # For operators
 
     async def load(self, name: str, path: str, *, root: str | None = None, in_place: bool = False) -> bool:
-        """Load the adapter in directory `path` as `name`; return False if that is loaded already.
+        """Load the adapter in directory `path` as `name`; return False if the same adapter is loaded already.
 
         root      directory that must contain it; see files.locate
         in_place  replace the adapter loaded as `name`; running requests keep the replaced generation
@@ -142,8 +142,8 @@ class Adapters:
         """
         if len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
             raise CheckpointError(
-                f"{name[:LONGEST_NAME]!r} cannot be a name: letters, digits and . _ : - make one, parted by single"
-                f" slashes, none of them . or .. alone, {LONGEST_NAME} characters at most"
+                f"{name[:LONGEST_NAME]!r} cannot be a name: a name has letters, digits and . _ : -, in parts separated"
+                f" by single slashes, no part . or .., at most {LONGEST_NAME} characters"
             )
         if name in self._reserved:
             raise AdapterExists(f"{name!r} is the model's own name; choose another for the adapter")
@@ -215,7 +215,7 @@ class Adapters:
         """Undo one `acquire` or `keep`."""
         entry = self._by_adapter[adapter]
         entry.pins -= 1
-        assert entry.pins >= 0, f"{adapter} was released more often than kept"
+        assert entry.pins >= 0, f"{adapter} was released more often than acquired"
         self._changed.set()
         if entry.leaving:
             self._free_if_unused(entry)

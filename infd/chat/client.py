@@ -44,7 +44,7 @@ def read_key(file: Path) -> str:
     except OSError as error:
         raise UsageError(f"--key-file {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"--key-file {file}: it holds more than a key") from error
+        raise UsageError(f"--key-file {file}: it contains more than a key") from error
 
 
 class Turn(Struct, frozen=True, omit_defaults=True):
@@ -135,7 +135,7 @@ class ChatClient:
             body = self._request(connection, "GET", "/models", None).read()
             return [model.id for model in msgspec.json.decode(body, type=_Models).data]
         except msgspec.MsgspecError as error:
-            raise NotAnswered(f"what answers at {self.url} is no OpenAI-compatible server: {error}") from None
+            raise NotAnswered(f"{self.url} is not an OpenAI-compatible server: {error}") from None
         except (OSError, http.client.HTTPException) as error:
             raise self._lost(error) from None
         finally:
@@ -149,7 +149,7 @@ class ChatClient:
             response = self._request(connection, "POST", "/chat/completions", msgspec.json.encode(asked))
             yield from self._read(response)
         except msgspec.MsgspecError as error:
-            raise NotAnswered(f"{self.url} sent what is no event of a chat: {error}") from None
+            raise NotAnswered(f"{self.url} sent an event that is not a chat's: {error}") from None
         except (OSError, http.client.HTTPException) as error:
             raise self._lost(error) from None
         finally:
@@ -211,5 +211,5 @@ class ChatClient:
 
     def _lost(self, error: Exception) -> NotAnswered:
         if isinstance(error, TimeoutError):
-            return NotAnswered(f"{self.url} has said nothing for {PATIENCE_S:g} s")
+            return NotAnswered(f"{self.url} has sent nothing for {PATIENCE_S:g} s")
         return NotAnswered(f"lost the connection to {self.url}: {str(error) or type(error).__name__}")

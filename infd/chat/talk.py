@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def talk(client: ChatClient, conversation: Conversation, history: Path | None) -> int:
-    """Run a conversation: line by line on a terminal; otherwise print one answer to all of standard input.
+    """Run a conversation: line by line on a terminal; otherwise print one answer to the whole of standard input.
 
     Returns the exit code. Raises NotAnswered.
     """

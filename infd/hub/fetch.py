@@ -1,7 +1,7 @@
 """Choose the files of a model to fetch.
 
 Small files first. The index among them names the weights; without an index
-there is one file. Nothing else is fetched: no code, no pickle, no second copy of
+the weights are one file. Nothing else is fetched: no code, no pickle, no second copy of
 the weights under another name.
 """
 
@@ -69,7 +69,7 @@ def is_id(name: str) -> bool:
 def fetch(name: str, hub: Hub, progress: Progress) -> Path:
     """Download a model and return its directory. Blocks.
 
-    Raises what `Hub.snapshot` raises, and CheckpointError for a model without safetensors.
+    Raises the errors of `Hub.snapshot`, and CheckpointError for a model without safetensors.
     """
     directory = hub.snapshot(TEXTS)
     index = directory / INDEX

@@ -67,8 +67,8 @@ class HuggingFace:
 
     def _incomplete(self) -> CheckpointError:
         return CheckpointError(
-            f"{self._name} is not complete in {self._cache}, and HF_HUB_OFFLINE forbids to fetch it: "
-            "start once without it, or give --model a directory"
+            f"{self._name} is not complete in {self._cache}, and HF_HUB_OFFLINE forbids fetching it: "
+            "start once without HF_HUB_OFFLINE, or give --model a directory"
         )
 
     def _explained(self, error: Exception) -> StartError:
@@ -97,7 +97,7 @@ class HuggingFace:
                 return self._incomplete()
             reason = error.__cause__ or error
             return FetchFailed(
-                f"{self._name} is not in {cache}, and {endpoint} cannot be asked for it: {_short(reason)}. "
+                f"{self._name} is not in {cache}, and {endpoint} cannot be reached: {_short(reason)}. "
                 "Check the network, or give --model a directory"
             )
         if number == errno.EACCES:

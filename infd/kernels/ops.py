@@ -60,7 +60,7 @@ class Ops:
     """
 
     def __init__(self, choose: Callable[[str], Choice], fixed: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Set up, without choosing.
+        """Set up, without choosing an implementation.
 
         choose  called once with each family that is asked for; raises DeviceMissing
         fixed   implementations by family, which need no choice

@@ -1,7 +1,7 @@
 """Decoder layers as data, for kernels that compute whole layers in one call.
 
 A layer's own code is its definition; these kernels must equal it. Layers that a recipe cannot express run their own
-code. Tensors are the weights themselves: a recipe is made once the weights are loaded, and is valid as long as their
+code. Tensors are the weights themselves: a recipe is made after loading, and is valid while the weights keep their
 addresses.
 """
 
@@ -26,10 +26,10 @@ class NormRecipe(NamedTuple):
 
 
 class ProductRecipe(NamedTuple):
-    """x times a transposed matrix, plus a bias; `kept` is the form's tensor."""
+    """x times a transposed matrix, plus a bias; `storage` is the form's tensor."""
 
     form: Form
-    kept: Tensor
+    storage: Tensor
     bias: Tensor | None
 
 

@@ -1,6 +1,6 @@
 """Choose the implementation of each kernel family, when it is first asked for.
 
-Candidates are ordered by preference: the first that does not refuse is chosen; the refusals before it are kept, with
+Candidates are ordered by preference: the first that does not refuse is chosen; earlier refusals are recorded, with
 reasons, for operators. Only the chosen implementation's module is imported. The devices and dtypes that a candidate
 supports are data, known without torch; missing libraries and hardware are detected on this machine.
 """
@@ -41,13 +41,13 @@ def lacks_nothing(_: Facts) -> None:
 class Candidate(Struct, frozen=True, kw_only=True):
     """One implementation of one family.
 
-    name    shown to operators: the library, and a variant
-    place   "module:Class", imported and called without arguments if chosen
-    kinds   supported device types; empty: any
-    dtypes  names of supported dtypes of activations; empty: any
-    keeps   for attention: the cache dtype requested, supported only if it is the activations' dtype; empty: the cache
-            dtype follows the activations, or is the implementation's own
-    lacks   returns why the implementation cannot run on this machine, or None
+    name         shown to operators: the library, and a variant
+    place        "module:Class", imported and called without arguments if chosen
+    kinds        supported device types; empty: any
+    dtypes       names of supported dtypes of activations; empty: any
+    cache_dtype  for attention: the requested dtype, supported only if it is the activations'; empty: the
+                 activations' dtype, or the implementation's own
+    lacks        returns the reason why this machine cannot run the implementation, or None
 
     An implementation that delegates some cases records them in its `refused` dict, with reasons.
     """
@@ -56,7 +56,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     place: str
     kinds: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
-    keeps: str = ""
+    cache_dtype: str = ""
     lacks: Callable[[Facts], str | None] = lacks_nothing
 
     def called(self, name: str) -> bool:
@@ -69,8 +69,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
             return f"runs on {_DEVICES[self.kinds]}, not on {kind}"
         if self.dtypes and dtype not in self.dtypes:
             return f"computes in {' and '.join(self.dtypes)}, not in {dtype}"
-        if self.keeps not in ("", dtype):
-            return f"keeps keys and values in the type that the model computes in, {dtype}"
+        if self.cache_dtype not in ("", dtype):
+            return f"caches keys and values in the type that the model computes in, {dtype}"
         return None
 
     def refuses(self, facts: Facts) -> str | None:
@@ -211,7 +211,7 @@ CACHED: Mapping[str, Mapping[str, Sequence[Candidate]]] = MappingProxyType(
     {
         # A float dtype must be the activations' own: no kernel converts a cache.
         **{
-            dtype: {"attention": tuple(replace(each, keeps=dtype) for each in CANDIDATES["attention"])}
+            dtype: {"attention": tuple(replace(each, cache_dtype=dtype) for each in CANDIDATES["attention"])}
             for dtype in ("float32", "bfloat16", "float16")
         },
         "int8": {
@@ -231,7 +231,7 @@ def preferring(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapp
 
 
 def insisting(name: str, candidates: Mapping[str, Sequence[Candidate]]) -> Mapping[str, Sequence[Candidate]]:
-    """Where a family has candidates with this name, or first word, keep them alone, without their restrictions."""
+    """If a family has candidates with this name, or first word, drop all others, and these candidates' restrictions."""
     return {
         family: [replace(each, kinds=(), dtypes=(), lacks=lacks_nothing) for each in some if each.called(name)] or some
         for family, some in candidates.items()

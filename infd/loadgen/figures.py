@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class Sample(Struct, kw_only=True):
     """One completed request.
 
-    ttft_s   from the request's due time to its first text chunk
-    e2e_s    from the request's due time to the end of the stream
-    gaps_s   between consecutive text chunks
-    counted  token counts are from the server's usage; else output_tokens counts text chunks
+    ttft_s   seconds from the request's due time to its first text chunk
+    e2e_s    seconds from the request's due time to the end of the stream
+    gaps_s   seconds between consecutive text chunks
+    counted  whether token counts are the server's usage; otherwise output_tokens counts text chunks
     """
 
     ttft_s: float

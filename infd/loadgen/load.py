@@ -1,4 +1,4 @@
-"""Send a load to an endpoint: number, sizes and arrival times of requests."""
+"""Send requests of given number, sizes and arrival times to an endpoint."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Prompts:
     """An endless sequence of prompts; equal seeds give equal sequences.
 
     length  words in a prompt
-    shared  fraction of a prompt that is a common prefix, if kind is "shared-prefix"
+    shared  fraction of a prompt that all prompts share as a prefix, if kind is "shared-prefix"
     """
 
     def __init__(self, kind: Kind, length: int, seed: int, *, shared: float) -> None:

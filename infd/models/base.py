@@ -76,9 +76,9 @@ class PageTensor(Struct, frozen=True):
 class Model(Protocol):
     """One architecture. Its parameters have no storage until weights are loaded.
 
-    least_rows  smallest T, and smallest N of `logits`, at which results do not depend on T or N to the last bit
-    skips_unsampled whether the last layer can compute the sampled tokens alone; if False, Batch.sampled is always None
-    logits_dtype    dtype of `logits`: float32, or the activations' if the head's product has that
+    least_rows       smallest T, and smallest N of `logits`, at which results do not depend on T or N to the last bit
+    skips_unsampled  whether the last layer can compute the sampled tokens alone; if False, Batch.sampled is always None
+    logits_dtype     dtype of `logits`: float32, or the activations' if the head's product returns that
     """
 
     vocab_size: int
@@ -108,8 +108,8 @@ class Model(Protocol):
     def page_tensors(self, page_tokens: int) -> Sequence[PageTensor]:
         """Return the tensors of one page slot, equal for every layer.
 
-        A page has as many slots as its largest group has layers; the i-th layer of each group uses slot i. The pages of
-        a smaller group leave their last slots unused: the price of one pool for all groups.
+        A page has as many slots as its largest group has layers; the i-th layer of each group uses slot i. Pages of
+        a smaller group leave their last slots unused, so that all groups share one pool.
         """
 
     def forward(self, batch: Batch) -> Tensor:

@@ -14,7 +14,7 @@ from infd.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MOST = 2**24  # above every published dimension, below any that would exhaust memory while shapes are computed
+MOST = 2**24  # largest dimension: above every published one; larger ones could exhaust memory while shapes are computed
 ROPE_THETA = 10_000.0
 
 _GEMMA = MappingProxyType(
@@ -124,7 +124,7 @@ class Settings:
         return Settings(value, f"{self._path}{key}.")
 
     def over(self, values: Mapping[str, Any]) -> Settings:
-        """Return a copy with `values` for keys that this table lacks; an explicit null is not replaced."""
+        """Return a copy with `values` for absent keys; an explicit null is not replaced."""
         return Settings({**values, **self._table}, self._path)
 
     def completed(self, absent: Mapping[str, Any], replaced: Mapping[str, Any]) -> Settings:

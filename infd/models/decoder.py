@@ -92,7 +92,7 @@ class Decoder:
         windows          by layer, the attention window in tokens; None, or max_len and more: full attention
         block            makes a layer, given its checkpoint prefix, its index, and its page group's index
         embedding_scale  multiplies the embeddings
-        norm_offset      is added to the last norm's weight
+        norm_offset      added to the last norm's weight
         logit_scale      multiplies the logits
         logit_softcap    bounds the scaled logits: softcap * tanh(logit / softcap)
 
@@ -165,7 +165,7 @@ class Decoder:
     def stacked(self) -> Stacked | None:
         """All layers as one fused call, or None if the kernels have none.
 
-        It supports neither adapters, which add between products, nor `batch.angles`.
+        The call supports neither adapters, which add between products, nor `batch.angles`.
         """
         recipes = [block.recipe() for block in self._blocks]
         complete = [recipe for recipe in recipes if recipe is not None]

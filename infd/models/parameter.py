@@ -44,15 +44,15 @@ class Parameter:
         self.sources = sources
 
     def rows(self, first: int, count: int) -> torch.Tensor | None:
-        """Return a view of `tensor` that takes checkpoint rows unchanged, or None if they must go through `place`."""
+        """See weights/load.py Parameter."""
         return self.tensor.narrow(0, first, count) if self.shape else self.tensor
 
     def packing(self, dtype: torch.dtype) -> Packing | None:
-        """Return how native code places rows of `dtype`, or None if only `place` does."""
+        """See weights/load.py Parameter."""
         return None
 
     def place(self, first: int, rows: torch.Tensor) -> None:
-        """Write the checkpoint rows [n, ...] to the parameter's rows from `first` on."""
+        """See weights/load.py Parameter."""
         self.tensor.narrow(0, first, rows.shape[0]).copy_(rows)
 
 
@@ -75,11 +75,11 @@ class Matrix(Parameter):
         self.form.place(self.tensor, first, rows)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False) -> torch.Tensor:
-        """Return x [T, in] times the matrix transposed, plus bias [out]: in x's dtype, or the form's `wide`."""
+        """As Form.multiply."""
         return self.form.multiply(x, self.tensor, bias, wide=wide)
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the rows [T, in] of tokens [T]."""
+        """As Form.look_up."""
         return self.form.look_up(tokens, self.tensor)
 
 

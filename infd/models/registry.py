@@ -39,7 +39,7 @@ ARCHITECTURES = MappingProxyType(
     }
 )
 _ATTENTION = re.compile(r"Attention$|\.\*self_attn\$?$")  # matches attention classes, and attention module patterns
-TRANSFORMERS = "infd.models.transformers.model:TransformersModel"  # any other decoder that transformers implements
+TRANSFORMERS = "infd.models.transformers.model:TransformersModel"  # for any other decoder that transformers implements
 
 
 def is_implemented(config: Mapping[str, Any]) -> bool:
@@ -48,7 +48,7 @@ def is_implemented(config: Mapping[str, Any]) -> bool:
     Raises CheckpointError if config.json alone rules out both.
     """
     if "quantization_config" in Settings(config) and not _only_the_cache(config["quantization_config"]):
-        raise CheckpointError("config.json: quantization_config: quantized checkpoints are not read yet")
+        raise CheckpointError("config.json: quantization_config: quantized checkpoints are not supported")
     if (name := architecture(config)) in ARCHITECTURES:
         return True
     try:
@@ -76,7 +76,7 @@ def _unsupported(name: str, reason: CheckpointError) -> CheckpointError:
     served = ", ".join(sorted(ARCHITECTURES))
     return CheckpointError(
         f"config.json: architecture {name!r} is not supported: {reason}; supported: {served}, and most other decoders"
-        " that transformers has code for"
+        " that transformers implements"
     )
 
 

@@ -108,9 +108,11 @@ class DeviceSlots:
             for target in self.weights | targets:
                 loaded = [self._loaded.get(slot, {}).get(target) for slot in self._slots]
                 known = self.weights.get(target)
-                if known is None or not known.hold(loaded, self.staging.fill):
+                if known is None or not known.replace(loaded, self.staging.fill):
                     outputs = list(target.modules.values())
-                    replaced[target] = self._captured.weigh(loaded, outputs, table=target.table, upload=self.staging.up)
+                    replaced[target] = self._captured.slot_weights(
+                        loaded, outputs, table=target.table, upload=self.staging.up
+                    )
             if replaced:
                 self.weights |= replaced
                 self._generation += 1

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps tensors to files of a sharded checkpoint
-HEADER_BYTES = 2**25  # several times the largest real header; parsing one of the format's limit would take gigabytes
+HEADER_BYTES = (
+    2**25
+)  # several times the largest real header; parsing one as large as the format allows would take gigabytes
 
 _COUNTED = re.compile(r"(\D*)(\d*)")
 
@@ -86,7 +88,7 @@ class TensorFile:
             offset += count
 
     def cut_short(self) -> CheckpointError:
-        """Return the error to raise where the file ends before its header says."""
+        """Return the error for a file that ends before the last byte described by its header."""
         return CheckpointError(f"{self.path}: the file became shorter while it was read")
 
     @property
@@ -126,7 +128,9 @@ class TensorFile:
         end = first
         for tensor in tensors:
             if tensor.offset != end:
-                fault = "overlaps the one before it" if tensor.offset < end else "leaves a hole before it"
+                fault = (
+                    "overlaps the previous tensor" if tensor.offset < end else "leaves a gap after the previous tensor"
+                )
                 raise CheckpointError(f"{self.path}: {tensor.name}: {fault}")
             end += tensor.bytes
         if end != size:
@@ -206,7 +210,7 @@ class Checkpoint:
             tensors[tensor.name] = tensor
         for name, promise in promised.items():
             if name not in tensors or tensors[name].file.path.name != promise:
-                raise CheckpointError(f"{index}: {name} is said to be in {promise}, which does not hold it")
+                raise CheckpointError(f"{index}: {name} should be in {promise}, which does not hold it")
         return tensors
 
 

@@ -1,7 +1,7 @@
 """Fill a model's parameters from a checkpoint.
 
-Missing, unknown and misshapen tensors are all found before weights are read, and
-reported in one error.
+All missing, unknown and misshapen tensors are reported in one error, before
+weights are read.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class Parameter(Protocol):
     def sources(self) -> Sequence[Source]: ...
 
     def rows(self, first: int, count: int) -> Tensor | None:
-        """Return a view of rows [first, first + count) in the checkpoint's layout; None: use `place` instead."""
+        """Return a view of rows [first, first + count) that takes checkpoint rows unchanged; None: use `place`."""
 
     def packing(self, dtype: torch.dtype) -> Packing | None:
-        """Return how native code stores rows of `dtype`, as `place` does; None: only `place` stores them."""
+        """Return the packing by which native code stores rows of `dtype`; None: only `place` stores them."""
 
     def place(self, first: int, rows: Tensor) -> None:
         """Convert floating-point `rows` to the parameter's form and store them, starting at row `first`."""
 
 
 class Loadable(Protocol):
-    """A model as seen by loading.
+    """The attributes of a model that loading reads.
 
     parameters  tensors to fill
     unread      checkpoint tensors that the model does not use
@@ -99,7 +99,7 @@ class _Place(NamedTuple):
             reader.read(stored, rows)
 
     def parts(self, stored: StoredTensor) -> list[FilePart] | None:
-        """Return the tensor in parts that native code fills, or None where it cannot."""
+        """Return the parts of the tensor for native code to fill, or None if only Python can fill it."""
         first, count = self.source.row, self.source.shape[0] if self.source.shape else 1
         dtype = DTYPES[stored.dtype]
         if (rows := self.parameter.rows(first, count)) is not None:
@@ -126,8 +126,8 @@ def load(
 ) -> None:
     """Allocate every parameter in `arena` and read its values.
 
-    progress  called with (bytes read, bytes to read), at 0 and at least every second as long as the disk reads
-    natively  native code that fills the tensors it supports; None: Python fills all
+    progress  called with (bytes read, bytes to read), before the first byte, then at least every second while reading
+    natively  native code that fills the tensors that it supports; None: Python fills all tensors
 
     Raises CheckpointError: before any allocation if the checkpoint does not match the model, later if a file was
     truncated.

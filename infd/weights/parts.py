@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from infd.weights.checkpoint import StoredTensor
 
-PART_BYTES: Final = 2**19  # stays in a core's cache between being read and being packed
+PART_BYTES: Final = 2**19  # bytes of a part: fits a core's cache while it is read and packed
 
 
 class Packing(Protocol):
@@ -65,7 +65,7 @@ def copied(stored: StoredTensor, rows: Tensor) -> Iterator[FilePart]:
 
 
 def packed(stored: StoredTensor, packing: Packing, first: int) -> Iterator[FilePart]:
-    """Yield the parts of a matrix [n, inputs] that becomes the rows from `first` on."""
+    """Yield the parts of a matrix [n, inputs] that is packed as rows `first` and up."""
     count = stored.shape[0]
     width = stored.bytes // max(count, 1)
     most = max(1, PART_BYTES // max(width * packing.step, 1)) * packing.step

@@ -84,7 +84,7 @@ async def test_a_refusal_shows_the_servers_message():
     [
         (b'data: {"error": {"message": "the server stopped"}}\n\ndata: [DONE]\n\n', "the server stopped"),
         (b'data: {"choices": []}\n\n', "broke off"),
-        (b"data: {\n\n", "no event of a chat"),
+        (b"data: {\n\n", "an event that is not a chat's"),
         (b"", "broke off"),
     ],
 )

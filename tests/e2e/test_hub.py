@@ -65,7 +65,7 @@ def test_term_while_it_fetches_is_a_clean_exit(start: Callable[..., Daemon], hub
     ("arguments", "variables", "code", "said"),
     [
         (("--revision", "v9"), {}, 78, "org/tiny has no revision 'v9'"),
-        ((), {"HF_HUB_OFFLINE": "1"}, 78, "HF_HUB_OFFLINE forbids to fetch it"),
+        ((), {"HF_HUB_OFFLINE": "1"}, 78, "HF_HUB_OFFLINE forbids fetching it"),
         ((), {"HF_ENDPOINT": "http://127.0.0.1:9"}, 74, "Check the network"),
         (("--hub", "modelscope"), {}, 78, "pip install modelscope"),
         (("--model", "embedded", "--revision", "v9"), {}, 78, "model.revision is for models of a hub"),

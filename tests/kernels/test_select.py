@@ -133,7 +133,7 @@ def test_an_fp8_cache_needs_a_gpu_with_fp8_conversion(monkeypatch):
     monkeypatch.setattr(presence, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
     with pytest.raises(
-        DeviceMissing, match=r"triton fp8: wants .* 8\.9; this GPU has 8\.6; flashinfer fp8: .*; reference fp8"
+        DeviceMissing, match=r"triton fp8: needs .* 8\.9; this GPU has 8\.6; flashinfer fp8: .*; reference fp8"
     ):
         select(torch.device("cuda"), torch.bfloat16, candidates).ask("attention")
 
@@ -165,8 +165,8 @@ def test_what_is_chosen_may_leave_work_to_another_and_operators_are_told_when_it
     ("lacking", "reason"),
     [
         ("triton", "triton is not installed (the extra `cuda` brings it)"),
-        ("capability", "wants compute capability 8.0; this GPU has 7.5"),
-        ("compiler", "triton needs a C compiler, and finds none of cc, gcc, clang"),
+        ("capability", "needs compute capability 8.0; this GPU has 7.5"),
+        ("compiler", "triton needs a C compiler; there is none of cc, gcc, clang"),
         ("header", "triton needs Python.h, which comes with Python's development package"),
         ("nothing", None),
     ],

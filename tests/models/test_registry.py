@@ -72,7 +72,10 @@ def test_every_registered_class_exists():
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false"),
         ({"rope_theta": -1.0}, "rope_theta: expected a positive number"),
         ({"rope_scaling": 2}, "rope_scaling: expected an object"),
-        ({"rope_scaling": {"type": "magic"}}, "rope type 'magic' is not computed yet; known: default, dynamic, linear"),
+        (
+            {"rope_scaling": {"type": "magic"}},
+            "rope type 'magic' is not supported; supported: default, dynamic, linear",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_theta": 1.0}, "rope_theta: expected more than 1"),
         ({"rope_parameters": {"full_attention": 4}}, "rope_parameters.full_attention: expected an object"),
@@ -99,7 +102,7 @@ def test_every_registered_class_exists():
         ({**GEMMA3, "text_config": {"hidden_size": 0}}, r"text_config\.hidden_size: expected an integer"),
         (
             {"quantization_config": {"quant_method": "gptq"}},
-            "quantization_config: quantized checkpoints are not read yet",
+            "quantization_config: quantized checkpoints are not supported",
         ),
     ],
 )

@@ -195,18 +195,18 @@ def test_pages_have_the_shape_of_the_keys(foreign):
         ("mpt", {}, "position biases"),
         ("bloom", {}, "position biases"),
         ("falcon", {"alibi": True}, "position biases"),
-        ("falcon", {"new_decoder_architecture": True}, "comes from a table of its own"),
-        ("gptj", {"rotary_dim": 4}, "comes from a table of its own"),
-        ("mamba", {}, "keeps a recurrent state"),
-        ("roberta", {"is_decoder": True}, "counts positions from behind its padding token"),
-        ("rwkv", {}, "keeps a recurrent state"),
+        ("falcon", {"new_decoder_architecture": True}, "does not use transformers' attention interface"),
+        ("gptj", {"rotary_dim": 4}, "does not use transformers' attention interface"),
+        ("mamba", {}, "has a recurrent state"),
+        ("roberta", {"is_decoder": True}, "positions start behind the padding token"),
+        ("rwkv", {}, "has a recurrent state"),
         ("openai-gpt", {}, "2 of its 2 layers do not attend through"),
-        ("stablelm", {}, "does not hand the keywords"),
+        ("stablelm", {}, "does not pass its forward"),
         ("bart", {"d_model": 16}, "encoder with a decoder"),
         ("bert", {}, "sees other tokens than all its own"),
-        ("doge", {"num_key_value_heads": 1}, "layer 0 has a mask of its own making"),
+        ("doge", {"num_key_value_heads": 1}, "layer 0 has a mask that transformers did not build"),
         ("diffllama", {}, "attends 4 times in 2 layers"),
-        ("granite_swa", {"head_dim": 8, "num_key_value_heads": 1}, "'s_aux', which infd's does not know"),
+        ("granite_swa", {"head_dim": 8, "num_key_value_heads": 1}, "'s_aux', which infd's attention does not support"),
         ("llama4_text", {"head_dim": 8, "num_key_value_heads": 1}, "layers of type chunked_attention"),
         ("gemma4_text", {"head_dim": 8, "global_head_dim": 16, "num_key_value_heads": 1}, "keys of different shapes"),
         ("phi4_multimodal", {}, r"reads more than text \(vision_config\)"),
@@ -254,7 +254,7 @@ def test_code_in_the_repository_is_ignored_where_transformers_has_its_own():
 
 
 def test_quantized_checkpoints_are_refused_before_anything_is_built():
-    with pytest.raises(CheckpointError, match="quantized checkpoints are not read yet"):
+    with pytest.raises(CheckpointError, match="quantized checkpoints are not supported"):
         build({**tiny_config("olmo"), "quantization_config": {"quant_method": "gptq"}})
 
 

@@ -155,9 +155,11 @@ class SlotTable:
     def __init__(self, size: int) -> None:
         self._slots = torch.zeros(size, dtype=torch.int64)
 
-    def weigh(self, held: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Any) -> Whole:
+    def slot_weights(
+        self, by_slot: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Any
+    ) -> Whole:
         assert not table
-        return Whole(held, sum(outputs))
+        return Whole(by_slot, sum(outputs))
 
     def refill(self, slots: Sequence[int], fill: Any) -> None:
         fill(self._slots, np.array(slots))
@@ -173,17 +175,17 @@ class SlotTable:
 class Whole:
     """matrices [slots + 1, out, in]: nothing for slot 0. It outgrows its memory where an adapter has a larger rank."""
 
-    def __init__(self, held: Sequence[LowRank | None], outputs: int) -> None:
-        self._ranks = max(low.a.shape[0] for low in held if low is not None)
-        inputs = next(low.a.shape[1] for low in held if low is not None)
-        self.matrices = torch.zeros(len(held) + 1, outputs, inputs)
-        self.hold(held)
+    def __init__(self, by_slot: Sequence[LowRank | None], outputs: int) -> None:
+        self._ranks = max(low.a.shape[0] for low in by_slot if low is not None)
+        inputs = next(low.a.shape[1] for low in by_slot if low is not None)
+        self.matrices = torch.zeros(len(by_slot) + 1, outputs, inputs)
+        self.replace(by_slot)
 
-    def hold(self, held: Sequence[LowRank | None], fill: Any = None) -> bool:
-        if any(low is not None and low.a.shape[0] > self._ranks for low in held):
+    def replace(self, by_slot: Sequence[LowRank | None], fill: Any = None) -> bool:
+        if any(low is not None and low.a.shape[0] > self._ranks for low in by_slot):
             return False
         self.matrices.zero_()
-        for slot, low in enumerate(held, 1):
+        for slot, low in enumerate(by_slot, 1):
             for b, rank, output in () if low is None else low.parts:
                 self.matrices[slot, output : output + b.shape[0]] = b @ low.a[rank : rank + b.shape[1]]
         return True

@@ -95,8 +95,8 @@ def test_shards_are_found_through_the_index(tmp_path):
         (raw({"a": {**F32, "data_offsets": [8, 0]}}, EIGHT), "a: F32"),
         (raw({"a": F32}, bytes(7)), "the header describes .* bytes, the file has"),
         (raw({"a": F32}, bytes(9)), "the header describes .* bytes, the file has"),
-        (raw({"a": F32, "b": F32}, bytes(16)), "b: overlaps the one before it"),
-        (raw({"a": {**F32, "data_offsets": [2**40, 2**40 + 8]}}, EIGHT), "a: leaves a hole before it"),
+        (raw({"a": F32, "b": F32}, bytes(16)), "b: overlaps the previous tensor"),
+        (raw({"a": {**F32, "data_offsets": [2**40, 2**40 + 8]}}, EIGHT), "a: leaves a gap after the previous tensor"),
     ],
 )
 def test_a_header_that_does_not_fit_its_file_is_refused(file, broken, message):
@@ -210,7 +210,10 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path):
         ({"weight_map": {"x": ".."}}, "not a regular file"),
         ({"weight_map": {"x": 1}}, "x: expected the name of a file, found 1"),
         ({"weight_map": {"x": "gone.safetensors"}}, r"gone\.safetensors: No such file"),
-        ({"weight_map": {"w": "a.safetensors"}}, r"w is said to be in a\.safetensors, which does not hold it"),
+        (
+            {"weight_map": {"w": "a.safetensors"}},
+            r"w should be in a\.safetensors, which does not hold it",
+        ),
         ({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}, r"b\.safetensors: x is in a\.safetensors too"),
     ],
 )

@@ -60,7 +60,9 @@ def draw(rng: Random, pool: Pool) -> Conversation:
     if question[-1] in ".?":
         question += f" {pick(rng, PHRASES['bare'], pool)}" if bare else rng.choice(PHRASES["thanks"])
     answer: dict[str, Any] = {"role": "assistant", "content": problem.result if bare else problem.answer}
-    said_already = problem.result in re.findall(r"\d+", question)  # then the result in the answer proves nothing
+    said_already = problem.result in re.findall(
+        r"\d+", question
+    )  # the answer could then contain the result by repeating the question
     if thinking:
         answer["reasoning_content"] = problem.thought
     return Conversation(

@@ -69,13 +69,11 @@ def _content(name: str) -> dict[str, Any]:
 
 def _joined(written: Any, more: Any) -> Any:
     if isinstance(written, dict):
-        assert more.keys() <= written.keys(), (
-            f"phrasings.toml asks for what is not there: {more.keys() - written.keys()}"
-        )
+        assert more.keys() <= written.keys(), f"phrasings.toml extends unknown lists: {more.keys() - written.keys()}"
         return {key: _joined(value, more[key]) if key in more else value for key, value in written.items()}
     if isinstance(written[0], dict):
         ids = {one["id"] for one in written}
-        assert more.keys() <= ids, f"phrasings.toml names what is not there: {more.keys() - ids}"
+        assert more.keys() <= ids, f"phrasings.toml names unknown entries: {more.keys() - ids}"
         return [_joined(one, more.get(one["id"], {})) for one in written]
     return Phrases(written, more)
 

@@ -133,7 +133,9 @@ def _two(rng: Random, pool: Pool) -> tuple[Offer, list[Use]]:
     return Offer(rng, tools), uses
 
 
-def _told(rng: Random, pool: Pool, offer: Offer, uses: Sequence[Use]) -> tuple[list[dict[str, Any]], str, str, Expect]:
+def _exchange(
+    rng: Random, pool: Pool, offer: Offer, uses: Sequence[Use]
+) -> tuple[list[dict[str, Any]], str, str, Expect]:
     """Return request, calls and results as messages; the reasoning, the reporting sentence and its required facts."""
     answer = _message([offer.call(one) for one in uses], rng)
     messages = [_request(rng, pool, uses), answer]
@@ -176,7 +178,7 @@ def _answering(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
     else:
         tools = _choose(rng, pool, 1)
         offer, uses = Offer(rng, tools), [use(rng, tools[0], pool)]
-    messages, thought, sentence, expect = _told(rng, pool, offer, uses)
+    messages, thought, sentence, expect = _exchange(rng, pool, offer, uses)
     answer = {"role": "assistant", "content": sentence}
     return _finish([*opening(rng, pool), *messages], answer, thought, offer, expect, thinking=thinking)
 
@@ -185,7 +187,7 @@ def _calling_again(rng: Random, pool: Pool, *, thinking: bool) -> Conversation:
     """Draw a conversation with a second request after a completed first."""
     tools = _choose(rng, pool, 2)
     offer = Offer(rng, tools)
-    messages, _, sentence, _ = _told(rng, pool, offer, [use(rng, tools[0], pool)])
+    messages, _, sentence, _ = _exchange(rng, pool, offer, [use(rng, tools[0], pool)])
     before = [*messages, {"role": "assistant", "content": sentence}]
     return _called(rng, pool, offer, [use(rng, rng.choice(tools), pool)], before, thinking=thinking)
 

@@ -64,7 +64,7 @@ class Course(Struct, frozen=True, kw_only=True):
     mixture  name of the mixture of conversations
     steps    of about 8,000 tokens
     prompts  fraction of steps, from the first, that also train on prompts, to learn the language
-    fall     the share of steps at the end over which the learning rate falls to nothing
+    fall     fraction of steps, at the end, over which the learning rate falls to 0
     """
 
     mixture: str
@@ -229,7 +229,7 @@ def run(trainer: Trainer, steps: Iterator[list[list[Example]]], file: Path, *, k
 def drawn_beside(
     work: Path, mixture: str, seed: int, start: int, style: str | None = None
 ) -> Iterator[list[list[Example]]]:
-    """Yield the steps' batches, drawn ahead by another process.
+    """Yield the steps' batches, drawn in advance by another process.
 
     style  of all answers; None: conversations of all subjects
     """

@@ -1,1 +1,1 @@
-"""Kernel families in C++ for x86-64 CPUs: the sources are in `native/`; `library.py` loads the compiled library."""
+"""Kernel families in C++ for x86-64 CPUs: sources in `native/`, compiled to one library that `library.py` loads."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     FilePart = tuple[int, int, int, int | None, int, int, int, int]  # the fields of FillPart
 
-TURN_S: Final = 1.0  # between two reports
+TURN_S: Final = 1.0  # seconds between two reports
 
 
 class FillPart(ctypes.Structure):
@@ -39,7 +39,7 @@ class FillProgress(ctypes.Structure):
 
 
 class Fill:
-    """Fills parts on all threads of this thread's OpenMP."""
+    """Fills parts, on all OpenMP threads of the calling thread."""
 
     def __init__(self, library: Library | None = None, turn_s: float = TURN_S) -> None:
         """Raises NativeMissing."""
@@ -48,28 +48,23 @@ class Fill:
         self._turn_s = turn_s
 
     def __call__(self, parts: Sequence[FilePart], report: Callable[[int], None]) -> int | None:
-        """Fill all parts; return the first one whose file ended early, None if all are filled.
-
-        report  called with the number of bytes read since its last call, at least every TURN_S
-
-        Raises OSError.
-        """
-        given = (FillPart * len(parts))(*(FillPart(*part) for part in parts))
+        """See weights/parts.py Fill. Reports every TURN_S."""
+        structures = (FillPart * len(parts))(*(FillPart(*part) for part in parts))
         progress = FillProgress(0, 0, 0)
         done = 0
         while done < len(parts):
-            self._fill(ctypes.addressof(given), len(parts), ctypes.addressof(progress), self._turn_s)
+            self._fill(ctypes.addressof(structures), len(parts), ctypes.addressof(progress), self._turn_s)
             if progress.error == ENODATA:
                 return int(progress.failed)
             if progress.error:
                 raise OSError(progress.error, os.strerror(progress.error))
             before, done = done, min(progress.next, len(parts))
-            report(sum(part.bytes for part in given[before:done]))
+            report(sum(part.bytes for part in structures[before:done]))
         return None
 
 
-def here() -> Fill | None:
-    """Return the Fill of this process, None without native kernels."""
+def native_fill() -> Fill | None:
+    """Return native code that fills parts; None without native kernels."""
     try:
         return Fill()
     except NativeMissing:

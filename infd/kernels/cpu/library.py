@@ -96,7 +96,9 @@ def _open(directory: Path) -> ctypes.CDLL:
     try:
         ctypes.CDLL("libgomp.so.1", os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
-        raise NativeMissing("torch's OpenMP runtime is not libgomp.so.1, and two would fight for the cores") from None
+        raise NativeMissing(
+            "torch's OpenMP runtime is not libgomp.so.1, and two thread pools would compete for the cores"
+        ) from None
     try:
         library = ctypes.CDLL(str(path), os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as error:
@@ -105,7 +107,7 @@ def _open(directory: Path) -> ctypes.CDLL:
     if sources.is_dir():  # absent from an installed package
         library.infd_sources.restype = ctypes.c_char_p
         if library.infd_sources().decode() != _digest(sources):
-            raise NativeMissing("built from other sources than those beside it: `make native` builds it again")
+            raise NativeMissing("built from other sources than the present ones: `make native` rebuilds it")
     return library
 
 

@@ -66,24 +66,24 @@ class Panels:
         self.least_rows = 1
         self.wide = torch.float32
 
-    def rows(self, kept: Tensor, first: int, count: int) -> None:
+    def rows(self, storage: Tensor, first: int, count: int) -> None:
         """Return None: panels hold no checkpoint rows."""
 
-    def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
+    def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
         pack = self._kernels.pack
         if rows.dtype not in pack:
             rows = rows.to(list(pack)[-1])
         rows = rows.contiguous()
         assert rows.shape[1] == self._inputs
         assert first + rows.shape[0] <= self._outputs
-        pack[rows.dtype](kept.data_ptr(), self._inputs, rows.data_ptr(), first, rows.shape[0])
+        pack[rows.dtype](storage.data_ptr(), self._inputs, rows.data_ptr(), first, rows.shape[0])
 
-    def packing(self, kept: Tensor, dtype: torch.dtype) -> Packing | None:
+    def packing(self, storage: Tensor, dtype: torch.dtype) -> Packing | None:
         if (kernel := self._kernels.pack.get(dtype)) is None:
             return None
-        return Packing(address(kernel), kept.data_ptr(), self._inputs, PANEL)
+        return Packing(address(kernel), storage.data_ptr(), self._inputs, PANEL)
 
-    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+    def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         rows, inputs = x.shape
         assert (inputs, x.dtype) == (self._inputs, self._activations)
         if x.stride(1) != 1:
@@ -93,7 +93,7 @@ class Panels:
             x.data_ptr(),
             x.stride(0),
             rows,
-            kept.data_ptr(),
+            storage.data_ptr(),
             self._outputs,
             inputs,
             None if bias is None else bias.data_ptr(),
@@ -103,14 +103,14 @@ class Panels:
         )
         return out
 
-    def product(self, kept: Tensor, bias: Tensor | None) -> Product:
-        return product(self._kernels.multiply[self._activations], kept, bias, self._outputs, self._inputs)
+    def product(self, storage: Tensor, bias: Tensor | None) -> Product:
+        return product(self._kernels.multiply[self._activations], storage, bias, self._outputs, self._inputs)
 
-    def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
+    def look_up(self, tokens: Tensor, storage: Tensor) -> Tensor:
         tokens = tokens.contiguous()
         out = torch.empty(tokens.shape[0], self._inputs, dtype=self._activations)
         self._kernels.unpack[self._activations](
-            out.data_ptr(), kept.data_ptr(), self._outputs, self._inputs, tokens.data_ptr(), tokens.shape[0]
+            out.data_ptr(), storage.data_ptr(), self._outputs, self._inputs, tokens.data_ptr(), tokens.shape[0]
         )
         return out
 

@@ -23,15 +23,15 @@ class Product(ctypes.Structure):
 class Addressable(Protocol):
     """A matrix form whose products native code can compute."""
 
-    def product(self, kept: Tensor, bias: Tensor | None) -> Product:
-        """Return the product with the matrix in `kept`, as a C structure; `kept` and `bias` must outlive it."""
+    def product(self, storage: Tensor, bias: Tensor | None) -> Product:
+        """Return the product with the matrix in `storage`, as a C structure; `storage` and `bias` must outlive it."""
 
 
-def product(kernel: Callable[..., Any], kept: Tensor, bias: Tensor | None, outputs: int, inputs: int) -> Product:
+def product(kernel: Callable[..., Any], storage: Tensor, bias: Tensor | None, outputs: int, inputs: int) -> Product:
     """Return the product of x [T, inputs] with a matrix [outputs, inputs], in the form that `kernel` reads."""
     return Product(
         multiply=address(kernel),
-        weights=kept.data_ptr(),
+        weights=storage.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
         outputs=outputs,
         inputs=inputs,

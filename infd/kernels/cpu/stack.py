@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.stack import LayersBatch
     from infd.kernels.recipe import LayerRecipe, OutputTransform, ProductRecipe
 
-SLICE = 4  # layers per call; the device thread can be stopped, and counts progress, only between calls
+SLICE = 4  # layers per call; between calls the device thread counts progress and can be stopped
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
@@ -181,7 +181,7 @@ def _layer(recipe: LayerRecipe) -> Layer:
 def _product(recipe: ProductRecipe) -> Product:
     if not isinstance(recipe.form, Addressable):
         raise NoAddress
-    return recipe.form.product(recipe.kept, recipe.bias)
+    return recipe.form.product(recipe.storage, recipe.bias)
 
 
 def _norm(recipe: NormRecipe | None) -> Norm:

@@ -43,7 +43,7 @@ class LowRankPart(NamedTuple):
 
 
 class Lora(Protocol):
-    """LoRA by row. Rows that are in no group stay exactly as they are.
+    """LoRA by row. Rows in no group are unchanged, to the bit.
 
     groups  each adapter's rows [n] int64, ascending, and its matrices; no row is in two groups
     upload  copies the host's tables of a step to the device; None: torch's own copy
@@ -67,19 +67,19 @@ class Lora(Protocol):
 class SlotWeights(Protocol):
     """The low-rank matrices of all device slots for one product or table, at addresses that captured steps read."""
 
-    def hold(self, held: Sequence[LowRank | None], fill: Fill) -> bool:
+    def replace(self, by_slot: Sequence[LowRank | None], fill: Fill) -> bool:
         """Replace the matrices, at the same addresses. Returns False, unchanged, if their ranks exceed the capacity."""
 
 
 class CapturedLora(Protocol):
     """LoRA for captured steps of one size, whose tensors are refilled before each replay."""
 
-    def weigh(
-        self, held: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload
+    def slot_weights(
+        self, by_slot: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload
     ) -> SlotWeights:
         """Return the matrices of slots 1, 2, ... for one product or table.
 
-        held     each slot's matrices, or None; at least one slot has matrices
+        by_slot  each slot's matrices, or None; at least one slot has matrices
         outputs  number of outputs of each module of the product
         """
 
@@ -87,7 +87,7 @@ class CapturedLora(Protocol):
         """Set each row's slot for the next replay, 0 for no adapter."""
 
     def add(self, y: Tensor, x: Tensor, weights: Any) -> None:
-        """As Lora.add, with the result of `weigh`."""
+        """As Lora.add, with the result of `slot_weights`."""
 
     def add_rows(self, y: Tensor, tokens: Tensor, weights: Any) -> None:
-        """As Lora.add_rows, with the result of `weigh`."""
+        """As Lora.add_rows, with the result of `slot_weights`."""

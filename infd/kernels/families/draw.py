@@ -1,4 +1,4 @@
-"""Token sampling: penalties, masks, limits, the choice."""
+"""Token sampling: penalties, masks, limits, choice of the token."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Packing(NamedTuple):
 
     pack   address of a function (place, inputs, rows, first, n), called by several threads at once
     place  address of the matrix
-    step   number of rows that are stored faster together, if `first` is a multiple of `step`
+    step   number of rows packed together: fastest if `first` is a multiple of it
     """
 
     pack: int
@@ -28,17 +28,17 @@ class Packing(NamedTuple):
 
 @runtime_checkable
 class Packable(Protocol):
-    """A form in which native code can store rows."""
+    """A form whose rows native code can store."""
 
-    def packing(self, kept: Tensor, dtype: torch.dtype) -> Packing | None:
-        """Return how native code stores rows of `dtype`; None: only `Form.place` does."""
+    def packing(self, storage: Tensor, dtype: torch.dtype) -> Packing | None:
+        """Return the packing of rows of `dtype`; None: no native code, only `Form.place` stores them."""
 
 
 class Form(Protocol):
     """The stored form of a weight matrix [out, in], and products with it.
 
-    shape, dtype  of `kept`, the tensor that stores the matrix; its contents are arbitrary until placed
-    least_rows    smallest number of rows at which a product's row does not depend on that number; see LEAST_ROWS
+    shape, dtype  of `storage`, the tensor that stores the matrix; its contents are arbitrary until placed
+    least_rows    smallest number of rows at which a product's row does not depend on the number of rows; see LEAST_ROWS
     wide          dtype of `wide` products: float32, or the activations' if float32 would take another pass
     """
 
@@ -51,16 +51,16 @@ class Form(Protocol):
     @property
     def wide(self) -> torch.dtype: ...
 
-    def rows(self, kept: Tensor, first: int, count: int) -> Tensor | None:
-        """Return the view of `kept` that takes checkpoint rows [count, in] unchanged, or None: use `place`."""
+    def rows(self, storage: Tensor, first: int, count: int) -> Tensor | None:
+        """Return the view of `storage` that takes checkpoint rows [count, in] unchanged, or None: use `place`."""
 
-    def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
+    def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
         """Store checkpoint rows [n, in], floating-point and contiguous, as the matrix's rows from `first` on."""
 
-    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+    def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         """Return x [T, in] times the matrix transposed, plus bias: [T, out] in x's dtype, or `self.wide` if `wide`."""
 
-    def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
+    def look_up(self, tokens: Tensor, storage: Tensor) -> Tensor:
         """Return the rows of tokens [T] int64: [T, in] in the activations' dtype."""
 
 

@@ -38,7 +38,7 @@ class Rope(Protocol):
         q_norm: HeadNorm | None = None,
         k_norm: HeadNorm | None = None,
     ) -> Tensor:
-        """Norm and rotate q and k, write k and v to the cache, and return q: everything before attention itself."""
+        """Norm and rotate q and k, write k and v to the cache, and return q: all work before attention itself."""
         q = q if q_norm is None else q_norm(q)
         k = k if k_norm is None else k_norm(k)
         q, k = self(q, k, positions, table, interleaved=interleaved)

@@ -53,5 +53,5 @@ class RowKernels(Protocol):
     def append(self, state: BatchState, row: Tensor, end: Tensor, token: Tensor) -> None:
         """Append sampled tokens to rows, each at position `end`; row, end, token [N] int64.
 
-        For a row that occurs twice the result is undefined; only the padding row does.
+        The result is undefined for a row that occurs twice; only the padding row may.
         """

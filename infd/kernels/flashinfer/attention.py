@@ -39,7 +39,7 @@ class PagedAttention:
         package  the flashinfer module, or a substitute with its functions
         other    computes the delegated cases
         backend  the prefill kernel, "fa2" or "fa3"; "auto": FlashInfer's choice
-        planned  use planned decoding even if XQA supports the layer
+        planned  decode with a plan even if XQA supports the layer
         """
         self._package = package or import_module("flashinfer")
         self._other = other or Other()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import CapturedPlan as OtherPlan
     from infd.kernels.flashinfer.device_state import DeviceState
 
-PLANNED = 2**20  # bytes for one plan: a few integers for each part of the keys
+PLANNED = 2**20  # bytes for one plan: a few integers for each split of the keys
 
 
 class CapturedPlan(Steps):
@@ -110,7 +110,7 @@ class Planned:
     def plan(self, starts: list[int]) -> None:
         """Plan the wrapper for spans that start at `starts`."""
         batch = self._batch
-        if self._copied is not None:  # with two steps in flight the previous copy is done by now: no actual wait
+        if self._copied is not None:  # with two steps in flight the previous copy is done by now, so this never blocks
             self._copied.synchronize()
         keys = Keys.of(starts, batch.counts, batch.page_tokens, batch.window)
         plan(self.wrapper, self._params, keys, self._pages[:0], batch)

@@ -17,4 +17,4 @@ class Delegation:
         """Record that `case` was delegated."""
         if case not in self._met:
             self._met[case] = None
-            self.refused["flashinfer"] = f"leaves to triton: {'; '.join(self._met)}"
+            self.refused["flashinfer"] = f"delegates to triton: {'; '.join(self._met)}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from infd.kernels.flashinfer.delegation import Delegation
 
 PARTIAL = 128 * 2**20  # bytes for split-k partial results; shared by all wrappers, since steps run one after another
-SCRATCH = 32 * 2**20  # bytes for XQA's partial results: at most one part for each multiprocessor
+SCRATCH = 32 * 2**20  # bytes for XQA's partial results: at most one split for each multiprocessor
 SEMAPHORES = 2**18  # XQA's counters, one for each key head of each sequence; 0 between calls
 BYTES = 4 * SEMAPHORES + PARTIAL + SCRATCH
 GENERATIONS = (9, 10, 12)  # major compute capabilities that XQA is compiled for
@@ -87,7 +87,7 @@ class DeviceState:
         return made
 
     def expect(self, table: Tensor) -> None:
-        """Announce a captured steps' table [S, width]; smaller batch sizes use its first rows."""
+        """Reserve page ids for captured steps' largest table [S, width]; smaller batches use its first rows."""
         self._most[table.data_ptr()] = max(table.numel(), self._most.get(table.data_ptr(), 0))
 
     def pages(self, table: Tensor, params: LayerParams) -> Tensor:
@@ -100,7 +100,7 @@ class DeviceState:
     def needs_no_plan(self, params: LayerParams, page_tokens: int) -> bool:
         """Return whether `decode` supports layers with these parameters."""
         few = params.heads // params.kv_heads <= SHARING
-        plain = params.softcap is None and params.kept is params.dtype
+        plain = params.softcap is None and params.cache_dtype is params.dtype
         return self._unplanned and page_tokens in PAGES and plain and few
 
     def decode(
@@ -135,7 +135,7 @@ class DeviceState:
     def append(self, k: Tensor, v: Tensor, pages: KeyValuePages, slots: Tensor, sequence: Tensor) -> None:
         """Write k and v [T, K, D] to slots [T] int32.
 
-        The call describes one sequence that holds all pages in order, so that a slot is a position in that sequence.
+        The call describes one sequence of all pages in order, in which a slot is a position.
 
         sequence  [T] int32 zeros: the sequence of each token
         """
@@ -145,7 +145,7 @@ class DeviceState:
         )
 
     def _whole(self, pages: KeyValuePages) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the page ids of that one sequence, their bounds, and the number of tokens on its last page."""
+        """Return `append`'s one sequence: page ids, their bounds, and the number of tokens on the last page."""
         (count, _, size, _), device = pages.k.shape, pages.k.device
         if (count, size) not in self._wholes:
             every = torch.arange(count, dtype=torch.int32, device=device)

@@ -89,7 +89,7 @@ class Unloaded:
 
 
 class Modules:
-    """Replaces the flashinfer module, without a GPU: each function requests the module that it would compute with."""
+    """Replaces the flashinfer module, without a GPU: each function requests the module that FlashInfer's would run."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         import_module("flashinfer")
@@ -144,7 +144,7 @@ class Modules:
 
 
 class Planner:
-    """Replaces a wrapper: `plan` requests the module that the wrapper would compute with."""
+    """Replaces a wrapper: `plan` requests the module that the wrapper would run."""
 
     def __init__(self, part: str, name: str, *backend: str) -> None:
         self._module = import_module(f"flashinfer.{part}")

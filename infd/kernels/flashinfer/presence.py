@@ -18,7 +18,7 @@ TOOLKIT: Final = Path("/usr/local/cuda/bin/nvcc")  # FlashInfer's fallback if nv
 def why_not(device: torch.device, oldest: tuple[int, int] = triton.OLDEST) -> str | None:
     """Return the reason, or None. oldest: the lowest compute capability supported."""
     if device.type != "cuda" or torch.version.hip is not None:
-        return "runs on NVIDIA's GPUs alone"
+        return "runs only on NVIDIA's GPUs"
     return cannot_compile() or triton.why_not(device, oldest)  # unsupported cases are delegated to Triton
 
 
@@ -31,5 +31,5 @@ def cannot_compile() -> str | None:
     if shutil.which("nvcc") is None and not TOOLKIT.exists():
         return f"flashinfer needs nvcc to compile its kernels, or the package {ASSEMBLED.replace('_', '-')}"
     if shutil.which("ninja") is None:
-        return "flashinfer needs ninja to compile its kernels, and finds none in $PATH"
+        return "flashinfer needs ninja to compile its kernels; there is none in $PATH"
     return None

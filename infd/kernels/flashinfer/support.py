@@ -34,12 +34,12 @@ def layer_params(q: Tensor, pages: KeyValuePages, scale: float, softcap: float |
     _, heads, size = q.shape
     if size not in HEADS:
         return f"heads of {size}"
-    kept = pages.k.dtype
-    if kept is FLOAT8 and size not in WIDE:
-        return f"heads of {size} in 8-bit floats"
-    if kept is not FLOAT8 and (kept is not q.dtype or pages.scales is not None):
-        return f"a cache of {name(kept)} beside {name(q.dtype)}"
-    return LayerParams(heads, pages.k.shape[1], size, scale, softcap, q.dtype, kept)
+    cache_dtype = pages.k.dtype
+    if cache_dtype is FLOAT8 and size not in WIDE:
+        return f"heads of {size} with an fp8 cache"
+    if cache_dtype is not FLOAT8 and (cache_dtype is not q.dtype or pages.scales is not None):
+        return f"a cache of {name(cache_dtype)} with queries of {name(q.dtype)}"
+    return LayerParams(heads, pages.k.shape[1], size, scale, softcap, q.dtype, cache_dtype)
 
 
 def cannot_write(k: Tensor, v: Tensor, pages: KeyValuePages) -> str | None:
@@ -51,7 +51,7 @@ def cannot_write(k: Tensor, v: Tensor, pages: KeyValuePages) -> str | None:
         return f"writing to a cache of {name(pages.k.dtype)}"
     if heads * (size * k.itemsize // LOADED) > THREADS:
         return f"writing {heads} heads of {size}"
-    return None if loadable(k, v) else "keys that lie askew"
+    return None if loadable(k, v) else "unaligned keys"
 
 
 def name(dtype: torch.dtype) -> str:

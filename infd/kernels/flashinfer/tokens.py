@@ -65,7 +65,7 @@ class Norm:
             return f"norms of {name(inputs[0].dtype)} by {name(weight.dtype)}"
         if inputs[0].dim() not in (2, 3):
             return f"norms in {inputs[0].dim()} dimensions"
-        return None if loadable(*inputs) else "norms of rows that lie askew"
+        return None if loadable(*inputs) else "norms of unaligned rows"
 
 
 class Rope(RopeFamily):
@@ -95,7 +95,7 @@ class Rope(RopeFamily):
         if half * q.itemsize % LOADED != 0:  # a load would cross the middle of the rotated elements
             return f"angles of {2 * half} numbers"
         packed = q.stride(1) == k.stride(1) == size
-        return None if packed and loadable(q, k) else "heads that lie askew"
+        return None if packed and loadable(q, k) else "unaligned heads"
 
 
 class Activation:
@@ -123,5 +123,5 @@ class Activation:
         """Return whether the activation kernels support x [T, 2n]; they take no strides."""
         taken = x.is_contiguous() and loadable(x)
         if not taken:
-            self._delegation.note("gates that lie askew")
+            self._delegation.note("unaligned gates")
         return taken

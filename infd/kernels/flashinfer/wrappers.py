@@ -2,7 +2,7 @@
 
 Lengths come from the host, so the host's bounds must be exact: they are, as long as nothing speculates.
 
-Planning copies from the wrapper's pinned memory, and the plan is kept in the wrapper. So a wrapper is reused only after
+Planning copies from the wrapper's pinned memory, and the wrapper contains the plan. So a wrapper is reused only after
 its copy is done, and never by two page groups in one step.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from infd.kernels.families.attention import AttentionBatch
 
-SOME = (1, 2, 3)  # query heads per key head at which tensor cores do not help: reading the keys takes longer
+SOME = (1, 2, 3)  # query heads per key head at which tensor cores do not help: reading keys is the bottleneck
 
 
 class Wrapper(Protocol):
@@ -36,7 +36,6 @@ class LayerParams(NamedTuple):
 
     head   head size
     dtype  of queries
-    kept   dtype of the cache
     """
 
     heads: int
@@ -45,7 +44,7 @@ class LayerParams(NamedTuple):
     scale: float
     softcap: float | None
     dtype: torch.dtype
-    kept: torch.dtype
+    cache_dtype: torch.dtype
 
     @property
     def tensor_cores(self) -> bool:
@@ -109,7 +108,7 @@ def plan(
         window_left=-1 if batch.window is None else batch.window - 1,
         logits_soft_cap=params.softcap,
         q_data_type=params.dtype,
-        kv_data_type=params.kept,
+        kv_data_type=params.cache_dtype,
         non_blocking=True,
         **more,
     )
@@ -133,7 +132,7 @@ class Lent(NamedTuple):
 
 
 class Wrappers:
-    """A pool of wrappers. A wrapper is free once its borrower is dropped: all the borrower's layers are issued then."""
+    """A pool of wrappers. A wrapper is free once its plan is dropped, when all its layers are issued."""
 
     def __init__(self, make: Callable[[], Wrapper]) -> None:
         self._make = make

@@ -30,17 +30,17 @@ class Plain(Struct, frozen=True):
     def wide(self) -> torch.dtype:
         return self.dtype
 
-    def rows(self, kept: Tensor, first: int, count: int) -> Tensor:
-        return kept.narrow(0, first, count)
+    def rows(self, storage: Tensor, first: int, count: int) -> Tensor:
+        return storage.narrow(0, first, count)
 
-    def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
-        kept.narrow(0, first, rows.shape[0]).copy_(rows)
+    def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
+        storage.narrow(0, first, rows.shape[0]).copy_(rows)
 
-    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
-        return F.linear(x, kept, bias)
+    def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+        return F.linear(x, storage, bias)
 
-    def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
-        return F.embedding(tokens, kept)
+    def look_up(self, tokens: Tensor, storage: Tensor) -> Tensor:
+        return F.embedding(tokens, storage)
 
 
 class Matrices:

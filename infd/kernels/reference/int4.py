@@ -1,7 +1,7 @@
 """int4 weights in plain torch: the oracle of the int4 forms.
 
 A group of 32 weights of a row is integers from -8 to 7 times a bfloat16 scale, chosen so that the weight of largest
-magnitude becomes -8. Activations are quantized to int8 in groups of 32 as they are multiplied, which loses about as
+magnitude becomes -8. Activations are quantized to int8 in groups of 32 when they are multiplied, which loses about as
 much precision as bfloat16.
 """
 
@@ -54,25 +54,25 @@ class QuantizedMatrix(Struct, frozen=True):
     def shape(self) -> tuple[int, ...]:
         return (self.outputs, ceil_div(self.inputs, GROUP), SCALE + GROUP // 2)
 
-    def rows(self, kept: Tensor, first: int, count: int) -> None:
+    def rows(self, storage: Tensor, first: int, count: int) -> None:
         """Return None: quantized rows differ from the checkpoint's."""
 
-    def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
+    def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
         numbers, scales = quantize(rows)
         halves = numbers.view(torch.uint8).bitwise_and(15)
         packed = halves[..., 0::2] | halves[..., 1::2] << 4
-        kept[first : first + len(rows)] = torch.cat((scales[..., None].view(torch.uint8), packed), 2)
+        storage[first : first + len(rows)] = torch.cat((scales[..., None].view(torch.uint8), packed), 2)
 
-    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+    def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         groups = _grouped(x)
         numbers, scales = int8.quantize(groups.flatten(0, 1))
-        product = F.linear((numbers * scales).view(len(x), -1), self._weights(kept))
+        product = F.linear((numbers * scales).view(len(x), -1), self._weights(storage))
         if bias is not None:
             product += bias
         return product if wide else product.to(x.dtype)
 
-    def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
-        return self._weights(kept[tokens])[:, : self.inputs].to(self.activations)
+    def look_up(self, tokens: Tensor, storage: Tensor) -> Tensor:
+        return self._weights(storage[tokens])[:, : self.inputs].to(self.activations)
 
     def _weights(self, rows: Tensor) -> Tensor:
         """Return dequantized rows in float32, padded to whole groups."""

@@ -65,23 +65,23 @@ class QuantizedMatrix(Struct, frozen=True):
     def shape(self) -> tuple[int, ...]:
         return (self.outputs, SCALE + self.inputs)
 
-    def rows(self, kept: Tensor, first: int, count: int) -> None:
+    def rows(self, storage: Tensor, first: int, count: int) -> None:
         """Return None: quantized rows differ from the checkpoint's."""
 
-    def place(self, kept: Tensor, first: int, rows: Tensor) -> None:
+    def place(self, storage: Tensor, first: int, rows: Tensor) -> None:
         numbers, scales = quantize(rows)
-        kept[first : first + len(rows)] = torch.cat((scales.view(torch.int8), numbers), 1)
+        storage[first : first + len(rows)] = torch.cat((scales.view(torch.int8), numbers), 1)
 
-    def multiply(self, x: Tensor, kept: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
+    def multiply(self, x: Tensor, storage: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Tensor:
         numbers, scales = quantize(x)
-        weights, weight_scales = self._split(kept)
+        weights, weight_scales = self._split(storage)
         product = torch._int_mm(numbers, weights.T) * scales * weight_scales.T
         if bias is not None:
             product += bias
         return product if wide else product.to(x.dtype)
 
-    def look_up(self, tokens: Tensor, kept: Tensor) -> Tensor:
-        numbers, scales = self._split(kept[tokens])
+    def look_up(self, tokens: Tensor, storage: Tensor) -> Tensor:
+        numbers, scales = self._split(storage[tokens])
         return (numbers * scales).to(self.activations)
 
     def _split(self, rows: Tensor) -> tuple[Tensor, Tensor]:

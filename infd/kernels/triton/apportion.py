@@ -1,8 +1,8 @@
 """Split the keys of captured attention steps on the device, where the true lengths are.
 
-A captured step has a fixed grid, so it launches the largest possible number of parts: one per span, plus as many as the
-device computes side by side. In each step the parts are distributed in proportion to keys, as `tiles.py` does on the
-host for uncaptured steps; unused parts have no queries.
+A captured step has a fixed grid, so it launches the largest possible number of splits: one per span, plus as many as
+the device computes in parallel. In each step splits are distributed in proportion to keys, as `tiles.py` does on the
+host for uncaptured steps; unused splits have no queries.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from infd.kernels.triton.tiles import Cut
+from infd.kernels.triton.tiles import TileTable
 
 if TYPE_CHECKING:
     from infd.kernels.families.attention import AttentionBatch
     from infd.kernels.triton.blocks import Tiling
     from infd.kernels.triton.tiles import Shape
 
-SPANS, PARTS = 128, 64  # spans and parts in one block
+SPANS, SPLITS = 128, 64  # spans and splits in one block
 
 
 @triton.jit
@@ -33,56 +33,56 @@ def _keys(starts, span, size, QUERIES: tl.constexpr, WINDOW: tl.constexpr):
     return tl.where(inside, keys, 0)
 
 
-@triton.jit(do_not_specialize=["size", "most", "room"])
+@triton.jit(do_not_specialize=["size", "most", "programs"])
 def apportion(
     starts,
     tiles,
     firsts,
     size,
     most,
-    room,
+    programs,
     KV_HEADS: tl.constexpr,
     QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
     LEAST: tl.constexpr,
     BLOCK_SPANS: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
 ):
-    """Write a block of rows of `tiles` [most, 6] int32, one `KeyPart` each, and `firsts` [size] int32.
+    """Write a block of rows of `tiles` [most, 6] int32, one `KeySplit` each, and `firsts` [size] int32.
 
     starts  [size] int32: position of each span's first query
-    LEAST   fewest keys in a part
+    LEAST   fewest keys in a split
     """
     total = tl.zeros([BLOCK_SPANS], tl.int64)
     for first in range(0, size, BLOCK_SPANS):
         total += _keys(starts, first + tl.arange(0, BLOCK_SPANS), size, QUERIES, WINDOW).to(tl.int64)
-    share = tl.maximum(tl.cdiv(tl.sum(total, 0) * KV_HEADS, room), LEAST).to(tl.int32)
+    share = tl.maximum(tl.cdiv(tl.sum(total, 0) * KV_HEADS, programs), LEAST).to(tl.int32)
 
-    # Row r belongs to the span after all spans whose parts end at or before r; its tile begins where these parts end.
-    row = tl.program_id(0) * BLOCK_PARTS + tl.arange(0, BLOCK_PARTS)
-    span = tl.zeros([BLOCK_PARTS], tl.int32)
-    begin = tl.zeros([BLOCK_PARTS], tl.int32)
-    end = tl.full([BLOCK_PARTS], 0x7FFFFFFF, tl.int32)
+    # Row r belongs to the span after all spans whose splits end at or before r; its tile begins where these splits end.
+    row = tl.program_id(0) * BLOCK_SPLITS + tl.arange(0, BLOCK_SPLITS)
+    span = tl.zeros([BLOCK_SPLITS], tl.int32)
+    begin = tl.zeros([BLOCK_SPLITS], tl.int32)
+    end = tl.full([BLOCK_SPLITS], 0x7FFFFFFF, tl.int32)
     behind = 0
     for first in range(0, size, BLOCK_SPANS):
         each = first + tl.arange(0, BLOCK_SPANS)
-        parts = tl.cdiv(_keys(starts, each, size, QUERIES, WINDOW), share)
-        ends = behind + tl.cumsum(parts, 0)
-        behind += tl.sum(parts, 0)
+        splits = tl.cdiv(_keys(starts, each, size, QUERIES, WINDOW), share)
+        ends = behind + tl.cumsum(splits, 0)
+        behind += tl.sum(splits, 0)
         if tl.program_id(0) == 0:
-            tl.store(firsts + each, ends - parts, mask=each < size)
-        over = (ends[None, :] <= row[:, None]) & (each < size)[None, :]
-        span += tl.sum(over.to(tl.int32), 1)
-        begin = tl.maximum(begin, tl.max(tl.where(over, ends[None, :], 0), 1))
-        to_come = (ends[None, :] > row[:, None]) & (each < size)[None, :]
-        end = tl.minimum(end, tl.min(tl.where(to_come, ends[None, :], 0x7FFFFFFF), 1))
+            tl.store(firsts + each, ends - splits, mask=each < size)
+        earlier = (ends[None, :] <= row[:, None]) & (each < size)[None, :]
+        span += tl.sum(earlier.to(tl.int32), 1)
+        begin = tl.maximum(begin, tl.max(tl.where(earlier, ends[None, :], 0), 1))
+        later = (ends[None, :] > row[:, None]) & (each < size)[None, :]
+        end = tl.minimum(end, tl.min(tl.where(later, ends[None, :], 0x7FFFFFFF), 1))
 
     used = row < behind
     valid = row < most
     tiles += row * 6
     tl.store(tiles, tl.where(used, span, 0), mask=valid)
     tl.store(tiles + 1, tl.where(used, span * QUERIES, 0), mask=valid)
-    tl.store(tiles + 2, tl.zeros([BLOCK_PARTS], tl.int32), mask=valid)
+    tl.store(tiles + 2, tl.zeros([BLOCK_SPLITS], tl.int32), mask=valid)
     tl.store(tiles + 3, tl.where(used, QUERIES, 0), mask=valid)
     tl.store(tiles + 4, tl.where(used, row - begin, 0), mask=valid)
     tl.store(tiles + 5, tl.where(used, end - begin, 0), mask=valid)
@@ -91,38 +91,38 @@ def apportion(
 class Apportioned:
     """The tiles of steps whose spans have equally many queries, few enough for one tile each.
 
-    cut  the tiles that `attend` and `merge` read, at fixed addresses
+    tile_table  the tiles that `attend` and `merge` read, at fixed addresses
     """
 
-    def __init__(self, batch: AttentionBatch, shape: Shape, tiling: Tiling, room: int) -> None:
+    def __init__(self, batch: AttentionBatch, shape: Shape, tiling: Tiling, programs: int) -> None:
         size, queries = len(batch.counts), batch.counts[0]
         assert batch.counts == [queries] * size
         assert len(batch.slots) == size * queries
         blocks = tiling.few if queries * shape.shared <= tiling.few.rows else tiling.many
         assert queries * shape.shared <= blocks.rows
-        # Full parts, of which the device computes room / kv_heads at a time, plus at most one partial part per span.
-        most = size + room // shape.kv_heads
+        # At most programs / kv_heads full splits, and one shorter split per span.
+        most = size + programs // shape.kv_heads
         tiles = torch.empty((most, 6), dtype=torch.int32, device=batch.start.device)
         firsts = torch.empty(size, dtype=torch.int32, device=batch.start.device)
-        self.cut = Cut(blocks, tiles, firsts, queries)
-        self._batch, self._shape, self._room = batch, shape, room
+        self.tile_table = TileTable(blocks, tiles, firsts, queries)
+        self._batch, self._shape, self._programs = batch, shape, programs
         self._least_keys = tiling.least_keys
 
     def renew(self) -> None:
-        """Launch the computation of `cut` for the batch's current positions."""
-        batch, (_, tiles, firsts, queries) = self._batch, self.cut
+        """Compute `tile_table` on the device for the batch's current positions."""
+        batch, (_, tiles, firsts, queries) = self._batch, self.tile_table
         assert firsts is not None
-        apportion[(triton.cdiv(len(tiles), PARTS),)](
+        apportion[(triton.cdiv(len(tiles), SPLITS),)](
             batch.start,
             tiles,
             firsts,
             len(firsts),
             len(tiles),
-            self._room,
+            self._programs,
             KV_HEADS=self._shape.kv_heads,
             QUERIES=queries,
             WINDOW=batch.window or 0,
             LEAST=self._least_keys,
             BLOCK_SPANS=SPANS,
-            BLOCK_PARTS=PARTS,
+            BLOCK_SPLITS=SPLITS,
         )

@@ -1,8 +1,8 @@
 """Paged attention on a GPU: one kernel for any mix of query lengths.
 
-A program computes one part of a tile's keys (`tiles.py`), for all query heads of one key head: queries times heads are
-the rows of one matrix product. A second kernel merges parts. Each part's key range is computed on the device, from the
-true lengths. Arguments that change from step to step are excluded from Triton's specialization, which would recompile.
+A program computes one split of a tile's keys (`tiles.py`), for all query heads of one key head: queries times heads are
+the rows of one matrix product. A second kernel merges splits. The device computes each split's key range from the true
+lengths. Arguments that change from step to step are excluded from Triton's specialization, which would recompile.
 
 An fp8 cache is converted to the queries' dtype. It has one scale for each head: the keys' scale multiplies the scores,
 the values' scale the result.
@@ -19,7 +19,7 @@ import triton.language as tl
 from infd.kernels.families.attention import FLOAT8
 from infd.kernels.triton.apportion import Apportioned
 from infd.kernels.triton.pages import store
-from infd.kernels.triton.tiles import Cut, Shape, cut
+from infd.kernels.triton.tiles import Shape, TileTable, tile_step
 from infd.kernels.triton.tilings import Tilings, tilings
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from infd.kernels.families.attention import AttentionBatch, KeyValuePages
     from infd.kernels.triton.blocks import Tiling
 
-AT_ONCE = 16  # parts that `merge` loads at a time
+MERGED = 16  # splits that `merge` loads at a time
 LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _keys_of_tile(first, queries, parts, start, WINDOW: tl.constexpr):
-    """Return the range of keys that the tile's queries see; empty for a tile without parts."""
+def _keys_of_tile(first, queries, splits, start, WINDOW: tl.constexpr):
+    """Return the range of keys that the tile's queries see; empty for padding, which has no splits."""
     position = start + first
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(position - WINDOW + 1, 0)
-    return begin, tl.where(parts > 0, position + queries, begin)
+    return begin, tl.where(splits > 0, position + queries, begin)
 
 
 @triton.jit
@@ -69,22 +69,22 @@ def _attend_block(
 ):
     """Accumulate the keys from `key` on, below `end`. Scores are in units of log 2."""
     keys = key + tl.arange(0, BLOCK_KEYS)
-    here = keys < end
+    inside = keys < end
     width = tl.arange(0, BLOCK_HEAD)
-    page = tl.load(table + keys // PAGE, mask=here, other=0).to(tl.int64)
+    page = tl.load(table + keys // PAGE, mask=inside, other=0).to(tl.int64)
     place = ((page * KV_HEADS + kv_head) * PAGE + keys % PAGE) * HEAD
-    within = here[:, None] & (width < HEAD)[None, :]
+    within = inside[:, None] & (width < HEAD)[None, :]
     k = tl.load(k_pages + place[:, None] + width[None, :], mask=within, other=0.0).to(q.dtype)
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     # softcap * tanh(score / softcap), by exp2.
     score = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(score * scale))) if CAPPED else score * scale
     if MASKED:
-        seen = here[None, :] & (keys[None, :] <= position[:, None])
+        seen = inside[None, :] & (keys[None, :] <= position[:, None])
         if WINDOW > 0:
             seen = seen & (keys[None, :] > position[:, None] - WINDOW)
         score = tl.where(seen, score, float("-inf"))
     higher = tl.maximum(peak, tl.max(score, 1))
-    base = tl.where(higher == float("-inf"), 0.0, higher)  # rows without a visible key so far
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # -inf: no key of the row was visible so far
     weight = tl.exp2(score - base[:, None])
     shrink = tl.exp2(peak - base)
     v = tl.load(v_pages + place[:, None] + width[None, :], mask=within, other=0.0).to(q.dtype)
@@ -137,9 +137,9 @@ def attend(
     q, out          [T, H, D]; q_token is the stride between tokens of q
     scales          [2, K], read if SCALED
     sinks           [H], read if SINKS and not SPLIT
-    partial, mass   [parts, K, BLOCK_ROWS, D] and [parts, K, BLOCK_ROWS] float32, written if SPLIT: each part's result,
+    partial, mass   [splits, K, BLOCK_ROWS, D] and [splits, K, BLOCK_ROWS] float32, written if SPLIT: a split's result,
                     and the logarithm of its softmax denominator
-    tiles           [parts, 6] int32: one `KeyPart` each
+    tiles           [splits, 6] int32: one `KeySplit` each
     scale           multiplies scores; with a softcap it is 2 * scale / softcap
     scale, softcap  in units of log 2
     """
@@ -219,34 +219,34 @@ def merge(
     HEAD: tl.constexpr,
     SINKS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
     BLOCK_HEAD: tl.constexpr,
 ):
-    """Merge the parts of one row of one tile. firsts [tiles] int32: the index in `tiles` of each tile's first part."""
+    """Merge the splits of one row of one tile. firsts [tiles] int32: each tile's first row in `tiles`."""
     head = tl.program_id(1)
     query = tl.program_id(2)
     first = tl.load(firsts + tl.program_id(0))
     token = tl.load(tiles + first * 6 + 1)
     queries = tl.load(tiles + first * 6 + 3)
-    parts = tl.load(tiles + first * 6 + 5)
+    splits = tl.load(tiles + first * 6 + 5)
     if query < queries:
         width = tl.arange(0, BLOCK_HEAD)
         row = query * GROUP + head % GROUP
         peak = -float("inf")
         total = 0.0
         result = tl.zeros([BLOCK_HEAD], tl.float32)
-        for base in range(0, parts, BLOCK_PARTS):
-            part = base + tl.arange(0, BLOCK_PARTS)
-            here = part < parts
-            at = ((first + part).to(tl.int64) * KV_HEADS + head // GROUP) * BLOCK_ROWS + row
-            logarithm = tl.load(mass + at, mask=here, other=float("-inf"))
-            within = here[:, None] & (width < HEAD)[None, :]
-            part_result = tl.load(partial + at[:, None] * HEAD + width[None, :], mask=within, other=0.0)
+        for base in range(0, splits, BLOCK_SPLITS):
+            split = base + tl.arange(0, BLOCK_SPLITS)
+            inside = split < splits
+            at = ((first + split).to(tl.int64) * KV_HEADS + head // GROUP) * BLOCK_ROWS + row
+            logarithm = tl.load(mass + at, mask=inside, other=float("-inf"))
+            within = inside[:, None] & (width < HEAD)[None, :]
+            split_result = tl.load(partial + at[:, None] * HEAD + width[None, :], mask=within, other=0.0)
             higher = tl.maximum(peak, tl.max(logarithm, 0))
-            unseen = tl.where(higher == float("-inf"), 0.0, higher)
-            weight = tl.exp2(logarithm - unseen)
-            shrink = tl.exp2(peak - unseen)
-            result = result * shrink + tl.sum(part_result * weight[:, None], 0)
+            base_peak = tl.where(higher == float("-inf"), 0.0, higher)
+            weight = tl.exp2(logarithm - base_peak)
+            shrink = tl.exp2(peak - base_peak)
+            result = result * shrink + tl.sum(split_result * weight[:, None], 0)
             total = total * shrink + tl.sum(weight, 0)
             peak = higher
         if SINKS:
@@ -263,12 +263,12 @@ def merge(
 class PagedAttention:
     """The attention family."""
 
-    def __init__(self, room: int | None = None, tilings: Tilings | None = None) -> None:
+    def __init__(self, programs: int | None = None, tilings: Tilings | None = None) -> None:
         """Set up; by default with the tilings measured on the first step's device.
 
-        room  number of programs that the device runs side by side; None: from the tiling
+        programs  number of programs that the device runs in parallel; None: the tiling's
         """
-        self._room = room
+        self._programs = programs
         self._tilings = tilings
 
     @property
@@ -280,12 +280,12 @@ class PagedAttention:
         return size, dtype
 
     def prepare(self, batch: AttentionBatch) -> Plan:
-        return Plan(batch, self._ask(batch.table.device), self._room)
+        return Plan(batch, self._tilings_of(batch.table.device), self._programs)
 
     def captured(self, batch: AttentionBatch) -> CapturedPlan:
-        return CapturedPlan(batch, self._ask(batch.table.device), self._room)
+        return CapturedPlan(batch, self._tilings_of(batch.table.device), self._programs)
 
-    def _ask(self, device: torch.device) -> Tilings:
+    def _tilings_of(self, device: torch.device) -> Tilings:
         if self._tilings is None:
             self._tilings = tilings(device)
         return self._tilings
@@ -301,11 +301,11 @@ class Float8PagedAttention(PagedAttention):
 class Plan:
     """One step of one page group. The first layer makes tiles, from its head shape; later layers reuse them."""
 
-    def __init__(self, batch: AttentionBatch, tilings: Tilings, room: int | None) -> None:
+    def __init__(self, batch: AttentionBatch, tilings: Tilings, programs: int | None) -> None:
         self._batch = batch
         self._tilings = tilings
-        self._room = room
-        self._cuts: dict[Shape, list[Cut]] = {}
+        self._programs = programs
+        self._tile_tables: dict[Shape, list[TileTable]] = {}
 
     @property
     def slots(self) -> Tensor:
@@ -328,23 +328,23 @@ class Plan:
         q = q if q.stride()[1:] == (size, 1) else q.contiguous()
         out = torch.empty((tokens, heads, size), dtype=q.dtype, device=q.device)
         shape = Shape(kv_heads, heads // kv_heads, size, q.dtype, pages.k.itemsize < q.itemsize)
-        cuts = self._cuts.get(shape)
-        if cuts is None:
-            cuts = self._cuts[shape] = self._cut(shape)
-        for each in cuts:
-            self._run(each, shape, q, pages, out, scale, softcap, sinks)
+        tables = self._tile_tables.get(shape)
+        if tables is None:
+            tables = self._tile_tables[shape] = self._tile(shape)
+        for table in tables:
+            self._run(table, shape, q, pages, out, scale, softcap, sinks)
         return out
 
-    def _cut(self, shape: Shape) -> list[Cut]:
-        return list(cut(self._batch, shape, *self._how(shape)))
+    def _tile(self, shape: Shape) -> list[TileTable]:
+        return list(tile_step(self._batch, shape, *self._tiling(shape)))
 
-    def _how(self, shape: Shape) -> tuple[Tiling, int]:
+    def _tiling(self, shape: Shape) -> tuple[Tiling, int]:
         tiling = self._tilings[shape]
-        return tiling, self._room or tiling.programs * self._tilings.gpu.multiprocessors
+        return tiling, self._programs or tiling.programs * self._tilings.gpu.multiprocessors
 
     def _run(
         self,
-        cut: Cut,
+        table: TileTable,
         shape: Shape,
         q: Tensor,
         pages: KeyValuePages,
@@ -353,23 +353,23 @@ class Plan:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> None:
-        blocks, parts, split = cut.blocks, len(cut.tiles), cut.firsts is not None
-        partial = mass = out  # not read without parts
-        if split:
-            partial = out.new_empty((parts, shape.kv_heads, blocks.rows, shape.head), dtype=torch.float32)
-            mass = out.new_empty((parts, shape.kv_heads, blocks.rows), dtype=torch.float32)
+        blocks, splits, merged = table.blocks, len(table.tiles), table.firsts is not None
+        partial = mass = out  # read only if splits are merged
+        if merged:
+            partial = out.new_empty((splits, shape.kv_heads, blocks.rows, shape.head), dtype=torch.float32)
+            mass = out.new_empty((splits, shape.kv_heads, blocks.rows), dtype=torch.float32)
         batch = self._batch
-        offered = out if sinks is None else sinks
-        attend[parts, shape.kv_heads](
+        sinks_or_any = out if sinks is None else sinks
+        attend[splits, shape.kv_heads](
             q,
             pages.k,
             pages.v,
             out if pages.scales is None else pages.scales,
-            offered,
+            sinks_or_any,
             out,
             partial,
             mass,
-            cut.tiles,
+            table.tiles,
             batch.start,
             batch.table,
             q.stride(0),
@@ -384,7 +384,7 @@ class Plan:
             CAPPED=softcap is not None,
             SCALED=pages.scales is not None,
             SINKS=sinks is not None,
-            SPLIT=split,
+            SPLIT=merged,
             BLOCK_ROWS=blocks.rows,
             BLOCK_KEYS=blocks.keys,
             BLOCK_HEAD=shape.block_head,
@@ -392,20 +392,20 @@ class Plan:
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
-        if cut.firsts is not None:
-            merge[len(cut.firsts), shape.kv_heads * shape.shared, cut.most](
+        if table.firsts is not None:
+            merge[len(table.firsts), shape.kv_heads * shape.shared, table.most_queries](
                 partial,
                 mass,
                 out,
-                cut.tiles,
-                cut.firsts,
-                offered,
+                table.tiles,
+                table.firsts,
+                sinks_or_any,
                 KV_HEADS=shape.kv_heads,
                 GROUP=shape.shared,
                 HEAD=shape.head,
                 SINKS=sinks is not None,
                 BLOCK_ROWS=blocks.rows,
-                BLOCK_PARTS=AT_ONCE,
+                BLOCK_SPLITS=MERGED,
                 BLOCK_HEAD=shape.block_head,
                 num_warps=2,
             )
@@ -414,8 +414,8 @@ class Plan:
 class CapturedPlan(Plan):
     """Captured steps of one batch size and page group. The device distributes their keys once per step."""
 
-    def __init__(self, batch: AttentionBatch, tilings: Tilings, room: int | None) -> None:
-        super().__init__(batch, tilings, room)
+    def __init__(self, batch: AttentionBatch, tilings: Tilings, programs: int | None) -> None:
+        super().__init__(batch, tilings, programs)
         self._apportioned: list[Apportioned] = []
 
     def refill(self, starts: list[int]) -> None:
@@ -425,8 +425,8 @@ class CapturedPlan(Plan):
         for each in self._apportioned:
             each.renew()
 
-    def _cut(self, shape: Shape) -> list[Cut]:
-        apportioned = Apportioned(self._batch, shape, *self._how(shape))
+    def _tile(self, shape: Shape) -> list[TileTable]:
+        apportioned = Apportioned(self._batch, shape, *self._tiling(shape))
         apportioned.renew()
         self._apportioned.append(apportioned)
-        return [apportioned.cut]
+        return [apportioned.tile_table]

@@ -56,7 +56,7 @@ class Tiling(Struct, frozen=True):
 
     few, many   blocks of tiles with few queries, and with many
     programs    programs per multiprocessor that fill the device
-    least_keys  fewest keys per split (`part`); merging smaller splits costs more than it saves
+    least_keys  fewest keys per split; merging smaller splits costs more than it saves
     """
 
     few: Blocks

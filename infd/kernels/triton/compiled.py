@@ -28,7 +28,7 @@ _AMD = re.compile(r"gfx\d+[a-z]?")
 
 
 class Entry(Struct, frozen=True):
-    """One kernel requested. seconds: time taken; found: it was compiled already."""
+    """One requested kernel. seconds: compile time; found: whether it was compiled before."""
 
     kernel: str
     found: bool

@@ -5,9 +5,9 @@ are ordered like the floats. Each guess is evaluated by counting the tokens it k
 single token is between a guess that keeps too little and one that keeps enough, the limit is exact. Equally likely
 tokens are kept or dropped together.
 
-One pass over the row finds the four likeliest tokens of each lane, and the likeliest token missing from them; of a
-usual vocabulary some two thousand tokens are complete. Most limits are among these tokens and need no further pass
-over the row; otherwise each guess takes one pass.
+One pass over the row finds the four likeliest tokens of each lane, and the likeliest token missing from them; in a
+usual vocabulary, they include the likeliest two thousand tokens. Most limits are among these and need no further pass;
+otherwise each guess takes one pass.
 
 The distance of a token is (largest logit - its logit) / temperature: 0 for the likeliest token.
 """
@@ -72,7 +72,7 @@ def _limit(logits, size, largest, temperature, farthest, enough_count, enough_ma
 
 
 @triton.jit
-def _keep_less(least, distance):
+def _exchange(least, distance):
     """Return the smaller distance, and the larger one."""
     return tl.minimum(least, distance), tl.maximum(least, distance)
 
@@ -91,45 +91,45 @@ def _closest(logits, size, largest, temperature, limit, BLOCK: tl.constexpr):
         distance = _distance(logits, token, token < size, largest, temperature)
         within = (distance.to(tl.int32, bitcast=True) <= limit) & (token < size)
         mass += tl.where(within, tl.exp(-distance), 0.0)
-        a, distance = _keep_less(a, distance)
-        b, distance = _keep_less(b, distance)
-        c, distance = _keep_less(c, distance)
-        d, distance = _keep_less(d, distance)
+        a, distance = _exchange(a, distance)
+        b, distance = _exchange(b, distance)
+        c, distance = _exchange(c, distance)
+        d, distance = _exchange(d, distance)
         missing = tl.minimum(missing, distance)
     return a, b, c, d, tl.min(missing, 0).to(tl.int32, bitcast=True), tl.sum(mass, 0)
 
 
 @triton.jit
-def _held(distance, limit):
-    """Return which distances are within the limit, and their masses."""
+def _within(distance, limit):
+    """Return for each distance whether it is within the limit, as 0 or 1, and its mass or 0."""
     within = distance.to(tl.int32, bitcast=True) <= limit
     return within.to(tl.int32), tl.where(within, tl.exp(-distance), 0.0)
 
 
 @triton.jit
-def _held_of(a, b, c, d, limit):
+def _within_lanes(a, b, c, d, limit):
     """Return the number of the four lanes' distances within the limit, and their mass."""
-    count, mass = _held(a, limit)
-    more, heavier = _held(b, limit)
+    count, mass = _within(a, limit)
+    more, heavier = _within(b, limit)
     count += more
     mass += heavier
-    more, heavier = _held(c, limit)
+    more, heavier = _within(c, limit)
     count += more
     mass += heavier
-    more, heavier = _held(d, limit)
+    more, heavier = _within(d, limit)
     return tl.sum(count + more, 0), tl.sum(mass + heavier, 0)
 
 
 @triton.jit
-def _limit_of(a, b, c, d, farthest, enough_count, enough_mass):
-    """As `_limit`, from the lanes' distances, which include every token within `farthest`."""
+def _limit_in_lanes(a, b, c, d, farthest, enough_count, enough_mass):
+    """Return `_limit`'s result from the lanes' distances; they must include every token within `farthest`."""
     little = -1
     enough = farthest
     little_count = 0
-    enough_tokens, _ = _held_of(a, b, c, d, farthest)
+    enough_tokens, _ = _within_lanes(a, b, c, d, farthest)
     while (enough - little > 1) & (enough_tokens - little_count > 1):
         middle = little + (enough - little) // 2
-        count, mass = _held_of(a, b, c, d, middle)
+        count, mass = _within_lanes(a, b, c, d, middle)
         if (count >= enough_count) & (mass >= enough_mass):
             enough = middle
             enough_tokens = count
@@ -141,23 +141,23 @@ def _limit_of(a, b, c, d, farthest, enough_count, enough_mass):
 
 @triton.jit
 def reach(logits, size, largest, temperature, nearest, top_k, top_p, BLOCK: tl.constexpr):
-    """Return the largest distance, as bits, allowed by all limits; `nearest` is min-p's."""
+    """Return the largest distance, as bits, allowed by all limits; `nearest` is the distance that min-p allows."""
     a, b, c, d, missing, mass = _closest(logits, size, largest, temperature, nearest, BLOCK)
     known = missing - 1  # the lanes include every token within this distance
-    count_known, mass_known = _held_of(a, b, c, d, known)
+    count_known, mass_known = _within_lanes(a, b, c, d, known)
     limit = nearest
     if top_k > 0:
         if count_known >= top_k:
-            limit = tl.minimum(limit, _limit_of(a, b, c, d, known, top_k, 0.0))
+            limit = tl.minimum(limit, _limit_in_lanes(a, b, c, d, known, top_k, 0.0))
         elif missing < INFINITY:
             limit = tl.minimum(limit, _limit(logits, size, largest, temperature, INFINITY, top_k, 0.0, BLOCK))
     if top_p < 1.0:
         if limit <= known:
-            _, mass = _held_of(a, b, c, d, limit)
+            _, mass = _within_lanes(a, b, c, d, limit)
         elif limit < nearest:
             _, mass = _kept(logits, size, largest, temperature, limit, BLOCK)
         if (limit <= known) | (mass_known >= mass * top_p):
-            limit = _limit_of(a, b, c, d, tl.minimum(limit, known), 1, mass * top_p)
+            limit = _limit_in_lanes(a, b, c, d, tl.minimum(limit, known), 1, mass * top_p)
         else:
             limit = _limit(logits, size, largest, temperature, limit, 1, mass * top_p, BLOCK)
     return limit

@@ -17,9 +17,9 @@ BLOCK = 1024  # pages per program, more than most sequences have
 def _gather(table, first, skipped, pages, table_span, BLOCK: tl.constexpr):
     span = tl.program_id(0)
     begin = tl.load(first + span)
-    held = tl.load(first + span + 1) - begin
+    count = tl.load(first + span + 1) - begin
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < held
+    inside = at < count
     seen = table + span.to(tl.int64) * table_span + tl.load(skipped + span)
     tl.store(pages + begin + at, tl.load(seen + at, mask=inside, other=0), mask=inside)
 

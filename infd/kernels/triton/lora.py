@@ -43,8 +43,8 @@ LEAST, MOST = 16, 64  # ranks, or outputs, in a block
 EXPANDED = 32  # most ranks that `expand` multiplies at a time
 HEADING, PART = 3, 6  # integers of `Weights.table` for A, and for each part
 KINDS = MappingProxyType({torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32})
-KEPT = 4096  # cached weight tables: those of a few dozen mixtures of adapters
-STEPS = 64  # cached row tables: one for each set of a step's adapters that change the same product
+CACHED_TABLES = 4096  # weight tables: enough for a few dozen mixtures of adapters
+CACHED_TILES = 64  # row tables: one for each set of a step's adapters that change the same product
 
 
 @triton.jit
@@ -165,10 +165,10 @@ def expand(
     for begin in range(0, ranks, BLOCK_RANKS):
         rank = begin + tl.arange(0, BLOCK_RANKS)
         deep = rank < ranks
-        held = rank < tl.cdiv(ranks, 8) * 8  # includes the zero padding of B's rows, so that loads are vectorized
+        loaded = rank < tl.cdiv(ranks, 8) * 8  # includes the zero padding of B's rows, so that loads are vectorized
         at = place[:, None] * shrunk_row + (first + rank)[None, :]
         left = tl.load(shrunk + at, mask=inside[:, None] & deep[None, :], other=0.0).to(KIND)
-        right = tl.load(b + column[:, None] * b_row + rank[None, :], mask=wide[:, None] & held[None, :], other=0.0)
+        right = tl.load(b + column[:, None] * b_row + rank[None, :], mask=wide[:, None] & loaded[None, :], other=0.0)
         result = tl.dot(left, tl.trans(right), result, input_precision="ieee")
     target = y + row[:, None] * y_row + (output + column)[None, :]
     within = inside[:, None] & wide[None, :]
@@ -241,7 +241,7 @@ class Lora:
         found = self._tiles.get(key)
         if found is None:
             found = self._tiles[key] = _cut([rows for rows, _ in groups], upload)
-            if len(self._tiles) > STEPS:
+            if len(self._tiles) > CACHED_TILES:
                 self._tiles.popitem(last=False)
         self._tiles.move_to_end(key)
         return found
@@ -256,7 +256,7 @@ class Lora:
             a = groups[0][1].a
             sent = _sent(_rows(described, parts), a.device, upload)
             found = self._weights[key] = Weights(sent, ranks, outputs, a.dtype)
-            if len(self._weights) > KEPT:
+            if len(self._weights) > CACHED_TABLES:
                 self._weights.popitem(last=False)
         self._weights.move_to_end(key)
         return found
@@ -271,10 +271,10 @@ class CapturedLora:
         self._sent = torch.zeros(6 * size, dtype=torch.int64, device=device)
         self._tiles = Tiles(self._sent[size:].view(size, 5), size)
 
-    def weigh(
-        self, held: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload
+    def slot_weights(
+        self, by_slot: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload
     ) -> SlotWeights:
-        return SlotWeights(held, outputs, table=table, upload=upload)
+        return SlotWeights(by_slot, outputs, table=table, upload=upload)
 
     def refill(self, slots: Sequence[int], fill: Fill) -> None:
         slot_of_row = np.asarray(slots, dtype=np.int64)
@@ -303,24 +303,26 @@ class CapturedLora:
 class SlotWeights:
     """The adapters' weights for one product, at fixed addresses. Every slot may change every part."""
 
-    def __init__(self, held: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload) -> None:
+    def __init__(
+        self, by_slot: Sequence[LowRank | None], outputs: Sequence[int], *, table: bool, upload: Upload
+    ) -> None:
         """outputs: outputs of each module of the product."""
         self._is_table = table
         self._parts = len(outputs)
-        described = self._describe(held)
+        described = self._describe(by_slot)
         ranks = max(LEAST, triton.next_power_of_2(_sizes(described)[0]))
-        dtype = next(low.a.dtype for low in held if low is not None)
+        dtype = next(low.a.dtype for low in by_slot if low is not None)
         self.weights = Weights(upload(_rows(described, self._parts)), ranks, max(outputs), dtype)
 
-    def hold(self, held: Sequence[LowRank | None], fill: Fill) -> bool:
-        described = self._describe(held)
+    def replace(self, by_slot: Sequence[LowRank | None], fill: Fill) -> bool:
+        described = self._describe(by_slot)
         if _sizes(described)[0] > self.weights.ranks:
             return False
         fill(self.weights.table.view(-1), _rows(described, self._parts).reshape(-1))
         return True
 
-    def _describe(self, held: Sequence[LowRank | None]) -> list[list[int]]:
-        return [[] if low is None else _describe(low, table=self._is_table) for low in held]
+    def _describe(self, by_slot: Sequence[LowRank | None]) -> list[list[int]]:
+        return [[] if low is None else _describe(low, table=self._is_table) for low in by_slot]
 
 
 def _add(y: Tensor, x: Tensor, tiles: Tiles, weights: Weights) -> None:
@@ -393,10 +395,10 @@ def _describe(low: LowRank, *, table: bool) -> list[int]:
 
 def _placed(matrix: Tensor) -> tuple[int, int]:
     """Return a matrix's address, and its row stride / 8."""
-    apart, odd = divmod(matrix.stride(0), ALIGNED)
+    stride, odd = divmod(matrix.stride(0), ALIGNED)
     assert matrix.stride(1) == 1
-    assert odd == matrix.data_ptr() % 16 == 0, "rows of an adapter's matrices begin at multiples of 8 numbers"
-    return matrix.data_ptr(), apart
+    assert odd == matrix.data_ptr() % 16 == 0, "rows of an adapter's matrices must begin at multiples of 8 elements"
+    return matrix.data_ptr(), stride
 
 
 def _sizes(described: list[list[int]]) -> tuple[int, int]:

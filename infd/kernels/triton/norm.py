@@ -11,7 +11,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from torch import Tensor
 
-TILE = 1024  # fewest elements per program, so that a program takes several short rows
+TILE = 1024  # fewest elements per program; a program norms several short rows
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -34,7 +34,7 @@ def rms_norm(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Norm rows of x or, if ADD, of the stream x + residual, rounded to its dtype.
+    """Norm rows of x or, if ADD, of the stream x + residual, rounded to the stream's dtype.
 
     x, residual     [rows / INNER, INNER, SIZE], with strides
     normed, stream  [rows / INNER, INNER, SIZE], contiguous
@@ -71,7 +71,7 @@ class Norm:
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    """Return (the normed rows, the stream); without a residual, the second is meaningless."""
+    """Return (normed rows, stream); without a residual the stream is uninitialized."""
     size = x.shape[-1]
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     stream = normed if residual is None else torch.empty_like(normed)

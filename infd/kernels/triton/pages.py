@@ -20,8 +20,8 @@ BLOCK = 2048  # most elements per program
 
 
 @triton.jit
-def held(value, scale, KIND: tl.constexpr, LIMIT: tl.constexpr):
-    """Return numbers as a cache of dtype KIND holds them. LIMIT 0: unscaled."""
+def to_cache(value, scale, KIND: tl.constexpr, LIMIT: tl.constexpr):
+    """Convert values to cache dtype KIND: divided by `scale` and clamped to LIMIT; LIMIT 0: converted only."""
     if LIMIT > 0:
         value = value.to(tl.float32) / scale
         value = tl.minimum(tl.maximum(value, -LIMIT), LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -49,10 +49,10 @@ def write(
     """Write the keys and values of one token to its slot."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < KV_HEADS * HEAD
-    head = at // HEAD
-    width = at % HEAD
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = element < KV_HEADS * HEAD
+    head = element // HEAD
+    width = element % HEAD
     place = ((slot // PAGE * KV_HEADS + head) * PAGE + slot % PAGE) * HEAD + width
     k_scale = 1.0
     v_scale = 1.0
@@ -61,9 +61,9 @@ def write(
         v_scale = tl.load(scales + KV_HEADS + head, mask=inside, other=1.0)
     kind: tl.constexpr = k_pages.dtype.element_ty
     new = tl.load(k + token * k_token + head * k_head + width, mask=inside, other=0.0)
-    tl.store(k_pages + place, held(new, k_scale, kind, LIMIT), mask=inside)
+    tl.store(k_pages + place, to_cache(new, k_scale, kind, LIMIT), mask=inside)
     new = tl.load(v + token * v_token + head * v_head + width, mask=inside, other=0.0)
-    tl.store(v_pages + place, held(new, v_scale, kind, LIMIT), mask=inside)
+    tl.store(v_pages + place, to_cache(new, v_scale, kind, LIMIT), mask=inside)
 
 
 def limit(pages: KeyValuePages) -> float:

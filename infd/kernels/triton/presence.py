@@ -30,14 +30,14 @@ def why_not(device: torch.device, oldest: tuple[int, int] = OLDEST) -> str | Non
     if not installed():
         return ABSENT
     if torch.version.hip is None and (has := torch.cuda.get_device_capability(device)) < oldest:
-        return f"wants compute capability {oldest[0]}.{oldest[1]}; this GPU has {has[0]}.{has[1]}"
+        return f"needs compute capability {oldest[0]}.{oldest[1]}; this GPU has {has[0]}.{has[1]}"
     return without_compiler()
 
 
 def without_compiler() -> str | None:
     """Return why Triton cannot compile kernel launchers here (no C compiler, or no Python.h), or None."""
     if not any(map(shutil.which, COMPILERS)):
-        return f"triton needs a C compiler, and finds none of {', '.join(COMPILERS)}"
+        return f"triton needs a C compiler; there is none of {', '.join(COMPILERS)}"
     if not Path(_include(), "Python.h").exists():
         return "triton needs Python.h, which comes with Python's development package"
     return None

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from infd.kernels.triton.pages import held, limit
+from infd.kernels.triton.pages import limit, to_cache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,13 +22,13 @@ TILE = 1024  # elements per program, approximately
 
 @triton.jit
 def _normed(value, factor, weight, number, inside, offset, KIND: tl.constexpr):
-    """Return numbers of normed heads, rounded to KIND as a separate norm kernel would."""
+    """Apply a norm's factor and weight to elements of heads; round to KIND, as a separate norm kernel does."""
     weight = tl.load(weight + number, mask=inside, other=0.0).to(tl.float32) + offset
     return (value * factor * weight[None, :]).to(KIND).to(tl.float32)
 
 
 @triton.jit
-def _turn(
+def _rotate(
     source,
     target,
     weight,
@@ -49,17 +49,17 @@ def _turn(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Rotate heads `head` [n] of one token; norm them before if NORMED."""
+    """Rotate heads `head` [n] of one token, after their norm if NORMED."""
     kind: tl.constexpr = target.dtype.element_ty
     source_kind: tl.constexpr = source.dtype.element_ty
     pair = tl.arange(0, BLOCK_PAIRS)
     inside = (head < HEADS)[:, None] & (pair < PAIRS)[None, :]
     first = 2 * pair if INTERLEAVED else pair
-    apart = 1 if INTERLEAVED else PAIRS
+    distance = 1 if INTERLEAVED else PAIRS
     source += (head * source_head)[:, None]
     target += (head * target_head)[:, None]
     left = tl.load(source + first[None, :], mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(source + first[None, :] + apart, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(source + first[None, :] + distance, mask=inside, other=0.0).to(tl.float32)
     rest = 2 * PAIRS + tl.arange(0, BLOCK_REST)
     if HEAD > 2 * PAIRS:
         beyond = (head < HEADS)[:, None] & (rest < HEAD)[None, :]
@@ -70,15 +70,15 @@ def _turn(
             squares += tl.sum(value * value, 1)
         factor = tl.rsqrt(squares / HEAD + eps)[:, None]
         left = _normed(left, factor, weight, first, pair < PAIRS, offset, source_kind)
-        right = _normed(right, factor, weight, first + apart, pair < PAIRS, offset, source_kind)
+        right = _normed(right, factor, weight, first + distance, pair < PAIRS, offset, source_kind)
         if HEAD > 2 * PAIRS:
             value = _normed(value, factor, weight, rest, rest < HEAD, offset, source_kind)
-    turned = left * cos[None, :] - right * sin[None, :]
-    tl.store(target + first[None, :], held(turned, scale, kind, LIMIT), mask=inside)
-    turned = right * cos[None, :] + left * sin[None, :]
-    tl.store(target + first[None, :] + apart, held(turned, scale, kind, LIMIT), mask=inside)
+    rotated = left * cos[None, :] - right * sin[None, :]
+    tl.store(target + first[None, :], to_cache(rotated, scale, kind, LIMIT), mask=inside)
+    rotated = right * cos[None, :] + left * sin[None, :]
+    tl.store(target + first[None, :] + distance, to_cache(rotated, scale, kind, LIMIT), mask=inside)
     if HEAD > 2 * PAIRS:
-        tl.store(target + rest[None, :], held(value, scale, kind, LIMIT), mask=beyond)
+        tl.store(target + rest[None, :], to_cache(value, scale, kind, LIMIT), mask=beyond)
 
 
 @triton.jit
@@ -135,18 +135,18 @@ def rotate(
     blocks = tl.cdiv(HEADS, BLOCK_HEADS)
     kv_blocks = tl.cdiv(KV_HEADS, BLOCK_HEADS)
     place = token * (KV_HEADS * HEAD)
-    apart = HEAD
+    k_stride = HEAD
     if PAGE > 0:
         slot = tl.load(slots + token)
         place = (slot // PAGE * (KV_HEADS * PAGE) + slot % PAGE) * HEAD
-        apart = PAGE * HEAD
+        k_stride = PAGE * HEAD
     if block < blocks:
-        _turn(q + token * q_token, q_out + token * (HEADS * HEAD), q_weight, head, cos, sin, q_head, HEAD, 1.0, eps,
+        _rotate(q + token * q_token, q_out + token * (HEADS * HEAD), q_weight, head, cos, sin, q_head, HEAD, 1.0, eps,
               offset, HEADS, HEAD, PAIRS, INTERLEAVED, NORMED, 0.0, BLOCK_PAIRS, BLOCK_REST)  # fmt: skip
     elif block < blocks + kv_blocks:
         head -= blocks * BLOCK_HEADS
         scale = _scale_of(scales, head, KV_HEADS, LIMIT)
-        _turn(k + token * k_token, k_out + place, k_weight, head, cos, sin, k_head, apart, scale, eps,
+        _rotate(k + token * k_token, k_out + place, k_weight, head, cos, sin, k_head, k_stride, scale, eps,
               offset, KV_HEADS, HEAD, PAIRS, INTERLEAVED, NORMED, LIMIT, BLOCK_PAIRS, BLOCK_REST)  # fmt: skip
     elif PAGE > 0:
         head -= (blocks + kv_blocks) * BLOCK_HEADS
@@ -154,8 +154,8 @@ def rotate(
         inside = (head < KV_HEADS)[:, None] & (width < HEAD)[None, :]
         value = tl.load(v + token * v_token + (head * v_head)[:, None] + width[None, :], mask=inside, other=0.0)
         scale = _scale_of(scales + KV_HEADS, head, KV_HEADS, LIMIT)
-        target = v_out + place + (head * apart)[:, None] + width[None, :]
-        tl.store(target, held(value, scale, v_out.dtype.element_ty, LIMIT), mask=inside)
+        target = v_out + place + (head * k_stride)[:, None] + width[None, :]
+        tl.store(target, to_cache(value, scale, v_out.dtype.element_ty, LIMIT), mask=inside)
 
 
 class Rope:
@@ -165,8 +165,8 @@ class Rope:
         self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
         k = _side_by_side(k)
-        turned = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-        return _launch(q, k, positions, table, interleaved, k_out=turned), turned
+        rotated = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+        return _launch(q, k, positions, table, interleaved, k_out=rotated), rotated
 
     def enter(
         self,

@@ -20,7 +20,7 @@ ROWS = 128  # rows that a program appends to
 def gather_inputs(
     tokens,
     length,
-    held,
+    source_table,
     rows,
     bounds,
     position,
@@ -29,7 +29,7 @@ def gather_inputs(
     table,
     slots,
     tokens_row,
-    held_row,
+    source_row,
     pages,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -44,13 +44,15 @@ def gather_inputs(
         tl.store(start + at, place.to(tl.int32))
         tl.store(token + at, tl.load(tokens + row * tokens_row + place).to(tl.int64))
     if PAGE > 0:
-        held += row * held_row
+        source_table += row * source_row
         last = place // PAGE
         if part == 0:
-            tl.store(slots + at, tl.load(held + last).to(tl.int64) * PAGE + place % PAGE)
+            tl.store(slots + at, tl.load(source_table + last).to(tl.int64) * PAGE + place % PAGE)
         page = part * BLOCK + tl.arange(0, BLOCK)
-        inside = (page < pages) & (page <= last)  # later page ids are never read
-        tl.store(table + at.to(tl.int64) * pages + page, tl.load(held + page, mask=inside, other=0), mask=inside)
+        inside = (page < pages) & (page <= last)  # no query reads later page ids
+        tl.store(
+            table + at.to(tl.int64) * pages + page, tl.load(source_table + page, mask=inside, other=0), mask=inside
+        )
 
 
 @triton.jit(do_not_specialize=["rows", "ends", "new", "count"])
@@ -82,13 +84,13 @@ class RowKernels:
 
 
 def _gather_inputs(
-    state: BatchState, inputs: DecodeInputs, page_tokens: int, held: Tensor, table: Tensor, slots: Tensor
+    state: BatchState, inputs: DecodeInputs, page_tokens: int, source_table: Tensor, table: Tensor, slots: Tensor
 ) -> None:
     pages = table.shape[-1]
     gather_inputs[len(inputs.row), triton.cdiv(pages, PAGES) if page_tokens else 1](
         state.tokens,
         state.length,
-        held,
+        source_table,
         inputs.row,
         inputs.bound,
         inputs.position,
@@ -97,7 +99,7 @@ def _gather_inputs(
         table,
         slots,
         state.tokens.stride(0),
-        held.stride(0),
+        source_table.stride(0),
         pages,
         PAGE=page_tokens,
         BLOCK=PAGES,

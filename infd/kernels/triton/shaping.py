@@ -1,7 +1,7 @@
 """Penalties and masks of logits on a GPU, in place, without copying rows.
 
-Occurrences are first marked in a table by token, because a token may occur at several positions: one bit per token for
-the repetition penalty, a count for presence and frequency penalties.
+Occurrences are first marked in a table by token, because a token may occur at several positions: the repetition
+penalty needs one bit per token, presence and frequency penalties a count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infd.kernels.families.draw import History
 
 BLOCK = 4096  # tokens of the vocabulary per program
-PLACES = 1024  # positions of a sequence per program
+POSITIONS = 1024  # positions of a sequence per program
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def mark(
 
 @triton.jit(do_not_specialize=["penalties"])
 def repeat(logits, rows, marks, penalties, size, logits_row, marks_row, BLOCK: tl.constexpr):
-    """Divide one row's positive logits of marked tokens by its penalty, and multiply negative ones by the penalty."""
+    """Divide one row's positive logits of marked tokens by the row's penalty; multiply its negative logits by it."""
     program = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < size
@@ -82,7 +82,7 @@ def repeat(logits, rows, marks, penalties, size, logits_row, marks_row, BLOCK: t
 
 @triton.jit(do_not_specialize=["presences", "frequencies"])
 def subtract(logits, rows, marks, presences, frequencies, size, logits_row, marks_row, BLOCK: tl.constexpr):
-    """Subtract from one row's logits of counted tokens: presence, plus frequency times the count."""
+    """Subtract presence + frequency * count from one row's logit of each counted token."""
     program = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(marks + program.to(tl.int64) * marks_row + token, mask=token < size, other=0)
@@ -125,7 +125,7 @@ def penalize_answer(logits: Tensor, rows: Tensor, history: History, presence: Te
 def _marked(history: History, width: int, *, counted: bool) -> Tensor:
     tokens, sequences, prompts, ends, longest = history
     marks = torch.zeros((len(sequences), width), dtype=torch.int32, device=tokens.device)
-    mark[len(sequences), triton.cdiv(longest, PLACES)](
+    mark[len(sequences), triton.cdiv(longest, POSITIONS)](
         tokens,
         sequences,
         prompts.contiguous(),
@@ -134,6 +134,6 @@ def _marked(history: History, width: int, *, counted: bool) -> Tensor:
         tokens.stride(0),
         marks.stride(0),
         COUNTED=counted,
-        BLOCK=PLACES,
+        BLOCK=POSITIONS,
     )
     return marks

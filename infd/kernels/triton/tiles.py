@@ -1,8 +1,8 @@
 """Split a step's attention into tiles: a few queries of one span, for all query heads of one key head.
 
-If the device has room for more programs than there are tiles, each tile's keys are split into parts of similar length,
-computed side by side and merged. That covers a few decoding sequences and a short prompt after a long prefix alike. The
-host splits by its upper bounds of lengths; for captured steps the device splits by true lengths (`apportion.py`).
+If the device has room for more programs than there are tiles, each tile's keys are divided into splits of similar
+length, computed in parallel and merged: for a few decoding sequences, or a short prompt after a long prefix. The host
+divides by its upper bounds of lengths; for captured steps the device divides by true lengths (`apportion.py`).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from infd.kernels.triton.blocks import Gpu
 
 
-class KeyPart(NamedTuple):
-    """One part of a tile's keys: a row of `tiles`.
+class KeySplit(NamedTuple):
+    """One split of a tile's keys: a row of `tiles`.
 
-    span     index of the span; any for padding, whose `parts` is 0
+    span     index of the span; arbitrary for padding, whose `splits` is 0
     token    the tile's first query, in the step
     first    the tile's first query, in the span
     queries  number of queries
-    part     index among the tile's parts
-    parts    number of the tile's parts
+    split    index among the tile's splits
+    splits   number of the tile's splits
     """
 
     span: int
     token: int
     first: int
     queries: int
-    part: int
-    parts: int
+    split: int
+    splits: int
 
 
 class Shape(NamedTuple):
@@ -71,14 +71,14 @@ class Shape(NamedTuple):
         """Return the rows of the smallest tile: one query, for all query heads of a key head."""
         return max(LEAST, triton.next_power_of_2(self.shared))
 
-    def usual(self, gpu: Gpu) -> Tiling:
+    def default_tiling(self, gpu: Gpu) -> Tiling:
         """Return the default tiling, reduced to fit the GPU's shared memory if possible."""
         few, many = self._few(), self._many()
         fit = partial(fitting, least_rows=self.least_rows, block_head=self.block_head, itemsize=self.dtype.itemsize)
         return Tiling(fit(few, gpu=gpu) or few, fit(many, gpu=gpu) or many)
 
     def _few(self) -> Blocks:
-        """Return blocks for few queries: with many keys, since reading the keys takes the time."""
+        """Return blocks for few queries: with many keys, since reading keys takes most of the time."""
         if self.dtype is torch.float32:
             return Blocks(self.least_rows, 32, 8, 2)
         if self.block_head > 128:
@@ -93,63 +93,82 @@ class Shape(NamedTuple):
         return Blocks(max(128, self.least_rows), 64, 8, 3)
 
 
-class Cut(NamedTuple):
+class TileTable(NamedTuple):
     """The tiles of one block size.
 
-    tiles   [parts, 6] int32, as `attend` reads them
-    firsts  [tiles] int32, as `merge` reads them; None if no tile has several parts
-    most    queries of the largest tile
+    tiles         [splits, 6] int32, as `attend` reads them
+    firsts        [tiles] int32, as `merge` reads them; None if no tile has several splits
+    most_queries  number of queries of the largest tile
     """
 
     blocks: Blocks
     tiles: Tensor
     firsts: Tensor | None
-    most: int
+    most_queries: int
 
 
-def cut(batch: AttentionBatch, shape: Shape, tiling: Tiling, room: int) -> Iterable[Cut]:
-    """Split a step into tiles: small tiles for spans of few queries, large tiles for other spans.
+class _Splitting(NamedTuple):
+    """How finely tiles' keys are split.
 
-    room  number of programs that the device runs side by side
+    programs    number of programs that the device runs in parallel
+    kv_heads    number of programs per split
+    least_keys  fewest keys per split
+    """
+
+    programs: int
+    kv_heads: int
+    least_keys: int
+
+    def counts(self, keys: list[int]) -> list[int]:
+        """Return each tile's number of splits, given its number of keys."""
+        share = max(self.least_keys, ceil_div(sum(keys) * self.kv_heads, self.programs))
+        return [ceil_div(count, share) for count in keys]
+
+
+def tile_step(batch: AttentionBatch, shape: Shape, tiling: Tiling, programs: int) -> Iterable[TileTable]:
+    """Divide a step into tiles: small tiles for spans of few queries, large tiles for other spans.
+
+    programs  number of programs that the device runs in parallel
     """
     few = tiling.few.rows // shape.shared
     spans = range(len(batch.counts))
     padding = len(batch.slots) - batch.offsets[-1]
     short = [span for span in spans if batch.counts[span] <= few]
     long = [span for span in spans if batch.counts[span] > few]
-    yield from _cut(batch, shape, tiling.few, short, padding, tiling.least_keys, room)
-    yield from _cut(batch, shape, tiling.many, long, 0, tiling.least_keys, room)
+    splitting = _Splitting(programs, shape.kv_heads, tiling.least_keys)
+    yield from _tile_table(batch, tiling.few, shape.shared, short, padding, splitting)
+    yield from _tile_table(batch, tiling.many, shape.shared, long, 0, splitting)
 
 
-def _cut(
-    batch: AttentionBatch, shape: Shape, blocks: Blocks, spans: list[int], padding: int, least_keys: int, room: int
-) -> Iterable[Cut]:
-    most = blocks.rows // shape.shared
-    whole = [
+def _tile_table(
+    batch: AttentionBatch, blocks: Blocks, shared: int, spans: list[int], padding: int, splitting: _Splitting
+) -> Iterable[TileTable]:
+    most = blocks.rows // shared
+    tiles = [
         (span, batch.offsets[span] + first, first, min(most, batch.counts[span] - first))
         for span in spans
         for first in range(0, batch.counts[span], most)
     ]
-    keys = [_bound(batch, span, first, queries) for span, _, first, queries in whole]
-    share = max(least_keys, ceil_div(sum(keys) * shape.kv_heads, room))
-    parts = [ceil_div(count, share) for count in keys]
+    splits = splitting.counts([_key_bound(batch, span, first, queries) for span, _, first, queries in tiles])
     end = batch.offsets[-1]
-    whole += [(0, end + first, 0, min(most, padding - first)) for first in range(0, padding, most)]
-    parts += [0] * (len(whole) - len(parts))
-    if not whole:
+    tiles += [(0, end + first, 0, min(most, padding - first)) for first in range(0, padding, most)]
+    splits += [0] * (len(tiles) - len(splits))
+    if not tiles:
         return
     rows = [
-        KeyPart(*tile, part, count) for tile, count in zip(whole, parts, strict=True) for part in range(max(1, count))
+        KeySplit(*tile, split, count)
+        for tile, count in zip(tiles, splits, strict=True)
+        for split in range(max(1, count))
     ]
     firsts: list[int] = []
-    if max(parts) > 1:
-        firsts = np.cumsum([0, *(max(1, count) for count in parts[:-1])]).tolist()
-    sent = batch.up(np.array([*np.array(rows).ravel(), *firsts], dtype=np.int32))
-    tiles, rest = sent[: 6 * len(rows)].view(-1, 6), sent[6 * len(rows) :]
-    yield Cut(blocks, tiles, rest if len(rest) else None, max(tile[3] for tile in whole))
+    if max(splits) > 1:
+        firsts = np.cumsum([0, *(max(1, count) for count in splits[:-1])]).tolist()
+    uploaded = batch.up(np.array([*np.array(rows).ravel(), *firsts], dtype=np.int32))
+    table, rest = uploaded[: 6 * len(rows)].view(-1, 6), uploaded[6 * len(rows) :]
+    yield TileTable(blocks, table, rest if len(rest) else None, max(tile[3] for tile in tiles))
 
 
-def _bound(batch: AttentionBatch, span: int, first: int, queries: int) -> int:
+def _key_bound(batch: AttentionBatch, span: int, first: int, queries: int) -> int:
     """Return an upper bound of the number of keys that a tile's queries see."""
     every = batch.starts[span] + first + queries
     return every if batch.window is None else min(every, batch.window + queries - 1)

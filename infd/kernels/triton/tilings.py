@@ -1,6 +1,6 @@
 """The tilings of attention on a GPU, by head shape: measured tilings, or the defaults.
 
-Results of `infd warm --tune` are kept beside the compiled kernels, in a file named by the GPU and by a digest of the
+Results of `infd warm --tune` are stored beside the compiled kernels, in a file named by the GPU and by a digest of the
 measured kernels' sources, so that other kernels or GPUs never read them.
 """
 
@@ -37,7 +37,7 @@ class Tilings:
     """The tilings of one GPU, by head shape."""
 
     def __init__(self, gpu: Gpu, measured: Mapping[str, Tiling] | None = None) -> None:
-        """measured: by the names that `called` returns."""
+        """measured: by the names that `shape_name` returns."""
         self.gpu = gpu
         self._measured = measured or {}
         self._requested: dict[Shape, Tiling] = {}
@@ -49,25 +49,25 @@ class Tilings:
 
     def __getitem__(self, shape: Shape) -> Tiling:
         if shape not in self._requested:
-            self._requested[shape] = self._measured.get(called(shape)) or shape.usual(self.gpu)
+            self._requested[shape] = self._measured.get(shape_name(shape)) or shape.default_tiling(self.gpu)
         return self._requested[shape]
 
 
 def tilings(device: torch.device) -> Tilings:
     """Return the tilings for a device: an installed GPU, the compilation target, or else a large GPU."""
-    if (aim := aimed_at()) is not None:
-        name, here = aim
-        if here is None:
+    if (target := aimed_at()) is not None:
+        name, installed = target
+        if installed is None:
             return Tilings(blocks.absent(name))
-        device = here
+        device = installed
     gpu = blocks.gpu(device)
-    return Tilings(gpu, kept(directory(), gpu) if gpu.name else None)
+    return Tilings(gpu, read(directory(), gpu) if gpu.name else None)
 
 
-def called(shape: Shape) -> str:
+def shape_name(shape: Shape) -> str:
     """Return a shape's name in the file of measured tilings."""
-    held = ", narrow" if shape.narrow else ""
-    return f"{shape.kv_heads} x {shape.shared} heads of {shape.head}, {str(shape.dtype).removeprefix('torch.')}{held}"
+    narrow = ", narrow" if shape.narrow else ""
+    return f"{shape.kv_heads} x {shape.shared} heads of {shape.head}, {str(shape.dtype).removeprefix('torch.')}{narrow}"
 
 
 def directory() -> Path:
@@ -75,7 +75,7 @@ def directory() -> Path:
     return Path(triton.knobs.cache.dir)
 
 
-def kept(directory: Path, gpu: Gpu) -> dict[str, Tiling]:
+def read(directory: Path, gpu: Gpu) -> dict[str, Tiling]:
     """Return the tilings measured on this GPU with these kernels, by the shape's name."""
     path = _file(directory, gpu)
     try:
@@ -83,16 +83,16 @@ def kept(directory: Path, gpu: Gpu) -> dict[str, Tiling]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
-        log.warning("%s is not read, and attention is cut as usual: %s", path, error)
+        log.warning("%s cannot be read, so attention uses the default tilings: %s", path, error)
         return {}
 
 
-def keep(directory: Path, gpu: Gpu, measured: Mapping[str, Tiling]) -> Path:
-    """Merge `measured` into the kept tilings; return the file. Raises OSError."""
+def write(directory: Path, gpu: Gpu, measured: Mapping[str, Tiling]) -> Path:
+    """Merge `measured` into the stored tilings; return the file. Raises OSError."""
     path = _file(directory, gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{os.getpid()}")
-    new.write_bytes(msgspec.json.format(msgspec.json.encode({**kept(directory, gpu), **measured})))
+    new.write_bytes(msgspec.json.format(msgspec.json.encode({**read(directory, gpu), **measured})))
     new.replace(path)
     return path
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from infd.kernels.families.attention import FLOAT8, AttentionBatch, KeyValuePages
 from infd.kernels.triton.attention import PagedAttention
 from infd.kernels.triton.blocks import Blocks, Tiling, fitting
-from infd.kernels.triton.tilings import Tilings, called
+from infd.kernels.triton.tilings import Tilings, shape_name
 from infd.rounding import ceil_div
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.kernels")
 
-GAIN: Final = 0.97  # largest time, as a fraction of the default's, at which another tiling is kept
-ROUNDS: Final = 20  # the median counts
-CACHED: Final = 2**28  # bytes, more than any GPU's last-level cache
+GAIN: Final = 0.97  # largest time, as a fraction of the default's, at which another tiling replaces it
+ROUNDS: Final = 20  # timed calls, of which the median counts
+FLUSHED: Final = 2**28  # bytes overwritten to flush caches: more than any GPU's last-level cache
 PAGE: Final = 16
 FEW: Final = ([(8191, 1)], [(2047, 1)] * 32)  # steps, each a list of spans (start, count)
 MANY: Final = ([(0, 2048)],)
@@ -58,29 +58,29 @@ class Found(Struct, frozen=True):
 
 def search(shape: Shape, gpu: Gpu, cost: Cost) -> Found:
     """Return the fastest tiling. The default tiling must work."""
-    usual = shape.usual(gpu)
-    found = [_best(cost.few, usual, (_few, _shares), shape, gpu), _best(cost.many, usual, (_many,), shape, gpu)]
+    default = shape.default_tiling(gpu)
+    found = [_best(cost.few, default, (_few, _splits), shape, gpu), _best(cost.many, default, (_many,), shape, gpu)]
     (few, few_share), (many, many_share) = found
     return Found(replace(few, many=many.many), few_share, many_share)
 
 
 def _best(
     cost: Callable[[Tiling], float | None],
-    usual: Tiling,
-    ways: Sequence[Callable[[Tiling, Shape, Gpu], Iterator[Tiling]]],
+    default: Tiling,
+    variations: Sequence[Callable[[Tiling, Shape, Gpu], Iterator[Tiling]]],
     shape: Shape,
     gpu: Gpu,
 ) -> tuple[Tiling, float]:
     """Change one parameter after another; return the fastest tiling, and its time as a fraction of the default's."""
-    reference = cost(usual)
-    assert reference is not None, "attention fails as it is usually cut"
-    best, least = usual, reference
-    for way in ways:
-        for tiling in way(best, shape, gpu):
-            taken = cost(tiling)
-            if taken is not None and taken < least:
-                best, least = tiling, taken
-    return (best, least / reference) if least <= GAIN * reference else (usual, 1.0)
+    reference = cost(default)
+    assert reference is not None, "attention fails with the default tiling"
+    best, least = default, reference
+    for vary in variations:
+        for tiling in vary(best, shape, gpu):
+            seconds = cost(tiling)
+            if seconds is not None and seconds < least:
+                best, least = tiling, seconds
+    return (best, least / reference) if least <= GAIN * reference else (default, 1.0)
 
 
 def _few(tiling: Tiling, shape: Shape, gpu: Gpu) -> Iterator[Tiling]:
@@ -88,7 +88,7 @@ def _few(tiling: Tiling, shape: Shape, gpu: Gpu) -> Iterator[Tiling]:
         yield replace(tiling, few=blocks)
 
 
-def _shares(tiling: Tiling, shape: Shape, gpu: Gpu) -> Iterator[Tiling]:
+def _splits(tiling: Tiling, shape: Shape, gpu: Gpu) -> Iterator[Tiling]:
     for programs in (1, 2, 4, 8):
         for least_keys in (128, 256, 512):
             yield replace(tiling, programs=programs, least_keys=least_keys)
@@ -108,7 +108,7 @@ def _fitting(
             yield blocks
 
 
-class Step(NamedTuple):
+class Case(NamedTuple):
     """The inputs of one step's attention, and the default tiling's result."""
 
     batch: AttentionBatch
@@ -128,27 +128,27 @@ class Measured:
         few: Sequence[Sequence[tuple[int, int]]] = FEW,
         many: Sequence[Sequence[tuple[int, int]]] = MANY,
     ) -> None:
-        """timer: returns the seconds that a call takes, calling it several times. few, many: spans of steps."""
+        """timer: measures the seconds that a call takes. few, many: spans of steps."""
         self._gpu, self._timer = gpu, timer
-        held = FLOAT8 if shape.narrow else shape.dtype
+        cache_dtype = FLOAT8 if shape.narrow else shape.dtype
         pages = max(sum(ceil_div(start + count, PAGE) for start, count in spans) for spans in (*few, *many)) + 1
 
         def drawn(*sizes: int) -> Tensor:
             return torch.randn(sizes, device=device).to(shape.dtype)
 
-        k, v = (drawn(pages, shape.kv_heads, PAGE, shape.head).to(held) for _ in range(2))
+        k, v = (drawn(pages, shape.kv_heads, PAGE, shape.head).to(cache_dtype) for _ in range(2))
         scales = torch.ones(2, shape.kv_heads, device=device) if shape.narrow else None
         self._pages = KeyValuePages(k, v, scales)
         self._scale = shape.head**-0.5
         self._tolerance = 1e-4 if shape.dtype is torch.float32 else 2e-2
-        usual = shape.usual(gpu)
-        self._steps: list[list[Step]] = []
+        default = shape.default_tiling(gpu)
+        self._steps: list[list[Case]] = []
         for steps in (few, many):
             self._steps.append([])
             for spans in steps:
                 batch = _batch(spans, device)
                 q = drawn(len(batch.slots), shape.kv_heads * shape.shared, shape.head)
-                self._steps[-1].append(Step(batch, q, self._run(usual, batch, q)()))
+                self._steps[-1].append(Case(batch, q, self._run(default, batch, q)()))
 
     def few(self, tiling: Tiling) -> float | None:
         return self._seconds(tiling, self._steps[0])
@@ -156,14 +156,14 @@ class Measured:
     def many(self, tiling: Tiling) -> float | None:
         return self._seconds(tiling, self._steps[1])
 
-    def _seconds(self, tiling: Tiling, steps: Sequence[Step]) -> float | None:
+    def _seconds(self, tiling: Tiling, steps: Sequence[Case]) -> float | None:
         try:
             return sum(self._timed(tiling, step) for step in steps)
         except Exception as error:  # from Triton's compiler or launcher, or a wrong result
-            log.debug("attention is not cut as %s: %s", tiling, error)
+            log.debug("tiling %s is discarded: %s", tiling, error)
             return None
 
-    def _timed(self, tiling: Tiling, step: Step) -> float:
+    def _timed(self, tiling: Tiling, step: Case) -> float:
         work = self._run(tiling, step.batch, step.q)
         torch.testing.assert_close(work(), step.expected, rtol=self._tolerance, atol=self._tolerance)
         return self._timer(work)
@@ -185,11 +185,11 @@ class _Always(Tilings):
 
 
 def _batch(spans: Sequence[tuple[int, int]], device: torch.device) -> AttentionBatch:
-    """Return a step whose sequences hold consecutive pages."""
-    held = [ceil_div(start + count, PAGE) for start, count in spans]
-    table = torch.zeros(len(spans), max(held), dtype=torch.int32)
+    """Return a step whose sequences occupy consecutive pages."""
+    page_counts = [ceil_div(start + count, PAGE) for start, count in spans]
+    table = torch.zeros(len(spans), max(page_counts), dtype=torch.int32)
     offsets, slots, page = [0], [], 1
-    for row, ((start, count), pages) in enumerate(zip(spans, held, strict=True)):
+    for row, ((start, count), pages) in enumerate(zip(spans, page_counts, strict=True)):
         table[row, :pages] = torch.arange(page, page + pages)
         slots.append(page * PAGE + torch.arange(start, start + count))
         offsets.append(offsets[-1] + count)
@@ -211,7 +211,7 @@ def on_device(work: Callable[[], object]) -> float:
 
     Before each run the GPU's caches are overwritten, as weights do between two layers' attention.
     """
-    others = torch.empty(CACHED, dtype=torch.uint8, device="cuda")
+    others = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
     for _ in range(3):
         work()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(ROUNDS)]
@@ -225,5 +225,5 @@ def on_device(work: Callable[[], object]) -> float:
 
 
 def tune(shapes: Sequence[Shape], gpu: Gpu, device: torch.device) -> dict[str, Found]:
-    """Return the results for some shapes, by the shape's name."""
-    return {called(shape): search(shape, gpu, Measured(shape, gpu, device, on_device)) for shape in shapes}
+    """Search for the fastest tiling of each shape; return the results by the shape's name."""
+    return {shape_name(shape): search(shape, gpu, Measured(shape, gpu, device, on_device)) for shape in shapes}

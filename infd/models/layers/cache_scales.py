@@ -46,7 +46,7 @@ class CacheScales(Parameter):
 
     def place(self, first: int, rows: torch.Tensor) -> None:
         if not bool(((rows > 0) & rows.isfinite()).all()):
-            raise CheckpointError(f"{self.sources[first].name}: a cache cannot be divided by {rows.tolist()}")
+            raise CheckpointError(f"{self.sources[first].name}: a cache's scale cannot be {rows.tolist()}")
         self.tensor[first].copy_(rows.flatten())
 
 

@@ -1,7 +1,7 @@
 """Rotary positions: the frequencies that a config asks for, and the table of angles by position.
 
 The table is computed in float32, operation by operation as in transformers: at position 100,000 another order of
-operations changes the angle visibly.
+operations changes the angle by more than rounding.
 
 Frequencies may depend on a length, transformers' seq_len: the sequence's (longrope), or the number of tokens known
 when a token was computed (dynamic); see `Regimes`. All tables of a model are laid out for the regimes of all its ropes,
@@ -34,7 +34,7 @@ class Scaling(NamedTuple):
 
     frequencies  radians per token, [R / 2] or [N, R / 2], given lengths [N, 1] int64
     amplitude    multiplies cosines and sines
-    regimes      which lengths `frequencies` is given
+    regimes      defines the lengths passed to `frequencies`
     """
 
     frequencies: Callable[[Tensor], Tensor]
@@ -54,7 +54,7 @@ class Rope:
     """The rotary positions of some layers of a model.
 
     table    [rows, 2, R / 2] float32: cosines, then sines, by position; set by `lay_out`. If long sequences have other
-             angles than short ones, the long sequences' rows follow behind the short sequences' rows
+             angles than short ones, rows for long sequences follow the rows for short ones
     regimes  how angles depend on lengths, given max_len
     number   index among the model's ropes
     """
@@ -82,7 +82,7 @@ class Rope:
         kind = rope.string("rope_type")
         if kind not in _SCALINGS:
             raise CheckpointError(
-                f"config.json: rope type {kind!r} is not computed yet; known: {', '.join(sorted(_SCALINGS))}"
+                f"config.json: rope type {kind!r} is not supported; supported: {', '.join(sorted(_SCALINGS))}"
             )
         share = 1.0 if kind == "proportional" else rope.number("partial_rotary_factor")
         if share != 1 and not partial:
@@ -97,9 +97,9 @@ class Rope:
         self._max_len, self._device = max_len, device
         self._scaling = _SCALINGS[kind](exponents, rope, self._max_len)
         self.regimes = self._scaling.regimes
-        self._there = self._scaling  # on the device
+        self._device_scaling = self._scaling
         if self.regimes.prompt_over is not None:
-            self._there = _SCALINGS[kind](exponents.to(self._device), rope, self._max_len)
+            self._device_scaling = _SCALINGS[kind](exponents.to(self._device), rope, self._max_len)
         self.number = number
 
     def lay_out(self, regimes: Regimes) -> None:
@@ -120,7 +120,7 @@ class Rope:
         if self.regimes.prompt_over is None:
             return by_position
         return torch.where(
-            (positions + 1 < prompts)[:, None, None], self._there.angles(positions, prompts), by_position
+            (positions + 1 < prompts)[:, None, None], self._device_scaling.angles(positions, prompts), by_position
         )
 
 
@@ -130,7 +130,7 @@ def lay_out(ropes: Sequence[Rope]) -> Regimes:
     if len(found) > 1:
         raise CheckpointError(
             "config.json: rope_parameters: layers whose angles change at different lengths, or in different ways,"
-            " are not computed yet"
+            " are not supported"
         )
     regimes = found.pop() if found else Regimes()
     for rope in ropes:
@@ -145,7 +145,7 @@ def by_prompt(ropes: Sequence[Rope], batch: Batch) -> Batch:
     return replace(batch, positions=torch.arange(len(batch.positions), device=batch.positions.device), angles=angles)
 
 
-# Each takes the exponents [R / 2] of theta, 0 to 1, the rope settings, and max_len in tokens.
+# The scalings, as functions of theta's exponents [R / 2], 0 to 1, the rope settings, and max_len in tokens.
 
 
 def _unscaled(exponents: Tensor, rope: Settings, _: int) -> Scaling:
@@ -160,22 +160,22 @@ def _linear(exponents: Tensor, rope: Settings, _: int) -> Scaling:
 
 def _proportional(exponents: Tensor, rope: Settings, _: int) -> Scaling:
     """Rotate only the fastest pairs, at the frequencies of whole heads; the other pairs have frequency 0."""
-    turned = int(rope.number("partial_rotary_factor") * 2 * len(exponents) // 2)
+    rotated = int(rope.number("partial_rotary_factor") * 2 * len(exponents) // 2)
     frequencies = 1.0 / rope.number("rope_theta") ** exponents / rope.number("factor", 1.0)
-    frequencies[turned:] = 0
+    frequencies[rotated:] = 0
     return Scaling(lambda _: frequencies)
 
 
 def _dynamic(exponents: Tensor, rope: Settings, max_len: int) -> Scaling:
-    """Up to the trained length, unscaled angles; beyond it, frequencies that fall with the length.
+    """Use unscaled frequencies up to the trained length, lower ones beyond it, the lower the longer the sequence.
 
-    All tokens of a prompt use the prompt's length, each generated token its own position. That equals transformers'
-    result for a prompt computed at once, followed by single tokens.
+    A prompt's tokens use the prompt's length, a generated token its own position: transformers' result for a prompt
+    computed at once, followed by single tokens.
     """
     trained, factor, theta = rope.integer("max_position_embeddings"), rope.number("factor"), rope.number("rope_theta")
     size = 2 * len(exponents)
     if size == 2:
-        raise rope.error("rope_type", "another than 'dynamic' where a head turns one pair of numbers", "dynamic")
+        raise rope.error("rope_type", "a type other than 'dynamic', since heads rotate a single pair", "dynamic")
     plain = 1.0 / theta**exponents
 
     def frequencies(lengths: Tensor) -> Tensor:

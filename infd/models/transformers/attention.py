@@ -41,13 +41,13 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Return [1, T, H, V] of a layer's query [1, H, T, D], key [1, K, T, D] and value [1, K, T, V], V <= D.
 
-    The plan applies windows and causality; `survey.py` has compared them with the layer's own.
+    The plan applies windows and causality; `survey.py` has compared both with the layer's mask.
     """
     layer: Any = module.layer_idx
     infd_pass.batch.beat()
     plan, pages = infd_pass.batch.attention[infd_pass.group_of[layer]], infd_pass.batch.cache[layer]
     width, narrower = query.shape[-1], value.shape[-1]
-    if narrower < width:  # pages hold keys and values of one size; padding zeros come out as zeros
+    if narrower < width:  # pages have one size for keys and values; padding of values is zeros, dropped below
         value = F.pad(value, (0, width - narrower))
     q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
     plan.write(k, v, pages)

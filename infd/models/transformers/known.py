@@ -71,14 +71,14 @@ def reasons(name: str, said: Callable[[str], Any]) -> Iterator[str]:
     if name in BIASED or said("alibi"):
         yield "it adds position biases to attention scores (ALiBi), which infd's attention does not"
     if name in RECURRENT:
-        yield "it keeps a recurrent state; infd's pages hold keys and values of attention alone"
+        yield "it has a recurrent state; infd's pages hold only keys and values of attention"
     layer_types = said("layer_types")
     others = sorted(set(layer_types) - ATTENDING) if isinstance(layer_types, (list, tuple)) else []
     if others:
         kinds = ", ".join(map(str, others))
-        yield f"it has layers of type {kinds}; infd's pages hold keys and values of attention alone"
+        yield f"it has layers of type {kinds}; infd's pages hold only keys and values of attention"
     for kind in sorted(_rope_kinds(said("rope_parameters") or said("rope_scaling")) & STEP_WIDE_ROPE):
-        yield f"transformers turns rope type {kind!r} by the longest sequence of a step, so neighbours would matter"
+        yield f"transformers scales rope type {kind!r} by a step's longest sequence, so its neighbours would change"
 
 
 def _rope_kinds(parameters: Any) -> set[str]:

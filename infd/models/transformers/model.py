@@ -43,7 +43,9 @@ class TransformersModel:
         self._decoder = _decoder(self._head)
         surveyed = survey(self._head, self._decoder)
         self._head.config._attn_implementation = attention.NAME
-        self._head.config.pad_token_id = None  # else some models search every step for it, to warn of a missing mask
+        self._head.config.pad_token_id = (
+            None  # else some models search each step for padding, to warn of a missing mask
+        )
         _compute_tables(self._head, blueprint.device)
         self.unread = declare(self._head, blueprint)
         self.parameters = blueprint.parameters
@@ -114,7 +116,7 @@ def _build(model: Any, config: Any, dtype: torch.dtype) -> Any:
         except KeyError as error:
             if error.args != (NAME,):
                 raise
-            reason = "its attention comes from a table of its own, not through transformers' attention interface"
+            reason = "its attention does not use transformers' attention interface"
             raise CheckpointError(reason) from error
 
 
@@ -127,7 +129,7 @@ def _decoder(head: Any) -> Any:
         raise CheckpointError("it has no decoder that takes the position of each token")
     for name, module in part.named_modules():
         if "position" in name and getattr(module, "padding_idx", None) is not None:
-            raise CheckpointError("it counts positions from behind its padding token, as encoders do")
+            raise CheckpointError("its positions start behind the padding token's id, as in encoders")
     return part
 
 

@@ -109,7 +109,7 @@ def _note(
 ) -> tuple[Tensor, None]:
     """Record the arguments in place of computing attention."""
     if infd_pass is None:
-        raise CheckpointError("it does not hand the keywords of its forward pass down to attention")
+        raise CheckpointError("it does not pass its forward pass's keyword arguments to attention")
     layer: Any = getattr(module, "layer_idx", None)
     window = sliding_window or None
     faults = [*_faults(query, key, value, others), *_mask_faults(attention_mask, window)]
@@ -128,12 +128,12 @@ def _faults(query: Tensor, key: Tensor, value: Tensor, others: dict[str, Any]) -
     for name, argument in others.items():
         neutral = argument is None or argument is False or (name == "is_causal" and argument is True)
         if name not in UNDERSTOOD and not neutral:
-            yield f"asks attention for {name!r}, which infd's does not know"
+            yield f"asks attention for {name!r}, which infd's attention does not support"
 
 
 def _mask_faults(mask: Tensor | None, window: int | None) -> Iterable[str]:
     if not isinstance(mask, Pattern):
-        yield "has a mask of its own making"
+        yield "has a mask that transformers did not build"
         return
     at = Pattern.PROBED
     first = 0 if window is None else max(0, at - window + 1)
@@ -156,7 +156,7 @@ def _mismatches(calls: list[LayerAttention], layers: int) -> Iterable[str]:
     if without:
         yield f"{len(without)} of its {layers} layers do not attend through transformers' attention interface"
     elif len(calls) != layers:
-        yield f"it attends {len(calls)} times in {layers} layers; infd's cache has one place a layer"
+        yield f"it attends {len(calls)} times in {layers} layers; infd's cache has one entry per layer"
     elif len({(each.kv_heads, each.key_size) for each in calls}) > 1:
         yield "its layers have keys of different shapes; infd's pages have one shape for all"
 

@@ -114,7 +114,7 @@ def _build(
         if progress is not None:
             progress(done, total)
 
-    load(setup.model, checkpoint, weights, report, fill.here())
+    load(setup.model, checkpoint, weights, report, fill.native_fill())
     dtype, quantization = dtype_name(setup.dtype), config.model.quantization
     form = dtype if quantization == "none" else quantization
     of_vocabulary = vocabulary_of(quantization, config.model.quantize_vocabulary)

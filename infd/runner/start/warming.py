@@ -135,7 +135,7 @@ def _tune(shapes: Sequence[Shape], device: torch.device) -> dict[str, Found]:
     gpu = blocks.gpu(device)
     with torch.inference_mode():
         found = tune(shapes, gpu, device)
-    tilings.keep(tilings.directory(), gpu, {name: each.tiling for name, each in found.items()})
+    tilings.write(tilings.directory(), gpu, {name: each.tiling for name, each in found.items()})
     return found
 
 

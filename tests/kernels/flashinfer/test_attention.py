@@ -30,7 +30,7 @@ def make() -> Callable[..., tuple[PagedAttention, Package]]:
 
     def make(capability: tuple[int, int] = (9, 0), **chosen: Any) -> tuple[PagedAttention, Package]:
         package = Package(capability)
-        return PagedAttention(package, Triton(room=4), **chosen), package
+        return PagedAttention(package, Triton(programs=4), **chosen), package
 
     return make
 
@@ -131,8 +131,8 @@ def test_each_delegation_to_triton_is_logged_once():
     attention = PagedAttention(Package(), Triton())
     for case in ({"head": 80}, {"head": 64, "sinks": True}, {"head": 80}, {"head": 64, "held": torch.float16}):
         Case(MIX, **case).compute(attention)
-    told = "heads of 80; sinks of prompts; writing to a cache of float16; a cache of float16 beside float32"
-    assert attention.refused == {"flashinfer": f"leaves to triton: {told}"}
+    told = "heads of 80; sinks of prompts; writing to a cache of float16; a cache of float16 with queries of float32"
+    assert attention.refused == {"flashinfer": f"delegates to triton: {told}"}
 
 
 def test_it_computes_in_its_given_workspace():

@@ -20,7 +20,7 @@ def facts(dtype: torch.dtype = torch.bfloat16, device: torch.device = GPU) -> Fa
     [
         ("package", "flashinfer is not installed (the extra `cuda` brings it)"),
         ("nvcc", "flashinfer needs nvcc to compile its kernels, or the package flashinfer-jit-cache"),
-        ("ninja", "flashinfer needs ninja to compile its kernels, and finds none in $PATH"),
+        ("ninja", "flashinfer needs ninja to compile its kernels; there is none in $PATH"),
         ("nothing", None),
         ("compilers, with the modules assembled", None),
     ],
@@ -48,7 +48,7 @@ def test_other_types_and_devices_are_refused():
     candidate = next(each for each in CANDIDATES["attention"] if each.name == "flashinfer")
     assert candidate.refuses(facts(torch.float32)) == "computes in bfloat16 and float16, not in float32"
     assert candidate.refuses(facts(device=torch.device("cpu"))) == "runs on a GPU, not on cpu"
-    assert presence.why_not(torch.device("cpu")) == "runs on NVIDIA's GPUs alone"
+    assert presence.why_not(torch.device("cpu")) == "runs only on NVIDIA's GPUs"
 
 
 def test_a_preferred_implementation_comes_first_and_the_others_keep_their_order():

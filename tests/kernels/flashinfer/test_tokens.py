@@ -106,10 +106,10 @@ def test_unsupported_cases_are_delegated_to_triton(tokens):
     assert gate.silu_mul(torch.randn(3, 100).bfloat16()[:, :64]) == "triton"
     assert gate.gelu_tanh_mul(torch.randn(3, 10).bfloat16()) == "triton"
     assert not package.calls
-    told = "weights with 0.5 added to them; norms of bfloat16 by float32; norms of rows that lie askew; sums of heads"
-    assert norm.refused == {"flashinfer": f"leaves to triton: {told}"}
-    assert rope.refused == {"flashinfer": "leaves to triton: heads of 80; angles of 8 numbers"}
-    assert gate.refused == {"flashinfer": "leaves to triton: gates that lie askew"}
+    told = "weights with 0.5 added to them; norms of bfloat16 by float32; norms of unaligned rows; sums of heads"
+    assert norm.refused == {"flashinfer": f"delegates to triton: {told}"}
+    assert rope.refused == {"flashinfer": "delegates to triton: heads of 80; angles of 8 numbers"}
+    assert gate.refused == {"flashinfer": "delegates to triton: unaligned gates"}
 
 
 @pytest.mark.filterwarnings("default")  # FlashInfer's own warnings

@@ -37,6 +37,6 @@ def test_steps_by_tritons_kernels_are_issued_without_waiting(tiny, apart):
     ops = select(APART, torch.float32, insisting("triton", CANDIDATES))
     ops.ask(*CANDIDATES)
     assert {row.family for row in ops.selection if row.chosen == "triton"} >= TRITON
-    ops = ops.replace(attention=PagedAttention(room=4), lora=Lora())  # Triton's LoRA needs addresses
+    ops = ops.replace(attention=PagedAttention(programs=4), lora=Lora())  # Triton's LoRA needs addresses
     runner = assembled(tiny("llama"), APART, Pinned(APART, apart.pin, apart.event), None, ops)
     assert len(results(runner, apart.unsynchronised)) == 9

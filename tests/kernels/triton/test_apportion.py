@@ -25,19 +25,19 @@ def apportioned(device):
     """Return a function from starts to the device's cut and the host's."""
     from infd.kernels.triton.apportion import Apportioned
     from infd.kernels.triton.blocks import Gpu
-    from infd.kernels.triton.tiles import Shape, cut
+    from infd.kernels.triton.tiles import Shape, tile_step
 
     shape = Shape(KV_HEADS, 2, 8, torch.float32)
-    tiling = shape.usual(Gpu())
+    tiling = shape.default_tiling(Gpu())
 
     def both(starts, **asked):
         batch = batch_of(starts, device, **asked)
         found = Apportioned(batch, shape, tiling, ROOM)
-        for tensor in (found.cut.tiles, found.cut.firsts):
+        for tensor in (found.tile_table.tiles, found.tile_table.firsts):
             tensor.fill_(-1)
         found.renew()
-        (expected,) = cut(batch, shape, tiling, ROOM)
-        return found.cut, expected
+        (expected,) = tile_step(batch, shape, tiling, ROOM)
+        return found.tile_table, expected
 
     return both
 
@@ -65,7 +65,7 @@ def test_the_device_cuts_as_the_host_does(apportioned, starts, window, count):
     assert len(found.tiles) == len(starts) + ROOM // KV_HEADS
     alone = list(range(len(starts)))
     assert found.firsts.tolist() == (alone if expected.firsts is None else expected.firsts.tolist())
-    assert (found.blocks, found.most) == (expected.blocks, expected.most)
+    assert (found.blocks, found.most_queries) == (expected.blocks, expected.most_queries)
 
 
 def test_a_long_sequence_among_short_ones_is_split(apportioned):

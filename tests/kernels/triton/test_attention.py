@@ -15,10 +15,10 @@ def compute(device, unsynchronised):
     """Return a function that computes a case without waiting for the device; its result includes padding."""
     from infd.kernels.triton.attention import PagedAttention
 
-    def run(case: Case, room: int = 1):
+    def run(case: Case, programs: int = 1):
         case.move(device)
         with unsynchronised():
-            out = case.compute(PagedAttention(room))
+            out = case.compute(PagedAttention(programs))
         return out.cpu()
 
     return run
@@ -28,9 +28,9 @@ def compute(device, unsynchronised):
 def error(compute):
     """Return a function that measures a case's largest error, relative for results above 1."""
 
-    def measure(case: Case, room: int = 1) -> float:
+    def measure(case: Case, programs: int = 1) -> float:
         expected = case.expected()
-        out = compute(case, room).double()
+        out = compute(case, programs).double()
         assert out.isfinite().all()
         return float(((out[: len(expected)] - expected).abs() / expected.abs().clamp(min=1)).max())
 
@@ -55,24 +55,24 @@ def test_a_span_of_many_tiles_is_exact_in_each(error, window, softcap):
 @pytest.mark.parametrize("window", [None, 290])
 def test_keys_that_are_split_are_merged(error, triton, lengths, window):
     from infd.kernels.triton.blocks import Gpu
-    from infd.kernels.triton.tiles import Shape, cut
+    from infd.kernels.triton.tiles import Shape, tile_step
 
     case = Case(lengths, window=window, page_tokens=16, padding=1)
     shape = Shape(2, 2, 8, torch.float32)
-    assert any(each.firsts is not None for each in cut(case.batch, shape, shape.usual(Gpu()), 1000))
-    assert error(case, room=1000) < 2e-6
+    assert any(each.firsts is not None for each in tile_step(case.batch, shape, shape.default_tiling(Gpu()), 1000))
+    assert error(case, programs=1000) < 2e-6
 
 
 def test_empty_parts_of_keys_change_nothing(error):
-    assert error(Case([(5, 1), (0, 1), (40, 1)], page_tokens=16, slack=900), room=1000) < 2e-6
+    assert error(Case([(5, 1), (0, 1), (40, 1)], page_tokens=16, slack=900), programs=1000) < 2e-6
 
 
 def test_the_tiles_of_a_batch_that_fills_the_device_are_not_split(triton):
     from infd.kernels.triton.blocks import Gpu
-    from infd.kernels.triton.tiles import Shape, cut
+    from infd.kernels.triton.tiles import Shape, tile_step
 
     case, shape = Case([(600, 1)] * 9, page_tokens=16), Shape(2, 2, 8, torch.float32)
-    (whole,) = cut(case.batch, shape, shape.usual(Gpu()), 18)
+    (whole,) = tile_step(case.batch, shape, shape.default_tiling(Gpu()), 18)
     assert (whole.firsts, len(whole.tiles)) == (None, 9)
 
 
@@ -85,16 +85,16 @@ def test_half_precision_accumulates_in_float32(compute, dtype, head, softcap):
     assert bool(((out - expected).abs() < 0.006 + expected.abs() / 128).all())
 
 
-@pytest.mark.parametrize(("room", "softcap"), [(1, None), (1000, None), (1000, 3.0)])
-def test_a_sink_takes_its_share_of_the_attention_weights(error, room, softcap):
+@pytest.mark.parametrize(("programs", "softcap"), [(1, None), (1000, None), (1000, 3.0)])
+def test_a_sink_takes_its_share_of_the_attention_weights(error, programs, softcap):
     lengths = [(400, 1), (600, 2), (0, 1), (300, 20)]
-    assert error(Case(lengths, page_tokens=16, sinks=True, softcap=softcap, padding=1), room) < 2e-6
+    assert error(Case(lengths, page_tokens=16, sinks=True, softcap=softcap, padding=1), programs) < 2e-6
 
 
-@pytest.mark.parametrize("room", [1, 1000])
-def test_a_cache_of_8_bit_floats_is_read_by_the_scales_of_its_heads(error, room):
+@pytest.mark.parametrize("programs", [1, 1000])
+def test_a_cache_of_8_bit_floats_is_read_by_the_scales_of_its_heads(error, programs):
     case = Case([*MIX, (500, 1)], page_tokens=16, held=torch.float8_e4m3fn, padding=2, slack=3)
-    assert error(case, room) < 2e-6
+    assert error(case, programs) < 2e-6
 
 
 def test_padding_writes_to_the_scratch_page_only(compute):

@@ -115,7 +115,7 @@ def test_products_of_different_adapters_do_not_evict_each_others_tables(lora, de
 def test_the_number_of_kept_tables_is_bounded(lora, device, monkeypatch):
     from infd.kernels.triton import lora as module
 
-    monkeypatch.setattr(module, "KEPT", 2)
+    monkeypatch.setattr(module, "CACHED_TABLES", 2)
     groups = [moved([(ROWS[0], adapter([rank, 0, 0], INPUTS))], device) for rank in (1, 2, 3)]
     first = lora._product(groups[0])
     lora._product(groups[1])
@@ -131,7 +131,7 @@ def test_in_captured_steps_each_row_gets_what_its_slot_holds(lora, device, unsyn
     captured = lora.captured(TOKENS + 3, device)
     carried = staging(device)
     held_there = [low and there(low, device) for low in held]
-    weights = captured.weigh(held_there, [50, 50, 50], table=False, upload=carried.up)
+    weights = captured.slot_weights(held_there, [50, 50, 50], table=False, upload=carried.up)
     tolerance = 1e-4 if dtype is torch.float32 else 0.03
     for wanted in ([1, 3, 0] * 15, [3] * TOKENS, [0] * TOKENS):
         x, y = draw(TOKENS + 3, INPUTS, seed=1, dtype=dtype), draw(TOKENS + 3, OUTPUTS, seed=2, dtype=result)
@@ -153,19 +153,19 @@ def test_a_table_of_slots_holds_others_in_its_place_until_ranks_outgrow_it(lora,
     carried, captured, wanted = staging(device), lora.captured(4, device), [1, 2, 3, 0]
     x, y = draw(4, INPUTS, seed=1, dtype=torch.float32).to(device), torch.zeros(4, OUTPUTS, device=device)
     low = [adapter(ranks, INPUTS) for ranks in RANKS]
-    weights = captured.weigh([None, there(low[0], device), None], [50] * 3, table=False, upload=carried.up)
+    weights = captured.slot_weights([None, there(low[0], device), None], [50] * 3, table=False, upload=carried.up)
     place = weights.weights.table.data_ptr()
     captured.refill(wanted, carried.fill)
     for held in ([low[2], low[0], None], [None, None, low[2]], [None, None, None]):
         held_there = [each and there(each, device) for each in held]
-        assert weights.hold(held_there, carried.fill)
+        assert weights.replace(held_there, carried.fill)
         assert weights.weights.table.data_ptr() == place
         given, expected = y.clone(), y.cpu()
         Reference().add(expected, x.cpu(), [(torch.tensor([slot]), each) for slot, each in enumerate(held) if each])
         captured.add(given, x, weights)
         torch.testing.assert_close(given.cpu(), expected, rtol=1e-4, atol=1e-3)
     before = weights.weights.table.clone()
-    assert not weights.hold([there(low[1], device), None, None], carried.fill)
+    assert not weights.replace([there(low[1], device), None, None], carried.fill)
     assert weights.weights.table.equal(before)
 
 

@@ -19,7 +19,7 @@ def ops(device):
     assert {each.family for each in ops.selection if each.chosen == "triton"} >= set(TRITON)
     from infd.kernels.triton.attention import PagedAttention
 
-    return ops.replace(attention=PagedAttention(room=4))  # a CPU has no number of multiprocessors
+    return ops.replace(attention=PagedAttention(programs=4))  # a CPU has no number of multiprocessors
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma2", "glm4"])

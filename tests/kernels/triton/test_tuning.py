@@ -46,7 +46,7 @@ def test_the_cheapest_tiling_is_found_one_parameter_at_a_time(shape):
 
     cost = Priced(few, lambda tiling: distance(tiling.many, OTHERS.many))
     found = search(shape, GPU, cost)
-    usual = shape.usual(GPU)
+    usual = shape.default_tiling(GPU)
     assert found.tiling == OTHERS
     assert found.few == pytest.approx(cost.few(OTHERS) / cost.few(usual))
     assert found.many == pytest.approx(cost.many(OTHERS) / cost.many(usual))
@@ -55,7 +55,7 @@ def test_the_cheapest_tiling_is_found_one_parameter_at_a_time(shape):
 def test_failing_tilings_are_skipped_and_small_gains_keep_the_default(shape):
     from infd.kernels.triton.tuning import search
 
-    usual = shape.usual(GPU)
+    usual = shape.default_tiling(GPU)
     cost = Priced(
         lambda tiling: 0.1 if tiling.few == OTHERS.few else 1.0,
         lambda tiling: 0.98 if tiling.many == OTHERS.many else 1.0,
@@ -90,7 +90,7 @@ def test_steps_are_timed_whose_results_are_as_usual(device, shape):
 
     done = []
     cost = Measured(shape, GPU, device, lambda work: done.append(work()) or 0.5, [[(40, 1)], [(9, 1)] * 3], [[(3, 20)]])
-    usual = shape.usual(GPU)
+    usual = shape.default_tiling(GPU)
     assert cost.few(usual) == 1.0
     assert cost.few(replace(usual, few=OTHERS.few, programs=4)) == 1.0
     assert cost.many(replace(usual, many=OTHERS.many)) == 0.5
@@ -103,25 +103,25 @@ def test_steps_are_timed_whose_results_are_as_usual(device, shape):
 def test_tunings_are_found_by_gpu_kernels_and_shape(shape, tmp_path, monkeypatch):
     from infd.kernels.triton import tilings
 
-    tilings.keep(tmp_path, GPU, {"another": OTHERS})
-    tilings.keep(tmp_path, GPU, {tilings.called(shape): OTHERS})
-    kept = tilings.kept(tmp_path, GPU)
+    tilings.write(tmp_path, GPU, {"another": OTHERS})
+    tilings.write(tmp_path, GPU, {tilings.shape_name(shape): OTHERS})
+    kept = tilings.read(tmp_path, GPU)
     assert kept.keys() == {"another", "2 x 2 heads of 8, float32"}
     known = tilings.Tilings(GPU, kept)
     other = shape._replace(head=16)
-    assert (known[shape], known[other]) == (OTHERS, other.usual(GPU))
+    assert (known[shape], known[other]) == (OTHERS, other.default_tiling(GPU))
     assert known.requested == [shape, other]
-    assert tilings.kept(tmp_path, GPU._replace(name="NVIDIA H200")) == {}
+    assert tilings.read(tmp_path, GPU._replace(name="NVIDIA H200")) == {}
     monkeypatch.setattr(tilings.triton, "__version__", "0")
-    assert tilings.kept(tmp_path, GPU) == {}
+    assert tilings.read(tmp_path, GPU) == {}
 
 
 def test_an_unusable_tuning_file_is_reported_and_ignored(triton, tmp_path, caplog):
     from infd.kernels.triton import tilings
 
-    tilings.keep(tmp_path, GPU, {}).write_text('{"x": 3}')
-    assert tilings.kept(tmp_path, GPU) == {}
-    assert "attention is cut as usual: Expected" in caplog.text
+    tilings.write(tmp_path, GPU, {}).write_text('{"x": 3}')
+    assert tilings.read(tmp_path, GPU) == {}
+    assert "so attention uses the default tilings: Expected" in caplog.text
 
 
 def test_kernels_are_compiled_ahead_as_the_gpu_that_is_here_cuts(shape, tmp_path, monkeypatch):
@@ -131,23 +131,23 @@ def test_kernels_are_compiled_ahead_as_the_gpu_that_is_here_cuts(shape, tmp_path
     here, meta = torch.device("cuda", 0), torch.device("meta")
     monkeypatch.setattr(tilings, "directory", lambda: tmp_path)
     monkeypatch.setattr(blocks, "gpu", lambda device: GPU if device == here else Gpu())
-    tilings.keep(tmp_path, GPU, {tilings.called(shape): OTHERS})
+    tilings.write(tmp_path, GPU, {tilings.shape_name(shape): OTHERS})
     with compiling(target("sm_90a"), here):
         assert tilings.tilings(meta)[shape] == OTHERS
     with compiling(target("sm_89")):
         assert tilings.tilings(meta).gpu == Gpu(shared=99 * 1024)
-        assert tilings.tilings(meta)[shape] == shape.usual(GPU)
+        assert tilings.tilings(meta)[shape] == shape.default_tiling(GPU)
 
 
 @pytest.mark.parametrize("room", [1, 1000])
 def test_attention_is_the_same_however_it_is_cut(device, shape, room):
     from infd.kernels.triton.attention import PagedAttention
-    from infd.kernels.triton.tilings import Tilings, called
+    from infd.kernels.triton.tilings import Tilings, shape_name
 
     case = Case([(600, 1), (37, 50), (0, 3)], page_tokens=16, padding=1)
     expected = case.expected()
     case.move(device)
-    measured = Tilings(GPU, {called(shape): replace(OTHERS, least_keys=128)})
+    measured = Tilings(GPU, {shape_name(shape): replace(OTHERS, least_keys=128)})
     out = case.compute(PagedAttention(room, measured)).cpu().double()
     assert [measured[shape].few.keys, *map(str, measured.requested)] == [128, str(shape)]
     torch.testing.assert_close(out[: len(expected)], expected, atol=2e-6, rtol=2e-6)

@@ -1,6 +1,6 @@
-"""Sample tokens, sorting only as much of a row as its limits need.
+"""Sample tokens, sorting only as many of a row's logits as its limits need.
 
-On a GPU, rows with limits wait for the device: whether the sorted logits suffice is known only afterwards.
+On a GPU, rows with limits wait for the device: whether the sorted logits suffice is known only after sorting.
 """
 
 from __future__ import annotations

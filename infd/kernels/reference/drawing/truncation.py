@@ -1,6 +1,6 @@
 """Limit sampling to the likeliest tokens: min-p, then top-k, then top-p of the remaining tokens.
 
-Each limit becomes a smallest logit to keep, found among the row's largest logits; a whole row is sorted only if those
+Each limit becomes a smallest logit to keep, found among the row's largest logits; a whole row is sorted only if these
 do not suffice. Equally likely tokens are kept or dropped together, so the result depends on the row alone.
 """
 
