@@ -6,7 +6,7 @@ Each model family assembles its own layers; `llama.py` is the plainest example.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from infd.kernels.families.attention import FLOAT8
 from infd.kernels.recipe import LayerRecipe
 from infd.models.base import PageTensor
 from infd.models.layers import cache_scales
-from infd.models.layers.attention import page_groups
+from infd.models.layers.attention import LayerIndex, page_groups
 from infd.models.layers.embedding import Embedding, Head
 from infd.models.layers.norm import RMSNorm
 from infd.models.layers.rope import by_prompt, lay_out
@@ -70,6 +70,24 @@ class Block(Struct, frozen=True, kw_only=True):
         return self.mlp(x, adapters), residual
 
 
+class DecoderConstants(NamedTuple):
+    """The constants of a decoder outside its layers.
+
+    embedding_scale  multiplies the embeddings
+    norm_offset      added to the last norm's weight
+    logit_scale      multiplies the logits
+    logit_softcap    bounds the scaled logits: softcap * tanh(logit / softcap)
+    """
+
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+
+
+PLAIN: Final = DecoderConstants()
+
+
 class Decoder:
     """Embedding, blocks, last norm, head. Implements `base.Model`."""
 
@@ -80,21 +98,13 @@ class Decoder:
         blueprint: Blueprint,
         dims: Dimensions,
         windows: Sequence[int | None],
-        block: Callable[[str, int, int], Block],
-        *,
-        embedding_scale: float = 1.0,
-        norm_offset: float = 0.0,
-        logit_scale: float = 1.0,
-        logit_softcap: float | None = None,
+        block: Callable[[str, LayerIndex], Block],
+        constants: DecoderConstants = PLAIN,
     ) -> None:
         """Declare all weights on `blueprint`.
 
-        windows          by layer, the attention window in tokens; None, or max_len and more: full attention
-        block            makes a layer, given its checkpoint prefix, its index, and its page group's index
-        embedding_scale  multiplies the embeddings
-        norm_offset      added to the last norm's weight
-        logit_scale      multiplies the logits
-        logit_softcap    bounds the scaled logits: softcap * tanh(logit / softcap)
+        windows  by layer, the attention window in tokens; None, or max_len and more: full attention
+        block    builds a layer, given its checkpoint prefix and its indices
 
         Raises CheckpointError.
         """
@@ -122,17 +132,18 @@ class Decoder:
         self._windows = [None if window is None or window >= blueprint.max_len else window for window in windows]
 
         group_of = {layer: index for index, group in enumerate(page_groups(self._windows, 1)) for layer in group.layers}
-        self._embedding = Embedding(blueprint, f"{root}embed_tokens", dims.vocab, dims.hidden, scale=embedding_scale)
-        self._blocks = [block(f"{root}layers.{layer}", layer, group_of[layer]) for layer in range(dims.layers)]
-        self._norm = RMSNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps, offset=norm_offset)
+        self._embedding = Embedding(blueprint, f"{root}embed_tokens", dims, scale=constants.embedding_scale)
+        self._blocks = [
+            block(f"{root}layers.{layer}", LayerIndex(layer, group_of[layer])) for layer in range(dims.layers)
+        ]
+        self._norm = RMSNorm(blueprint, f"{root}norm", dims.hidden, dims.norm_eps, offset=constants.norm_offset)
         self._head = Head(
             blueprint,
             head,
-            dims.vocab,
-            dims.hidden,
+            dims,
             tied=self._embedding.weight if dims.tied else None,
-            scale=logit_scale,
-            softcap=logit_softcap,
+            scale=constants.logit_scale,
+            softcap=constants.logit_softcap,
         )
         self.logits_dtype = self._head.dtype
         self.least_rows = blueprint.least_rows()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from infd.models.config import rope_parameters
-from infd.models.decoder import Block, Decoder
+from infd.models.decoder import Block, Decoder, DecoderConstants
 from infd.models.dimensions import Dimensions
-from infd.models.layers.attention import Attention
+from infd.models.layers.attention import Attention, AttentionDesign, LayerIndex
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
 from infd.models.layers.sublayer import Transformed
@@ -45,7 +45,9 @@ class Gemma2(Decoder):
         softcap = settings.number_or_none("attn_logit_softcapping")
         bias = settings.boolean("attention_bias", False)
 
-        def block(name: str, layer: int, group: int) -> Block:
+        design = AttentionDesign(rope, scale=scale, softcap=softcap, qkv_bias=bias, output_bias=bias)
+
+        def block(name: str, index: LayerIndex) -> Block:
             def norm(part: str) -> RMSNorm:
                 return RMSNorm(blueprint, f"{name}.{part}", dims.hidden, dims.norm_eps, offset=OFFSET)
 
@@ -53,13 +55,8 @@ class Gemma2(Decoder):
                 blueprint,
                 f"{name}.self_attn",
                 dims,
-                layer=layer,
-                group=group,
-                rope=rope,
-                scale=scale,
-                softcap=softcap,
-                qkv_bias=bias,
-                output_bias=bias,
+                design,
+                index,
             )
             return Block(
                 input_norm=norm("input_layernorm"),
@@ -73,7 +70,9 @@ class Gemma2(Decoder):
             dims,
             windows(settings, types),
             block,
-            embedding_scale=embedding_scale(dims.hidden, blueprint.dtype),
-            norm_offset=OFFSET,
-            logit_softcap=settings.number_or_none("final_logit_softcapping"),
+            DecoderConstants(
+                embedding_scale=embedding_scale(dims.hidden, blueprint.dtype),
+                norm_offset=OFFSET,
+                logit_softcap=settings.number_or_none("final_logit_softcapping"),
+            ),
         )

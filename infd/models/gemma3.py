@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infd.models.config import rope_parameters
-from infd.models.decoder import Block, Decoder
+from infd.models.decoder import Block, Decoder, DecoderConstants
 from infd.models.dimensions import Dimensions
 from infd.models.gemma2 import OFFSET, embedding_scale, refuse_encoders
-from infd.models.layers.attention import Attention
+from infd.models.layers.attention import Attention, AttentionDesign, HeadNorms, LayerIndex
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
 from infd.models.layers.sublayer import Transformed
@@ -35,11 +35,20 @@ class Gemma3(Decoder):
         dims = Dimensions.read(settings)
         every = settings.integer("sliding_window_pattern", 6)
         types = layer_types(settings, [SLIDING if (i + 1) % every else FULL for i in range(dims.layers)])
-        ropes = {kind: blueprint.rope(rope_parameters(settings, kind), dims.head) for kind in (FULL, SLIDING)}
         scale = settings.number("query_pre_attn_scalar") ** -0.5
         bias = settings.boolean("attention_bias", False)
 
-        def block(name: str, layer: int, group: int) -> Block:
+        designs = {
+            kind: AttentionDesign(
+                blueprint.rope(rope_parameters(settings, kind), dims.head),
+                scale=scale,
+                qkv_bias=bias,
+                output_bias=bias,
+            )
+            for kind in (FULL, SLIDING)
+        }
+
+        def block(name: str, index: LayerIndex) -> Block:
             def norm(part: str, size: int = dims.hidden) -> RMSNorm:
                 return RMSNorm(blueprint, f"{name}.{part}", size, dims.norm_eps, offset=OFFSET)
 
@@ -47,14 +56,9 @@ class Gemma3(Decoder):
                 blueprint,
                 f"{name}.self_attn",
                 dims,
-                layer=layer,
-                group=group,
-                rope=ropes[types[layer]],
-                scale=scale,
-                qkv_bias=bias,
-                output_bias=bias,
-                q_norm=norm("self_attn.q_norm", dims.head),
-                k_norm=norm("self_attn.k_norm", dims.head),
+                designs[types[index.layer]],
+                index,
+                HeadNorms(norm("self_attn.q_norm", dims.head), norm("self_attn.k_norm", dims.head)),
             )
             return Block(
                 input_norm=norm("input_layernorm"),
@@ -68,8 +72,10 @@ class Gemma3(Decoder):
             dims,
             windows(settings, types),
             block,
-            embedding_scale=embedding_scale(dims.hidden, blueprint.dtype),
-            norm_offset=OFFSET,
-            logit_softcap=settings.number_or_none("final_logit_softcapping"),
+            DecoderConstants(
+                embedding_scale=embedding_scale(dims.hidden, blueprint.dtype),
+                norm_offset=OFFSET,
+                logit_softcap=settings.number_or_none("final_logit_softcapping"),
+            ),
         )
         self.unread |= {name for name in blueprint.stored if name.startswith(SIGHT)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.dimensions import Dimensions
-from infd.models.layers.attention import Attention
+from infd.models.layers.attention import Attention, AttentionDesign, LayerIndex
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
 from infd.models.layers.sublayer import Transformed
@@ -25,7 +25,9 @@ class Glm4(Decoder):
         rope = blueprint.rope(rope_parameters(settings), dims.head, partial=True)
         bias = settings.boolean("attention_bias")
 
-        def block(name: str, layer: int, group: int) -> Block:
+        design = AttentionDesign(rope, interleaved=True, qkv_bias=bias)
+
+        def block(name: str, index: LayerIndex) -> Block:
             def norm(part: str) -> RMSNorm:
                 return RMSNorm(blueprint, f"{name}.{part}", dims.hidden, dims.norm_eps)
 
@@ -36,11 +38,8 @@ class Glm4(Decoder):
                         blueprint,
                         f"{name}.self_attn",
                         dims,
-                        layer=layer,
-                        group=group,
-                        rope=rope,
-                        interleaved=True,
-                        qkv_bias=bias,
+                        design,
+                        index,
                     ),
                     norm("post_self_attn_layernorm"),
                 ),

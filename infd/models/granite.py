@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infd.models.config import rope_parameters
-from infd.models.decoder import Block, Decoder
+from infd.models.decoder import Block, Decoder, DecoderConstants
 from infd.models.dimensions import Dimensions
-from infd.models.layers.attention import Attention
+from infd.models.layers.attention import Attention, AttentionDesign, LayerIndex
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
 from infd.models.layers.sublayer import Multiplier, Transformed
@@ -28,17 +28,15 @@ class Granite(Decoder):
         attention_bias = settings.boolean("attention_bias", False)
         mlp_bias = settings.boolean("mlp_bias", False)
 
-        def block(name: str, layer: int, group: int) -> Block:
+        design = AttentionDesign(rope, scale=scale, qkv_bias=attention_bias, output_bias=attention_bias)
+
+        def block(name: str, index: LayerIndex) -> Block:
             attention = Attention(
                 blueprint,
                 f"{name}.self_attn",
                 dims,
-                layer=layer,
-                group=group,
-                rope=rope,
-                scale=scale,
-                qkv_bias=attention_bias,
-                output_bias=attention_bias,
+                design,
+                index,
             )
             return Block(
                 input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", dims.hidden, dims.norm_eps),
@@ -52,6 +50,8 @@ class Granite(Decoder):
             dims,
             [None] * dims.layers,
             block,
-            embedding_scale=settings.number("embedding_multiplier", 1.0),
-            logit_scale=1 / settings.number("logits_scaling", 1.0),
+            DecoderConstants(
+                embedding_scale=settings.number("embedding_multiplier", 1.0),
+                logit_scale=1 / settings.number("logits_scaling", 1.0),
+            ),
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.dimensions import Dimensions
-from infd.models.layers.attention import Attention
+from infd.models.layers.attention import Attention, AttentionDesign, LayerIndex
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
 
@@ -26,18 +26,17 @@ class Llama(Decoder):
         attention_bias = settings.boolean("attention_bias", False)
         mlp_bias = settings.boolean("mlp_bias", False)
 
-        def block(name: str, layer: int, group: int) -> Block:
+        design = AttentionDesign(rope, qkv_bias=attention_bias, output_bias=attention_bias)
+
+        def block(name: str, index: LayerIndex) -> Block:
             return Block(
                 input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", dims.hidden, dims.norm_eps),
                 attention=Attention(
                     blueprint,
                     f"{name}.self_attn",
                     dims,
-                    layer=layer,
-                    group=group,
-                    rope=rope,
-                    qkv_bias=attention_bias,
-                    output_bias=attention_bias,
+                    design,
+                    index,
                 ),
                 post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", dims.hidden, dims.norm_eps),
                 mlp=GatedMLP(blueprint, f"{name}.mlp", dims, bias=mlp_bias),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.dimensions import Dimensions
-from infd.models.layers.attention import Attention
+from infd.models.layers.attention import Attention, AttentionDesign, HeadNorms, LayerIndex
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import NoNorm, OverAllHeads, RMSNorm
 from infd.models.layers.sublayer import Transformed
@@ -25,7 +25,9 @@ class Olmo2(Decoder):
         rope = blueprint.rope(rope_parameters(settings), dims.head)
         bias = settings.boolean("attention_bias", False)
 
-        def block(name: str, layer: int, group: int) -> Block:
+        design = AttentionDesign(rope, qkv_bias=bias, output_bias=bias)
+
+        def block(name: str, index: LayerIndex) -> Block:
             def norm(part: str, size: int = dims.hidden) -> RMSNorm:
                 return RMSNorm(blueprint, f"{name}.{part}", size, dims.norm_eps)
 
@@ -33,13 +35,12 @@ class Olmo2(Decoder):
                 blueprint,
                 f"{name}.self_attn",
                 dims,
-                layer=layer,
-                group=group,
-                rope=rope,
-                qkv_bias=bias,
-                output_bias=bias,
-                q_norm=OverAllHeads(norm("self_attn.q_norm", dims.heads * dims.head)),
-                k_norm=OverAllHeads(norm("self_attn.k_norm", dims.kv_heads * dims.head)),
+                design,
+                index,
+                HeadNorms(
+                    OverAllHeads(norm("self_attn.q_norm", dims.heads * dims.head)),
+                    OverAllHeads(norm("self_attn.k_norm", dims.kv_heads * dims.head)),
+                ),
             )
             return Block(
                 input_norm=NoNorm(),

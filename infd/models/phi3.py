@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.dimensions import Dimensions
-from infd.models.layers.attention import Attention
+from infd.models.layers.attention import Attention, AttentionDesign, LayerIndex
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
 
@@ -24,12 +24,12 @@ class Phi3(Decoder):
         rope = blueprint.rope(rope_parameters(settings), dims.head, partial=True)
         window = settings.integer("sliding_window") if "sliding_window" in settings else None
 
-        def block(name: str, layer: int, group: int) -> Block:
+        design = AttentionDesign(rope, fused=True)
+
+        def block(name: str, index: LayerIndex) -> Block:
             return Block(
                 input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", dims.hidden, dims.norm_eps),
-                attention=Attention(
-                    blueprint, f"{name}.self_attn", dims, layer=layer, group=group, rope=rope, fused=True
-                ),
+                attention=Attention(blueprint, f"{name}.self_attn", dims, design, index),
                 post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", dims.hidden, dims.norm_eps),
                 mlp=GatedMLP(blueprint, f"{name}.mlp", dims, fused=True),
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from infd.models.config import rope_parameters
 from infd.models.decoder import Block, Decoder
 from infd.models.dimensions import Dimensions
-from infd.models.layers.attention import Attention
+from infd.models.layers.attention import Attention, AttentionDesign, HeadNorms, LayerIndex
 from infd.models.layers.mlp import GatedMLP
 from infd.models.layers.norm import RMSNorm
 from infd.models.windows import from_some_layer_on
@@ -25,20 +25,21 @@ class Qwen3(Decoder):
         rope = blueprint.rope(rope_parameters(settings), dims.head)
         bias = settings.boolean("attention_bias", False)
 
-        def block(name: str, layer: int, group: int) -> Block:
+        design = AttentionDesign(rope, qkv_bias=bias, output_bias=bias)
+
+        def block(name: str, index: LayerIndex) -> Block:
             return Block(
                 input_norm=RMSNorm(blueprint, f"{name}.input_layernorm", dims.hidden, dims.norm_eps),
                 attention=Attention(
                     blueprint,
                     f"{name}.self_attn",
                     dims,
-                    layer=layer,
-                    group=group,
-                    rope=rope,
-                    qkv_bias=bias,
-                    output_bias=bias,
-                    q_norm=RMSNorm(blueprint, f"{name}.self_attn.q_norm", dims.head, dims.norm_eps),
-                    k_norm=RMSNorm(blueprint, f"{name}.self_attn.k_norm", dims.head, dims.norm_eps),
+                    design,
+                    index,
+                    HeadNorms(
+                        RMSNorm(blueprint, f"{name}.self_attn.q_norm", dims.head, dims.norm_eps),
+                        RMSNorm(blueprint, f"{name}.self_attn.k_norm", dims.head, dims.norm_eps),
+                    ),
                 ),
                 post_norm=RMSNorm(blueprint, f"{name}.post_attention_layernorm", dims.hidden, dims.norm_eps),
                 mlp=GatedMLP(blueprint, f"{name}.mlp", dims),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from infd.kernels.recipe import AttentionRecipe
 from infd.models.layers.linear import Linear
@@ -23,6 +23,43 @@ if TYPE_CHECKING:
 MOST_GROUPS = 8  # each group costs one page table and one attention plan per step
 
 
+class AttentionDesign(NamedTuple):
+    """The properties of attention that all layers of one type share.
+
+    rope         the rotary table
+    interleaved  rope pairs are neighbours; see families.rope.Rope
+    scale        multiplies q·k; None: head size ** -0.5
+    softcap      bounds the scores; see AttentionPlan.run
+    fused        the checkpoint stores q, k and v as one tensor `qkv_proj`
+    """
+
+    rope: Rope
+    interleaved: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    fused: bool = False
+
+
+class LayerIndex(NamedTuple):
+    """The indices of one layer.
+
+    layer  into the batch's caches
+    group  of the layer's page group, into the batch's attention plans
+    """
+
+    layer: int
+    group: int
+
+
+class HeadNorms(NamedTuple):
+    """The norms of q [T, H, D] and k [T, K, D] before rope."""
+
+    q: RMSNorm | OverAllHeads
+    k: RMSNorm | OverAllHeads
+
+
 class Attention:
     """Grouped-query attention of one layer: fused qkv projection, rope, cache write, attention, output projection."""
 
@@ -31,43 +68,25 @@ class Attention:
         blueprint: Blueprint,
         name: str,
         dims: Dimensions,
-        *,
-        layer: int,
-        group: int,
-        rope: Rope,
-        interleaved: bool = False,
-        scale: float | None = None,
-        softcap: float | None = None,
-        qkv_bias: bool = False,
-        output_bias: bool = False,
-        fused: bool = False,
-        q_norm: RMSNorm | OverAllHeads | None = None,
-        k_norm: RMSNorm | OverAllHeads | None = None,
+        design: AttentionDesign,
+        index: LayerIndex,
+        norms: HeadNorms | None = None,
     ) -> None:
-        """Declare the projections.
-
-        layer           index into the batch's caches
-        group           index of the layer's page group, into the batch's attention plans
-        rope            the rotary table
-        interleaved     rope pairs are neighbours; see families.rope.Rope
-        scale           multiplies q·k; None: head size ** -0.5
-        softcap         bounds the scores; see AttentionPlan.run
-        fused           the checkpoint stores q, k and v as one tensor `qkv_proj`
-        q_norm, k_norm  norms of q [T, H, D] and k [T, K, D] before rope
-        """
+        """Declare the projections."""
         self._heads, self._kv_heads, self._head_size = dims.heads, dims.kv_heads, dims.head
-        self._layer, self._group = layer, group
-        self._rotate, self._rope, self._interleaved = blueprint.ops.rope, rope, interleaved
-        self._q_norm, self._k_norm = q_norm, k_norm
-        self._scale, self._softcap = dims.head**-0.5 if scale is None else scale, softcap
+        self._layer, self._group = index
+        self._rotate, self._rope, self._interleaved = blueprint.ops.rope, design.rope, design.interleaved
+        self._q_norm = None if norms is None else norms.q
+        self._k_norm = None if norms is None else norms.k
+        self._scale, self._softcap = dims.head**-0.5 if design.scale is None else design.scale, design.softcap
         q_size, kv_size = dims.heads * dims.head, dims.kv_heads * dims.head
         outputs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        if fused:
+        if design.fused:
             outputs = {"qkv_proj": q_size + 2 * kv_size}
         self._qkv = Linear(
-            blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, dims.hidden, bias=qkv_bias
+            blueprint, {f"{name}.{part}": size for part, size in outputs.items()}, dims.hidden, bias=design.qkv_bias
         )
-        self._output = Linear(blueprint, {f"{name}.o_proj": dims.hidden}, q_size, bias=output_bias)
+        self._output = Linear(blueprint, {f"{name}.o_proj": dims.hidden}, q_size, bias=design.output_bias)
 
     def recipe(self) -> AttentionRecipe:
         return AttentionRecipe(

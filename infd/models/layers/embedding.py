@@ -11,17 +11,16 @@ if TYPE_CHECKING:
 
     from infd.models.base import PassAdapters
     from infd.models.blueprint import Blueprint
+    from infd.models.dimensions import Dimensions
     from infd.models.parameter import Matrix
 
 
 class Embedding:
     """Token embeddings, times a scale."""
 
-    def __init__(
-        self, blueprint: Blueprint, name: str, vocab_size: int, hidden_size: int, *, scale: float = 1.0
-    ) -> None:
-        self.weight = blueprint.matrix({f"{name}.weight": vocab_size}, hidden_size, blueprint.ops.vocabulary)
-        self._target = blueprint.adaptable({name: hidden_size}, vocab_size, table=True)
+    def __init__(self, blueprint: Blueprint, name: str, dims: Dimensions, *, scale: float = 1.0) -> None:
+        self.weight = blueprint.matrix({f"{name}.weight": dims.vocab}, dims.hidden, blueprint.ops.vocabulary)
+        self._target = blueprint.adaptable({name: dims.hidden}, dims.vocab, table=True)
         self._scale = scale
 
     def __call__(self, tokens: Tensor, adapters: PassAdapters | None) -> Tensor:
@@ -39,8 +38,7 @@ class Head:
         self,
         blueprint: Blueprint,
         name: str,
-        vocab_size: int,
-        hidden_size: int,
+        dims: Dimensions,
         *,
         tied: Matrix | None,
         scale: float = 1.0,
@@ -52,8 +50,8 @@ class Head:
         softcap  bounds the scaled logits: softcap * tanh(logit / softcap)
         """
         family = blueprint.ops.vocabulary
-        self._weight = tied or blueprint.matrix({f"{name}.weight": vocab_size}, hidden_size, family)
-        self._target = blueprint.adaptable({name: vocab_size}, hidden_size)
+        self._weight = tied or blueprint.matrix({f"{name}.weight": dims.vocab}, dims.hidden, family)
+        self._target = blueprint.adaptable({name: dims.vocab}, dims.hidden)
         self._scale, self._softcap = scale, softcap
         changed = scale != 1 or softcap is not None  # in a narrower type, likely tokens would become equally likely
         self.dtype = torch.float32 if changed else self._weight.form.wide
