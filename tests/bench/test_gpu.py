@@ -107,11 +107,11 @@ def test_attention_is_timed_with_the_default_and_with_the_tiling_that_is_kept(
 
     here = blocks.Gpu("NVIDIA H200", 132, 227 * blocks.KIB)
     heads, used = Heads(8, 2, 128, torch.bfloat16), []
-    other = replace(heads.usual(here), programs=8)
+    other = replace(heads.default_tiling(here), programs=8)
 
     def warm(model: Path, kept: Path) -> float:
         assert json.loads((model / "config.json").read_text())["num_attention_heads"] == 16
-        tilings.keep(kept, here, found)
+        tilings.write(kept, here, found)
         return 1.0
 
     def attention(bench: Bench, name: str, family: Any, shape: Shape, spans: list[tuple[int, int]]) -> Timed:
@@ -127,9 +127,9 @@ def test_attention_is_timed_with_the_default_and_with_the_tiling_that_is_kept(
     monkeypatch.setattr(tilings.triton.knobs.compilation, "listener", None)
     monkeypatch.setattr(gpu_tune, "warm", warm)
     monkeypatch.setattr(gpu_tune, "attention", attention)
-    found: dict[str, blocks.Tiling] = {tilings.called(heads): other}
+    found: dict[str, blocks.Tiling] = {tilings.shape_name(heads): other}
     gpu_tune.main()
-    assert used == [heads.usual(here)] * 3 + [other] * 3
+    assert used == [heads.default_tiling(here)] * 3 + [other] * 3
     lines = {f"{line['model']}: {line['name']}": line for line in map(json.loads, written.read_text().splitlines())}
     assert lines["qwen3-0.6b: tuned attention beside the default, 1 spans of 1024"]["times"] == 0.5
     for each in expectations(EXPECTED.read_text()):

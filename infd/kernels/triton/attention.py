@@ -132,7 +132,7 @@ def attend(
     BLOCK_HEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attend one tile's queries to one part of their keys.
+    """Attend one tile's queries to one split of their keys.
 
     q, out          [T, H, D]; q_token is the stride between tokens of q
     scales          [2, K], read if SCALED
@@ -143,15 +143,15 @@ def attend(
     scale           multiplies scores; with a softcap it is 2 * scale / softcap
     scale, softcap  in units of log 2
     """
-    part_index = tl.program_id(0)
+    split_index = tl.program_id(0)
     kv_head = tl.program_id(1)
-    tiles += part_index * 6
+    tiles += split_index * 6
     span = tl.load(tiles)
     token = tl.load(tiles + 1)
     first = tl.load(tiles + 2)
     queries = tl.load(tiles + 3)
-    part = tl.load(tiles + 4)
-    parts = tl.load(tiles + 5)
+    split = tl.load(tiles + 4)
+    splits = tl.load(tiles + 5)
     start = tl.load(starts + span)
     table += span.to(tl.int64) * table_span
 
@@ -167,10 +167,10 @@ def attend(
     if SCALED:
         scale *= tl.load(scales + kv_head)
 
-    begin, end = _keys_of_tile(first, queries, parts, start, WINDOW)
+    begin, end = _keys_of_tile(first, queries, splits, start, WINDOW)
     if SPLIT:
-        share = tl.cdiv(tl.cdiv(end - begin, tl.maximum(parts, 1)), BLOCK_KEYS) * BLOCK_KEYS
-        begin += part * share
+        share = tl.cdiv(tl.cdiv(end - begin, tl.maximum(splits, 1)), BLOCK_KEYS) * BLOCK_KEYS
+        begin += split * share
         end = tl.minimum(end, begin + share)
     clear = begin  # keys before `clear` are visible to every query: no mask needed
     if WINDOW == 0:
@@ -197,7 +197,7 @@ def attend(
     if SCALED:
         result *= tl.load(scales + KV_HEADS + kv_head)
     if SPLIT:
-        at = (part_index.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_ROWS + row
+        at = (split_index.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_ROWS + row
         tl.store(partial + at[:, None] * HEAD + width[None, :], result, mask=within)
         logarithm = peak + tl.log2(tl.where(total == 0.0, 1.0, total))
         tl.store(mass + at, tl.where(total == 0.0, float("-inf"), logarithm))

@@ -139,8 +139,8 @@ def test_kernels_are_compiled_ahead_as_the_gpu_that_is_here_cuts(shape, tmp_path
         assert tilings.tilings(meta)[shape] == shape.default_tiling(GPU)
 
 
-@pytest.mark.parametrize("room", [1, 1000])
-def test_attention_is_the_same_however_it_is_cut(device, shape, room):
+@pytest.mark.parametrize("programs", [1, 1000])
+def test_attention_is_the_same_however_it_is_cut(device, shape, programs):
     from infd.kernels.triton.attention import PagedAttention
     from infd.kernels.triton.tilings import Tilings, shape_name
 
@@ -148,7 +148,7 @@ def test_attention_is_the_same_however_it_is_cut(device, shape, room):
     expected = case.expected()
     case.move(device)
     measured = Tilings(GPU, {shape_name(shape): replace(OTHERS, least_keys=128)})
-    out = case.compute(PagedAttention(room, measured)).cpu().double()
+    out = case.compute(PagedAttention(programs, measured)).cpu().double()
     assert [measured[shape].few.keys, *map(str, measured.requested)] == [128, str(shape)]
     torch.testing.assert_close(out[: len(expected)], expected, atol=2e-6, rtol=2e-6)
 
