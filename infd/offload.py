@@ -30,10 +30,11 @@ class _Call:
 
 
 class Offload:
-    """Four thread pools for work that would block the event loop.
+    """Five thread pools for work that would block the event loop.
 
     `__call__`  long tokenizations and files, on `threads` threads
     `short`     tasks of about 50 ms, on one thread, so that ordinary texts never wait behind seconds of work
+    `grammars`  compilation of grammars, on one thread, so that many expensive ones take one core
     `masks`     the grammars' masks of steps, on one thread: nothing else may delay a step
     `apart`     calls to the worker process (`apart/`), on one thread, because the worker runs one task at a time; a
                 call whose caller was cancelled is dropped, or interrupted while it runs once another call waits
@@ -43,6 +44,7 @@ class Offload:
         """interrupt: ends the task that the worker runs. Called on the event loop's thread."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="infd-offload")
         self._short = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-short")
+        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-grammars")
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-masks")
         self._apart = ThreadPoolExecutor(1, thread_name_prefix="infd-offload-apart")
         self._interrupt = interrupt
@@ -57,6 +59,10 @@ class Offload:
     async def short(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `work`, known to take about 50 ms at most, on the thread for short work."""
         return await asyncio.get_running_loop().run_in_executor(self._short, partial(work, *args, **kwargs))
+
+    def grammars(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
+        """Run `work` on the thread for grammars, after the work already given to that thread."""
+        return asyncio.get_running_loop().run_in_executor(self._grammars, partial(work, *args, **kwargs))
 
     def masks(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
         """Run `work` on the thread for masks, after the work already given to that thread."""
@@ -80,7 +86,7 @@ class Offload:
 
     def close(self) -> None:
         """Cancel queued work; do not wait for running work."""
-        for pool in (self._pool, self._short, self._masks, self._apart):
+        for pool in (self._pool, self._short, self._grammars, self._masks, self._apart):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, call: _Call) -> Any:

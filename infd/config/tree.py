@@ -254,6 +254,18 @@ class CacheConfig(Section, frozen=True, kw_only=True):
     ] = "tenant"
 
 
+class GrammarConfig(Section, frozen=True, kw_only=True):
+    """Structured output."""
+
+    engine: Annotated[
+        Literal["auto", "llguidance", "xgrammar"],
+        about("library that compiles grammars; auto: llguidance", flag="--grammar-engine"),
+    ] = "auto"
+    cache_bytes: Annotated[
+        Annotated[int, Meta(ge=2**20)], about("memory for compiled grammars; unused ones are evicted")
+    ] = 2**28
+
+
 class LoraConfig(Section, frozen=True, kw_only=True):
     """LoRA adapters, each served under its own model name."""
 
@@ -318,6 +330,7 @@ class Config(Section, frozen=True, kw_only=True):
     device: DeviceConfig = DeviceConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
+    grammar: GrammarConfig = GrammarConfig()
     lora: LoraConfig = LoraConfig()
     admin: AdminConfig = AdminConfig()
     log: LogConfig = LogConfig()

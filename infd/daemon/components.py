@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from infd.errors import CheckpointError, ConfigError
+from infd.grammar.protocol import Vocabulary
 from infd.http.served_model import SamplingDefaults, ServedModel
 from infd.text.chat import ChatTemplate
 from infd.text.syntax import Syntax
@@ -49,6 +51,20 @@ class Language(Struct, frozen=True):
         template = ChatTemplate.load(tokenizer, model.chat_template or None, worker)
         syntax = Syntax.choose(tokenizer, template, reasoning_name=model.reasoning_parser, tools_name=model.tool_parser)
         return cls(tokenizer, template, syntax, SamplingDefaults.read(tokenizer.files.generation_config))
+
+    def vocabulary(self, capacity: Capacity) -> Vocabulary | None:
+        """Return the tokens for grammars, None if the tokenizer's decoder has no table."""
+        tokenizer = self.tokenizer
+        if (spellings := tokenizer.spellings()) is None:
+            return None
+        return Vocabulary(
+            tokens=spellings[: capacity.vocab_size],
+            special=tokenizer.special_ids,
+            end_ids=tokenizer.end_ids,
+            columns=capacity.vocab_size,
+            encode=partial(tokenizer.encode, add_special_tokens=False),
+            drop_space=tokenizer.drops_space,
+        )
 
     def serve(self, names: tuple[str, ...], capacity: Capacity, adapters: Collection[str]) -> ServedModel:
         """Return the facts about the model that the HTTP side needs."""

@@ -19,6 +19,7 @@ import sys
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from infd.admin.server import AdminServer
@@ -31,6 +32,7 @@ from infd.daemon.progress import Stage
 from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.errors import AdapterExists, AdapterTooLarge, ConfigError, ServerStopped, StartError
+from infd.grammar.service import GrammarService
 from infd.http.app import HttpServer
 from infd.hub.fetch import fetch
 from infd.memory import trim
@@ -40,11 +42,12 @@ from infd.telemetry.metrics import Metrics
 from infd.text import apart
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from infd.config import Config, Environment
     from infd.engine.executor import Executor
+    from infd.grammar.protocol import Vocabulary
     from infd.scheduler.layout import Capacity
 
 log = logging.getLogger("infd.daemon")
@@ -83,7 +86,8 @@ class Daemon:
         self.loading = self._stage(f"loading {self.names[0]}")
         self._reading = asyncio.Event()  # set once weights are read, which needs no interpreter lock
         self.executor = executor or components.executor(config, environment, self.directory, self._on_read)
-        self.engine = Engine(config, self.executor, self.metrics, names=self.names)
+        self.grammars = GrammarService(config.grammar, self.offload)
+        self.engine = Engine(config, self.executor, self.metrics, grammars=self.grammars, names=self.names)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
         self.admin = AdminServer(
@@ -161,7 +165,8 @@ class Daemon:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.engine.run(), name="engine")
             # Scheduled after the engine's first turn, which enters READY.
-            tasks.create_task(self._announce(sockets, capacity), name="announce")
+            vocabulary = partial(language.result().vocabulary, capacity)
+            tasks.create_task(self._announce(sockets, capacity, vocabulary), name="announce")
 
     async def _read_language(self) -> components.Language:
         # Earlier, the device thread imports torch, and both would compete for the interpreter lock.
@@ -211,7 +216,9 @@ class Daemon:
 
         return Stage(name, Console(stderr=True, highlight=False))
 
-    async def _announce(self, sockets: PublicSockets, capacity: Capacity) -> None:
+    async def _announce(
+        self, sockets: PublicSockets, capacity: Capacity, vocabulary: Callable[[], Vocabulary | None]
+    ) -> None:
         self.metrics.cache_config = {
             "block_size": str(self.config.cache.page_tokens),
             "num_gpu_blocks": str(capacity.pages),
@@ -244,6 +251,7 @@ class Daemon:
             await self.http.start(sockets.sockets)
         greet(ready, banner=self._on_terminal)
         self.notifier.ready(status_line(self.engine))
+        self.grammars.serve(vocabulary)
 
     async def _wind_down(self) -> int:
         self.http.close_listeners()

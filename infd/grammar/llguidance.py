@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # allows a space, or a line end and the indentation of the next line, and then the document goes on.
 WHITESPACE: Final = r"[ ]|\r?\n[ \t]{0,40}"
 
-# Fuel: about 20 ms to build, 15 ms a mask at the very most; a mask usually takes 0.02 ms. A state is 1 to 2 KB, and
-# each matcher has its own.
+# Fuel: about 20 ms to build, 15 ms a mask at the very most; a mask usually takes 0.02 ms. States belong to a matcher
+# and are made as its answer grows: `.*a.{200}` makes 50 a token; 20,000 take 10 MiB.
 _FUEL: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -51,6 +51,7 @@ class LlguidanceCompiler:
         """Raises Unavailable if the library is missing or another one."""
         self.vocabulary = vocabulary
         self._library = Library()
+        self.version = self._library.version
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
         tokens = _tokens(vocabulary, self._ends)
         self._handle = self._library.vocabulary(tokens, sorted(self._ends))
@@ -104,7 +105,7 @@ class LlguidanceGrammar:
 
     def __init__(self, first: LlguidanceMatcher, text_bytes: int) -> None:
         self._first = first
-        self.size = 100_000 + 50 * text_bytes
+        self.size = 50_000 + 20 * text_bytes
 
     def matcher(self) -> LlguidanceMatcher:
         return self._first.copy()

@@ -56,14 +56,13 @@ class Vocabulary(Struct, frozen=True, eq=False):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What compiling one constraint may cost."""
+    """What is counted before a constraint is compiled. Compiling within these takes some 100 ms at most."""
 
     text_bytes: int = 2**18  # of the constraint's texts together
     properties: int = 1000  # of all objects of a schema together
     optional: int = 400  # properties of one object that are not required: its parser's rows hold 4 items for each
     enumerated: int = 10_000  # values of enums, options of a choice and alternatives of a grammar, together
     depth: int = 64  # nesting
-    wall_s: float = 2.0
 
 
 class Matcher(Protocol):
@@ -120,7 +119,7 @@ class Compiler(Protocol):
     vocabulary: Vocabulary
 
     def compile(self, constraint: Constraint, limits: Limits) -> Grammar:
-        """Compile a constraint. Blocks for milliseconds, at most `limits.wall_s`; releases the interpreter's lock.
+        """Compile a constraint. Blocks for milliseconds; releases the interpreter's lock.
 
         Raises GrammarFailed if the constraint is malformed, cannot be kept exactly, or exceeds a limit.
         """

@@ -236,6 +236,20 @@ class Tokenizer:
         once, twice = (self.decode([token_id] * times, skip_special_tokens=False) for times in (1, 2))
         return (twice.removeprefix(once) if twice.startswith(once) else once).encode()
 
+    def spellings(self) -> list[bytes] | None:
+        """Return the bytes that each id adds within a text, special tokens written out; empty for ids without a token.
+
+        None if the decoder has no table, so that an id's text may depend on its neighbours.
+        """
+        if self._pieces is None:
+            return None
+        return [self._pieces.bytes_of(token_id) for token_id in range(self.vocab_size)]
+
+    @property
+    def drops_space(self) -> bool:
+        """Whether a space that begins an answer's tokens is not part of its text."""
+        return isinstance(self._pieces, TextPieces) and (self._pieces.drop_space or self._pieces.first is not None)
+
     def pieces(
         self, *, skip_special_tokens: bool, mark_ids: frozenset[int] = frozenset()
     ) -> BytePieces | TextPieces | None:

@@ -17,7 +17,7 @@ from infd.errors import CheckpointError, InvalidRequest
 from infd.text import conversion
 from infd.text.tokenizer import LARGEST_BYTES, Tokenizer
 from infd.untrusted import SMALL_BYTES
-from tests.text.vocabularies import KINDS, TEXT, byte_level, write
+from tests.text.vocabularies import KINDS, TEXT, byte_level, wrap, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -315,3 +315,20 @@ def test_neither_torch_nor_transformers_is_imported():
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
     assert printed.strip() == "[]"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("wordpiece", "word_ends")])
+def test_spellings_joined_are_the_text(kind: str):
+    tokenizer = wrap(KINDS[kind]())
+    spellings = tokenizer.spellings()
+    assert spellings is not None
+    assert len(spellings) == tokenizer.vocab_size
+    for text in ("the dog and the fox", '{"a": [1, \'é\', "🙂"]}\n', " a", "two words <think>"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        joined = b"".join(spellings[token_id] for token_id in ids).decode()
+        decoded = tokenizer.decode(ids, skip_special_tokens=False)
+        assert (joined.removeprefix(" ") if tokenizer.drops_space else joined) == decoded
+
+
+def test_a_tokenizer_without_a_table_has_no_spellings():
+    assert wrap(KINDS["wordpiece"]()).spellings() is None

@@ -1,0 +1,165 @@
+"""The grammars of the loaded model: compiled once each, kept within a number of bytes.
+
+The compiler of the model's vocabulary takes a second to build. It is built on the thread that compiles, once the
+model is served; a constraint that arrives earlier is compiled after it. A constraint that many requests wait for is
+compiled once. A refusal is kept like a grammar, so that a costly one is not repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import msgspec
+
+from infd.errors import GrammarFailed, InfdError, Unsupported
+from infd.grammar.protocol import Limits
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from infd.config import GrammarConfig
+    from infd.grammar.protocol import Grammar, Matcher, Vocabulary
+    from infd.grammar.select import Selection
+    from infd.offload import Offload
+    from infd.request import Constraint
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_LOG = logging.getLogger("infd.grammar")
+_REFUSAL_BYTES = 2000
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a constraint is not compiled."""
+
+    message: str
+    code: str | None
+
+    def error(self) -> GrammarFailed:
+        return GrammarFailed(self.message, code=self.code)
+
+
+class Counts:
+    """What was done so far, for metrics.
+
+    refused  by code
+    """
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.hits = 0
+        self.compile_s = 0.0
+        self.refused: Counter[str] = Counter()
+
+
+class GrammarService:
+    """See Grammars."""
+
+    def __init__(self, config: GrammarConfig, offload: Offload, limits: Limits | None = None) -> None:
+        self.counts = Counts()
+        self._config = config
+        self._offload = offload
+        self._limits = limits or Limits()
+        self._selecting: Future[Selection] | None = None
+        self._waiting: dict[Constraint, Future[Grammar | Refusal]] = {}
+        self._cache: OrderedDict[Constraint, tuple[Grammar | Refusal, int]] = OrderedDict()
+        self._cached_bytes = 0
+
+    @property
+    def cached_bytes(self) -> int:
+        """Estimated memory of the cache."""
+        return self._cached_bytes
+
+    def describe(self) -> dict[str, object]:
+        """Return the library in use and the reasons against the others, once it is built."""
+        if self._selecting is None or not self._selecting.done() or self._selecting.exception() is not None:
+            return {}
+        selection = self._selecting.result()
+        return {"engine": selection.name, "rejected": selection.rejected}
+
+    def serve(self, vocabulary: Callable[[], Vocabulary | None]) -> None:
+        """Start to build the compiler, on the thread for grammars.
+
+        vocabulary  reads it; None: the model's tokens do not spell texts
+        """
+        self._selecting = self._offload.grammars(self._select, vocabulary)
+        self._selecting.add_done_callback(_report)
+
+    async def compile(self, constraint: Constraint) -> Grammar:
+        if (cached := self._cache.get(constraint)) is not None:
+            self._cache.move_to_end(constraint)
+            self.counts.hits += 1
+            return _unless_refused(cached[0])
+        if self._selecting is None:
+            raise Unsupported("structured output before a model is loaded")
+        if (waiting := self._waiting.get(constraint)) is None:
+            selection = await asyncio.shield(self._selecting)
+            if (waiting := self._waiting.get(constraint)) is None:
+                waiting = self._offload.grammars(self._compile, selection, constraint)
+                self._waiting[constraint] = waiting
+                waiting.add_done_callback(lambda done: self._keep(constraint, done))
+        return _unless_refused(await asyncio.shield(waiting))
+
+    def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        return self._offload.masks(work, *args, **kwargs)
+
+    def fill(self, matchers: Sequence[Matcher], rows: NDArray[np.int32]) -> list[GrammarFailed | None]:
+        assert self._selecting is not None
+        return self._selecting.result().compiler.fill(matchers, rows)
+
+    def _select(self, read: Callable[[], Vocabulary | None]) -> Selection:
+        vocabulary = read()
+        if vocabulary is None:
+            raise Unsupported("structured output with this model's tokenizer, whose tokens have no text of their own,")
+        from infd.grammar.select import select
+
+        return select(self._config.engine, vocabulary)
+
+    def _compile(self, selection: Selection, constraint: Constraint) -> Grammar | Refusal:
+        began = time.monotonic()
+        try:
+            return selection.compiler.compile(constraint, self._limits)
+        except GrammarFailed as error:
+            return Refusal(str(error), error.code)
+        finally:
+            self.counts.compile_s += time.monotonic() - began
+
+    def _keep(self, constraint: Constraint, done: Future[Grammar | Refusal]) -> None:
+        """Put a result into the cache. Called on the event loop."""
+        del self._waiting[constraint]
+        if done.cancelled() or done.exception() is not None:
+            return
+        result = done.result()
+        self.counts.compiled += 1
+        if isinstance(result, Refusal):
+            self.counts.refused[result.code or ""] += 1
+        size = len(msgspec.json.encode(constraint)) + (_REFUSAL_BYTES if isinstance(result, Refusal) else result.size)
+        self._cache[constraint] = result, size
+        self._cached_bytes += size
+        while self._cached_bytes > self._config.cache_bytes:
+            _, (_, evicted) = self._cache.popitem(last=False)
+            self._cached_bytes -= evicted
+
+
+def _unless_refused(result: Grammar | Refusal) -> Grammar:
+    if isinstance(result, Refusal):
+        raise result.error()
+    return result
+
+
+def _report(selecting: Future[Selection]) -> None:
+    """Log why there is no compiler; requests for one get the same error."""
+    if selecting.cancelled() or (error := selecting.exception()) is None:
+        return
+    if isinstance(error, InfdError):
+        _LOG.warning("requests for structured output are refused", extra={"reason": str(error)})
+    else:
+        _LOG.error("the grammar compiler failed to build", exc_info=error)

@@ -1,0 +1,131 @@
+"""The cache of compiled grammars, and what waits for the compiler."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from infd.config import GrammarConfig
+from infd.errors import GrammarFailed, Unsupported
+from infd.grammar.service import GrammarService
+from infd.offload import Offload
+from infd.request import Choice, JsonObject, Regex
+from tests.grammar import vocabularies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infd.grammar.protocol import Vocabulary
+
+
+@pytest.fixture
+def offload() -> Iterator[Offload]:
+    offload = Offload()
+    yield offload
+    offload.close()
+
+
+def service(offload: Offload, cache_bytes: int = 2**24) -> GrammarService:
+    grammars = GrammarService(GrammarConfig(cache_bytes=cache_bytes), offload)
+    grammars.serve(lambda: vocabularies.byte_level(0))
+    return grammars
+
+
+async def test_a_constraint_before_the_compiler_is_built_waits_for_it(offload: Offload):
+    reading = threading.Event()
+
+    def read() -> Vocabulary:
+        reading.wait(10)
+        return vocabularies.byte_level(0)
+
+    grammars = GrammarService(GrammarConfig(), offload)
+    grammars.serve(read)
+    early = asyncio.ensure_future(grammars.compile(JsonObject()))
+    await asyncio.sleep(0.02)
+    assert not early.done()
+    assert grammars.describe() == {}
+    reading.set()
+
+    assert (await early).matcher().validate([]) == 0
+    assert "llguidance" in str(grammars.describe()["engine"])
+
+
+async def test_many_requests_for_one_constraint_compile_it_once(offload: Offload):
+    grammars = service(offload)
+    compiled = await asyncio.gather(*(grammars.compile(Regex("a+")) for _ in range(20)))
+    again = await grammars.compile(Regex("a+"))
+
+    assert len({id(each) for each in [*compiled, again]}) == 1
+    assert (grammars.counts.compiled, grammars.counts.hits) == (1, 1)
+
+
+async def test_a_refusal_is_kept_and_each_request_gets_an_error_of_its_own(offload: Offload):
+    grammars, errors = service(offload), []
+    for _ in range(3):
+        with pytest.raises(GrammarFailed) as failed:
+            await grammars.compile(Regex("("))
+        errors.append(failed.value)
+
+    assert len({id(error) for error in errors}) == 3
+    assert {error.code for error in errors} == {"invalid_grammar"}
+    assert grammars.counts.compiled == 1
+    assert grammars.counts.refused == {"invalid_grammar": 1}
+
+
+async def test_a_request_that_gives_up_does_not_end_the_compilation_for_others(offload: Offload):
+    grammars = service(offload)
+    first, second = (asyncio.ensure_future(grammars.compile(Regex("b+"))) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    with suppress(asyncio.CancelledError):
+        await first
+
+    assert (await second).matcher()
+    assert grammars.counts.compiled == 1
+
+
+async def test_the_cache_keeps_to_its_bytes_and_drops_the_least_used(offload: Offload):
+    grammars = service(offload, 2**20)
+    kept = Regex("kept")
+    await grammars.compile(kept)
+    for number in range(100):
+        await grammars.compile(Regex("a" * number))
+        await grammars.compile(kept)
+        assert grammars.cached_bytes <= 2**20
+
+    assert grammars.counts.compiled == 101
+    await grammars.compile(Regex(""))
+    assert grammars.counts.compiled == 102
+
+
+async def test_a_grammar_larger_than_the_cache_is_used_and_not_kept(offload: Offload):
+    grammars = service(offload, 2**20)
+    large = Choice(tuple(f"{number:040}" for number in range(3000)))
+    assert (await grammars.compile(large)).size > 2**20
+    assert grammars.cached_bytes == 0
+
+
+async def test_an_evicted_grammar_still_serves_its_choices(offload: Offload):
+    grammars = service(offload)
+    grammar = await grammars.compile(Regex("a+"))
+    matcher = grammar.matcher()
+    del grammar, grammars
+
+    assert not matcher.accepting
+
+
+async def test_without_texts_of_tokens_constraints_are_refused(offload: Offload):
+    grammars = GrammarService(GrammarConfig(), offload)
+    grammars.serve(lambda: None)
+    with pytest.raises(Unsupported, match="tokenizer"):
+        await grammars.compile(JsonObject())
+
+
+def test_constraints_are_keys():
+    assert len({JsonObject(), JsonObject(), JsonObject(whitespace=False), Choice(("a",)), Regex("a")}) == 4
+    assert msgspec.json.encode(Choice(("a",)))
