@@ -142,7 +142,7 @@ def pack_flashinfer(kit: Path, built: Path, flags: Sequence[str]) -> None:
     assert spec.submodule_search_locations is not None
     package = Path(spec.submodule_search_locations[0])
     with tempfile.TemporaryDirectory() as fetched, tarfile.open(kit / "flashinfer.tar.xz", "w:xz", preset=3) as archive:
-        for path in _pruned(package):
+        for path in pruned(package):
             archive.add(path, f"flashinfer/{path.relative_to(package)}")
         for module in modules:
             archive.add(module, f"flashinfer/data/aot/{module.stem}/{module.name}")
@@ -155,7 +155,7 @@ def pack_flashinfer(kit: Path, built: Path, flags: Sequence[str]) -> None:
     print(json.dumps({module.stem: module.stat().st_size for module in modules}, indent=1))
 
 
-def _pruned(package: Path) -> Iterator[Path]:
+def pruned(package: Path) -> Iterator[Path]:
     """Yield FlashInfer's Python files, and the sources read to name a module."""
     data = package / "data"
     for path in sorted(package.rglob("*")):

@@ -242,7 +242,7 @@ def test_the_check_sees_a_circle():
 
 
 # Lines of tests/ that read or call a private name of ours. This number may only shrink.
-PRIVATE_LOOKS = 60
+PRIVATE_LOOKS = 53
 NOT_OURS = {"_replace", "_asdict", "_exit", "_request_id"}  # NamedTuple's, os's, openai's
 
 

@@ -295,4 +295,4 @@ def test_the_kit_has_flashinfers_python_and_the_files_that_name_its_modules(tmp_
     for name in (*kept, *left):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert {str(path.relative_to(tmp_path)) for path in gpu_kit._pruned(tmp_path)} == set(kept)
+    assert {str(path.relative_to(tmp_path)) for path in gpu_kit.pruned(tmp_path)} == set(kept)

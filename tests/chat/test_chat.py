@@ -1,4 +1,4 @@
-"""`infd chat` up to its terminal: what it asks, keeps, shows and says when nothing answers."""
+"""`infd chat` up to its terminal: its requests, history, output, and errors without a server."""
 
 from __future__ import annotations
 

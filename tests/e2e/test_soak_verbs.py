@@ -73,7 +73,7 @@ class Race:
                 assert scores is not None
                 clear = takewhile(lambda each: _lead(each) > CLEAR, scores.content or ())
                 self.answers[model, question] = "".join(each.token for each in clear)
-        assert len(set(self.answers.values())) == len(self.answers), "nobody could tell one answer from another"
+        assert len(set(self.answers.values())) == len(self.answers), "two answers are equal"
 
     async def client(self) -> None:
         while self._busy:

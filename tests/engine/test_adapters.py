@@ -1,4 +1,4 @@
-"""Adapters come and go while requests run: each request keeps the one it began with, and nothing is left behind."""
+"""Adapters are loaded and unloaded while requests run: each request keeps its generation, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_unloading_refuses_new_requests_lets_running_ones_finish_and_then_
         await leaving
         await idle(engine)
         assert engine.adapters.bytes == 0
-        while executor.device.slots:  # the device hears of it behind its steps
+        while executor.device.slots:  # the device unloads it after its steps
             await asyncio.sleep(0)
         assert not executor.device.adapters, "unloaded, and still in memory"
         assert engine.adapters.unload("a") is None
@@ -205,7 +205,7 @@ async def test_an_adapter_is_followed_from_load_to_its_last_byte():
 
 
 def adapters_counted(engine: Engine) -> dict[str, float]:
-    """Return how many sequences of each adapter have ended, as a scrape tells it."""
+    """Return the number of ended sequences of each adapter, from the metrics."""
     scraped = text_string_to_metric_families(expose(engine.metrics.snapshot()).decode())
     rows = next(family for family in scraped if family.name == "infd_adapter_requests").samples
     return {row.labels["adapter"]: row.value for row in rows}

@@ -92,7 +92,7 @@ async def test_a_slow_readers_sequence_is_held_until_the_reader_catches_up():
     async with serving(FakeExecutor(limits, depth=2)) as engine, engine.admit(2, 0) as ticket:
         choices = await ticket.submit(request([1, 2], 500, choices=2, logprobs=20))
         for _ in range(3):
-            await ask(engine, request([3], 200))  # what is in flight for the laggard arrives beside it
+            await ask(engine, request([3], 200))  # tokens in flight for the slow reader still arrive
             handed_over = ticket.generated_tokens
             assert await ask(engine, request([3], 200)) == {0: (continuation([3], 200), FinishReason.LENGTH)}
             assert (ticket.generated_tokens, engine.status().pages_referenced) == (handed_over, 0)
@@ -440,7 +440,7 @@ async def test_a_lost_device_ends_every_stream_with_an_error_and_the_engine_fail
 
 
 class LosesDevice(FakeExecutor):
-    """Loses its device in step 4, and tells of that in the very turn in which step 3 is done."""
+    """Loses its device in step 4, and reports it in the turn of the loop in which step 3 completes."""
 
     def ready(self, step: FakeStep) -> None:
         tell = asyncio.get_running_loop().call_soon

@@ -1,4 +1,4 @@
-"""What an engine tells of itself, in the order in which it happens."""
+"""An engine's events, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a cached value depends on, and whoever it belongs to, is in the root of its prefix key."""
+"""The root of a prefix key names everything that a cached value depends on, and its owner."""
 
 from __future__ import annotations
 

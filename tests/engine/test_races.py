@@ -1,9 +1,9 @@
-"""Whatever operators and clients do at once to the embedded model, every answer is whole, right, and its asker's own.
+"""Operators and clients race on the embedded model: every answer is complete, correct and its own client's.
 
-Operators pause, sleep, wake, swap weights, switch adapters, empty the prefix cache and abort, over and over and several
-at a time, while clients ask, read and leave. What may be answered was computed beforehand by transformers and PEFT, so
-an answer that mixes two adapters, two sets of weights or two requests is found, as is a page computed with either.
-`make soak` does SAFETY.md's ten thousand; the seed is printed.
+Several operators at a time pause, sleep, wake, swap weights, switch adapters, reset the prefix cache and abort, while
+clients send requests, read and disconnect. transformers and PEFT computed all permitted answers beforehand, so the test
+detects an answer that mixes two adapters, two sets of weights or two requests, and a reused page of other weights.
+`make soak` runs the ten thousand of SAFETY.md; the seed is printed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MODES: tuple[Mode, ...] = ("abort", "wait", "keep")
 
 
 def perturbed(directory: Path) -> Path:
-    """Save weights of the same shapes that answer otherwise."""
+    """Save weights of equal shapes with other answers."""
     model = oracle(embedded.path())
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -77,14 +77,14 @@ def perturbed(directory: Path) -> Path:
 
 
 class World(Struct):
-    """Checkpoints, prompts, and what is answered: by checkpoint, by adapter (None: none) and by prompt."""
+    """Checkpoints, prompts, and the expected answers by checkpoint, adapter (None: no adapter) and prompt."""
 
     checkpoints: dict[str, Path]
     prompts: list[list[int]]
     answers: dict[tuple[str, str | None, int], list[int]]
 
     def longest(self, prompt: int) -> int:
-        """Return how many tokens of an answer to a prompt are beyond doubt, whoever gives it."""
+        """Return how many tokens of a prompt's answer have a clear margin with every checkpoint and adapter."""
         return min(len(answer) for (_, _, number), answer in self.answers.items() if number == prompt)
 
 
@@ -115,7 +115,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def engine_over(world: World, depth: int, host_bytes: int) -> Engine:
-    """Return an engine whose cache is too small for all that is asked of it at once.
+    """Return an engine whose cache is too small for all concurrent requests.
 
     host_bytes  for adapters, each of which takes some 700,000
     """
@@ -136,9 +136,9 @@ def engine_over(world: World, depth: int, host_bytes: int) -> Engine:
 
 
 class History:
-    """What was done to an engine, as far as its answers depend on it.
+    """The operations on an engine that its answers depend on.
 
-    weights      the checkpoint that answers now
+    weights      the loaded checkpoint
     changes      odd while weights are being changed
     generations  the latest of each adapter's name, and the directory that it was read from
     aborts       how often an operator aborted requests
@@ -240,7 +240,7 @@ class History:
             await self.a_while()
 
     async def a_while(self) -> None:
-        """Let the others get on: not at all, some turns of the loop, or a few steps of the device."""
+        """Yield to other tasks: not at all, for some turns of the loop, or for a few steps of the device."""
         match self.chance.randrange(4):
             case 0:
                 return
@@ -252,7 +252,7 @@ class History:
                     await self.behind_the_steps()
 
     async def behind_the_steps(self) -> Any:
-        """Return, once the steps issued so far are done, what the device holds."""
+        """Wait for the steps issued so far; return the device's state."""
         executor = self.engine.executor
         assert isinstance(executor, LocalExecutor)
         return await executor.between(lambda loaded: loaded)
@@ -336,7 +336,7 @@ class History:
     # From readiness to readiness
 
     async def run(self, races: int) -> None:
-        """Let six clients and three operators race; then everybody must be answered."""
+        """Let six clients and three operators race; then every request must be answered."""
         self.left = races
         at_rest = {
             self.pause: 4,
@@ -362,7 +362,7 @@ class History:
             await asyncio.gather(*clients, *operators, return_exceptions=True)
 
     async def nothing_is_left(self) -> None:
-        """Assert that the engine is as before anybody came, but for the generations of adapters."""
+        """Assert that the engine is as before the first request, except for the adapters' generations."""
         engine = self.engine
         for name in ADAPTERS:
             engine.adapters.unload(name)
@@ -378,7 +378,7 @@ class History:
 
 
 async def first_failure(awaited: list[asyncio.Task[None]], others: list[asyncio.Task[None]] | None = None) -> None:
-    """Return once all `awaited` have ended. Raise what any of them, or of the others, fails with, at once."""
+    """Return after all `awaited` have ended. Raises the first failure of any task at once."""
     left = set(awaited)
     while left:
         done, _ = await asyncio.wait({*left, *(others or ())} - finished(others), return_when=asyncio.FIRST_COMPLETED)
@@ -392,7 +392,7 @@ def finished(tasks: list[asyncio.Task[None]] | None) -> set[asyncio.Task[None]]:
 
 
 def held() -> dict[str, int]:
-    """Count what a process should not gather."""
+    """Count the resources that a process must not accumulate."""
     gc.collect()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),

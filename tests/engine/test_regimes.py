@@ -1,4 +1,4 @@
-"""Sequences that change their regime of rotary angles while streams run: nobody's answer shows it."""
+"""Sequences that change their regime of rotary angles while streams run: no answer changes."""
 
 from __future__ import annotations
 

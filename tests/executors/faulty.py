@@ -1,4 +1,4 @@
-"""Executors over the fake model whose steps fail at chosen tokens: in place, and behind a socket."""
+"""Executors over the fake model whose steps fail at chosen tokens: in this process, and over a socket."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ MASK = object()
 
 
 class Paced:
-    """In a runner's place: what is issued lasts until `end` is set for it. A step is its plan's number.
+    """A fake runner: an issued step runs until its `end` is set. A step is its plan's number.
 
-    hold    if set for a step, issuing its forward pass takes until that is set
-    faults  raised by what is called for a step, by (verb, number)
+    hold    if present for a step, issuing its forward pass waits until it is set
+    faults  errors raised by a step's calls, by (verb, number)
     """
 
     overlaps = True
@@ -47,13 +47,13 @@ class Paced:
         return error
 
     def forward(self, plan):
-        self._say("forward", plan.number)
+        self.say("forward", plan.number)
         if plan.number in self.hold:
             self.hold[plan.number].wait()
         return plan.number
 
     def sample(self, number, mask):
-        self._say("sample", number, *([] if mask is None else ["masked"]))
+        self.say("sample", number, *([] if mask is None else ["masked"]))
         return number
 
     def wait(self, number):
@@ -62,10 +62,10 @@ class Paced:
 
     def read(self, number):
         assert not self.overlaps or self.end[number].is_set(), "the device thread would have waited"
-        self._say("read", number)
+        self.say("read", number)
         return number
 
-    def _say(self, verb, number, *more):
+    def say(self, verb, number, *more):
         self.log.append((verb, number, *more))
         self.news.put((verb, number, *more))
         self._fail(verb, number)
@@ -76,7 +76,7 @@ class Paced:
 
 
 class Run:
-    """A device thread, and what it is told."""
+    """A device thread, and the steps issued to it."""
 
     def __init__(self, runner: Paced) -> None:
         self.runner = runner
@@ -99,7 +99,7 @@ class Run:
         self.device.inbox.put(MaySample(step, mask))
 
     def call(self, name: str) -> None:
-        self.device.inbox.put(DeviceCall(lambda: self.runner._say("call", name), lambda *_: None))
+        self.device.inbox.put(DeviceCall(lambda: self.runner.say("call", name), lambda *_: None))
 
     def until(self, *news: object) -> None:
         """Return once this has happened."""

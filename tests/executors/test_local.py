@@ -51,7 +51,7 @@ class Fault:
 
 
 class Gate:
-    """Stops forward passes until it is opened; says when one has arrived."""
+    """Stops forward passes until it is opened; `arrived` is set at the first."""
 
     def __init__(self) -> None:
         self.armed = False
@@ -90,7 +90,7 @@ async def test_any_number_of_steps_in_flight_gives_the_same_tokens(depth: int, w
 
 
 class Late:
-    """An event that has not passed until somebody waits for it. waits: the names of the threads that did"""
+    """An event that completes only when a thread waits for it. waits: the names of those threads"""
 
     def __init__(self, waits: list[str]) -> None:
         self._waits = waits
@@ -154,7 +154,7 @@ async def test_forward_runs_while_sampling_waits_for_its_mask():
     step = runs.forward(start(0, [3, 4], 1))
     behind = runs.forward(start(1, [5], 2))
     behind_answer = behind.sample()
-    await asyncio.to_thread(gate.arrived.wait)  # the device has begun, though nobody has called sample
+    await asyncio.to_thread(gate.arrived.wait)  # the device has begun before any call of sample
     gate.open.set()
     assert not step.future.done()
     assert not behind.future.done()  # steps stay in order
@@ -167,7 +167,7 @@ async def test_forward_runs_while_sampling_waits_for_its_mask():
 
 
 class Overlapping(Runner):
-    """Issues the next step before it reads the last one, as on a GPU; on a CPU everything is there at once."""
+    """Issues the next step before reading the last, as on a GPU; on a CPU results are available at once."""
 
     overlaps = True  # type: ignore[assignment]
 
@@ -220,7 +220,7 @@ async def test_a_failed_step_fails_later_steps_in_flight_and_the_next_plan_works
         with pytest.raises(RuntimeError) as raised:
             await step
         assert raised.value is fault.error
-    assert model.batches == before + 1  # what stood behind the failure never ran
+    assert model.batches == before + 1  # steps after the failed one never ran
 
     assert (await runs.forward(start(1, [8], 2)).sample()).tokens == continuation([8], 1)
     await runs.close()

@@ -1,4 +1,4 @@
-"""The whole runner on real checkpoints: greedy answers are those of transformers."""
+"""The local executor on real checkpoints: greedy answers are those of transformers."""
 
 from __future__ import annotations
 

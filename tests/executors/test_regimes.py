@@ -1,4 +1,4 @@
-"""Rotary angles that depend on lengths: whole runners answer as transformers does, however requests meet in steps."""
+"""Rotary angles that depend on lengths: the local executor answers as transformers does, in any mix of steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONGROPE = {
     "partial_rotary_factor": 0.5,
 }
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
-# Name: a variant of tiny.py, and what is changed of it.
+# Name: a variant of tiny.py, and its changed settings.
 MODELS = MappingProxyType(
     {
         "phi3": ("phi3-short", {"rope_parameters": LONGROPE, "original_max_position_embeddings": AT}),
@@ -79,7 +79,7 @@ def expected(directory: Path) -> list[list[int]]:
 
 
 def theirs(directory: Path, prompt: list[int]) -> list[int]:
-    """Return what transformers generates, by a model of its own: a dynamic one remembers what it has turned."""
+    """Return transformers' tokens, from a new model: a dynamic model keeps state of earlier prompts."""
     made = oracle(directory).generate(
         input_ids=torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -104,7 +104,7 @@ async def answers(
     pages: int = 200,
     **model: object,
 ) -> list[list[int]]:
-    """Return what infd generates, of `model` settings, where a page holds 4 tokens."""
+    """Return infd's tokens with `model` settings and pages of 4 tokens."""
     runs = LocalExecutor(
         Config(
             model=ModelConfig(path=str(directory), **{"dtype": "float32", **model}),  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ async def test_only_dynamic_rope_can_be_set_to_serve_any_length(tmp_path):
 
 
 def changed(directory: Path, to: Path, **settings: object) -> Path:
-    """Return a checkpoint of the same weights, of which config.json says otherwise."""
+    """Return a checkpoint with equal weights and a changed config.json."""
     shutil.copytree(directory, to)
     config = json.loads((to / "config.json").read_text())
     (to / "config.json").write_text(json.dumps({**config, **settings}))

@@ -1,4 +1,4 @@
-"""What every executor promises, held against each of them."""
+"""The contract of every executor, tested for each."""
 
 from __future__ import annotations
 

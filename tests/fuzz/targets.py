@@ -323,7 +323,7 @@ class SocketTarget(Target):
         """Start the server; return its address."""
 
     def __call__(self, data: bytes) -> None:
-        answer = self._runner.run(self._ask(data))
+        answer = self.answer(data)
         for line in answer.split(b"\r\n"):
             if line.startswith(b"HTTP/1.1 5"):
                 assert line.startswith(b"HTTP/1.1 503"), answer
@@ -331,6 +331,10 @@ class SocketTarget(Target):
     def close(self) -> None:
         self._runner.run(self._stack.aclose())
         self._runner.close()
+
+    def answer(self, data: bytes) -> bytes:
+        """Send bytes on one connection; return all bytes received."""
+        return self._runner.run(self._ask(data))
 
     async def _ask(self, data: bytes) -> bytes:
         family = socket.AF_UNIX if isinstance(self._address, str) else socket.AF_INET

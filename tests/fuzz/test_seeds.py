@@ -36,7 +36,7 @@ def test_the_admin_target_hears_the_answers(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(targets, "SILENCE_S", 20)  # reached only by a failing test
     with closing(targets.AdminTarget()) as target:
         for data in examples("admin")[-2:]:
-            answer = target._runner.run(target._ask(data))
+            answer = target.answer(data)
             assert answer.count(b"HTTP/1.1 ") == data.count(b" HTTP/1.1\r\n") + 1
 
 

@@ -233,7 +233,7 @@ async def test_beyond_the_limit_a_new_connection_gets_retry_after():
         assert b"Retry-After: 1\r\n" in head
         assert json.loads(body)["error"]["code"] == "too_many_connections"
         assert endpoint.server.service.metrics.rejected == {"too_many_connections": 1}
-        assert endpoint.engine.requests(), "who is there stays"
+        assert endpoint.engine.requests(), "an open request was dropped"
         client.close()
 
 

@@ -101,7 +101,7 @@ async def test_a_slow_reader_buffers_little_and_delays_no_other_stream(roomy: En
     assert 0 < slow.buffered_bytes <= most <= BOUND
     assert PENDING_BYTES / 2 < held_for_readers(endpoint) < 1.2 * PENDING_BYTES
     (row,) = endpoint.engine.requests()
-    assert row.generated_tokens < 500, "nobody computes what nobody takes"
+    assert row.generated_tokens < 500, "tokens are computed for an absent reader"
     assert endpoint.engine.status().pages_referenced == 0, "and it holds no page"
     received = await read_all(client, lambda data: data.endswith(b"0\r\n\r\n"))
     assert len(received) > 3 * BOUND

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def hub() -> Iterator[StandIn]:
-    """A hub with one small model, `org/tiny`, among files that nobody should fetch."""
+    """A hub with one small model, `org/tiny`, among files that must not be fetched."""
     directory = embedded.path()
     with stand_in() as server:
         model = {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}

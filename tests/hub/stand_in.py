@@ -20,12 +20,12 @@ class StandIn(ThreadingHTTPServer):
     """Serves repositories from memory.
 
     files    repository to its files: path to content
-    gated    repositories whose terms nobody has accepted
-    tokens   those that may ask; empty: anybody
+    gated    repositories whose terms are not accepted
+    tokens   accepted tokens; empty: no token is required
     broken   every answer is a 500
-    asked    what was asked for: (method, path)
-    held     files are not handed over until this is set
-    waiting  set once somebody waits for one
+    asked    requests: (method, path)
+    held     files are not sent until this is set
+    waiting  set once a request waits for a file
     """
 
     daemon_threads = True
@@ -118,7 +118,7 @@ def _info(repository: str, files: Mapping[str, bytes]) -> dict[str, object]:
 
 @contextmanager
 def stand_in() -> Iterator[StandIn]:
-    """Run one."""
+    """Run a StandIn."""
     server = StandIn()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, name="stand-in")
     thread.start()

@@ -1,4 +1,4 @@
-"""A model that is named by an id is fetched once, and only what is needed of it; what goes wrong says what to do."""
+"""A model named by an id is fetched once, and only its needed files; errors name the remedy."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_modelscope_without_its_package_names_the_package(monkeypatch: pytest.Mo
 
 
 class Library(ModuleType):
-    """The one function that is used of ModelScope's package."""
+    """The function of ModelScope's package that infd uses."""
 
     def __init__(self, directory: Path, error: Exception | None = None) -> None:
         super().__init__("modelscope")

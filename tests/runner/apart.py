@@ -1,9 +1,9 @@
-"""A device whose memory is apart from the host's and which is as slow as can be, on a CPU.
+"""A simulated device on a CPU: separate memory, and copies that complete as late as permitted.
 
-Its tensors say that they are on torch's device `meta`, and have their numbers within. Where it is strict, whatever
-would make the host wait for a GPU raises `Waited`: reading a number, asking which numbers are not zero, copying to or
-from memory that is not pinned. What is copied to the host arrives when the host waits for an event behind it, and not
-before; and pinned memory that is copied from must stay as it is until then.
+Its tensors report torch's device `meta` and contain their values. In strict mode every operation that would make the
+host wait for a GPU raises `Waited`: reading a value, `nonzero`, copies to or from memory that is not pinned. A copy to
+the host completes when the host waits for a later event, not before; pinned source memory must stay unchanged until
+then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COUNTS = (  # how large their result is depends on numbers that only the device 
     _aten.bincount,
 )
 READS = (_aten._local_scalar_dense, _aten.equal)
-LATE = 0x5A  # what a byte holds that has not arrived
+LATE = 0x5A  # the content of a byte whose copy is not complete
 
 
 class Waited(AssertionError):
@@ -68,7 +68,7 @@ class Away(torch.Tensor):
         given = tree_leaves((args, kwargs))
         device = next(each.device_ for each in given if isinstance(each, Away))
         if device.strict:
-            # What is made of other operations waits where they do. Numbers would become tensors of `meta` itself.
+            # Composite operations wait where their parts do. Numbers would become tensors of `meta` itself.
             whole = func.overloadpacket is _aten.where and len(args) == 3
             if not whole and (result := func.decompose(*args, **kwargs)) is not NotImplemented:
                 return result
@@ -105,7 +105,7 @@ class Device(TorchFunctionMode):
         return tree_map(lambda x: Away(x, self) if isinstance(x, torch.Tensor) else x, result)
 
     def inside(self, given: Any) -> Any:
-        """Return arguments as a CPU takes them."""
+        """Return arguments with their CPU tensors."""
         there = {Away: lambda x: x.held, torch.device: lambda _: torch.device("cpu")}
         return tree_map(lambda x: there.get(type(x), lambda x: x)(x), given)
 

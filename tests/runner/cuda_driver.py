@@ -1,8 +1,8 @@
-"""CUDA's driver as `cuda.bindings.driver` offers it, over memory of the host, with books.
+"""A fake of `cuda.bindings.driver` over host memory that checks every call.
 
-What the real one answers with undefined behaviour or an error much later is an error here at once: a piece that is
-mapped twice, unmapped by half or read while it has no memory, a handle that is released twice. Memory that comes back
-holds garbage. Any call can be made to fail, before it has done anything.
+Misuse that gives undefined behaviour or a late error on a GPU fails at once: a range mapped twice, unmapped in part or
+read while unmapped, a handle released twice. Newly mapped memory contains garbage. Any call can be made to fail before
+it has any effect.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Piece:
 
 
 class FakeDriver:
-    """Books of one device.
+    """The state of one device.
 
-    fails     asked before every call, by its name; what it returns other than None is the call's error
-    calls     how often each was called
-    running   whether the device may still be at work
-    pageable  whether it is meant to copy from and to host memory that is not pinned, which is slow
+    fails     called before every call with its name; a result other than None is the call's error
+    calls     number of calls by name
+    running   whether the device may still be computing
+    pageable  whether slow copies from and to host memory that is not pinned are permitted
     """
 
     def __init__(self, *, capacity: int = 2**30, names: Any = NAMES) -> None:
@@ -141,7 +141,7 @@ class FakeDriver:
             raise BooksError(why)
 
     def audit(self) -> None:
-        """Assert that there is no memory but what is mapped, within ranges, and usable."""
+        """Assert that all memory is mapped, within ranges, and usable."""
         for piece in self.pieces.values():
             assert not piece.handle, "a handle is kept"
             assert piece.mapped_at is not None, "memory that nobody can reach"
@@ -274,9 +274,9 @@ def _address(store: mmap.mmap) -> int:
 
 
 class Bank(GpuBank):
-    """A GPU's memory over these books, whose tensors a CPU can compute with. What steps take of it is made up.
+    """A GPU's memory over FakeDriver, with tensors for the CPU. The memory used by steps is simulated.
 
-    keeps  what a captured step keeps, in bytes
+    keeps  bytes that a captured step keeps
     """
 
     def __init__(self, driver: FakeDriver, grains: int = 0) -> None:

@@ -39,7 +39,7 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def config(*, rows: int = 4, step_tokens: int = 8, depth: int = 1) -> Config:
-    """Return settings under which a page of the fake model, 4 tokens of two layers, takes 64 bytes."""
+    """Return settings in which a page of the fake model, 4 tokens of two layers, has 64 bytes."""
     return Config(
         device=DeviceConfig(kind="cpu", threads=1, depth=depth),
         scheduler=SchedulerConfig(max_num_seqs=rows, step_tokens=step_tokens),
@@ -113,7 +113,7 @@ def span(row: int, start: int, count: int, *, samples: bool = True, scores: int 
 
 
 def instance(model: Any, layout: CacheLayout, rows: Rows) -> Instance:
-    """Return a model over rows, without pages and adapters, for what is gathered of a plan."""
+    """Return a model over rows, without pages and adapters, to gather a plan's batch for."""
     ops = select(CPU, torch.float32).replace(attention=HistoryAttention())
     return Instance(model, ops, layout, cache=[], rows=rows, adapters=DeviceSlots(None, staging(CPU)), pulse=Pulse())
 
@@ -125,7 +125,7 @@ def make_rows(*, rows: int = 4, max_len: int = 32, page_tokens: tuple[int, ...] 
 async def generate(
     runs: LocalExecutor, capacity: Capacity, requests: list[Request], *, depth: int = 1
 ) -> list[list[int]]:
-    """Serve requests with `depth` steps in flight; return what was generated for each."""
+    """Serve requests with `depth` steps in flight; return each request's generated tokens."""
     scheduler = Scheduler(capacity)
     sequences = [Sequence(each) for each in requests]
     for seq in sequences:

@@ -29,7 +29,7 @@ VOCAB = 101
 
 
 class HistoryAttention:
-    """Sums key * (position + 1) over what a query sees, read back page by page."""
+    """Sums key * (position + 1) over a query's visible tokens, read page by page."""
 
     def prepare(self, batch: AttentionBatch) -> HistoryPlan:
         return HistoryPlan(batch)

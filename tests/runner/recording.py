@@ -1,7 +1,7 @@
-"""What captures a step on a CPU, as strictly as CUDA does on a GPU; attention whose plans last, and adapters likewise.
+"""Captures steps on a CPU as strictly as CUDA does on a GPU; attention and adapters with reusable plans.
 
-A recording is the list of torch's operations on the very tensors they had. Replayed, each is done again and its result
-put where the first one lies: whatever the host decided between them is as it was, and what it sends is not sent again.
+A recording is the list of torch's operations and their tensors. A replay repeats each operation and writes its result
+to the recorded tensor: decisions of the host between operations are not repeated, nor are its copies to the device.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Recordings:
 
 
 class Impossible:
-    """Captures nothing for a while: no step of more than `most` sequences, as where memory is short.
+    """Fails to capture steps of more than `most` sequences, as with too little memory.
 
-    error  what is raised, once the work was done
+    error  raised after the work
     """
 
     def __init__(self, most: int = 0, error: Exception | None = None) -> None:
@@ -84,7 +84,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 class TableAttention:
-    """Attends to every key of every page in the table, with a mask, whatever the host knows of lengths."""
+    """Attends to every key of every page in the table, with a mask, independent of lengths known to the host."""
 
     def row(self, size: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         return size, dtype

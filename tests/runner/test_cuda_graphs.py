@@ -55,7 +55,7 @@ class Served:
     def prompts(self, rows: int, *, slots: tuple[int, ...] = (), loads: Sequence[Load] = ()) -> StepPlan:
         """Plan the prompts of some rows, each with pages for 16 further tokens.
 
-        slots  of the rows' adapters, by row; the others have none
+        slots  adapter slot by row; rows not in it have no adapter
         """
         groups = len(self.loaded.capacity.layout.groups)
         joins, spans, page = [], [], 1
@@ -115,7 +115,7 @@ class Served:
 def serve(tiny, monkeypatch) -> Callable[..., Served]:
     def make(graphs: Graphs | None, variant: str = "qwen3", *, start_s: float = 0.0, dtype: str = "float32") -> Served:
         monkeypatch.setattr(PagedAttention, "captured", TableAttention.captured)
-        # What is not torch's own leaves no trace for a recording.
+        # Kernels outside of torch are invisible to a recording.
         monkeypatch.setattr(loading, "candidates", lambda model: insisting("reference", CANDIDATES))
         monkeypatch.setattr(assembly, "graphs_of", lambda device, settings: graphs)
         monkeypatch.setattr("infd.runner.cuda_graphs.decoding.START_S", start_s)
@@ -326,7 +326,7 @@ def test_a_size_that_is_wanted_often_is_captured_without_waiting_for_an_idle_mom
 
 
 class Refused(Exception):
-    """What a library raises that is no RuntimeError, as Triton does where a kernel wants more than a GPU has."""
+    """An error that is no RuntimeError, as Triton raises for a kernel too large for a GPU."""
 
 
 @pytest.mark.parametrize("error", [None, Refused("shared memory, 300000 of 232448 bytes")])
@@ -375,11 +375,11 @@ def test_a_size_that_failed_is_tried_again_when_it_was_wanted_often_enough_and_e
 
 
 class Torch:
-    """What CudaGraphs uses of torch, with books: which stream is current, which pools are in use or recorded to.
+    """A fake of the torch functions that CudaGraphs uses: tracks the current stream, and pools in use or recorded to.
 
-    invalid  how many captures from now on end invalidated
-    emptied  how often caches were emptied
-    dice     whether the generator of random numbers gives some outside of captures
+    invalid  number of next captures that end invalidated
+    emptied  number of times caches were emptied
+    dice     whether torch's random generator works outside of captures
     """
 
     def __init__(self, monkeypatch) -> None:
@@ -391,7 +391,7 @@ class Torch:
         self.used: list[int] = []
         self.recording: set[int] = set()
         self.asked: set[int] = set()  # graphs that the allocator of pinned memory asks
-        self.dangling = 0  # of these, those that are gone
+        self.dangling = 0  # of these, the freed ones
         numbers = count(1)
         torch_ = self
 
@@ -569,10 +569,10 @@ def test_steps_with_adapters_have_graphs_of_their_own(serve, monkeypatch):
     plain = graphs.made
     for slots, load, made in (
         ((1, 0, 1), (1, 1), 4),  # the first adapter: its steps are captured from now on
-        ((0, 2, 1), (2, 2), 4),  # a second one, in a slot that had none: the tables have room, and the graphs stay
+        ((0, 2, 1), (2, 2), 4),  # a second adapter, in an empty slot: it fits the tables, and the graphs stay
         ((2, 2, 0), (2, 3), 4),  # another in the second slot
         ((2, 1, 0), (2, 4, 1, slice(1, 3)), 4),  # one that changes less, by less
-        ((1, 3, 2), (3, 5, 3), 8),  # one of a larger rank: the tables grow, and what was captured is forgotten
+        ((1, 3, 2), (3, 5, 3), 8),  # an adapter of a larger rank: the tables grow, and captured steps are discarded
         ((3, 1, 2), (3, 6, 2, slice(1, 6)), 12),  # one that changes something that none has changed yet
         ((0, 0, 0), (1, 7), 12),
     ):

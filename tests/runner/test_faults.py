@@ -1,4 +1,4 @@
-"""What a step's error means, and what becomes of one that does not fit into memory."""
+"""Classification of a step's errors, and steps too large for memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step is issued without waiting for the device, whatever its rows ask for."""
+"""A step is issued without waiting for the device, with any features of its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that ask for different things share a step, and each gets what it would have got alone."""
+"""Rows with different sampling share a step, and each gets its result of a step alone."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_distribution_too_flat_for_the_first_look_is_looked_at_further_down(mo
 def test_penalties_read_the_history_of_the_row():
     logits = torch.zeros(VOCAB)
     logits[[5, 7, 9, 11, 13]] = torch.tensor([4.0, 3.9, 3.8, 3.7, 1.0])
-    # Repetition halves what stands in prompt and answer.
+    # The repetition penalty halves tokens of prompt and answer.
     logits[20] = 2.5
     assert sample_one(logits, params(repetition_penalty=2.0)).tokens.item() == 20
     # Presence and frequency leave the prompt's 5 alone, and count 11 twice.
@@ -246,7 +246,7 @@ def test_only_allowed_tokens_are_chosen_and_a_grammar_narrows_them():
 
 
 def best_of(allowed: list[int], asked: SamplingParams) -> int:
-    """Return the token chosen where those in `allowed` are likely, the first of them most."""
+    """Return the token chosen if the tokens of `allowed` are likely, the first most."""
     logits = torch.zeros(VOCAB)
     logits[allowed] = torch.arange(len(allowed), 0, -1).float()
     return int(sample_one(logits, asked).tokens)

@@ -98,10 +98,10 @@ class Driver:
         return step
 
     def complete(self, spoilt: int | None = None, failed: int | None = None) -> None:
-        """The device runs the oldest step only now, so that what a dropped step was to write is missing.
+        """Run the oldest step on the device only now, so that a dropped step's writes are missing.
 
-        spoilt  the number of a span whose result cannot be taken in, if it brings a token
-        failed  of one that fails alone
+        spoilt  number of a span whose result cannot be committed, if it has a token
+        failed  number of a span that fails alone
         """
         step = self.in_flight.popleft()
         result = carried(self.device.run(carried(step.plan)))
@@ -139,7 +139,7 @@ class Driver:
         self.check()
 
     def forget(self, *, preempting: bool) -> int:
-        """Empty the prefix cache. Where no step is in flight, what nobody holds any more is wiped from the device."""
+        """Reset the prefix cache. Without a step in flight, unreferenced pages are overwritten on the device."""
         self.epoch += 1
 
         def root(seq: Sequence) -> bytes:
@@ -182,7 +182,7 @@ class Driver:
         assert not any(seq.in_flight for seq in self.everybody)
 
     def check_answers(self) -> None:
-        """Every sequence that ended by itself generated exactly what the fake model says."""
+        """Assert that every finished sequence generated the fake model's tokens."""
         for seq in self.everybody:
             got = seq.tokens[seq.prompt_tokens :]
             prompt, layout = list(seq.request.prompt), self.capacity.layout

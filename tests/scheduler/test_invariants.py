@@ -1,4 +1,4 @@
-"""Random histories of the scheduler: whatever happens, nothing leaks and nobody's answer changes."""
+"""Random histories of the scheduler leak nothing and change no answer."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Histories(RuleBasedStateMachine):
         adapter: int | None,
         steps_apart: bool,
     ) -> None:
-        """Choices come together, or each a step behind the other: a later step then needs what an earlier one loads."""
+        """Add choices together, or one per step: a later step then needs an adapter that an earlier step loads."""
         layout = self.driver.capacity.layout
         chosen = None if adapter is None else self.adapters[adapter]
         if self.encoder:
@@ -202,7 +202,8 @@ class Histories(RuleBasedStateMachine):
             self.driver.scheduler.verify()
             alive = sum(seq.finish is None for seq in self.driver.everybody)
             scheduler = self.driver.scheduler
-            assert alive == len(scheduler.waiting) + len(scheduler.running) + len(scheduler._held)
+            held = sum(map(scheduler.holds, self.driver.everybody))
+            assert alive == len(scheduler.waiting) + len(scheduler.running) + held
 
     def teardown(self) -> None:
         if hasattr(self, "driver"):

@@ -1,4 +1,4 @@
-"""Plans and results are plain values: what msgpack decodes equals what was encoded."""
+"""Plans and results are plain values: msgpack decodes an equal value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission knows no resource by name: a further one needs no word in the scheduler."""
+"""Admission knows no resource by name: a further resource changes no line of the scheduler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Permits(Resource):
-    """Sequences with a seed need a permit, of which there is one."""
+    """Sequences with a seed need the only permit."""
 
     def __init__(self, *, passable: bool = False) -> None:
         self.passable = passable  # type: ignore[misc]

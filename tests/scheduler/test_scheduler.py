@@ -682,7 +682,7 @@ def test_a_sequence_running_during_a_reset_continues_and_indexes_no_old_pages():
     assert sum(plan.tokens for plan in driver.plans) == tokens + 1
     assert cached_of(driver, [1] * 17) == 0
     driver.finish()
-    # All that stands in the index now is of the newcomer.
+    # All indexed pages are now the new sequence's.
     assert len(driver.scheduler.cache.index) == 4
     assert running.finish is FinishReason.LENGTH
     driver.check_answers()

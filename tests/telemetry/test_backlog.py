@@ -1,4 +1,4 @@
-"""Nobody waits for a reader who stalls, and what he missed is counted where it is missing."""
+"""A stalled reader delays no writer, and its missed pieces are counted in their place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATIENCE_S = 30.0
 
 
 class Reader:
-    """Takes one piece for each leave given."""
+    """Reads one piece per permit."""
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []

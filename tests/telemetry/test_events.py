@@ -1,4 +1,4 @@
-"""What is kept of what happened, and who hears of it when."""
+"""Which events are kept, and which followers read them."""
 
 from __future__ import annotations
 

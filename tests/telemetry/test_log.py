@@ -1,4 +1,4 @@
-"""What a log line looks like, and that nobody can forge one."""
+"""The format of log lines, which no field can forge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What native code fills is what Python would have placed."""
+"""Native code fills parameters as Python would place them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def stored(inputs: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.
 
 
 class Noting:
-    """Fills, and remembers what it was given."""
+    """Fills, and records its arguments."""
 
     def __init__(self, fill: Fill) -> None:
         self.parts: list[FilePart] = []

@@ -71,7 +71,9 @@ async def test_a_request_whose_adapter_does_not_fit_waits_until_another_adapter_
         second = await begun(engine, "b")
         assert in_use(engine) == {"a": 1}
         assert [row.state for row in engine.requests()] == ["running", "admitted"]
-        with pytest.raises(AdapterTooLarge, match="unload others"):  # an operator is told, and does not wait
+        with pytest.raises(
+            AdapterTooLarge, match="unload others"
+        ):  # an operator's load fails at once and does not wait
             await engine.adapters.load("d", "c")
         executor.gate.set()
         assert await asyncio.gather(first, second) == [answer([1] * 9, 1), answer([1] * 9, 2)]

@@ -1,4 +1,4 @@
-"""What a ticket needs is acquired in order and released in reverse, whatever ends it."""
+"""A ticket's needs are acquired in order and released in reverse, however the ticket ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infd.errors import AdapterUnavailable
 
 
 class Recorded:
-    """A need that writes down what becomes of it."""
+    """A need that records its calls."""
 
     def __init__(self, name: str, log: list[str], *, error: Exception | None = None, waits: bool = False) -> None:
         self._name = name

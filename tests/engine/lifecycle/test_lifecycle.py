@@ -1,4 +1,4 @@
-"""Random histories of an engine's life: whatever operators and clients do at once, nobody is lost or told nonsense."""
+"""Random histories of an engine's lifecycle: concurrent operators and clients get every answer, and get it right."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Histories(RuleBasedStateMachine):
         self.run(several())
 
     async def client(self, asked: Request, turns: int) -> None:
-        """Ask, and look at what comes, at every so many turns of the loop."""
+        """Send a request, and read the answer at intervals of some turns of the loop."""
         engine = self.engine
         prompt, generate, score = list(asked.prompt), pick(Generate, asked.wants), pick(Score, asked.wants)
         assert generate is not None
@@ -202,7 +202,7 @@ class Histories(RuleBasedStateMachine):
         self.loop.close()
 
     async def recover(self) -> None:
-        """Bring the engine back to readiness as an operator would; then everybody must be answered."""
+        """Return the engine to readiness as an operator would; then every request must be answered."""
         rest = self.engine.control
         if not self.drained:
             with contextlib.suppress(InfdError):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 async def turns(count: int = 20) -> None:
-    """Let everybody have their turn, several times."""
+    """Yield to all other tasks, several times."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -66,7 +66,7 @@ async def test_mode_wait_finishes_requests_in_flight_and_starts_no_other():
             move = engine.control.pause("wait")
             late = asyncio.create_task(ask(engine, request([3], 5)))
             assert await asking == answer([1], 40)
-            assert not await move.result(0), "somebody who came in before is still to be answered"
+            assert not await move.result(0), "an earlier request is not yet answered"
             assert await collect(await prepared.submit(request([2], 5))) == answer([2], 5)
         await move.result()
         assert (engine.status().held, late.done()) == (1, False)

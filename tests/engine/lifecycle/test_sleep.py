@@ -292,7 +292,7 @@ async def test_an_idle_engine_falls_asleep_and_wakes_for_the_next_request():
         async with engine.admit(1, 0) as ticket:
             for clock.now in (0.0, 100.0, 200.0):
                 engine.watch()
-            assert engine.control.target.state is State.READY, "somebody is there"
+            assert engine.control.target.state is State.READY, "a request is in flight"
             await collect(await ticket.submit(request([1])))
         engine.watch()
         clock.now = 250.0
@@ -300,7 +300,7 @@ async def test_an_idle_engine_falls_asleep_and_wakes_for_the_next_request():
         clock.now = 261.0
         engine.watch()
         await turns()
-        assert engine.lifecycle.state is State.READY, "somebody was there since"
+        assert engine.lifecycle.state is State.READY, "a request arrived since"
         clock.now = 321.0
         engine.watch()
         await turns()
@@ -481,7 +481,7 @@ async def test_sleep_and_wake_racing_requests_lose_no_request():
             await turns(chance.randrange(8))
             asking.append(asyncio.create_task(ask(engine, request([7], 3))))
             results = asyncio.gather(*asking, return_exceptions=True)
-            while not results.done():  # what is kept sleeps on until somebody wakes it
+            while not results.done():  # kept requests stay asleep until a wake
                 await turns(5)
                 if engine.lifecycle.state is State.SLEEPING:
                     engine.control.wake()

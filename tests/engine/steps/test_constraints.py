@@ -1,4 +1,4 @@
-"""Constrained choices keep their grammar, whatever happens to their steps, and change no neighbour's tokens."""
+"""Constrained choices keep their grammar through faults, retries and preemption, and change no neighbour's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever raises, at any named point of a step, costs the request to blame its answer, and nobody else anything."""
+"""An error at any named point of a step fails the request at fault and no other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from infd.request import Request
     from infd.scheduler.plan import StepResult
 
-POISON = 97  # stands in one prompt, and in no answer
+POISON = 97  # a token of one prompt, and of no answer
 PROMPTS = [[i, i + 1, POISON if i == 3 else 7, *range(i)] for i in range(1, 9)]
 NEW = 4
 # The points on the device: where each is, and whose tokens it works for. "copy" is the way of results to the host.
@@ -59,7 +59,7 @@ async def answers(engine: Engine) -> list[Answer]:
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, point: str, fault: Callable[[list[list[int]]], None]) -> None:
-    """Have `fault` see whose work comes by a point; what it raises is raised there."""
+    """Call `fault` with the sequences of each step at a point; its errors are raised there."""
     owner, name, tokens = POINTS[point]
     sound, seated = getattr(owner, name), Seated()
 

@@ -40,7 +40,7 @@ class Package:
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
         self.calls: list[str] = []
         self.utils = SimpleNamespace(get_compute_capability=lambda device: capability)
-        self._real: ModuleType | None = import_module("flashinfer") if INSTALLED else None
+        self.real: ModuleType | None = import_module("flashinfer") if INSTALLED else None
         for what, made in (("Prefill", Prompts), ("Decode", Decoding)):
             name = f"Batch{what}WithPagedKVCacheWrapper"
             setattr(self, name, partial(self._wrapper, name, made))
@@ -51,7 +51,7 @@ class Package:
     def note(self, name: str, *given: Any, **named: Any) -> None:
         """Record a call, after binding its arguments to the real signature."""
         self.calls.append(name)
-        real: Any = self._real
+        real: Any = self.real
         if real is not None:
             for part in name.split("."):
                 real = getattr(real, part)
@@ -221,8 +221,8 @@ class Decoding:
 
     def plan(self, *given: Any, **named: Any) -> None:
         self._package.note("BatchDecodeWithPagedKVCacheWrapper.plan", self, *given, **named)
-        if self._package._real is not None:  # the public method accepts any keyword
-            inspect.signature(self._package._real.BatchDecodeWithPagedKVCacheWrapper._plan_impl).bind(
+        if self._package.real is not None:  # the public method accepts any keyword
+            inspect.signature(self._package.real.BatchDecodeWithPagedKVCacheWrapper._plan_impl).bind(
                 self, *given, **named
             )
         self._plan(*given, **named)

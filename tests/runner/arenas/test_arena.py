@@ -110,7 +110,7 @@ def test_a_system_that_makes_no_large_pages_is_not_asked_again_and_again(monkeyp
 
 
 class Pieces:
-    """Stands for memory that takes so many pieces to collapse; knows the priority of the thread that collapses it."""
+    """Simulates memory collapsed in a number of pieces; records the priority of the collapsing thread."""
 
     def __init__(self, count):
         self.left = count
@@ -192,7 +192,7 @@ def test_preallocated_memory_is_claimed_with_its_known_content_and_the_rest_rele
     ahead = Headstart(2 * size)
     ahead.wait()
     mapping = ahead.claim(size)
-    assert ahead.held == size  # what was given back counts as free
+    assert ahead.held == size  # released memory counts as free
     assert size - LARGE_PAGE <= resident_in(mapping) <= size
 
     arena = Arena(size, CPU, "test", partial(Anonymous, mapping=mapping))

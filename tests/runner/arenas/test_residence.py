@@ -1,4 +1,4 @@
-"""Memory that goes and comes back in place: how much, what is in it then, and what happens where that fails."""
+"""Memory released and restored in place: its size, its content, and failures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def answers(runs: LocalExecutor, capacity: Capacity) -> list[list[int]]:
 
 
 def other(directory: Path, target: Path, factor: float = -0.5) -> Path:
-    """Save a checkpoint of the same model with other weights."""
+    """Save a checkpoint of the model with other weights."""
     shutil.copytree(directory, target, dirs_exist_ok=True)
     weights = load_file(directory / "model.safetensors")
     save_file(

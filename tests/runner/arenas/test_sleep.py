@@ -59,7 +59,7 @@ class House:
         return self.residence.weights.content.clone()
 
     def audit(self) -> None:
-        """Compare what is mapped and pinned with what is said to be there."""
+        """Compare mapped and pinned memory with the reported residency."""
         self.driver.audit()
         sizes = sorted(held.size for held in self.driver.ranges.values())
         there = sum(self.driver.mapped.values())

@@ -1,4 +1,4 @@
-"""A GPU's memory that goes and comes back: the real code over books that a driver keeps."""
+"""GPU memory released and restored: the real code over a fake driver."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def no_beat() -> None:
 
 
 class Failing:
-    """Lets the n-th call from now on fail, and those after it too if it is `lasting`."""
+    """Fails the n-th call from now on, and with `lasting` all later ones."""
 
     def __init__(self, number: int, error: str = "CUDA_ERROR_UNKNOWN", *, lasting: bool = False) -> None:
         self.left = number
@@ -226,7 +226,7 @@ def test_the_hosts_memory_is_there_before_it_is_pinned(monkeypatch):
     parked = bank.park(arena, no_beat)
     parked.fetch()
     parked.drop()
-    ends = LARGE_PAGE // mmap.PAGESIZE  # what lies before the first large page, and behind the last, comes when touched
+    ends = LARGE_PAGE // mmap.PAGESIZE  # bytes outside of whole huge pages become resident when touched
     assert len(missing) == 8
     assert missing[1:-1] == [0] * 6
     assert sum(missing) <= ends

@@ -1,4 +1,4 @@
-"""What a prompt's tokens are worth: by the fake model exactly, by real checkpoints as transformers says."""
+"""Prompt scores: exact with the fake model, equal to transformers' with real checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bias and floor: what a request says of single tokens."""
+"""logit_bias and min_tokens."""
 
 from __future__ import annotations
 

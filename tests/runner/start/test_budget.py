@@ -1,4 +1,4 @@
-"""What a GPU's memory is for: sums, and starts on a device whose books can be read."""
+"""The budget of a GPU's memory: arithmetic, and starts over the fake driver."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_memory_is_reserved_for_captured_steps():
 
 @pytest.mark.parametrize(("keeps", "adapters", "each"), [(9 * MIB, "", 9), (MIB, "", 8), (MIB, "/adapters", 16)])
 def test_they_are_left_what_the_first_of_them_kept_and_twice_as_much_where_there_may_be_adapters(keeps, adapters, each):
-    # What they compute in, what they are tried in, and what the largest step takes.
+    # Workspaces, the trial's memory, and the largest step's.
     graphs = len(sizes(40)) * each * MIB + 3 * 2 * GRAIN * 40
     spare = 2**17
     loaded, _ = start(

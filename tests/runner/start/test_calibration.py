@@ -1,4 +1,4 @@
-"""What is measured at start, on a runner whose steps take as long as they are said to."""
+"""Measurements at start, on a runner with prescribed step times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Paced:
     [
         (Paced(500e-6, 400e-6), SPIN_STEPS * 500e-6),
         (Paced(500e-6, 490e-6), 0.0),  # it gains too little
-        (Paced(500e-6, 600e-6), 0.0),  # it takes what others need
+        (Paced(500e-6, 600e-6), 0.0),  # it uses the others' memory
         (Paced(20e-3, 10e-3), 0.0),  # the step is long
         (Paced(500e-6, 400e-6, overlaps=False), 0.0),  # nothing is waited for
     ],

@@ -1,4 +1,4 @@
-"""What a start measured is found by the next one, unless something decides otherwise."""
+"""A start reuses the previous start's measurement if its key and one check agree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DESCRIBED = MappingProxyType({"architectures": ["Fake"], "hidden_size": 8})
 
 
 class Machine:
-    """Steps that take as long as this one is slow, and how many of them have run."""
+    """A machine's step time, and its number of steps run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slow = 1.0
@@ -52,7 +52,7 @@ def settings(directory: Path | str, **scheduler: Any) -> Config:
 
 
 def start(machine: Machine, config: Config, described: dict[str, Any] | None = None) -> tuple[int, tuple[int, ...]]:
-    """Return how many trial steps a start took, and what it found."""
+    """Return the number of trial steps of a start, and its measurement."""
     before = machine.steps
     held = load(FakeModel(), config, Pulse(), max_len=200, described=described or dict(DESCRIBED)).capacity
     return machine.steps - before, (held.step_tokens, held.mixed_tokens, held.crowded_tokens, held.score_cost)
