@@ -95,6 +95,7 @@ class Model:
     vocab_size = VOCABULARY
     least_rows = 1
     skips_unsampled = False
+    logits_dtype = torch.float32
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace

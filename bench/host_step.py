@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from threading import Event
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,7 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
     from host_device import Pace, assembled, scheduled
 
     from infd.config import Config, DeviceConfig
+    from infd.engine.steps.constraints import Constraints
     from infd.engine.steps.loop import StepLoop
     from infd.engine.streams.fanout import FanOut
     from infd.executors.local import LocalExecutor
@@ -100,7 +102,9 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
 
     pace = Pace(step_s)
     runner, capacity = assembled(streams, steps + WARM, pace)
-    residence = SimpleNamespace(start_collapsing=lambda: False, close=lambda: None, memory=SimpleNamespace(whole=True))
+    residence = SimpleNamespace(
+        start_collapsing=lambda: None, close=lambda: None, memory=SimpleNamespace(whole=True), quiet=Event()
+    )
     loaded = SimpleNamespace(
         runner=runner, capacity=capacity, depth=2, residence=residence, idle=lambda: False, facts={}
     )
@@ -110,7 +114,7 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
     committed, begun, ended = 0, 0.0, asyncio.Event()
     pace.free = 0.0
 
-    def handed_over(_: Any) -> None:
+    def handed_over(_: Any, now_s: float) -> None:
         until = time.perf_counter() + LOOP_US / 1e6
         while time.perf_counter() < until:
             pass
@@ -124,8 +128,11 @@ async def _busy(streams: int, steps: int, step_s: float, way: dict[str, Any]) ->
             ended.set()
         fan.post(outcomes)
 
-    fan = FanOut(handed_over)
-    loop = StepLoop(scheduler, executor, Events(), time.monotonic, lambda _: None, on_commit)
+    fan = FanOut(handed_over, time.monotonic)
+    constraints = Constraints(capacity.vocab_size, None)
+    loop = StepLoop(
+        scheduler, executor, constraints, Events(), time.monotonic, lambda _: None, on_commit, lambda _: None
+    )
     running = asyncio.ensure_future(loop.run())
     await ended.wait()
     taken = time.perf_counter() - begun

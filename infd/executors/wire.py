@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from the class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from asyncio's
 
     def data_received(self, data: bytes) -> None:
         for message in self._reader.feed(data):

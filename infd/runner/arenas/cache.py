@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CacheSpec(Struct, frozen=True):
-    """The form of a model's cache, of any number of pages.
+    """The layout and tensors of a model's cache, without the number of pages.
 
     layout   the page groups; the i-th layer of each group uses slot i of a page
     tensors  of a slot

@@ -82,7 +82,7 @@ class Populating:
     """Populates the front of a mapping on a background thread.
 
     Large pages are used while the system has free large pages: a CPU reads them 1.5 times as fast, and a driver pins
-    them faster.     After PATIENCE slow stretches it uses small pages: compacting memory takes the system seconds.
+    them faster. After PATIENCE slow stretches small pages are used: the system needs seconds to compact memory.
 
     held  bytes populated so far
     """
@@ -141,7 +141,7 @@ class Collapsing:
         """Start the thread.
 
         collapse  moves a piece; returns whether pieces are left
-        quiet   set while no step is in flight
+        quiet     set while no step is in flight
         """
         self.ended = False
         self._collapse = collapse

@@ -46,7 +46,7 @@ class ModelArenas(Struct, frozen=True):
 class Residence:
     """The memory of a model's weights and cache.
 
-    model     its parameters are tensors of `weights`
+    model     the model with its parameters in `weights`
     weights   the arena of the weights
     cache     the arena of the cache
     memory    residency of weights and cache; any thread may read it

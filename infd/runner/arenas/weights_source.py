@@ -25,7 +25,7 @@ class WeightsSource(Struct, frozen=True):
     config      config.json
     stamps      see Checkpoint.stamps
     configured  the directory that the settings name, absolute
-    root        directory that must contain any other checkpoint
+    root        directory that must contain every other checkpoint
     """
 
     directory: Path
@@ -47,7 +47,7 @@ class WeightsSource(Struct, frozen=True):
         return replace(self, directory=checkpoint.directory, config=checkpoint.config, stamps=checkpoint.stamps())
 
     def locate(self, path: str) -> Path:
-        """Return the directory of a checkpoint: the configured one, or below the root. Raises CheckpointError."""
+        """Return the directory of a checkpoint: the configured directory, or below the root. Raises CheckpointError."""
         return self.configured if Path(path) == self.configured else locate(path, self.root)
 
     def require_same_architecture(self, checkpoint: Checkpoint) -> None:

@@ -5,8 +5,8 @@ order: as many as START_S permits before serving, the rest while the device is i
 waiting for idle time. A size whose capture failed is computed kernel by kernel; after many steps its capture is tried
 again, because memory may be free by then.
 
-Steps with adapters compute more, so they have separate graphs, captured once an adapter is loaded. Replacing
-a slot's adapter needs a new capture only if the new adapter's rank exceeds all earlier ranks.
+Steps with adapters compute more, so they have separate graphs, captured once an adapter is loaded. Replacing a
+slot's adapter needs a new capture only if the new adapter's rank exceeds all earlier ranks.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Decoding:
         try:
             step.capture(self._graphs)
         except Exception as error:  # CUDA's, torch's or a library's; steps are computed without graphs
-            # Captured sizes stay. If memory ran out, larger sizes would fail too; else any size probably would.
+            # Captured sizes stay. Lack of memory would also fail all larger sizes, another error probably all sizes.
             short, by_size = lacks_memory(error), self._adapted if step in self._adapted else self._plain
             others = [each for each in by_size if not each.captured and (each.size > step.size or not short)]
             for each in {step, *others}:

@@ -120,7 +120,7 @@ def assemble(runners: Runners, bank: Bank, weights: Arena, source: WeightsSource
 
 
 def propose(runners: Runners, bank: Bank, weights: Arena, graphs: Graphs | None) -> Proposal:
-    """Choose the largest step and the size of the cache by the device's free memory. Raises OutOfMemory."""
+    """Choose the largest step, and the cache's size, that fit the device's free memory. Raises OutOfMemory."""
     config, setup = runners.config, runners.setup
     most = config.scheduler.step_tokens or MOST[setup.device.type]
     budget = draw_up(runners, bank, weights, most=most, graphs=graphs) if bank.dedicated else None

@@ -44,7 +44,7 @@ def size_cache(
 ) -> CacheSize:
     """Choose the number of pages, and the longest sequence that fits them.
 
-    configured       configured bytes; None: all of `room`
+    configured   bytes in the settings; None: all of `room`
     step_tokens  token budget of a step; a window group needs pages for a step's tokens besides its window
 
     Raises OutOfMemory if a prompt and an answer of one token each do not fit.

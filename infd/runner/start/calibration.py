@@ -67,7 +67,7 @@ class Calibration(Struct, frozen=True):
 
 
 def shortest_s(trial: TrialRunner) -> float:
-    """Return the duration of a step of FEW tokens, hardly longer than a step of a single token."""
+    """Return the duration of a step of FEW tokens, which lasts hardly longer than a step of one token."""
     return trial.time(min(FEW, trial.plans.room))
 
 

@@ -79,7 +79,7 @@ class CalibrationFile:
         return self._read().get(self._key)
 
     def store(self, calibration: Calibration) -> None:
-        """Write the calibration. If writing fails, the next start measures again."""
+        """Write the calibration. If writing fails, the next start measures steps."""
         others = {key: each for key, each in self._read().items() if key != self._key}
         newest = dict([*others.items(), (self._key, calibration)][-MOST:])
         new = self.path.with_suffix(f".{os.getpid()}")
