@@ -8,7 +8,7 @@ trip to the host.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 SOUND, NOT_FINITE, NOTHING_ALLOWED = range(3)
-SHAPING = Stage.REPETITION | Stage.FREQUENCY | Stage.BIAS | Stage.FLOOR | Stage.WORDS | Stage.ALLOWED
+_NONE: Final = np.empty(0, dtype=np.int64)
+SHAPING = Stage.REPETITION | Stage.FREQUENCY | Stage.BIAS | Stage.FLOOR | Stage.WORDS
 
 
 class SampledPositions(Struct):
@@ -133,10 +134,15 @@ class Sampler:
         scored = [(int(i), params.logprobs) for i, params in zip(scoring, self._params(at, scoring), strict=True)]
         raw = logits[self._rows.upload(scoring)].float() if scored else None
 
-        masked = None if allowed is None else (allowed != -1).any(-1)
-        shaped = stages & SHAPING != 0 if masked is None else (stages & SHAPING != 0) | masked
+        shaped = stages & SHAPING != 0
         unshaped = np.where(shaped, 0, stages)
-        largest, tokens, verdict = appended or self.likeliest(logits)
+        allowed = self._merge(allowed, at, np.flatnonzero(stages & Stage.ALLOWED))
+        masked = np.flatnonzero(~shaped & _limited(allowed)) if allowed is not None else _NONE
+        if allowed is not None and masked.size:
+            largest, tokens, verdict = self._likeliest_allowed(logits, masked, allowed[masked])
+            appended = None
+        else:
+            largest, tokens, verdict = appended or self.likeliest(logits)
         if (unshaped & Stage.RANDOM).any():
             tokens = self._drawn(logits, largest, tokens, at, unshaped)
             appended = None
@@ -153,6 +159,15 @@ class Sampler:
             most = min(max(k for _, k in scored), raw.shape[1])
             values = scores.score(raw, tokens[self._rows.upload(scoring)], most)
         return Sampled(tokens, verdict, scored, values)
+
+    def _likeliest_allowed(self, logits: Tensor, masked: Array, allowed: Array) -> Likeliest:
+        """Mask rows `masked` [n] of the logits in place by `allowed` [n, words]; find all rows' likeliest tokens."""
+        index = self._rows.upload(masked)
+        self._draw.forbid(logits, index, self._rows.upload(allowed))
+        likeliest = self.likeliest(logits)
+        nothing = likeliest.largest.index_select(0, index) == -torch.inf
+        likeliest.verdict[index] = torch.where(nothing, NOTHING_ALLOWED, likeliest.verdict.index_select(0, index))
+        return likeliest
 
     def _stages(self, at: SampledPositions) -> Array:
         """Return the stages of each position's row, without FLOOR once the answer has min_tokens tokens."""
@@ -185,9 +200,8 @@ class Sampler:
             subset = np.flatnonzero(stages & stage)
             if subset.size:
                 shape(self, logits, at, subset)
-        allowed = self._merge(allowed, at, np.flatnonzero(stages & Stage.ALLOWED))
         if allowed is not None:
-            subset = np.flatnonzero((allowed != -1).any(-1))
+            subset = np.flatnonzero(_limited(allowed))
             if subset.size:
                 self._draw.forbid(logits, self._rows.upload(subset), self._rows.upload(allowed[subset]))
         largest, tokens = self._draw.largest(logits)
@@ -296,3 +310,9 @@ _SHAPING = (  # in this order
     (Stage.FLOOR, Sampler._forbid_ends),
     (Stage.WORDS, Sampler._forbid_words),
 )
+
+
+def _limited(allowed: Array) -> Array:
+    """Return [N]: whether a row of a bitmask forbids a token."""
+    limited: Array = (allowed != -1).any(-1)
+    return limited

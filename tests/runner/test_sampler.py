@@ -128,6 +128,30 @@ def test_only_rows_whose_logits_are_changed_are_widened():
     assert watched.sampled == [(torch.bfloat16, 1), (torch.float32, 1)]
 
 
+def test_masked_rows_are_neither_widened_nor_copied():
+    asked = [params(), params(temperature=1.0), params(allowed_token_ids=(7, 8))]
+    rows, _, asking = ready(asked)
+    watched, logits = Watched(), logits_of(len(asked)).bfloat16()
+    sampled = Sampler(rows, watched)(logits, asking, bits({31, 599}, None, None))
+    assert watched.sought == [(torch.bfloat16, 3)], "one pass over all rows"
+    assert watched.sampled == [(torch.bfloat16, 1)]
+    assert logits[0].isfinite().nonzero().flatten().tolist() == [31, 599], "masked in place"
+    assert sampled.tokens[0] in (31, 599)
+    assert sampled.tokens[2] in (7, 8)
+
+
+def test_a_masked_token_that_a_graph_had_appended_is_replaced():
+    logits = logits_of(2)
+    rows, sampler, asking = ready([params(), params()])
+    appended = sampler.likeliest(logits)
+    rows.append(asking.rows, asking.ends, appended.tokens)
+    mask = bits(None, {int(logits[1].argmin())})
+    tokens = sampler(logits, asking, mask, appended).tokens.tolist()
+    assert tokens == [int(appended.tokens[0]), int(logits_of(2)[1].argmin())]
+    assert rows.tokens[:2, len(PROMPT + ANSWER)].tolist() == tokens
+    assert rows.length[:2].tolist() == [len(PROMPT + ANSWER) + 1] * 2
+
+
 def test_sampled_tokens_are_appended_to_their_rows():
     rows, sampler, asking = ready(MIXED)
     sampled = sampler(logits_of(len(MIXED)), asking, None)

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 
 class Draw:
-    """The draw family. Masks and penalties are the reference's."""
+    """The draw family. Penalties are the reference's."""
 
-    forbid = staticmethod(shaping.forbid)
     penalize_repetition = staticmethod(shaping.penalize_repetition)
     penalize_answer = staticmethod(shaping.penalize_answer)
 
@@ -26,7 +25,24 @@ class Draw:
         library = library or Library()
         self._draw = library.kernel("draw", POINTER, INT, INT, POINTER, INT, *(POINTER,) * 8)
         self._largest = library.kernel("largest", POINTER, INT, INT, INT, POINTER, POINTER)
+        self._forbid = library.kernel("forbid", POINTER, INT, INT, POINTER, INT, POINTER, INT)
         self._hashed = torch.empty(0, dtype=torch.int32)  # token hashes of the vocabulary size seen last
+
+    def forbid(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        if logits.dtype is not torch.float32:
+            shaping.forbid(logits, rows, bits)
+            return
+        assert logits.stride(1) == 1
+        rows, bits = rows.contiguous(), bits.contiguous()
+        self._forbid(
+            logits.data_ptr(),
+            logits.stride(0),
+            logits.shape[1],
+            rows.data_ptr(),
+            len(rows),
+            bits.data_ptr(),
+            bits.shape[1],
+        )
 
     def largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.float()

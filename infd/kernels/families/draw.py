@@ -51,8 +51,9 @@ class History(NamedTuple):
 class Draw(Protocol):
     """From logits to tokens.
 
-    Penalties and masks change `rows` [n] int64, ascending, of logits [N, vocab] float32, in place. The likeliest and
-    sampled tokens are found in logits of any floating-point dtype, as in the same logits in float32.
+    Penalties and masks change `rows` [n] int64, ascending, of logits [N, vocab] in place: penalties float32, masks any
+    floating-point dtype. The likeliest and sampled tokens are found in logits of any floating-point dtype, as in the
+    same logits in float32.
     """
 
     def forbid(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:

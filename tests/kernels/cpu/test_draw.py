@@ -37,6 +37,19 @@ def sample(kernels, logits, asked, seed=0):
     return sampled.tokens, sampled.verdict
 
 
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 1000])
+@pytest.mark.parametrize("rows", [[0], [1, 4], [0, 1, 2, 3, 4]])
+def test_natively_forbidden_tokens_equal_the_references(library, vocabulary: int, rows: list[int]):
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn(5, vocabulary + 3, generator=generator)[:, :vocabulary]
+    bits = torch.randint(-(2**31), 2**31, (len(rows), -(-vocabulary // 32)), generator=generator).to(torch.int32)
+    bits[0, 0], bits[-1, -1] = -1, 0
+    ours, theirs = logits.clone(), logits.clone()
+    Draw(library).forbid(ours, torch.tensor(rows), bits)
+    reference.Draw().forbid(theirs, torch.tensor(rows), bits)
+    assert ours.equal(theirs)
+
+
 @given(
     asked=st.lists(limits, min_size=ROWS, max_size=ROWS),
     vocabulary=st.sampled_from([2, 17, 64, 1000, 5003]),

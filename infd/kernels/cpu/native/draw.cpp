@@ -276,6 +276,24 @@ INFD_KERNEL(largest)
   }
 }
 
+// Sets the logits of tokens whose bit is 0 to -inf, in each row in `which` of logits [.., vocabulary], `stride` numbers
+// between rows. bits [rows, words], in the order of `which`, lowest bit first.
+INFD_KERNEL(forbid)
+(float* logits, int64_t stride, int64_t vocabulary, const int64_t* which, int64_t rows, const uint32_t* bits,
+ int64_t words) {
+#pragma omp parallel for if (rows > 1 && rows * vocabulary > ENOUGH)
+  for (int64_t i = 0; i < rows; i++) {
+    float* row = logits + which[i] * stride;
+    for (int64_t word = 0; word < words; word++) {
+      const uint32_t allowed = bits[i * words + word];
+      if (allowed == ~0u) continue;
+      const int64_t first = 32 * word, count = vocabulary - first < 32 ? vocabulary - first : 32;
+      for (int64_t bit = 0; bit < count; bit++)
+        if (!(allowed >> bit & 1)) row[first + bit] = -INFINITY;
+    }
+  }
+}
+
 // tokens [rows] = a sampled token for each row in `which` of logits [.., vocabulary], `stride` numbers between rows. The
 // other arrays are in the order of `which`: sampling parameters [rows], and keys [rows, 2].
 INFD_KERNEL(draw)
