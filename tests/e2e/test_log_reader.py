@@ -29,9 +29,9 @@ CLOSED = "import os, sys; os.closerange(0, 3); os.execv(sys.argv[1], sys.argv[1:
 @contextmanager
 def daemon(directory: Path, stderr: int, *before: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Run `infd start`. Yield, once ready, the process and its Unix socket."""
-    door = directory / "door"
+    address = directory / "address"
     command = [*before, sys.executable, "-m", "infd", "start", "--device", "null", "--config", os.devnull]
-    command += ["--host", f"unix:{door}", "--admin-socket", str(directory / "admin.sock")]
+    command += ["--host", f"unix:{address}", "--admin-socket", str(directory / "admin.sock")]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(directory / "notify"))
         manager.settimeout(PATIENCE_S)
@@ -40,16 +40,16 @@ def daemon(directory: Path, stderr: int, *before: str) -> Iterator[tuple[subproc
             try:
                 while b"READY=1" not in manager.recv(4096):
                     pass
-                yield process, door
+                yield process, address
             finally:
                 process.kill()
 
 
-def ask(door: Path, times: int) -> None:
+def ask(address: Path, times: int) -> None:
     connection = HTTPConnection("localhost", timeout=PATIENCE_S)
     connection.sock = socket.socket(socket.AF_UNIX)
     connection.sock.settimeout(PATIENCE_S)
-    connection.sock.connect(str(door))
+    connection.sock.connect(str(address))
     for i in range(times):
         connection.request("GET", f"/nothing/{i}")
         answer = connection.getresponse()
@@ -72,8 +72,8 @@ def test_a_stalled_log_reader_stops_nothing(tmp_path: Path, number: signal.Signa
     read_end, write_end = os.pipe()
     fill(write_end)
     try:
-        with daemon(tmp_path, write_end) as (process, door):
-            ask(door, 300)
+        with daemon(tmp_path, write_end) as (process, address):
+            ask(address, 300)
             process.send_signal(number)
             assert process.wait(PATIENCE_S) == 0
     finally:
@@ -83,9 +83,9 @@ def test_a_stalled_log_reader_stops_nothing(tmp_path: Path, number: signal.Signa
 
 def test_a_slow_reader_gets_every_line_in_order_up_to_the_last(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
-    with open(read_end, "rb") as pipe, daemon(tmp_path, write_end) as (process, door):
+    with open(read_end, "rb") as pipe, daemon(tmp_path, write_end) as (process, address):
         os.close(write_end)
-        ask(door, 1000)  # more than a pipe holds
+        ask(address, 1000)  # more than a pipe holds
         process.terminate()
         log = pipe.read().decode()
         assert process.wait(PATIENCE_S) == 0
@@ -94,8 +94,8 @@ def test_a_slow_reader_gets_every_line_in_order_up_to_the_last(tmp_path: Path) -
 
 
 def test_a_log_that_cannot_be_written_changes_neither_answers_nor_the_exit_code(tmp_path: Path) -> None:
-    with open("/dev/full", "wb") as full, daemon(tmp_path, full.fileno()) as (process, door):
-        ask(door, 300)
+    with open("/dev/full", "wb") as full, daemon(tmp_path, full.fileno()) as (process, address):
+        ask(address, 300)
         assert (
             AdminClient([str(tmp_path / "admin.sock")], timeout_s=PATIENCE_S).get("/v1/status", Status).state == "ready"
         )
@@ -113,7 +113,7 @@ def test_a_closed_log_reader_changes_no_exit_code(tmp_path: Path) -> None:
 
 
 def test_a_daemon_may_be_started_without_standard_streams(tmp_path: Path) -> None:
-    with daemon(tmp_path, subprocess.DEVNULL, sys.executable, "-c", CLOSED) as (process, door):
-        ask(door, 1)
+    with daemon(tmp_path, subprocess.DEVNULL, sys.executable, "-c", CLOSED) as (process, address):
+        ask(address, 1)
         process.terminate()
         assert process.wait(PATIENCE_S) == 0

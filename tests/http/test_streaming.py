@@ -241,7 +241,7 @@ PAUSED = pytest.mark.parametrize(
 
 
 @asynccontextmanager
-async def at_the_door(
+async def held_stream(
     path: str, body: dict[str, Any], *, beats: int = sse.BEATS_TO_HEADERS, **server: float
 ) -> AsyncIterator[tuple[Endpoint, asyncio.Task[Any]]]:
     """Run a paused endpoint with a stream held for `beats` beats."""
@@ -258,7 +258,7 @@ async def at_the_door(
 
 @PAUSED
 async def test_a_stream_held_before_a_paused_engine_gets_headers_comments_and_its_answer(path: str, body: Any):
-    async with at_the_door(path, body) as (endpoint, asking):
+    async with held_stream(path, body) as (endpoint, asking):
         async with await asking as response:
             assert response.status == 200
             assert await response.content.readuntil(b"\n\n") == sse.PING
@@ -274,7 +274,7 @@ async def test_a_stream_held_before_a_paused_engine_gets_headers_comments_and_it
 
 @PAUSED
 async def test_a_refusal_before_the_headers_are_sent_is_a_status(path: str, body: Any):
-    async with at_the_door(path, body, beats=sse.BEATS_TO_HEADERS - 1) as (endpoint, asking):
+    async with held_stream(path, body, beats=sse.BEATS_TO_HEADERS - 1) as (endpoint, asking):
         await endpoint.engine.control.pause("keep", "reject").result()
         response = await asking
         assert (response.status, (await response.json())["error"]["code"]) == (503, "paused")
@@ -282,7 +282,7 @@ async def test_a_refusal_before_the_headers_are_sent_is_a_status(path: str, body
 
 @PAUSED
 async def test_an_error_after_a_held_streams_headers_is_its_last_event(path: str, body: Any):
-    async with at_the_door(path, body) as (endpoint, asking):
+    async with held_stream(path, body) as (endpoint, asking):
         response = await asking
         await endpoint.engine.control.pause("keep", "reject").result()
         (event,) = decode_events(await response.text())
@@ -292,14 +292,14 @@ async def test_an_error_after_a_held_streams_headers_is_its_last_event(path: str
 
 @pytest.mark.parametrize("limit", ["hold_timeout_s", "queue_timeout_s", "request_timeout_s"])
 async def test_time_held_counts_toward_the_limit_whose_error_is_an_event(limit: str):
-    async with at_the_door(COMPLETIONS, {"prompt": [5, 6, 7]}, **{limit: 0.3}) as (_, asking):
+    async with held_stream(COMPLETIONS, {"prompt": [5, 6, 7]}, **{limit: 0.3}) as (_, asking):
         (event,) = decode_events(await (await asking).text())
         codes = {"hold_timeout_s": "paused", "queue_timeout_s": "queue_timeout", "request_timeout_s": "request_timeout"}
         assert event["error"]["code"] == codes[limit]
 
 
 async def test_a_held_requests_own_error_is_an_event_of_its_stream():
-    async with at_the_door(COMPLETIONS, {"prompt": [5] * 300}) as (endpoint, asking):
+    async with held_stream(COMPLETIONS, {"prompt": [5] * 300}) as (endpoint, asking):
         response = await asking
         endpoint.engine.control.resume()
         (event,) = decode_events(await response.text())
@@ -308,7 +308,7 @@ async def test_a_held_requests_own_error_is_an_event_of_its_stream():
 
 
 async def test_a_client_that_leaves_while_it_is_held_is_forgotten():
-    async with at_the_door(COMPLETIONS, {"prompt": [5, 6, 7]}) as (endpoint, asking):
+    async with held_stream(COMPLETIONS, {"prompt": [5, 6, 7]}) as (endpoint, asking):
         (await asking).close()
         await until(lambda: not endpoint.engine.status().held)
 

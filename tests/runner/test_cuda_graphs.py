@@ -649,7 +649,7 @@ def test_an_unreferenced_runner_is_freed_at_once_with_its_graphs(serve, monkeypa
 
 @pytest.mark.parametrize(("apart", "level"), [(False, 2), (True, 1), (True, 2)])
 def test_captured_steps_stay_valid_after_weights_and_cache_were_released(serve, monkeypatch, apart, level):
-    """apart: they lie in a GPU's memory, whose driver only keeps books."""
+    """apart: weights and cache are in the memory of the fake driver."""
     if apart:
         monkeypatch.setattr(loading, "bank_of", lambda device: Bank(FakeDriver()))
     served = serve(Recordings())

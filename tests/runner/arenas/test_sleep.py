@@ -1,4 +1,4 @@
-"""A model on a GPU that sleeps and wakes: the real runner over books that a driver keeps, computed by the CPU."""
+"""A model on a GPU that sleeps and wakes: the real runner over the fake driver, computed by the CPU."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ CACHE = MIB
 
 
 @dataclass
-class House:
-    """A model on a device whose books can be read."""
+class Served:
+    """A model served from a FakeDriver's memory."""
 
     loaded: Loaded
     driver: FakeDriver
@@ -92,10 +92,10 @@ def _whole(size: int) -> int:
 
 @pytest.fixture
 def serve(tiny, monkeypatch):
-    """Serve a checkpoint from a GPU's memory; it has pieces so small that every arena has several."""
+    """Serve a checkpoint from GPU memory, in pieces so small that every arena has several."""
     monkeypatch.setattr(vram, "PIECE", 8 * GRAIN)
 
-    def start(directory: Path | None = None, capacity: int = 2**30) -> House:
+    def start(directory: Path | None = None, capacity: int = 2**30) -> Served:
         driver, pulse = FakeDriver(capacity=capacity), Pulse()
         monkeypatch.setattr(loading, "bank_of", lambda device: Bank(driver))
         config = Config(
@@ -104,31 +104,31 @@ def serve(tiny, monkeypatch):
             scheduler=SchedulerConfig(max_num_seqs=4, step_tokens=64),
             cache=CacheConfig(bytes=CACHE, page_tokens=4),
         )
-        return House(loading.build(config, pulse), driver, pulse)
+        return Served(loading.build(config, pulse), driver, pulse)
 
     return start
 
 
 def test_a_light_sleep_moves_weights_to_the_host_and_the_wake_reads_no_file(serve, tiny, tmp_path):
     directory = Path(shutil.copytree(tiny("qwen3"), tmp_path / "model"))
-    house = serve(directory)
-    before, weights = house.answer(), house.weights()
-    assert house.residence.released_by(1) == ALL
-    beats = house.pulse.count
-    freed = house.residence.sleep(1)
-    assert freed == _whole(house.residence.weights.size) + _whole(house.residence.cache.size)
-    assert house.memory == PARKED
-    assert house.driver.used == 0
-    assert house.pulse.count > beats, "a watcher must not take it for stuck"
-    house.audit()
-    assert house.residence.resident == {"context_and_others": 0}
+    served = serve(directory)
+    before, weights = served.answer(), served.weights()
+    assert served.residence.released_by(1) == ALL
+    beats = served.pulse.count
+    freed = served.residence.sleep(1)
+    assert freed == _whole(served.residence.weights.size) + _whole(served.residence.cache.size)
+    assert served.memory == PARKED
+    assert served.driver.used == 0
+    assert served.pulse.count > beats, "a watcher must not take it for stuck"
+    served.audit()
+    assert served.residence.resident == {"context_and_others": 0}
     shutil.rmtree(directory)
-    house.residence.wake(ALL)
-    house.audit()
-    assert house.memory == Memory()
-    assert house.residence.resident == {}
-    assert house.weights().equal(weights)
-    assert house.answer() == before
+    served.residence.wake(ALL)
+    served.audit()
+    assert served.memory == Memory()
+    assert served.residence.resident == {}
+    assert served.weights().equal(weights)
+    assert served.answer() == before
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -137,161 +137,161 @@ def test_workspaces_are_released_with_the_cache_and_return_zeroed_at_the_same_ad
     monkeypatch.setattr(loading, "candidates", lambda config: insisting("reference", CANDIDATES))
     monkeypatch.setattr(PagedAttention, "workspace_bytes", 3 * GRAIN, raising=False)
     monkeypatch.setattr(PagedAttention, "work_in", lambda attention, memory: lent.append(memory), raising=False)
-    house = serve()
+    served = serve()
     (memory,) = lent  # the runner that is tried first computes there, too
     assert memory.shape == (3 * GRAIN,)
     with torch.inference_mode():
         memory.fill_(7)
-    before, held = house.answer(), house.driver.used
-    house.residence.sleep(level)
-    assert house.driver.used == 0
-    capacity, house.driver.capacity = house.driver.capacity, _whole(house.residence.cache.size) + GRAIN
+    before, held = served.answer(), served.driver.used
+    served.residence.sleep(level)
+    assert served.driver.used == 0
+    capacity, served.driver.capacity = served.driver.capacity, _whole(served.residence.cache.size) + GRAIN
     with pytest.raises(OutOfMemory, match="kernel workspaces"):
-        house.residence.wake({MemoryPart.CACHE})
-    assert house.driver.used == 0
-    house.driver.capacity = capacity
-    house.residence.wake(ALL)
-    assert house.driver.used == held
+        served.residence.wake({MemoryPart.CACHE})
+    assert served.driver.used == 0
+    served.driver.capacity = capacity
+    served.residence.wake(ALL)
+    assert served.driver.used == held
     assert not memory.any()
-    assert house.answer() == before
-    house.driver.audit()
+    assert served.answer() == before
+    served.driver.audit()
 
 
 def test_a_deep_sleep_drops_weights_and_the_wake_reads_them_again(serve):
-    house = serve()
-    before, weights = house.answer(), house.weights()
+    served = serve()
+    before, weights = served.answer(), served.weights()
     for level in (2, 1):
-        house.residence.sleep(level)
-        assert house.memory == NOTHING, "what is gone cannot be moved"
-        house.audit()
-    house.residence.wake(ALL)
-    house.audit()
-    assert house.weights().equal(weights)
-    assert house.answer() == before
+        served.residence.sleep(level)
+        assert served.memory == NOTHING, "what is gone cannot be moved"
+        served.audit()
+    served.residence.wake(ALL)
+    served.audit()
+    assert served.weights().equal(weights)
+    assert served.answer() == before
 
 
 def test_a_light_sleep_may_deepen(serve):
-    house = serve()
-    before = house.answer()
-    house.residence.sleep(1)
-    house.residence.sleep(1)
-    assert house.memory == PARKED
-    house.audit()
-    house.residence.sleep(2)
-    assert house.memory == NOTHING
-    house.audit()
-    house.residence.wake(ALL)
-    assert house.answer() == before
+    served = serve()
+    before = served.answer()
+    served.residence.sleep(1)
+    served.residence.sleep(1)
+    assert served.memory == PARKED
+    served.audit()
+    served.residence.sleep(2)
+    assert served.memory == NOTHING
+    served.audit()
+    served.residence.wake(ALL)
+    assert served.answer() == before
 
 
 def test_weights_that_the_host_cannot_park_are_read_again(serve, monkeypatch, caplog):
-    house = serve()
-    before = house.answer()
+    served = serve()
+    before = served.answer()
     monkeypatch.setattr(vram, "available_bytes", lambda: 1000)
-    house.residence.sleep(1)
-    assert house.memory == NOTHING
+    served.residence.sleep(1)
+    assert served.memory == NOTHING
     assert "so wake reads them from disk" in caplog.text
-    house.audit()
-    house.residence.wake(ALL)
-    assert house.answer() == before
+    served.audit()
+    served.residence.wake(ALL)
+    assert served.answer() == before
 
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_staged_wake_restores_the_named_parts(serve, level):
-    house = serve()
-    before = house.answer()
+    served = serve()
+    before = served.answer()
     for first, second in ((MemoryPart.WEIGHTS, MemoryPart.CACHE), (MemoryPart.CACHE, MemoryPart.WEIGHTS)):
-        house.residence.sleep(level)
-        house.residence.wake({first})
-        assert house.memory.released == {second}
-        assert house.residence.resident
-        house.audit()
-        house.residence.wake({first})
-        house.residence.wake({second})
-        assert house.memory.whole
-        house.audit()
-        assert house.answer() == before
+        served.residence.sleep(level)
+        served.residence.wake({first})
+        assert served.memory.released == {second}
+        assert served.residence.resident
+        served.audit()
+        served.residence.wake({first})
+        served.residence.wake({second})
+        assert served.memory.whole
+        served.audit()
+        assert served.answer() == before
 
 
 def test_a_wake_that_finds_the_device_full_holds_nothing_and_can_be_tried_again(serve):
-    house = serve()
-    before = house.answer()
-    all_of_it = house.driver.capacity
+    served = serve()
+    before = served.answer()
+    all_of_it = served.driver.capacity
     for level in (1, 2):
-        house.residence.sleep(level)
-        asleep = house.memory
+        served.residence.sleep(level)
+        asleep = served.memory
         for room in (0, CACHE // 2, CACHE + GRAIN):
-            house.driver.capacity = room
+            served.driver.capacity = room
             with pytest.raises(OutOfMemory, match=r"MiB"):
-                house.residence.wake(ALL)
-            assert house.memory == asleep
-            assert house.driver.used == 0
-            house.audit()
-        house.driver.capacity = all_of_it
-        house.residence.wake(ALL)
-        assert house.answer() == before
+                served.residence.wake(ALL)
+            assert served.memory == asleep
+            assert served.driver.used == 0
+            served.audit()
+        served.driver.capacity = all_of_it
+        served.residence.wake(ALL)
+        assert served.answer() == before
 
 
 def test_other_weights_may_replace_parked_ones(serve, tiny):
-    house = serve()
-    before = house.answer()
-    house.residence.sleep(1)
+    served = serve()
+    before = served.answer()
+    served.residence.sleep(1)
     with pytest.raises(CheckpointError):
-        house.residence.load("nowhere")
-    assert house.memory == PARKED
-    house.audit()
-    house.residence.load(str(tiny("qwen3")))
-    assert house.memory == Memory(cache=Residency.RELEASED)
-    house.audit()
-    house.residence.wake(ALL)
-    assert house.answer() == before
+        served.residence.load("nowhere")
+    assert served.memory == PARKED
+    served.audit()
+    served.residence.load(str(tiny("qwen3")))
+    assert served.memory == Memory(cache=Residency.RELEASED)
+    served.audit()
+    served.residence.wake(ALL)
+    assert served.answer() == before
 
 
 def test_closing_releases_all_memory(serve):
     for level in (0, 1, 2):
-        house = serve()
+        served = serve()
         if level:
-            house.residence.sleep(level)
-        house.residence.close()
-        assert house.driver.used == 0
-        assert not house.driver.registered
+            served.residence.sleep(level)
+        served.residence.close()
+        assert served.driver.used == 0
+        assert not served.driver.registered
 
 
 @pytest.mark.parametrize("error", ["CUDA_ERROR_UNKNOWN", "CUDA_ERROR_OUT_OF_MEMORY"])
 @pytest.mark.parametrize("asleep", [False, True])
 def test_a_lost_device_does_not_keep_it_from_closing(serve, caplog, asleep, error):
-    house = serve()
+    served = serve()
     if asleep:
-        house.residence.sleep(1)
-    house.driver.fails = lambda call: error
-    house.residence.close()
+        served.residence.sleep(1)
+    served.driver.fails = lambda call: error
+    served.residence.close()
     assert caplog.text.count("could not be") == (1 if asleep else 2)
-    house.driver.fails = lambda call: None
+    served.driver.fails = lambda call: None
 
 
 def test_a_model_that_is_gone_leaves_nothing_on_the_device(serve):
-    house = serve()
-    driver = house.driver
+    served = serve()
+    driver = served.driver
     assert driver.ranges
-    house.loaded = None
+    served.loaded = None
     gc.collect()
     assert not driver.ranges
     assert driver.used == 0
 
 
 def test_a_model_that_does_not_fit_is_refused_and_leaves_nothing(serve):
-    house = serve()
-    weights = _whole(house.residence.weights.size)
+    served = serve()
+    weights = _whole(served.residence.weights.size)
     for capacity, purpose in ((weights - GRAIN, "weights"), (weights + CACHE // 2, "cache")):
         with pytest.raises(OutOfMemory, match=purpose):
             serve(capacity=capacity)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_fails_in_a_history_of_sleeps_and_wakes_the_books_balance(serve, tiny, seed, monkeypatch):
-    house, chance = serve(), random.Random(seed)
-    residence, driver = house.residence, house.driver
-    before, weights = house.answer(), house.weights()
+def test_after_any_failure_in_a_history_of_sleeps_and_wakes_all_memory_is_accounted_for(serve, tiny, seed, monkeypatch):
+    served, chance = serve(), random.Random(seed)
+    residence, driver = served.residence, served.driver
+    before, weights = served.answer(), served.weights()
     trouble = Trouble(chance)
     driver.fails = trouble
     fill = vram.available_bytes()
@@ -299,7 +299,7 @@ def test_whatever_fails_in_a_history_of_sleeps_and_wakes_the_books_balance(serve
     failures = 0
     for _ in range(60):
         trouble.likely = chance.choice([0.0, 0.0, 0.02, 0.2])
-        was = house.memory
+        was = served.memory
         act = chance.choice(["light", "deep", "wake", "wake", "cache", "weights", "load"])
         try:
             if act in ("light", "deep"):
@@ -311,17 +311,17 @@ def test_whatever_fails_in_a_history_of_sleeps_and_wakes_the_books_balance(serve
         except (DeviceLost, OutOfMemory):
             failures += 1
             if act not in ("light", "deep"):
-                assert house.memory.released >= was.released - ({MemoryPart.WEIGHTS} if act == "load" else set())
-        if house.memory.weights is Residency.LOADED:
-            assert house.weights().equal(weights)
-        if house.memory.whole:
-            assert house.answer() == before
+                assert served.memory.released >= was.released - ({MemoryPart.WEIGHTS} if act == "load" else set())
+        if served.memory.weights is Residency.LOADED:
+            assert served.weights().equal(weights)
+        if served.memory.whole:
+            assert served.answer() == before
     driver.fails = lambda call: None
     residence.sleep(2)
-    house.audit()
+    served.audit()
     residence.wake(ALL)
-    house.audit()
-    assert house.answer() == before
+    served.audit()
+    assert served.answer() == before
     assert failures > 3
 
 

@@ -126,7 +126,7 @@ def test_rows_are_counted_and_those_of_the_first_runner_are_gone_before_there_ar
     driver, held = FakeDriver(capacity=TOTAL), []
 
     class Held(Rows):
-        """Rows whose memory is in the books."""
+        """Rows whose memory the fake driver tracks."""
 
         def __init__(self, **fields: Any) -> None:
             super().__init__(**fields)
