@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from infd import __version__
-from infd.config import SETTINGS, Assignment, Environment, Loaded, calm_threads, load
+from infd.config import SETTINGS, Assignment, Environment, Loaded, limit_thread_spinning, load
 from infd.errors import NotAnswered, StartError, UsageError
 from infd.memory import share_heap
 
@@ -128,7 +128,7 @@ def start(loaded: Loaded) -> int:
     # The daemon enables the collector when it is ready.
     gc.disable()
     share_heap()
-    calm_threads(os.environ)
+    limit_thread_spinning(os.environ)
     from infd.daemon.serve import serve
 
     return serve(loaded.config, _environment())

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infd.config import SETTINGS, Assignment, Config, DeviceConfig, Environment, HubAccess, Loaded, calm_threads, load
+from infd.config import (
+    SETTINGS,
+    Assignment,
+    Config,
+    DeviceConfig,
+    Environment,
+    HubAccess,
+    Loaded,
+    limit_thread_spinning,
+    load,
+)
 from infd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -278,7 +288,7 @@ def test_the_hub_is_reached_as_its_own_variables_say(variables: dict[str, str], 
     ],
 )
 def test_threads_wait_calmly_unless_the_user_says_how(before: dict[str, str], after: dict[str, str]) -> None:
-    calm_threads(before)
+    limit_thread_spinning(before)
 
     assert before == after
 

@@ -4,7 +4,7 @@ tree.py declares the settings, settings.py lists them flat, loading.py merges
 files, variables and flags; environment.py reads all other variables.
 """
 
-from infd.config.environment import Environment, HubAccess, calm_threads
+from infd.config.environment import Environment, HubAccess, limit_thread_spinning
 from infd.config.loading import Assignment, Loaded, load
 from infd.config.settings import SETTINGS, Setting
 from infd.config.tree import (
@@ -41,6 +41,6 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "Setting",
-    "calm_threads",
+    "limit_thread_spinning",
     "load",
 ]

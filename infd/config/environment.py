@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 # Fixed, unlike $TMPDIR, so that a daemon and an `infdctl` in different sessions of a user agree on the path.
-TEMPORARY = Path("/tmp")  # noqa: S108 (others_may_enter checks the directory, see `private`)
+TEMPORARY = Path("/tmp")  # noqa: S108 (accessible_to_others checks the directory, see `private`)
 
 
 class HubAccess(Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class HubAccess(Struct, frozen=True, kw_only=True):
         )
 
 
-def calm_threads(environ: MutableMapping[str, str]) -> None:
+def limit_thread_spinning(environ: MutableMapping[str, str]) -> None:
     """Shorten the spinning of OpenMP's threads, and disable OpenBLAS's, unless the user has set their variables.
 
     OpenMP's threads share cores with the event loop: with two cores, both busy, libgomp's default spin made a token

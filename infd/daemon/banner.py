@@ -51,7 +51,7 @@ class Readiness(Struct, frozen=True):
         return {name: kind for name, kind in types.items() if kind not in ("none", "")}
 
 
-def greet(ready: Readiness, *, banner: bool) -> None:
+def announce_ready(ready: Readiness, *, banner: bool) -> None:
     """Announce that the daemon is ready, with a banner or as a log line."""
     if banner:
         _paint(ready)

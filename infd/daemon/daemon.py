@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from infd.admin.server import AdminServer
 from infd.apart.client import Worker
 from infd.daemon import components, dump, resolve
-from infd.daemon.banner import Readiness, greet, process_age_s
+from infd.daemon.banner import Readiness, announce_ready, process_age_s
 from infd.daemon.heartbeat import Heartbeat, sample_lag, status_line
 from infd.daemon.notify import Notifier
 from infd.daemon.progress import Stage
@@ -249,14 +249,14 @@ class Daemon:
         )
         if sockets.inherited:  # until now systemd's socket has queued the connections
             await self.http.start(sockets.sockets)
-        greet(ready, banner=self._on_terminal)
+        announce_ready(ready, banner=self._on_terminal)
         self.notifier.ready(status_line(self.engine))
         self.grammars.serve(vocabulary)
 
     async def _wind_down(self) -> int:
         self.http.close_listeners()
         if not self._fast.is_set():
-            await self.http.hear_out()
+            await self.http.await_first_requests()
         self.engine.lifecycle.enter(State.DRAINING, "asked to stop")
         # New requests are refused before systemd is notified.
         self.notifier.stopping(status_line(self.engine))

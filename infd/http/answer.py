@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from infd.engine.streams.stream import Choices, Delta, Taker
+    from infd.engine.streams.stream import Choices, Consumer, Delta
     from infd.errors import RequestError
     from infd.request import TokenLogprobs
     from infd.text.markup import Aside
@@ -67,10 +67,10 @@ class Answer:
 
     Raises the error of a failed choice, unless the error concerns that choice alone and another choice is sound.
 
-    choices_each  choices generated for each prompt
+    choices_per_prompt  choices generated for each prompt
     reports       one per prompt; empty if the choices repeat nothing of their prompts
     stop_ids      the request's stop_token_ids
-    show_stop_id  whether the answer ends with the text of the stop id
+    include_stop_id  whether the answer ends with the text of the stop id
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class Answer:
         choices: Choices,
         replies: Sequence[Reply],
         *,
-        choices_each: int,
+        choices_per_prompt: int,
         reports: Sequence[PromptReport],
         stop_ids: Collection[int],
-        show_stop_id: bool,
+        include_stop_id: bool,
     ) -> None:
         self._choices = choices
         self._replies = replies
-        self._choices_each = choices_each
+        self._choices_per_prompt = choices_per_prompt
         self._reports = reports
         self._unreported = set(range(len(replies))) if reports else set()
         self._stop_ids = stop_ids
-        self._show_stop_id = show_stop_id
+        self._include_stop_id = include_stop_id
         self._sound = len(replies)  # choices that have not failed
 
     def __aiter__(self) -> Answer:
@@ -109,15 +109,16 @@ class Answer:
         """Whether the answer is one choice."""
         return len(self._replies) == 1
 
-    def offered(self, taker: Taker) -> AbstractContextManager[None]:
-        """Offer tokens to `taker` within this block, as `Choices.offered` does. If a choice repeats its prompt, its
-        first tokens are not offered: the iteration returns these tokens together with the report.
+    def consumed_by(self, consumer: Consumer) -> AbstractContextManager[None]:
+        """Within this block, offer tokens to `consumer`, as `Choices.consumed_by` does.
+
+        The first tokens of a choice that repeats its prompt are buffered, and returned together with the report.
         """
 
-        def unless_unreported(index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-            return index not in self._unreported and taker(index, token_ids, logprobs)
+        def consume_reported(index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+            return index not in self._unreported and consumer(index, token_ids, logprobs)
 
-        return self._choices.offered(unless_unreported if self._unreported else taker)
+        return self._choices.consumed_by(consume_reported if self._unreported else consumer)
 
     def delta(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> ChoiceDelta:
         """Return the delta for new tokens of an unfinished choice."""
@@ -136,12 +137,14 @@ class Answer:
 
     def _report(self, delta: ChoiceDelta, scores: Sequence[TokenLogprobs]) -> None:
         """Add the prompt's report to a choice's first delta. The first choice of a prompt delivers `scores`."""
-        prompt, choice = divmod(delta.index, self._choices_each)
+        prompt, choice = divmod(delta.index, self._choices_per_prompt)
         delta.prompt = self._reports[prompt]
         if not choice:
             delta.prompt.scores = scores
         else:
-            assert prompt * self._choices_each not in self._unreported, "a choice began before the scores were known"
+            assert prompt * self._choices_per_prompt not in self._unreported, (
+                "a choice began before the scores were known"
+            )
 
     def _generated(self, index: int, new: Delta) -> ChoiceDelta:
         if new.finish is None:
@@ -150,7 +153,7 @@ class Answer:
             return self._failed(index, new)
         stop_id = new.stop_id if new.stop_id in self._stop_ids else None
         reply = self._replies[index]
-        if stop_id is not None and self._show_stop_id:
+        if stop_id is not None and self._include_stop_id:
             reply.feed([stop_id])
         delta = ChoiceDelta(index, reply.finish(), new.token_ids, new.logprobs, new.finish, stop_id)
         if reply.stop_reason is not None:  # the last bytes may complete a stop string

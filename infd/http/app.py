@@ -34,9 +34,9 @@ SEND_BUFFER_BYTES: Final = 64 * 2**10
 BACKLOG: Final = 1024
 # At shutdown the engine has already ended every request: a handler only writes a last event, unless its reader lags.
 SHUTDOWN_S: Final = 0.5
-# Time for an accepted client to send its first request, and the interval at which `hear_out` checks.
-MOMENT_S: Final = 0.2
-LOOK_S: Final = 0.005
+# Time for an accepted client to send its first request, and the interval at which `await_first_requests` checks.
+FIRST_REQUEST_S: Final = 0.2
+CHECK_S: Final = 0.005
 
 APIS: Final[dict[str, Api[Any]]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
 
@@ -45,12 +45,12 @@ def application(service: Service) -> web.Application:
     """Return the aiohttp application: the routes and the middlewares around them."""
     app = web.Application(
         middlewares=[
-            middleware.record,
-            middleware.explain,
-            middleware.frame,
+            middleware.log_access,
+            middleware.answer_errors,
+            middleware.check_framing,
             middleware.preflight,
             middleware.authorize,
-            middleware.understand,
+            middleware.check_expectation,
         ],
     )
     app[SERVICE] = service
@@ -73,10 +73,10 @@ def application(service: Service) -> web.Application:
         web.get("/metrics", metrics.scrape),
     ]
     for route in routes:
-        route.kwargs["expect_handler"] = expectations.unanswered
+        route.kwargs["expect_handler"] = expectations.defer
     app.add_routes(routes)
     others = app.router.add_resource(unknown.PATH, name=unknown.NAME)
-    others.add_route("*", unknown.refuse, expect_handler=expectations.unanswered)
+    others.add_route("*", unknown.refuse, expect_handler=expectations.defer)
     return app
 
 
@@ -126,13 +126,13 @@ class HttpServer:
             listener.close()
         self._listeners.clear()
 
-    async def hear_out(self) -> None:
-        """Wait up to MOMENT_S for the first requests of connections accepted just before the listeners closed."""
+    async def await_first_requests(self) -> None:
+        """Wait, up to FIRST_REQUEST_S, for first requests of connections accepted just before the listeners closed."""
         loop = asyncio.get_running_loop()
-        late = loop.time() + MOMENT_S
+        late = loop.time() + FIRST_REQUEST_S
         while True:
-            await asyncio.sleep(LOOK_S)
-            if not self._connections.unheard or loop.time() > late:
+            await asyncio.sleep(CHECK_S)
+            if not self._connections.without_request or loop.time() > late:
                 return
 
     async def close(self) -> None:

@@ -32,7 +32,7 @@ class Key(Struct, frozen=True):
     in_flight: int | None = None
     priority: int | None = None
 
-    def place(self, asked: int | None) -> int:
+    def priority_of(self, asked: int | None) -> int:
         """Return the priority of a request. Raises InvalidRequest if `asked` is below the key's smallest priority."""
         if asked is None:
             return max(0, self.priority or 0)

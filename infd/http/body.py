@@ -50,9 +50,9 @@ async def _receive(request: web.Request, data: bytearray, service: Service) -> N
     most = service.largest_body_bytes
     if (request.content_length or 0) > most:
         raise BodyTooLarge(f"the body is larger than {most} bytes")
-    await expectations.invite(request)
+    await expectations.send_continue(request)
     client = connection.of(request)
-    client.silent()
+    client.mark_idle()
     deadline = asyncio.get_running_loop().time() + server.body_timeout_s
     try:
         async with asyncio.timeout_at(deadline) as timeout:
@@ -70,4 +70,4 @@ async def _receive(request: web.Request, data: bytearray, service: Service) -> N
             code="body_timeout",
         ) from None
     finally:
-        client.busy()
+        client.mark_busy()

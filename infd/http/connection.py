@@ -41,8 +41,8 @@ STALL_S: Final = 30.0
 # Limits on reading and dropping: input after a closing response, and a body that no handler reads.
 LINGER_S: Final = 5.0
 LINGER_BYTES: Final = 8 * 2**20
-# Event loop iterations after the headers' deadline: a busy loop may not have read headers that arrived in time.
-TURNS: Final = 10
+# Event loop iterations after the headers' deadline, in which a busy loop reads headers that arrived in time.
+HEADER_GRACE_ITERATIONS: Final = 10
 
 LIMITS: Final[dict[str, Any]] = {
     "lingering_time": LINGER_S,
@@ -108,7 +108,9 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             stream.write(failure.raw(refusal))
             self.force_close()
             return
-        self._header_deadline = self._loop.call_later(self._header_timeout_s, self._headers_are_late, TURNS)
+        self._header_deadline = self._loop.call_later(
+            self._header_timeout_s, self._expire_headers, HEADER_GRACE_ITERATIONS
+        )
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._paused and isinstance(exc, TimeoutError):
@@ -125,7 +127,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             self._drop_input(len(data))
             return
         super().data_received(data)
-        self._look_at_input()
+        self._check_messages()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether the connection stays open, to answer an incomplete request."""
@@ -136,9 +138,9 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             return self._refused
         if self._answered and self._arriving is not None and not self._arriving.is_eof():
             return False  # the incomplete part is a body that no handler reads
-        cut = InvalidHttp("the input ended before the request was whole")
-        if not self._refuse(cut):
-            self._messages.append((_ErrInfo(cut.status, cut, str(cut)), EMPTY_PAYLOAD))
+        error = InvalidHttp("the input ended before the request was whole")
+        if not self._refuse(error):
+            self._messages.append((_ErrInfo(error.status, error, str(error)), EMPTY_PAYLOAD))
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
         return True
@@ -150,7 +152,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         answer, gone = await super().finish_response(request, resp, start_time)
         if request.content.is_eof() and not request.content.at_eof():
             request.content.read_nowait()  # aiohttp would keep an unread body until the next request
-        self._look_at_input()  # input after a declined upgrade is parsed only now
+        self._check_messages()  # input after a declined upgrade is parsed only now
         if not gone and not answer.keep_alive:
             self._linger()
         return answer, gone
@@ -164,16 +166,16 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if self._stall_deadline is not None:
             self._stall_deadline.cancel()
 
-    def busy(self) -> None:
+    def mark_busy(self) -> None:
         """Record that the request, or its body, has arrived: the server works for this client."""
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
-        self._connections.busy(self)
+        self._connections.mark_busy(self)
 
-    def silent(self) -> None:
+    def mark_idle(self) -> None:
         """Record that the server waits for this client: for a body or the next request."""
-        self._connections.silent(self)
+        self._connections.mark_idle(self)
 
     def drop(self) -> None:
         """Abort the connection; unsent bytes are discarded."""
@@ -192,11 +194,11 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             raise exc  # the client has gone: no response, no log record
         if status != InvalidRequest.status or request.writer.output_size:
             return super().handle_error(request, status, exc, message)
-        refusal = exc if isinstance(exc, InvalidHttp) else _explain(message or "")
+        refusal = exc if isinstance(exc, InvalidHttp) else _parser_error(message or "")
         failure.count(refusal, self._metrics)
         response = failure.response(refusal)
         response.headers["Server"] = "infd"
-        speak_our_version(request)
+        set_server_version(request)
         return response
 
     def _within_a_request(self) -> bool:
@@ -207,7 +209,7 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         except HttpProcessingError:
             return True
 
-    def _look_at_input(self) -> None:
+    def _check_messages(self) -> None:
         """Record a body that has begun to arrive, or the parser's error."""
         if not self._messages:
             return
@@ -232,8 +234,8 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if stream is None or stream.is_closing():
             return
         self._refused = self._force_close = True  # aiohttp ends its task, and does not close the transport
-        self.busy()
-        self.silent()
+        self.mark_busy()
+        self.mark_idle()
         if self._ended or self._linger_bytes < 0:
             stream.close()
             return
@@ -250,10 +252,10 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         else:
             self._stream.pause_reading()  # the error response is not sent yet
 
-    def _headers_are_late(self, turns: int) -> None:
-        """Close the connection after `turns` more iterations of the event loop, unless the request begins before."""
-        if turns:
-            self._header_deadline = self._loop.call_soon(self._headers_are_late, turns - 1)
+    def _expire_headers(self, iterations: int) -> None:
+        """Drop the connection unless a request begins within `iterations` more iterations of the event loop."""
+        if iterations:
+            self._header_deadline = self._loop.call_soon(self._expire_headers, iterations - 1)
         else:
             self._metrics.dropped["slow_headers"] += 1
             self.drop()
@@ -269,20 +271,20 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
             exchange.ticket.departure = "slow_reader"
 
 
-def leaves_too_much_unread(request: web.BaseRequest) -> bool:
+def unread_body_too_large(request: web.BaseRequest) -> bool:
     """Return whether the unread rest of the body is too large to drop, so that the connection cannot be reused."""
     body, size = request.content, request.content_length
     return not body.is_eof() and (size is None or size > LINGER_BYTES or body.exception() is not None)
 
 
-def speak_our_version(request: web.BaseRequest) -> None:
+def set_server_version(request: web.BaseRequest) -> None:
     """Make the status line name the server's version of HTTP, not the client's (RFC 9110, 6.2)."""
     request._cache["version"] = request._version = HttpVersion11
 
 
-def _explain(complaint: str) -> InvalidHttp | UnknownVersion:
+def _parser_error(message: str) -> InvalidHttp | UnknownVersion:
     """Return the error for a message of aiohttp's parser."""
-    if "Invalid HTTP version" in complaint or "Pause on PRI" in complaint:
+    if "Invalid HTTP version" in message or "Pause on PRI" in message:
         return UnknownVersion()
     return InvalidHttp("the request is not valid HTTP/1.1")
 

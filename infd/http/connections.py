@@ -1,8 +1,8 @@
 """Limit the number of connections, and choose the connection to drop for a new connection.
 
-A connection is silent while the server waits for its client: for the headers or the body of a request, or for the next
-request. At a cap the server drops the connection that has been silent for longest, so that idle connections keep no
-client out. If no connection is silent, the server refuses the new connection.
+A connection is idle while the server waits for its client: for the headers or the body of a request, or for the next
+request. At a cap the server drops the connection that has been idle longest, so that idle connections exclude no
+client. If no connection is idle, the server refuses the new connection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("infd.http")
 
 # File descriptors reserved for weights, caches, the admin socket, logs and the event loop; at most half of all.
-KEPT_DESCRIPTORS: Final = 128
+RESERVED_DESCRIPTORS: Final = 128
 # Providers usually assign a customer one IPv6 prefix of this length; one client can use all of its addresses.
 SHARED_PREFIX: Final = 64
 
@@ -39,35 +39,37 @@ class Connections:
     """All open connections, within the caps of the settings and of the process."""
 
     def __init__(self, server: ServerConfig, metrics: Metrics) -> None:
-        self._most = min(server.max_connections, descriptors())
-        if self._most < server.max_connections:
+        self._max = min(server.max_connections, descriptor_limit())
+        if self._max < server.max_connections:
             _LOG.warning(
                 "at most %d connections at once instead of %d: the limit of open files (ulimit -n) is low",
-                self._most,
+                self._max,
                 server.max_connections,
             )
-        self._most_per_address = server.max_connections_per_address
+        self._max_per_address = server.max_connections_per_address
         self._metrics = metrics
-        self._at: dict[str, int] = {}  # number of open connections, by address
+        self._open_at_address: dict[str, int] = {}  # number of open connections, by address
         self._open: set[Droppable] = set()
-        self.unheard: set[Droppable] = set()  # open, without a request so far
-        self._silent: dict[Droppable, None] = {}  # silent for longest first
-        self._silent_at: dict[str, dict[Droppable, None]] = {}
+        self.without_request: set[Droppable] = set()  # open, without a request so far
+        self._idle: dict[Droppable, None] = {}  # longest idle first
+        self._idle_at_address: dict[str, dict[Droppable, None]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def enter(self, connection: Droppable) -> None:
-        """Add a new connection, silent at first. Raises Overloaded if a cap is reached and no connection is silent."""
+        """Add a new connection, idle at first. Raises Overloaded if a cap is reached and no connection is idle."""
         address = connection.address
-        if address and self._at.get(address, 0) >= self._most_per_address:
-            self._make_room(self._silent_at.get(address), "your address has too many connections, all of them in use")
-        if len(self._open) >= self._most:
-            self._make_room(self._silent, "there are too many connections, all of them in use")
+        if address and self._open_at_address.get(address, 0) >= self._max_per_address:
+            self._drop_longest_idle(
+                self._idle_at_address.get(address), "your address has too many connections, all of them in use"
+            )
+        if len(self._open) >= self._max:
+            self._drop_longest_idle(self._idle, "there are too many connections, all of them in use")
         self._open.add(connection)
-        self.unheard.add(connection)
-        self._at[address] = self._at.get(address, 0) + 1
-        self.silent(connection)
+        self.without_request.add(connection)
+        self._open_at_address[address] = self._open_at_address.get(address, 0) + 1
+        self.mark_idle(connection)
         self._metrics.connections = len(self._open)
 
     def leave(self, connection: Droppable) -> None:
@@ -75,33 +77,33 @@ class Connections:
         if connection not in self._open:
             return
         self._open.discard(connection)
-        self.busy(connection)
+        self.mark_busy(connection)
         address = connection.address
-        self._at[address] -= 1
-        if not self._at[address]:
-            del self._at[address]
+        self._open_at_address[address] -= 1
+        if not self._open_at_address[address]:
+            del self._open_at_address[address]
         self._metrics.connections = len(self._open)
 
-    def silent(self, connection: Droppable) -> None:
+    def mark_idle(self, connection: Droppable) -> None:
         """Record that the server waits for the connection's client."""
         if connection in self._open:
-            self._silent[connection] = None
-            self._silent_at.setdefault(connection.address, {})[connection] = None
+            self._idle[connection] = None
+            self._idle_at_address.setdefault(connection.address, {})[connection] = None
 
-    def busy(self, connection: Droppable) -> None:
+    def mark_busy(self, connection: Droppable) -> None:
         """Record that the server works for the connection's client."""
-        self.unheard.discard(connection)
-        if connection in self._silent:
-            del self._silent[connection]
-            here = self._silent_at[connection.address]
-            del here[connection]
-            if not here:
-                del self._silent_at[connection.address]
+        self.without_request.discard(connection)
+        if connection in self._idle:
+            del self._idle[connection]
+            idle = self._idle_at_address[connection.address]
+            del idle[connection]
+            if not idle:
+                del self._idle_at_address[connection.address]
 
-    def _make_room(self, silent: dict[Droppable, None] | None, complaint: str) -> None:
-        if not silent:
-            raise Overloaded(complaint, code="too_many_connections")
-        longest = next(iter(silent))
+    def _drop_longest_idle(self, idle: dict[Droppable, None] | None, message: str) -> None:
+        if not idle:
+            raise Overloaded(message, code="too_many_connections")
+        longest = next(iter(idle))
         self.leave(longest)
         self._metrics.dropped["crowded"] += 1
         longest.drop()
@@ -119,7 +121,7 @@ def address_of(peername: object) -> str:
     return str(ipaddress.ip_network((address, SHARED_PREFIX), strict=False))
 
 
-def descriptors() -> int:
+def descriptor_limit() -> int:
     """Return the maximum number of connections that the limit of open files permits."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**31 if soft == resource.RLIM_INFINITY else max(soft - KEPT_DESCRIPTORS, soft // 2, 1)
+    return 2**31 if soft == resource.RLIM_INFINITY else max(soft - RESERVED_DESCRIPTORS, soft // 2, 1)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from infd.errors import InvalidRequest
-from infd.http.sampling import refuse_not_built
+from infd.http.sampling import refuse_unsupported
 from infd.http.schema.unbuilt import ABSENT
 from infd.request import Choice, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
 
@@ -77,7 +77,7 @@ def _response_format(format: ResponseFormat) -> Iterator[Constrained]:
 
 def _structured_outputs(outputs: StructuredOutputs) -> Iterator[Constrained]:
     at = "structured_outputs"
-    refuse_not_built(outputs, outputs.NEUTRAL, built=outputs.BUILT, at=f"{at}.")
+    refuse_unsupported(outputs, outputs.NEUTRAL, built=outputs.BUILT, path=f"{at}.")
     whitespace = not outputs.disable_any_whitespace
     found = []
     if given(outputs.json):

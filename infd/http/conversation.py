@@ -8,7 +8,7 @@ import msgspec
 
 from infd.errors import InvalidRequest, Unsupported, brief
 from infd.http.json_body import exceeds_depth
-from infd.http.sampling import refuse_not_built
+from infd.http.sampling import refuse_unsupported
 from infd.http.schema.tools import SCHEMA_DEPTH
 from infd.http.schema.unbuilt import ABSENT
 
@@ -39,7 +39,7 @@ def final_text(messages: Sequence[Message]) -> str:
 
 
 def _message(message: Message, at: str) -> dict[str, Any]:
-    refuse_not_built(message, message.NEUTRAL, at=f"{at}.")
+    refuse_unsupported(message, message.NEUTRAL, path=f"{at}.")
     if message.role == "function":
         raise Unsupported(f"the role {brief(message.role)!r}, which 'tool' has replaced,", param=f"{at}.role")
     # Open models were trained with the role "system" alone.

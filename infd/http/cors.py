@@ -40,7 +40,7 @@ class Origins:
             headers["Access-Control-Allow-Headers"] = asked
         return web.Response(status=204, headers=headers)
 
-    def mark(self, request: web.Request, response: web.StreamResponse) -> None:
+    def set_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set the CORS headers that allow the requesting page to read the response, if its origin is allowed."""
         if not self._allowed:
             return

@@ -71,9 +71,9 @@ class Exchange(Struct):
     def client(self) -> str:
         return "" if self.key is None else self.key.name
 
-    def priority(self, asked: int | None) -> int:
+    def priority(self, requested: int | None) -> int:
         """Return the priority of the request within its key's limit. Raises InvalidRequest."""
-        return asked or 0 if self.key is None else self.key.place(asked)
+        return requested or 0 if self.key is None else self.key.priority_of(requested)
 
     @property
     def tenant(self) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _CONTINUE: Final = "100-continue"
 
 
-async def unanswered(request: web.Request) -> None:
+async def defer(request: web.Request) -> None:
     """Do nothing. As a route's expectation handler, this function replaces aiohttp's."""
 
 
@@ -28,7 +28,7 @@ def check(request: web.Request) -> None:
         raise UnknownExpectation(f"the only expectation known here is {_CONTINUE}")
 
 
-async def invite(request: web.Request) -> None:
+async def send_continue(request: web.Request) -> None:
     """Send `100 Continue` if the client waits for permission to send its body."""
     if request.version >= HttpVersion11 and "Expect" in request.headers:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -27,35 +27,35 @@ class WholeChoice(Struct):
     """One complete choice.
 
     delta      all deltas of the choice merged into one, without log-probabilities
-    explained  the choice's log-probabilities, encoded by `Format.explain`
+    encoded_logprobs  the choice's log-probabilities, encoded by `Format.encode_logprobs`
     """
 
     delta: ChoiceDelta
-    explained: dict[str, Pieces]
+    encoded_logprobs: dict[str, Pieces]
 
 
 class Gathering:
     """Collects all choices of one answer.
 
-    explain  encodes the log-probabilities of a delta and of its prompt report
+    encode_logprobs  encodes the log-probabilities of a delta and of its prompt report
     """
 
-    def __init__(self, choices: int, explain: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
+    def __init__(self, choices: int, encode_logprobs: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
         self._choices = [_Choice(index) for index in range(choices)]
-        self._explain = explain
+        self._encode_logprobs = encode_logprobs
 
-    def due(self, deltas: Sequence[ChoiceDelta]) -> int:
+    def tokens_to_encode(self, deltas: Sequence[ChoiceDelta]) -> int:
         """Return the number of tokens whose log-probabilities `add` would encode for these deltas."""
-        due = 0
+        count = 0
         for delta in deltas:
             if delta.prompt is not None:
-                due += len(delta.prompt.scores)
+                count += len(delta.prompt.scores)
             waiting = len(self._choices[delta.index].token_ids_waiting) + len(delta.logprobs)
-            due += waiting if waiting >= PIECE_TOKENS or delta.prompt is not None else 0
-        return due
+            count += waiting if waiting >= PIECE_TOKENS or delta.prompt is not None else 0
+        return count
 
     @property
-    def waiting(self) -> int:
+    def unencoded_tokens(self) -> int:
         """The number of tokens whose log-probabilities `finish` would encode."""
         return sum(len(choice.token_ids_waiting) for choice in self._choices)
 
@@ -64,7 +64,7 @@ class Gathering:
             choice = self._choices[delta.index]
             choice.add(delta)
             if delta.prompt is not None or len(choice.token_ids_waiting) >= PIECE_TOKENS:
-                choice.explain(self._explain)
+                choice.encode_logprobs(self._encode_logprobs)
 
     def finish(self, generated: int, returned: int) -> list[WholeChoice]:
         """Return the complete choices in order of index: for each prompt, the likeliest `returned` of `generated`."""
@@ -72,10 +72,12 @@ class Gathering:
         if returned < generated:
             prompts = [choices[first : first + generated] for first in range(0, len(choices), generated)]
             choices = [
-                choice for rivals in prompts for choice in sorted(rivals, key=_Choice.merit, reverse=True)[:returned]
+                choice
+                for siblings in prompts
+                for choice in sorted(siblings, key=_Choice.merit, reverse=True)[:returned]
             ]
         for choice in choices:
-            choice.explain(self._explain)  # always: a choice without tokens has empty arrays
+            choice.encode_logprobs(self._encode_logprobs)  # always: a choice without tokens has empty arrays
         return [choice.whole(index) for index, choice in enumerate(choices)]
 
 
@@ -91,7 +93,7 @@ class _Choice:
         self._stop_reason: str | int | None = None
         self._error: RequestError | None = None
         self._prompt: PromptReport | None = None
-        self._explained: dict[str, Pieces] = {}
+        self._encoded_logprobs: dict[str, Pieces] = {}
         self._logprobs_sum = 0.0
         self._logprobs_count = 0
         self._prompt_waiting: PromptReport | None = None
@@ -108,15 +110,15 @@ class _Choice:
         if delta.logprobs:
             self.token_ids_waiting += delta.token_ids
             self._logprobs_waiting += delta.logprobs
-            for each in delta.logprobs:
-                self._logprobs_sum += each.chosen
+            for token in delta.logprobs:
+                self._logprobs_sum += token.chosen
             self._logprobs_count += len(delta.logprobs)
 
-    def explain(self, explain: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
+    def encode_logprobs(self, encode_logprobs: Callable[[ChoiceDelta], dict[str, Pieces]]) -> None:
         waiting = ChoiceDelta(self._index, "", self.token_ids_waiting, self._logprobs_waiting)
         waiting.prompt, self._prompt_waiting = self._prompt_waiting, None
-        for name, pieces in explain(waiting).items():
-            extend(self._explained.setdefault(name, []), pieces)
+        for name, pieces in encode_logprobs(waiting).items():
+            extend(self._encoded_logprobs.setdefault(name, []), pieces)
         self.token_ids_waiting, self._logprobs_waiting = [], []
 
     def merit(self) -> tuple[bool, float]:
@@ -136,4 +138,4 @@ class _Choice:
             joined(self._asides),
             self._error,
         )
-        return WholeChoice(delta, self._explained)
+        return WholeChoice(delta, self._encoded_logprobs)

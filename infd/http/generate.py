@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 CONTEXT_TOKENS: Final = 8  # more than the tokens of any one character
 # Encoding the log-probabilities of this many tokens, each with 20 alternatives, takes about 4 ms.
-SHORT_EXPLANATION: Final = 128
+SHORT_LOGPROBS: Final = 128
 
 
 async def generate(
@@ -68,18 +68,18 @@ async def generate(
         format = format_of(Accepted(ticket, model, served.tokenizer, [prompt.ids for prompt in prompts], marked_up))
         exchange.errors = format
         if events is None:
-            return await _drain(answer, _Body(answer, format, generation, backend.offload), direct=True)
+            return await _copy_deltas(answer, _Body(answer, format, generation, backend.offload), direct=True)
         stream = _Stream(answer, format, events, backend.offload)
         # In a separate task, a wake-up for a token does not pass through every middleware. Several choices are not
         # written directly, so that the tokens of one step are sent in one write.
-        return await asyncio.ensure_future(_drain(answer, stream, direct=answer.single))
+        return await asyncio.ensure_future(_copy_deltas(answer, stream, direct=answer.single))
 
 
 class _Output(Protocol):
     """Consumes the deltas of an answer."""
 
-    def take(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Consume new tokens when the engine delivers them, without waking the task that reads the answer (`Taker`)."""
+    def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        """Consume new tokens during their delivery, without waking the task that reads the answer (`Consumer`)."""
 
     async def add(self, deltas: list[ChoiceDelta]) -> None: ...
 
@@ -87,8 +87,8 @@ class _Output(Protocol):
         """Finish the answer. Return the body; an empty list if the answer was streamed."""
 
 
-async def _drain(answer: Answer, output: _Output, *, direct: bool) -> Pieces:
-    with answer.offered(output.take) if direct else nullcontext():
+async def _copy_deltas(answer: Answer, output: _Output, *, direct: bool) -> Pieces:
+    with answer.consumed_by(output.consume) if direct else nullcontext():
         async for deltas in answer:
             await output.add(deltas)
     return await output.end()
@@ -103,18 +103,18 @@ class _Stream:
         self._events = events
         self._offload = offload
 
-    def take(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+    def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
         if not self._events.writable:
             return False
-        if news := self._format.events(self._answer.delta(index, token_ids, logprobs)):
-            self._events.write(b"".join(news))
+        if events := self._format.events(self._answer.delta(index, token_ids, logprobs)):
+            self._events.write(b"".join(events))
         return True
 
     async def add(self, deltas: list[ChoiceDelta]) -> None:
-        if _explained_tokens(deltas) > SHORT_EXPLANATION:
+        if _count_logprobs(deltas) > SHORT_LOGPROBS:
             await self._events.send_pieces(await self._offload(self._encode, deltas))
-        elif news := self._encode(deltas):
-            await self._events.send(b"".join(news))
+        elif events := self._encode(deltas):
+            await self._events.send(b"".join(events))
 
     async def end(self) -> Pieces:
         await self._events.send(self._format.last_events())
@@ -132,20 +132,20 @@ class _Body:
         self._format = format
         self._generation = generation
         self._offload = offload
-        self._gathering = Gathering(generation.total_choices, format.explain)
+        self._gathering = Gathering(generation.total_choices, format.encode_logprobs)
 
-    def take(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+    def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
         self._gathering.add([self._answer.delta(index, token_ids, logprobs)])
         return True
 
     async def add(self, deltas: list[ChoiceDelta]) -> None:
-        if self._gathering.due(deltas) > SHORT_EXPLANATION:
+        if self._gathering.tokens_to_encode(deltas) > SHORT_LOGPROBS:
             await self._offload(self._gathering.add, deltas)
         else:
             self._gathering.add(deltas)
 
     async def end(self) -> Pieces:
-        if self._gathering.waiting > SHORT_EXPLANATION:
+        if self._gathering.unencoded_tokens > SHORT_LOGPROBS:
             return await self._offload(self._whole)
         return self._whole()
 
@@ -153,14 +153,14 @@ class _Body:
         return self._format.whole(self._gathering.finish(self._generation.choices, self._generation.returned))
 
 
-def _explained_tokens(deltas: list[ChoiceDelta]) -> int:
+def _count_logprobs(deltas: list[ChoiceDelta]) -> int:
     """Return the number of tokens with log-probabilities in these deltas, prompt tokens included."""
-    explained = 0
+    scored_tokens = 0
     for delta in deltas:
-        explained += len(delta.logprobs)
+        scored_tokens += len(delta.logprobs)
         if delta.prompt is not None:
-            explained += len(delta.prompt.scores)
-    return explained
+            scored_tokens += len(delta.prompt.scores)
+    return scored_tokens
 
 
 async def _queue(
@@ -209,7 +209,7 @@ async def _queue(
         min_tokens=fields.min_tokens or 0,
     )
     continues = not isinstance(generation.input, Conversation) or generation.input.continued is not None
-    each_choice = [request for request in requests for _ in range(request.choices)]
+    request_of_choice = [request for request in requests for _ in range(request.choices)]
     replies = [
         Reply(
             served.tokenizer,
@@ -219,7 +219,7 @@ async def _queue(
             reading=reading,
             mark_ids=served.syntax.mark_ids if reading is not None else frozenset(),
         )
-        for request, reading in zip_longest(each_choice, readings)
+        for request, reading in zip_longest(request_of_choice, readings)
     ]
     try:
         choices = await ticket.submit(*requests, watchers=replies, client=exchange.client)
@@ -230,10 +230,10 @@ async def _queue(
     return Answer(
         choices,
         replies,
-        choices_each=generation.choices,
+        choices_per_prompt=generation.choices,
         reports=reports,
         stop_ids=frozenset(fields.stop_token_ids or ()),
-        show_stop_id=show_stop,
+        include_stop_id=show_stop,
     )
 
 
@@ -293,11 +293,11 @@ def _check_calls(generation: Generation, served: ServedModel) -> None:
 
 def _check_prompt_logprobs(generation: Generation, prompts: Sequence[Prompt], limits: LimitsConfig) -> None:
     """Raise InvalidRequest if the answer's prompt log-probabilities may exceed limits.prompt_logprobs_bytes."""
-    asked, answers = generation.prompt_logprobs, generation.prompt_repeats
-    tokens, entries = sum(len(prompt.ids) for prompt in prompts), sum(k + 1 for k in asked.values())
+    requested, answers = generation.prompt_logprobs, generation.prompt_repeats
+    tokens, entries = sum(len(prompt.ids) for prompt in prompts), sum(k + 1 for k in requested.values())
     largest = answers * tokens * entries * ENTRY_BYTES
     if largest > limits.prompt_logprobs_bytes:
-        field = max(asked, key=asked.__getitem__)
+        field = max(requested, key=requested.__getitem__)
         raise InvalidRequest(
             f"{entries} log-probabilities of each of {tokens} prompt tokens in {answers} answers may come to {largest}"
             f" bytes; at most {limits.prompt_logprobs_bytes} are sent (limits.prompt_logprobs_bytes):"

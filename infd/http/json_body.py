@@ -32,7 +32,7 @@ def decode(data: bytes | bytearray, decoder: msgspec.json.Decoder[T], depth_limi
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        message, param = _explain(str(error), decoder.type)
+        message, param = _describe(str(error), decoder.type)
         raise InvalidRequest(message, param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
@@ -54,16 +54,16 @@ def exceeds_depth(data: bytes | bytearray, limit: int) -> bool:
     return False
 
 
-def _explain(error: str, body: object) -> tuple[str, str | None]:
+def _describe(error: str, body: object) -> tuple[str, str | None]:
     """Split msgspec's error message about a body of type `body` into a sentence and the dotted path of the value."""
     path = ""
-    if at := _PATH.search(error):
-        path = at["path"].removesuffix("[...]")
-        error = error[: at.start()]
-    if named := _MISSING.search(error):
-        field = brief(named["field"] or named["unknown"])
+    if match := _PATH.search(error):
+        path = match["path"].removesuffix("[...]")
+        error = error[: match.start()]
+    if missing := _MISSING.search(error):
+        field = brief(missing["field"] or missing["unknown"])
         path = f"{path}.{field}" if path else field
-    elif "enum value" in error and (known := _known(_shape(body), _STEP.findall(path))):
+    elif "enum value" in error and (known := _enum_values(_shape(body), _STEP.findall(path))):
         error += f"; there are {', '.join(map(str, known))}"
     error = _LONG_QUOTE.sub(r"\1\2...\1", error)
     return (f"{path}: {error}" if path else error), path or None
@@ -74,15 +74,15 @@ def _shape(type_: object) -> inspect.Type:
     return inspect.type_info(type_)
 
 
-def _known(shape: inspect.Type, path: list[str]) -> tuple[object, ...]:
+def _enum_values(shape: inspect.Type, path: list[str]) -> tuple[object, ...]:
     """Return the enum values allowed at a path; empty if any value is."""
     match shape, path:
         case inspect.LiteralType(values=values), []:
             return values
         case inspect.UnionType(types=options), _:
-            return next(filter(None, (_known(option, path) for option in options)), ())
+            return next(filter(None, (_enum_values(option, path) for option in options)), ())
         case inspect.ListType(item_type=item), [_, *rest]:
-            return _known(item, rest)
+            return _enum_values(item, rest)
         case inspect.StructType(fields=fields), [name, *rest]:
-            return next((_known(field.type, rest) for field in fields if field.encode_name == name), ())
+            return next((_enum_values(field.type, rest) for field in fields if field.encode_name == name), ())
     return ()

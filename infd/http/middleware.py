@@ -1,11 +1,11 @@
 """The middlewares around every route. Outermost first:
 
-1. record     assigns the request id, and writes the access line after every outcome
-2. explain    answers an exception with an error body in the API's format, if no stream has begun (routes/generating)
-3. frame      refuses HTTP versions and body framing that leave the start of the next request ambiguous
-4. preflight  answers CORS preflight requests
-5. authorize  requires an API key for every path outside OPEN; compares the path as the client sent it
-6. understand refuses expectations (the Expect header) other than 100-continue
+1. log_access assigns the request id, and writes the access line after every outcome
+2. answer_errors answers an exception with an error body in the API's format, if no stream has begun (routes/generating)
+3. check_framing refuses HTTP versions and body framing that leave the start of the next request ambiguous
+4. preflight answers CORS preflight requests
+5. authorize requires an API key for every path outside OPEN; compares the path as the client sent it
+6. check_expectation refuses expectations (the Expect header) other than 100-continue
 
 `finish_headers` runs last, before the headers of a response are sent, streamed or not.
 """
@@ -48,23 +48,23 @@ METRICS: Final = "/metrics"
 
 # A request id from a client is echoed in a header and written to the log, so it must be printable and short.
 _CLIENT_ID: Final = re.compile(r"[!-~]{1,128}")
-_COME_BACK: Final = frozenset({Overloaded.status, NotReady.status})
+_RETRYABLE: Final = frozenset({Overloaded.status, NotReady.status})
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE"})
-_LONGEST_PARAM: Final = 128  # characters in the log; `param` may contain a field name that the client chose
+_MAX_PARAM_CHARACTERS: Final = 128  # characters in the log; `param` may contain a field name that the client chose
 _CLIENT_GONE: Final = 499  # nginx's status for a client that disconnects before the response
 
 
 @web.middleware
-async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def log_access(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Assign the request id; write the access line."""
-    given = request.headers.get("X-Request-Id", "")
+    client_id = request.headers.get("X-Request-Id", "")
     exchange = request[EXCHANGE] = Exchange(
-        client_id=given if _CLIENT_ID.fullmatch(given) else None,
+        client_id=client_id if _CLIENT_ID.fullmatch(client_id) else None,
         errors=request.app[ERRORS].get(request.path, OPENAI_ERRORS),
     )
     began = time.monotonic()
     client = connection.of(request)
-    client.busy()
+    client.mark_busy()
     status = _CLIENT_GONE
     try:
         response = await handler(request)
@@ -76,7 +76,7 @@ async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
         # aiohttp detects the lost connection itself. A raised error would form a reference cycle with aiohttp's task.
         return web.Response(status=status)
     finally:
-        client.silent()
+        client.mark_idle()
         del request[EXCHANGE]  # aiohttp keeps the request object until the next request arrives
         path = _raw_path(request)
         if path not in OPEN:  # health probes arrive every second
@@ -93,7 +93,7 @@ async def preflight(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 @web.middleware
-async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer an exception with an error body; a lost connection gets no response."""
     exchange, allow = request[EXCHANGE], None
     try:
@@ -120,7 +120,7 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 @web.middleware
-async def frame(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def check_framing(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse versions other than HTTP/1.1 and 1.0, and body framing that the version lacks (RFC 9112, 6.1)."""
     if request.version not in (HttpVersion10, HttpVersion11):
         raise UnknownVersion
@@ -143,7 +143,7 @@ async def authorize(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 @web.middleware
-async def understand(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def check_expectation(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse expectations other than 100-continue."""
     expectations.check(request)
     return await handler(request)
@@ -155,15 +155,15 @@ async def finish_headers(request: web.Request, response: web.StreamResponse) -> 
     response.headers["Server"] = "infd"  # without a version number; /version reports it
     if (exchange := request.get(EXCHANGE)) is not None:
         response.headers["X-Request-Id"] = exchange.id
-    if response.status in _COME_BACK:
+    if response.status in _RETRYABLE:
         response.headers.setdefault("Retry-After", "1")
-    service.origins.mark(request, response)
-    endless = request.version == HttpVersion10 and response.content_length is None  # the close ends the body
-    if endless or service.engine.lifecycle.state is State.DRAINING or connection.leaves_too_much_unread(request):
+    service.origins.set_headers(request, response)
+    ends_by_close = request.version == HttpVersion10 and response.content_length is None  # the close ends the body
+    if ends_by_close or service.engine.lifecycle.state is State.DRAINING or connection.unread_body_too_large(request):
         response.force_close()
     if not response.keep_alive:
         response.headers["Connection"] = "close"
-    connection.speak_our_version(request)
+    connection.set_server_version(request)
 
 
 def _raw_path(request: web.Request) -> str:
@@ -192,7 +192,7 @@ def _access_fields(request: web.Request, exchange: Exchange, status: int, second
         "total_ms": round(seconds * 1e3, 1),
     }
     if (error := exchange.error) is not None:
-        fields |= {"error": failure.reason(error), "param": error.param and error.param[:_LONGEST_PARAM]}
+        fields |= {"error": failure.reason(error), "param": error.param and error.param[:_MAX_PARAM_CHARACTERS]}
     if exchange.ticket is not None:
         fields |= exchange.ticket.summary()
         if exchange.client_id is not None:

@@ -1,6 +1,6 @@
 """JSON too large to be encoded, joined or sent at once, as a list of bytes objects.
 
-Lists may share bytes objects: a part that several choices repeat is encoded and stored once.
+Lists may share bytes objects: JSON that several choices repeat is encoded and stored once.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Pieces = list[bytes]
 PIECE_TOKENS: Final = 16
 
 
-def hole(name: str) -> Any:
-    """Return a placeholder for a Struct's field that is encoded separately; `filled` inserts the field's JSON.
+def placeholder(name: str) -> Any:
+    """Return a placeholder for a Struct's field that is encoded separately; `substitute` inserts the field's JSON.
 
     An encoded placeholder begins and ends with a byte that UTF-8 never contains, so no text equals a placeholder.
     """
     return msgspec.Raw(b"\xff%b\xff" % name.encode())
 
 
-def filled(around: Struct, fillings: Mapping[str, Pieces]) -> Pieces:
-    """Return the JSON of a Struct, with each hole replaced by the filling of its name."""
+def substitute(struct: Struct, values: Mapping[str, Pieces]) -> Pieces:
+    """Return the JSON of a Struct, with each placeholder replaced by the value of its name."""
     pieces: Pieces = []
-    for number, piece in enumerate(msgspec.json.encode(around).split(b"\xff")):
-        pieces += fillings[piece.decode()] if number % 2 else (piece,)
+    for number, piece in enumerate(msgspec.json.encode(struct).split(b"\xff")):
+        pieces += values[piece.decode()] if number % 2 else (piece,)
     return pieces
 
 
@@ -51,20 +51,20 @@ def add(pieces: Pieces, block: Sequence[Any]) -> None:
     extend(pieces, [msgspec.json.encode(block)[1:-1]])
 
 
-def extend(pieces: Pieces, more: Pieces) -> None:
+def extend(pieces: Pieces, elements: Pieces) -> None:
     """Append encoded elements to an array's elements."""
-    if pieces and more:
+    if pieces and elements:
         pieces.append(b",")
-    pieces += more
+    pieces += elements
 
 
-def array(*parts: Pieces) -> Pieces:
-    """Return the JSON of an array, given its `elements` in parts; a part may be empty."""
+def array(*lists: Pieces) -> Pieces:
+    """Return the JSON of an array, given its elements in lists; a list may be empty."""
     pieces: Pieces = [b"["]
-    for part in parts:
-        if part and len(pieces) > 1:
+    for elements in lists:
+        if elements and len(pieces) > 1:
             pieces.append(b",")
-        pieces += part
+        pieces += elements
     pieces.append(b"]")
     return pieces
 
@@ -81,14 +81,14 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def joined(pieces: Pieces, least: int) -> Iterator[bytes]:
-    """Yield pieces joined to at least `least` bytes; the last item may be shorter."""
+def joined(pieces: Pieces, min_bytes: int) -> Iterator[bytes]:
+    """Yield pieces joined to at least `min_bytes` bytes; the last item may be shorter."""
     waiting: Pieces = []
     size = 0
     for piece in pieces:
         waiting.append(piece)
         size += len(piece)
-        if size >= least:
+        if size >= min_bytes:
             yield b"".join(waiting)
             waiting, size = [], 0
     if waiting:

@@ -28,9 +28,9 @@ SHORT_CHARACTERS: Final = 4096
 # Encoding this many characters takes about 50 ms. Longer texts are encoded on other threads.
 ORDINARY_CHARACTERS: Final = 2**16
 SHORT_WORDS: Final = 64
-# The longest text that is encoded is max(FREE_CHARACTERS, CHARACTERS_A_TOKEN times the context length). Few texts have
-# more characters per token; encoding 1 MiB takes 1 s.
-CHARACTERS_A_TOKEN: Final = 16
+# A text longer than max(FREE_CHARACTERS, CHARACTERS_PER_TOKEN times the context length) is refused. Few texts have more
+# characters per token; encoding 1 MiB takes 1 s.
+CHARACTERS_PER_TOKEN: Final = 16
 FREE_CHARACTERS: Final = 2**20
 # Every step compares the generated tokens with all bad words.
 BAD_WORD_TOKENS: Final = 2**14
@@ -64,14 +64,14 @@ async def read_prompts(generation: Generation, served: ServedModel, offload: Off
         )
         return [_truncated(prompt, generation, served)]
     prompts: list[Prompt] = []
-    for given in generation.input.prompts:
-        if isinstance(given, str):
-            check_length(given, served, param=generation.prompt_param, must_fit=must_fit)
+    for source in generation.input.prompts:
+        if isinstance(source, str):
+            check_length(source, served, param=generation.prompt_param, must_fit=must_fit)
             special = fields.add_special_tokens is not False
-            prompt = Prompt(await encode(given, served, offload, add_special_tokens=special), given)
+            prompt = Prompt(await encode(source, served, offload, add_special_tokens=special), source)
         else:
-            sampling.check_ids(given, served, generation.prompt_param)
-            prompt = Prompt(tuple(given))
+            sampling.check_ids(source, served, generation.prompt_param)
+            prompt = Prompt(tuple(source))
         prompts.append(_truncated(prompt, generation, served))
     return prompts
 
@@ -83,16 +83,18 @@ def check_length(text: str, served: ServedModel, *, param: str, must_fit: bool) 
     occupies one of a few threads for most of a second, delays the texts of other requests, and takes about 50 MB for
     the tokens. Raises PromptTooLong, InvalidRequest.
     """
-    most = max(FREE_CHARACTERS, CHARACTERS_A_TOKEN * served.max_model_len)
-    if len(text) > most:
+    max_characters = max(FREE_CHARACTERS, CHARACTERS_PER_TOKEN * served.max_model_len)
+    if len(text) > max_characters:
         raise InvalidRequest(
-            f"the text is {len(text)} characters; at most {most} are read", param=param, code="context_length_exceeded"
+            f"the text is {len(text)} characters; at most {max_characters} are read",
+            param=param,
+            code="context_length_exceeded",
         )
     if not must_fit:
         return
-    least, limit = served.tokenizer.least_tokens(text), served.max_model_len - 1
-    if least > limit:
-        raise PromptTooLong(least, limit, at_least=True, param=param)
+    min_tokens, limit = served.tokenizer.least_tokens(text), served.max_model_len - 1
+    if min_tokens > limit:
+        raise PromptTooLong(min_tokens, limit, at_least=True, param=param)
 
 
 async def encode(text: str, served: ServedModel, offload: Offload, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -101,8 +103,8 @@ async def encode(text: str, served: ServedModel, offload: Offload, *, add_specia
         return await offload.apart(_encode, text, served, add_special_tokens=add_special_tokens)
     if len(text) <= SHORT_CHARACTERS:
         return _encode(text, served, add_special_tokens=add_special_tokens)
-    door = offload.short if len(text) <= ORDINARY_CHARACTERS else offload
-    return await door(_encode, text, served, add_special_tokens=add_special_tokens)
+    run = offload.short if len(text) <= ORDINARY_CHARACTERS else offload
+    return await run(_encode, text, served, add_special_tokens=add_special_tokens)
 
 
 async def decode(ids: Sequence[int], served: ServedModel, offload: Offload, *, skip_special_tokens: bool) -> str:
@@ -127,12 +129,14 @@ async def bad_word_ids(words: Sequence[str], served: ServedModel, offload: Offlo
     if sum(map(len, words)) > BAD_WORD_TOKENS:
         raise InvalidRequest(f"bad_words come to more than {BAD_WORD_TOKENS} characters", param="bad_words")
     if served.tokenizer.apart:
-        spelled = await offload.apart(_spelled, words, served)
+        sequences = await offload.apart(_bad_word_ids, words, served)
     else:
-        spelled = _spelled(words, served) if len(words) <= SHORT_WORDS else await offload(_spelled, words, served)
-    if sum(map(len, spelled)) > BAD_WORD_TOKENS:
+        sequences = (
+            _bad_word_ids(words, served) if len(words) <= SHORT_WORDS else await offload(_bad_word_ids, words, served)
+        )
+    if sum(map(len, sequences)) > BAD_WORD_TOKENS:
         raise InvalidRequest(f"bad_words come to more than {BAD_WORD_TOKENS} tokens", param="bad_words")
-    return spelled
+    return sequences
 
 
 async def render(
@@ -187,17 +191,17 @@ def template_variables(conversation: Conversation, template: ChatTemplate) -> di
 
     Raises Unsupported if the request sets a reasoning effort and the template reads no variable for it.
     """
-    given = dict(conversation.template_variables)
+    variables = dict(conversation.template_variables)
     effort = conversation.effort
     if effort is None:
-        return given
+        return variables
     thinks = effort != "none"
-    spellings = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    effort_variables = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
     has_tools = conversation.tools is not None
-    known = {name: value for name, value in spellings.items() if template.reads(name, tools=has_tools)}
+    known = {name: value for name, value in effort_variables.items() if template.reads(name, tools=has_tools)}
     if thinks and not known:
         raise Unsupported("reasoning_effort with this model, whose chat template reads none,", param="reasoning_effort")
-    return known | given
+    return known | variables
 
 
 def _truncated(prompt: Prompt, generation: Generation, served: ServedModel) -> Prompt:
@@ -213,18 +217,19 @@ def _encode(text: str, served: ServedModel, *, add_special_tokens: bool) -> tupl
     return tuple(served.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
-def _spelled(words: Sequence[str], served: ServedModel) -> tuple[tuple[int, ...], ...]:
+def _bad_word_ids(words: Sequence[str], served: ServedModel) -> tuple[tuple[int, ...], ...]:
     """Encode each word without a space before it; and with a space, if the space changes only the first token.
 
-    vLLM defines bad words so. If the space changes more than the first token, only the form without it is forbidden.
+    vLLM defines bad words in this way. If the space changes more than the first token, only the form without a space is
+    forbidden.
     """
-    spelled: list[tuple[int, ...]] = []
+    sequences: list[tuple[int, ...]] = []
     for number, word in enumerate(words):
         bare = _encode(word.lstrip(), served, add_special_tokens=False)
         if not bare:
             raise InvalidRequest("a bad word is more than space", param=f"bad_words[{number}]")
         spaced = _encode(" " + word.lstrip(), served, add_special_tokens=False)
-        spelled.append(bare)
+        sequences.append(bare)
         if len(spaced) == len(bare) and spaced[0] != bare[0]:
-            spelled.append(spaced)
-    return tuple(dict.fromkeys(spelled))
+            sequences.append(spaced)
+    return tuple(dict.fromkeys(sequences))

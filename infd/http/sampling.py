@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from infd.http.served_model import ServedModel
 
 # A lower temperature samples the same tokens, but dividing the logits by it overflows to infinity.
-COLDEST: Final = 1e-3
+MIN_TEMPERATURE: Final = 1e-3
 # Upper bound of seeds: adding a choice's index must not overflow.
-SEEDS: Final = 2**62
+SEED_LIMIT: Final = 2**62
 # No neutral value of an unsupported field is longer.
-LONGEST_NEUTRAL_BYTES: Final = 256
+MAX_NEUTRAL_BYTES: Final = 256
 
 
 def check(request: OpenAIRequest, limits: LimitsConfig) -> None:
     """Refuse a request that is invalid for every model. Raises InvalidRequest, Unsupported."""
-    refuse_not_built(request, request.NEUTRAL, {"best_of": (request.n or 1,)}, built=request.BUILT)
+    refuse_unsupported(request, request.NEUTRAL, {"best_of": (request.n or 1,)}, built=request.BUILT)
     check_fields(request, stop_strings(request), limits)
     if (request.prompt_logprobs or 0) > limits.top_logprobs:
         raise InvalidRequest(f"prompt_logprobs is at most {limits.top_logprobs}", param="prompt_logprobs")
@@ -60,28 +60,28 @@ def check_fields(fields: GenerationFields, stop_strings: Sequence[str], limits: 
         raise InvalidRequest(f"cache_salt is at most {limits.cache_salt} characters", param="cache_salt")
 
 
-def refuse_not_built(
+def refuse_unsupported(
     fields: Struct,
     neutral: Mapping[str, tuple[Any, ...]],
-    also: Mapping[str, tuple[Any, ...]] | None = None,
+    extra_neutral: Mapping[str, tuple[Any, ...]] | None = None,
     built: Container[str] = (),
-    at: str = "",
+    path: str = "",
 ) -> None:
     """Refuse unsupported fields unless their value is null or neutral. Raises Unsupported, InvalidRequest.
 
-    neutral  values that pass, by field
-    also     further values that pass, by field
-    built    fields of the same type that are supported
-    at       path of `fields` in the request, for errors
+    neutral        accepted values, by field
+    extra_neutral  further accepted values, by field
+    built          fields of the same type that are supported
+    path           path of `fields` in the request, for errors
     """
     for name in fields.__struct_fields__:
         value = getattr(fields, name)
         if type(value) is not Raw or value is ABSENT or name in built:
             continue
-        decoded = _decode(value, name, f"{at}{name}")
-        passing = (*neutral.get(name, ()), *(also or {}).get(name, ()))
-        if decoded is not None and not any(_same(decoded, known) for known in passing):
-            raise Unsupported(name, param=f"{at}{name}")
+        decoded = _decode(value, name, f"{path}{name}")
+        accepted = (*neutral.get(name, ()), *(extra_neutral or {}).get(name, ()))
+        if decoded is not None and not any(_equal(decoded, known) for known in accepted):
+            raise Unsupported(name, param=f"{path}{name}")
 
 
 def stop_strings(request: OpenAIRequest) -> tuple[str, ...]:
@@ -91,26 +91,26 @@ def stop_strings(request: OpenAIRequest) -> tuple[str, ...]:
 
 
 def max_tokens(
-    prompt_tokens: int, asked: int | None, default: int | None, served: ServedModel, *, prompt_param: str
+    prompt_tokens: int, requested: int | None, default: int | None, served: ServedModel, *, prompt_param: str
 ) -> int:
     """Return the maximum number of tokens to generate for a choice. Raises PromptTooLong, InvalidRequest.
 
-    asked    the request's limit; None: `default`
-    default  limit of a request without its own; None: the rest of the context
+    requested  the request's limit; None: `default`
+    default    limit of a request without its own; None: the rest of the context
     """
-    room = served.max_model_len - prompt_tokens
-    if room < 1:
+    remaining = served.max_model_len - prompt_tokens
+    if remaining < 1:
         raise PromptTooLong(prompt_tokens, served.max_model_len - 1, param=prompt_param)
-    if asked is None:
-        return room if default is None else min(default, room)
-    if asked > room:
+    if requested is None:
+        return remaining if default is None else min(default, remaining)
+    if requested > remaining:
         raise InvalidRequest(
-            f"{prompt_tokens} prompt tokens and max_tokens {asked} are more than the {served.max_model_len}"
+            f"{prompt_tokens} prompt tokens and max_tokens {requested} are more than the {served.max_model_len}"
             " tokens this model can hold",
             param="max_tokens",
             code="context_length_exceeded",
         )
-    return asked
+    return requested
 
 
 def sampling_params(
@@ -127,8 +127,10 @@ def sampling_params(
     defaults = served.defaults
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
     if choices > 1 and (temperature == 0 or max_tokens == 0):
-        zero = "temperature" if temperature == 0 else "max_tokens"
-        raise InvalidRequest(f"at {zero} 0 all answers would be the same: there can be one only", param=choices_param)
+        zero_field = "temperature" if temperature == 0 else "max_tokens"
+        raise InvalidRequest(
+            f"at {zero_field} 0 all answers would be the same: there can be one only", param=choices_param
+        )
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
@@ -148,7 +150,7 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=temperature and max(temperature, COLDEST),
+        temperature=temperature and max(temperature, MIN_TEMPERATURE),
         top_k=min(top_k, served.vocab_size),
         top_p=defaults.top_p if fields.top_p is None else fields.top_p,
         min_p=defaults.min_p if fields.min_p is None else fields.min_p,
@@ -160,15 +162,15 @@ def sampling_params(
         logit_bias=bias,
         allowed_token_ids=allowed,
         bad_words=bad_words,
-        seed=secrets.randbelow(SEEDS) if fields.seed is None else fields.seed % SEEDS,
+        seed=secrets.randbelow(SEED_LIMIT) if fields.seed is None else fields.seed % SEED_LIMIT,
         logprobs=logprobs,
     )
 
 
 def end_ids(fields: GenerationFields, served: ServedModel) -> frozenset[int]:
     """Return the token ids that finish an answer: stop_token_ids, and the model's end ids unless ignore_eos is set."""
-    asked = frozenset(fields.stop_token_ids or ())
-    return asked if fields.ignore_eos else asked | served.tokenizer.end_ids
+    stop_ids = frozenset(fields.stop_token_ids or ())
+    return stop_ids if fields.ignore_eos else stop_ids | served.tokenizer.end_ids
 
 
 def check_ids(ids: Iterable[int], served: ServedModel, param: str) -> None:
@@ -180,7 +182,7 @@ def check_ids(ids: Iterable[int], served: ServedModel, param: str) -> None:
 
 def _decode(value: Raw, name: str, param: str) -> Any:
     # Neutral values are short. Decoding the body skipped raw values without checking them: `value` may be invalid JSON.
-    if len(memoryview(value)) > LONGEST_NEUTRAL_BYTES:
+    if len(memoryview(value)) > MAX_NEUTRAL_BYTES:
         raise Unsupported(name, param=param)
     try:
         return msgspec.json.decode(value)
@@ -188,6 +190,6 @@ def _decode(value: Raw, name: str, param: str) -> Any:
         raise InvalidRequest(f"{param}: {error}", param=param) from None
 
 
-def _same(value: Any, known: Any) -> bool:
+def _equal(value: Any, known: Any) -> bool:
     # Python's False == 0 and True == 1 do not hold in JSON.
     return value == known and isinstance(value, bool) == isinstance(known, bool)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Default limit of a body: five characters per token, each character escaped in six bytes.
 BODY_BYTES: Final = 2**20
 BODY_BYTES_BESIDES: Final = 2**16
-BODY_BYTES_A_TOKEN: Final = 32
+BODY_BYTES_PER_TOKEN: Final = 32
 
 
 class Service(Backend):
@@ -48,7 +48,7 @@ class Service(Backend):
         if (configured := self.config.server.max_body_bytes) is not None:
             return configured
         tokens = 0 if self.served is None else self.served.max_model_len
-        return max(BODY_BYTES, BODY_BYTES_BESIDES + BODY_BYTES_A_TOKEN * tokens)
+        return max(BODY_BYTES, BODY_BYTES_BESIDES + BODY_BYTES_PER_TOKEN * tokens)
 
 
 SERVICE = web.AppKey("service", Service)

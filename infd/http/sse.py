@@ -72,7 +72,7 @@ class EventStream:
         self._request = request
         self._registry = registry
         self._beginning = asyncio.Lock()  # handler and timer may both begin the response
-        self._quiet_beats = 0
+        self._idle_beats = 0
         self._lagging = False
         self._transport: asyncio.Transport | None = None
         self._direct: asyncio.Transport | None = None  # set after headers and a first chunk are sent
@@ -97,12 +97,12 @@ class EventStream:
     def write(self, events: bytes) -> None:
         """Write whole events while `writable`. Writes the bytes that response.write would, without its four calls."""
         assert self._direct is not None
-        self._quiet_beats = 0
+        self._idle_beats = 0
         self._direct.write(b"%x\r\n%b\r\n" % (len(events), events))
 
     async def send(self, events: bytes) -> None:
         """Write whole events; wait for a slow reader. Raises ConnectionError if the client has gone."""
-        self._quiet_beats = 0
+        self._idle_beats = 0
         transport = self._transport or await self._begin()
         if len(events) > HIGH_WATER or transport.get_write_buffer_size():
             await self._send_slowly((events,))
@@ -115,7 +115,7 @@ class EventStream:
 
     async def send_pieces(self, events: Pieces) -> None:
         """Write whole events too large to be joined. No other bytes are sent between the pieces."""
-        self._quiet_beats = 0
+        self._idle_beats = 0
         if self._transport is None:
             await self._begin()
         await self._send_slowly(joined(events, HIGH_WATER))
@@ -127,8 +127,8 @@ class EventStream:
 
     async def beat(self) -> None:
         """Count a beat; send the headers after BEATS_TO_HEADERS without an event, a comment after BEATS_TO_PING."""
-        self._quiet_beats += 1
-        if self._quiet_beats < (BEATS_TO_PING if self.begun else BEATS_TO_HEADERS):
+        self._idle_beats += 1
+        if self._idle_beats < (BEATS_TO_PING if self.begun else BEATS_TO_HEADERS):
             return
         # A slow reader has unread bytes, perhaps part of an event, and must not delay the pings of other streams.
         if not self._lagging and not self.buffered_bytes:

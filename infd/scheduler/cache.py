@@ -46,7 +46,7 @@ class Cache(Resource):
 
     # Admission
 
-    def looks_up(self, seq: Sequence) -> bool:
+    def uses_prefix_cache(self, seq: Sequence) -> bool:
         """Return whether a waiting sequence may use cached pages. Scoring needs logits, which no page holds."""
         return self._prefix_caching and not seq.scoring
 
@@ -94,7 +94,7 @@ class Cache(Resource):
 
     def _find(self, seq: Sequence) -> tuple[int, Tables]:
         """Return how many tokens of a sequence are cached, and the pages that hold them."""
-        if not self.looks_up(seq):
+        if not self.uses_prefix_cache(seq):
             return 0, [[] for _ in self._groups]
         hit, tables = longest_hit(seq, self._layout, self.index), []
         for number, group in enumerate(self._groups):

@@ -330,7 +330,7 @@ class Scheduler:
             resource.take(seq, plan)
         if seq.prompt_cached is None:
             seq.prompt_cached = min(seq.computed, seq.prompt_tokens)
-            if self.cache.looks_up(seq):
+            if self.cache.uses_prefix_cache(seq):
                 self.prefix_queries += seq.prompt_tokens
                 self.prefix_hits += seq.prompt_cached
         cost = self._add_span(step, seq, self.budget.remaining)

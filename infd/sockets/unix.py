@@ -79,7 +79,7 @@ class UnixListener:
             directory.mkdir(0o700 if private else 0o750, parents=True)
             if group is not None and not private:
                 os.chown(directory, -1, group)
-        if private and others_may_enter(directory):
+        if private and accessible_to_others(directory):
             raise ConfigError(
                 f"{directory} is not a directory that this user alone may enter (mode 0700), so whoever made it could"
                 f" pose as infd; remove it, or set {self._setting} to another path"
@@ -119,7 +119,7 @@ class UnixListener:
         return ConfigError(f"cannot make the {self._purpose} {self.path}: {error.strerror or error}; {advice}")
 
 
-def others_may_enter(directory: Path) -> bool:
+def accessible_to_others(directory: Path) -> bool:
     """Return whether `directory` exists and another user could bind sockets in it (not this user's, or not 0700)."""
     try:
         found = directory.lstat()

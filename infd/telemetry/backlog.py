@@ -50,7 +50,7 @@ class Backlog:
             if self._bytes + len(piece) > self._most_bytes:
                 self._dropped += 1
                 return
-            self._tell_gap()
+            self._report_gap()
             self._append(piece)
 
     def wait(self, timeout_s: float) -> bool:
@@ -71,10 +71,10 @@ class Backlog:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._dropped)
             if not self._waiting:
-                self._tell_gap()
+                self._report_gap()
             return self._waiting.popleft()
 
-    def _tell_gap(self) -> None:
+    def _report_gap(self) -> None:
         if self._dropped:
             self._append(self._gap(self._dropped))
             self._dropped = 0

@@ -20,7 +20,7 @@ import pytest
 
 from infd.config import AdminConfig, Config, DeviceConfig, Environment, ModelConfig, SchedulerConfig, ServerConfig
 from infd.daemon import components, resolve
-from infd.daemon.banner import Readiness, first_request, greet, process_age_s
+from infd.daemon.banner import Readiness, announce_ready, first_request, process_age_s
 from infd.daemon.daemon import Daemon
 from infd.daemon.heartbeat import Heartbeat, status_line
 from infd.daemon.notify import Notifier
@@ -365,11 +365,11 @@ def test_a_terminal_gets_the_greeting_and_a_program_one_line(
     caplog.set_level(logging.INFO, "infd")
     ready = readiness("tiny", "http://127.0.0.1:8000")
 
-    greet(ready, banner=True)
+    announce_ready(ready, banner=True)
     assert not caplog.records
     assert "curl http://127.0.0.1:8000" in capsys.readouterr().err
 
-    greet(ready, banner=False)
+    announce_ready(ready, banner=False)
     assert [record.address for record in caplog.records] == ["http://127.0.0.1:8000"]  # type: ignore[attr-defined]
     assert capsys.readouterr().err == ""
 
@@ -381,10 +381,10 @@ def test_the_greeting_names_reduced_limits(
     plain = readiness("tiny", "http://127.0.0.1:8000")
     small = msgspec.structs.replace(plain, quantization="int4", vocabulary="int8", cache_dtype="int8")
     for ready, line in ((plain, "cpu, float32"), (small, "cpu, float32, weights int4, vocabulary int8, cache int8")):
-        greet(ready, banner=True)
+        announce_ready(ready, banner=True)
         (device,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("device"))
         assert device.removeprefix("device").strip() == line
-        greet(ready, banner=False)
+        announce_ready(ready, banner=False)
     told = caplog.records[-1]
     assert (told.dtype, told.weights) == ("float32", "int4")  # type: ignore[attr-defined]
     assert (told.vocabulary, told.cache) == ("int8", "int8")  # type: ignore[attr-defined]
@@ -403,9 +403,9 @@ def test_the_greeting_names_the_embedded_model(
     caplog.set_level(logging.INFO, "infd")
     for embedded in (False, True):
         ready = readiness("tiny", "http://127.0.0.1:8000", embedded=embedded)
-        greet(ready, banner=True)
+        announce_ready(ready, banner=True)
         assert ("ships with infd" in capsys.readouterr().err) is embedded
-        greet(ready, banner=False)
+        announce_ready(ready, banner=False)
         assert hasattr(caplog.records[-1], "note") is embedded
 
 

@@ -115,7 +115,7 @@ async def test_of_many_choices_no_more_lies_with_a_reader_who_has_fallen_behind_
     a_step = 64 * (TOKEN_BYTES + LOGPROBS_BYTES + 20 * LIKELY_BYTES)
     async with serving(FakeExecutor(limits, depth=depth)) as engine, engine.admit(64, 0) as ticket:
         choices = await ticket.submit(request([1, 2], 9, choices=64, logprobs=20))
-        while not choices.too_much or engine.busy:
+        while not choices.paused or engine.busy:
             await asyncio.sleep(0)
         assert choices.streams[0].inbox.pending_bytes < PENDING_BYTES + depth * a_step
         answers = await collect(choices)
@@ -159,7 +159,7 @@ async def test_a_waiting_caller_may_take_tokens_as_they_are_pushed_and_wake_only
 
     async with serving() as engine, engine.admit(1, 0) as ticket:
         choices = await ticket.submit(request([1, 2], 20))
-        with choices.offered(take):
+        with choices.consumed_by(take):
             deltas = [delta async for _, delta in choices]
         assert ticket.generated_tokens == 20
 
@@ -181,7 +181,7 @@ async def test_tokens_that_are_not_taken_as_they_are_pushed_come_in_their_place(
 
     async with serving() as engine, engine.admit(2, 0) as ticket:
         choices = await ticket.submit(request([1, 2], 30, choices=2))
-        with choices.offered(take):
+        with choices.consumed_by(take):
             async for index, delta in choices:
                 got[index] += delta.token_ids
 
@@ -197,7 +197,7 @@ async def test_tokens_that_cannot_be_taken_fail_their_own_choice_only():
 
     async with serving() as engine, engine.admit(2, 0) as ticket:
         choices = await ticket.submit(request([5]), request([6]))
-        with choices.offered(take):
+        with choices.consumed_by(take):
             answer = await collect(choices)
 
     assert answer == {0: ([], FinishReason.ERROR), 1: (continuation([6], 5), FinishReason.LENGTH)}

@@ -61,7 +61,7 @@ class PlainFormat(PlainErrors):
     def last_events(self) -> bytes:
         return b"\nthe end\n"
 
-    def explain(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+    def encode_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
         return {}
 
     def whole(self, choices: Sequence[WholeChoice]) -> Pieces:

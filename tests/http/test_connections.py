@@ -39,8 +39,8 @@ def test_at_the_limit_the_connection_idle_for_longest_is_closed():
     here, first, second, third = house(), Guest(), Guest(), Guest()
     here.enter(first)
     here.enter(second)
-    here.busy(first)
-    here.silent(first)  # the latest to become silent
+    here.mark_busy(first)
+    here.mark_idle(first)  # the latest to become idle
 
     here.enter(third)
 
@@ -52,7 +52,7 @@ def test_where_all_are_in_use_the_newcomer_is_refused():
     here, first, second = house(), Guest(), Guest()
     for guest in (first, second):
         here.enter(guest)
-        here.busy(guest)
+        here.mark_busy(guest)
 
     with pytest.raises(Overloaded):
         here.enter(Guest())
@@ -86,12 +86,12 @@ def test_an_accepted_connection_is_unheard_until_its_request_or_close():
     asks, leaves = Guest(), Guest()
     some.enter(asks)
     some.enter(leaves)
-    assert some.unheard == {asks, leaves}
+    assert some.without_request == {asks, leaves}
 
-    some.busy(asks)
-    some.silent(asks)
+    some.mark_busy(asks)
+    some.mark_idle(asks)
     some.leave(leaves)
-    assert not some.unheard
+    assert not some.without_request
 
 
 def test_a_closed_connection_is_not_counted():
@@ -99,12 +99,12 @@ def test_a_closed_connection_is_not_counted():
     here.enter(guest)
     here.leave(guest)
     here.leave(guest)
-    here.silent(guest)
+    here.mark_idle(guest)
     assert len(here) == 0
 
     busy = Guest()
     here.enter(busy)
-    here.busy(busy)
+    here.mark_busy(busy)
     with pytest.raises(Overloaded):
         here.enter(Guest())
     assert not guest.dropped
@@ -126,14 +126,15 @@ def test_an_address_is_a_host_or_an_ipv6_network(peername: object, address: str)
 
 
 @pytest.mark.parametrize(
-    ("limit", "most"), [(1000, 1000 - connections.KEPT_DESCRIPTORS), (64, 32), (1, 1), (resource.RLIM_INFINITY, 2**31)]
+    ("limit", "most"),
+    [(1000, 1000 - connections.RESERVED_DESCRIPTORS), (64, 32), (1, 1), (resource.RLIM_INFINITY, 2**31)],
 )
 def test_the_process_holds_no_more_connections_than_it_has_descriptors(
     monkeypatch: pytest.MonkeyPatch, limit: int, most: int
 ):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, 10**6))
 
-    assert connections.descriptors() == most
+    assert connections.descriptor_limit() == most
 
 
 def test_few_descriptors_count_for_more_than_the_setting(monkeypatch: pytest.MonkeyPatch):

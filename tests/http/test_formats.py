@@ -45,7 +45,7 @@ def decoded(events: list[bytes]) -> list[dict[str, Any]]:
 
 def whole(format: Format, *deltas: ChoiceDelta) -> list[bytes]:
     """Return the body of a whole answer, given the deltas of its choices in order."""
-    gathering = Gathering(len({delta.index for delta in deltas}), format.explain)
+    gathering = Gathering(len({delta.index for delta in deltas}), format.encode_logprobs)
     gathering.add(deltas)
     return format.whole(gathering.finish(1, 1))
 
@@ -167,11 +167,11 @@ def test_an_answer_without_a_token_has_no_timings(monkeypatch: pytest.MonkeyPatc
 def test_chat_logprobs_tell_token_bytes_and_the_likeliest():
     pair = tokenizer().encode("ab")[0]
     (half,) = tokenizer().encode("é")[:1]
-    explained = part(
+    encoded_logprobs = part(
         "ab", token_ids=[pair, half], logprobs=[TokenLogprobs(-0.5, (half,), (-0.5,)), TokenLogprobs(-1e9)]
     )
 
-    body = json.loads(b"".join(whole(chat_format(logprobs=True, top_logprobs=1), explained)))
+    body = json.loads(b"".join(whole(chat_format(logprobs=True, top_logprobs=1), encoded_logprobs)))
 
     assert body["choices"][0]["logprobs"] == {
         "content": [

@@ -30,8 +30,8 @@ def generated(token: int) -> ChoiceDelta:
     "format", [completion_format(logprobs=LIKELY, n=1), chat_format(logprobs=True, top_logprobs=LIKELY, n=1)]
 )
 def test_log_probabilities_take_no_more_memory_than_in_the_body(format: Format):
-    format.explain(generated(0))  # first use builds the tokenizer's table
-    gathering = Gathering(1, format.explain)
+    format.encode_logprobs(generated(0))  # first use builds the tokenizer's table
+    gathering = Gathering(1, format.encode_logprobs)
     tracemalloc.start()
     try:
         for token in range(TOKENS):
@@ -41,7 +41,7 @@ def test_log_probabilities_take_no_more_memory_than_in_the_body(format: Format):
         tracemalloc.stop()
 
     (choice,) = gathering.finish(1, 1)
-    encoded = sum(len(piece) for pieces in choice.explained.values() for piece in pieces)
+    encoded = sum(len(piece) for pieces in choice.encoded_logprobs.values() for piece in pieces)
     assert encoded < held < 1.1 * encoded
 
 
@@ -50,7 +50,7 @@ def test_gathered_in_any_cuts_a_choice_is_the_same(count: int):
     bodies = []
     for cut in (1, count):
         format = completion_format(logprobs=2, n=1)
-        gathering = Gathering(1, format.explain)
+        gathering = Gathering(1, format.encode_logprobs)
         for first in range(0, count, cut):
             tokens = [generated(token) for token in range(first, min(count, first + cut))]
             logprobs = [each for delta in tokens for each in delta.logprobs]
@@ -62,7 +62,7 @@ def test_gathered_in_any_cuts_a_choice_is_the_same(count: int):
 
 
 def test_the_likeliest_choices_are_returned_prompt_by_prompt():
-    gathering = Gathering(6, completion_format(n=1, best_of=3).explain)
+    gathering = Gathering(6, completion_format(n=1, best_of=3).encode_logprobs)
     means = [-3.0, -1.0, -2.0, -0.5, -0.1, -0.2]
     for index, mean in enumerate(means):
         scores = [TokenLogprobs(mean - 0.05), TokenLogprobs(mean + 0.05)]

@@ -11,7 +11,7 @@ import pytest
 
 from infd.config import Config, LimitsConfig
 from infd.http.formats.base import ENTRY_BYTES, readable
-from infd.http.generate import SHORT_EXPLANATION
+from infd.http.generate import SHORT_LOGPROBS
 from infd.http.prompt import bad_word_ids
 from infd.http.schema.logprobs import PromptLogprob
 from infd.offload import Offload
@@ -28,7 +28,7 @@ TEXT = tokenizer().decode(PROMPT)
 LONG = [300 + i % 90 for i in range(150)]  # more tokens than one step computes
 
 
-def explained(prompt: list[int], most: int) -> list[dict[str, Any] | None]:
+def encoded_logprobs(prompt: list[int], most: int) -> list[dict[str, Any] | None]:
     """Return the expected prompt_logprobs of the fake model."""
     told: list[dict[str, Any] | None] = [None]
     for token_id, each in zip(prompt[1:], prompt_likelihoods(prompt, most), strict=True):
@@ -53,7 +53,7 @@ async def test_a_prompt_is_scored_token_by_token(endpoint: Endpoint, prompt: lis
     body = await endpoint.complete(prompt=prompt, prompt_logprobs=2, max_tokens=3, n=2)
 
     for choice in body["choices"]:
-        assert choice["prompt_logprobs"] == explained(prompt, 2)
+        assert choice["prompt_logprobs"] == encoded_logprobs(prompt, 2)
         assert choice["text"] == foretell(prompt, 3, seed=choice["index"])[1]
 
 
@@ -106,7 +106,7 @@ async def test_a_chat_counts_its_prompt_logprobs_once_for_any_n():
         said = {"messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 3, "stream": True}
         status, refused = await endpoint.post("/v1/chat/completions", said)
 
-    assert body["prompt_logprobs"] == explained(prompt, 2)
+    assert body["prompt_logprobs"] == encoded_logprobs(prompt, 2)
     assert (status, refused["error"]["param"]) == (400, "prompt_logprobs")
 
 
@@ -142,7 +142,7 @@ async def test_a_cached_prompt_is_scored_too(endpoint: Endpoint):
     body = await endpoint.complete(prompt=LONG, prompt_logprobs=0, max_tokens=1)
     again = await endpoint.complete(prompt=LONG, max_tokens=1)
 
-    assert body["choices"][0]["prompt_logprobs"] == explained(LONG, 0)
+    assert body["choices"][0]["prompt_logprobs"] == encoded_logprobs(LONG, 0)
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
@@ -165,12 +165,12 @@ async def test_a_cached_prompt_is_scored_for_all_its_choices_whatever_a_score_co
             )
 
     of = [prompt, prompt, PROMPT, PROMPT]
-    assert [choice["prompt_logprobs"] for choice in body["choices"]] == [explained(each, 2) for each in of]
+    assert [choice["prompt_logprobs"] for choice in body["choices"]] == [encoded_logprobs(each, 2) for each in of]
     told = [choice for event in events for choice in event["choices"] if "prompt_logprobs" in choice]
-    assert [choice["prompt_logprobs"] for choice in told] == [explained(prompt, 2)] * 2
+    assert [choice["prompt_logprobs"] for choice in told] == [encoded_logprobs(prompt, 2)] * 2
     (choice,) = echo["choices"]
     assert choice["logprobs"]["token_logprobs"][:count] == [None, *(each.chosen for each in prompt_likelihoods(prompt))]
-    assert whole["prompt_logprobs"] == explained(chat_prompt("a" * count), 1)
+    assert whole["prompt_logprobs"] == encoded_logprobs(chat_prompt("a" * count), 1)
 
 
 @pytest.mark.parametrize("count", [16, 17, 40])
@@ -202,8 +202,8 @@ async def test_a_chat_returns_its_prompt_logprobs_once(endpoint: Endpoint):
     said = {"messages": [{"role": "user", "content": "hi"}], "seed": 0, "prompt_logprobs": 1, "max_tokens": 2, "n": 2}
     events = await endpoint.events("/v1/chat/completions", said)
 
-    assert body["prompt_logprobs"] == explained(prompt, 1)
-    assert [event["prompt_logprobs"] for event in events if "prompt_logprobs" in event] == [explained(prompt, 1)]
+    assert body["prompt_logprobs"] == encoded_logprobs(prompt, 1)
+    assert [event["prompt_logprobs"] for event in events if "prompt_logprobs" in event] == [encoded_logprobs(prompt, 1)]
 
 
 async def test_prompt_logprobs_come_only_on_request(endpoint: Endpoint):
@@ -290,7 +290,7 @@ async def test_long_explanations_are_written_off_the_loop(endpoint: Endpoint, mo
             return await super().__call__(*args, **kwargs)
 
     monkeypatch.setattr(endpoint.server.service, "offload", counting := Counting())
-    assert len(LONG) > SHORT_EXPLANATION
+    assert len(LONG) > SHORT_LOGPROBS
     whole = await endpoint.complete(prompt=LONG, prompt_logprobs=1, max_tokens=2)
     events = await endpoint.events("/v1/completions", {"prompt": LONG, "prompt_logprobs": 1, "max_tokens": 2})
     await endpoint.complete(prompt=PROMPT, prompt_logprobs=1, max_tokens=2)

@@ -189,7 +189,7 @@ def test_a_model_that_is_greedy_by_default_refuses_several_answers():
 
 
 def test_a_temperature_near_zero_stays_away_from_infinity():
-    assert params(temperature=1e-300).temperature == sampling.COLDEST
+    assert params(temperature=1e-300).temperature == sampling.MIN_TEMPERATURE
     assert params(temperature=0).temperature == 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infd.errors import ConfigError, StartError
-from infd.sockets.unix import UnixListener, others_may_enter
+from infd.sockets.unix import UnixListener, accessible_to_others
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,10 +66,10 @@ def test_a_missing_directory_is_made_closed_to_others(tmp_path: Path) -> None:
 
 def test_a_private_directory_is_this_users_alone(tmp_path: Path) -> None:
     own = tmp_path / "infd-7"
-    assert not others_may_enter(own)
+    assert not accessible_to_others(own)
     UnixListener(own / "admin.sock", group=os.getegid(), private=True).close()
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
-    assert not others_may_enter(own)
+    assert not accessible_to_others(own)
 
     (tmp_path / "infd-8").symlink_to(own)
     with pytest.raises(ConfigError, match=r"mode 0700.*--admin-socket"):

@@ -24,7 +24,7 @@ from infd.admin.ctl.client import AdminClient, Failure, TimedOut, Unreachable
 from infd.admin.ctl.events import events
 from infd.admin.ctl.options import json_option, patience_options
 from infd.config import Environment
-from infd.sockets.unix import others_may_enter
+from infd.sockets.unix import accessible_to_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +80,7 @@ def cli(context: click.Context, path: str | None) -> None:
 def _usual_places() -> Iterator[str]:
     environment = Environment.read(os.environ, pid=os.getpid(), uid=os.geteuid())
     for directory in environment.runtime:
-        if directory != environment.private or not others_may_enter(directory):
+        if directory != environment.private or not accessible_to_others(directory):
             yield str(directory / "admin.sock")
 
 

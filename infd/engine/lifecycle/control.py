@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infd.engine")
 
-STEERABLE: Final = frozenset({State.READY, State.PAUSED, State.SLEEPING})  # states in which a target may be set
+TARGETABLE: Final = frozenset({State.READY, State.PAUSED, State.SLEEPING})  # states in which a target may be set
 
 
 class LifecycleControl:
@@ -58,8 +58,8 @@ class LifecycleControl:
         self._reached = Target()  # the last target reached, or the state in which a failed transition ended
         self._before_sleep = Target()
         self._latest: Transition | None = None
-        self._mover: asyncio.Task[None] | None = None
-        self._loader: asyncio.Task[None] | None = None
+        self._transition_task: asyncio.Task[None] | None = None
+        self._load_task: asyncio.Task[None] | None = None
         self._idle: tuple[int, float] | None = None  # choices accepted when the engine became idle, and when that was
 
     # Commands
@@ -88,22 +88,22 @@ class LifecycleControl:
 
     def wake(self, parts: frozenset[MemoryPart] = ALL) -> Transition:
         """Restore these parts; once all are restored, return to the state before the sleep. Raises WrongState."""
-        return self._rouse(parts, self._before_sleep)
+        return self._restore_and_aim(parts, self._before_sleep)
 
     def resume(self, parts: frozenset[MemoryPart] = ALL) -> Transition:
         """Restore these parts; once all are restored, enter READY. Raises WrongState."""
-        return self._rouse(parts, Target())
+        return self._restore_and_aim(parts, Target())
 
     def load_weights(self, path: str) -> Transition:
         """Replace the weights while no step runs. Raises WrongState, Busy."""
-        self._require_steerable()
-        if self._loader is not None and not self._loader.done():
+        self._require_targetable()
+        if self._load_task is not None and not self._load_task.done():
             raise Busy("weights are being loaded already; wait for that, see `infdctl status`")
         transition = Transition(self.target, self._now())
-        self._loader = self._start(self._load(transition, path), "weights")
+        self._load_task = self._start(self._load(transition, path), "weights")
         return transition
 
-    def _rouse(self, parts: frozenset[MemoryPart], then: Target) -> Transition:
+    def _restore_and_aim(self, parts: frozenset[MemoryPart], then: Target) -> Transition:
         now = self.target
         if now.state is not State.SLEEPING:
             return self._aim(now if then is self._before_sleep else then)
@@ -140,7 +140,7 @@ class LifecycleControl:
 
     def on_request(self) -> None:
         """Wake the engine for a new request if `wakes_on_request`."""
-        if self.wakes_on_request and self._lifecycle.state in STEERABLE:
+        if self.wakes_on_request and self._lifecycle.state in TARGETABLE:
             self.wake()
 
     def sleep_if_idle(self) -> None:
@@ -157,7 +157,7 @@ class LifecycleControl:
 
     def stop(self) -> bool:
         """Cancel all transitions: the engine drains or has failed. Return whether steps are held; they stay held."""
-        for task in (self._mover, self._loader):
+        for task in (self._transition_task, self._load_task):
             if task is not None:
                 task.cancel()
         if self._latest is not None:
@@ -169,7 +169,7 @@ class LifecycleControl:
     async def close(self) -> None:
         """Stop, and wait for the tasks to end."""
         self.stop()
-        if tasks := [task for task in (self._mover, self._loader) if task is not None]:
+        if tasks := [task for task in (self._transition_task, self._load_task) if task is not None]:
             await asyncio.wait(tasks)
 
     # Towards the target
@@ -177,7 +177,7 @@ class LifecycleControl:
     def _aim(self, target: Target) -> Transition:
         """Set the target, and start the task that moves the engine there."""
         latest, now = self._latest, self._now()
-        self._require_steerable()
+        self._require_targetable()
         known = self.target
         if latest is not None and known == target and not latest.ended.done():
             return latest
@@ -190,14 +190,14 @@ class LifecycleControl:
         self._gate.holds = target.new == "hold"
         if target.state is not State.READY:
             if self._lifecycle.state is not State.SLEEPING:
-                falling = "" if target.state is State.PAUSED else f"falling asleep, {IN_FLIGHT[target.mode]}: "
-                self._lifecycle.enter(State.PAUSED, falling + target.reason)
+                reason = "" if target.state is State.PAUSED else f"falling asleep, {IN_FLIGHT[target.mode]}: "
+                self._lifecycle.enter(State.PAUSED, reason + target.reason)
             if target.mode != "wait":
                 self._core.loop.hold()
         self._gate.recheck()
         self._core.ended.set()  # `_hold_steps` may wait for requests to finish, and raises Overtaken now
-        if self._mover is None or self._mover.done():
-            self._mover = self._start(self._move(), "lifecycle")
+        if self._transition_task is None or self._transition_task.done():
+            self._transition_task = self._start(self._move(), "lifecycle")
         return transition
 
     async def _move(self) -> None:
@@ -235,9 +235,9 @@ class LifecycleControl:
             self._lifecycle.enter(State.PAUSED, target.reason)
             await self._hold_steps(transition)
         else:
-            await self._fall_asleep(transition)
+            await self._enter_sleep(transition)
 
-    async def _fall_asleep(self, transition: Transition) -> None:
+    async def _enter_sleep(self, transition: Transition) -> None:
         target = transition.target
         if self._lifecycle.state is not State.SLEEPING:
             await self._hold_steps(transition)
@@ -291,13 +291,13 @@ class LifecycleControl:
             error = failure
             if not isinstance(failure, InfdError):
                 log.exception("weights could not be loaded")
-        if self._memory.invalid and lifecycle.state in STEERABLE:
+        if self._memory.invalid and lifecycle.state in TARGETABLE:
             lifecycle.enter(lifecycle.state, str(WeightsInvalid()))
-        elif error is None and lifecycle.state in STEERABLE:
+        elif error is None and lifecycle.state in TARGETABLE:
             lifecycle.enter(lifecycle.state, self._reached.reason)
         transition.end(self._now(), error)
         fields: dict[str, object] = {"path": path, "took_s": transition.took_s}
-        self._events.tell("weights", "loaded" if error is None else "not loaded", **fields, **_because(error))
+        self._events.tell("weights", "loaded" if error is None else "not loaded", **fields, **_error_field(error))
         if error is None:
             log.info("weights loaded", extra=fields)
         else:
@@ -316,8 +316,8 @@ class LifecycleControl:
         self._gate.holds = self._reached.new == "hold"
         self._gate.refuse_all(str(error))
 
-    def _require_steerable(self) -> None:
-        if self._lifecycle.state not in STEERABLE:
+    def _require_targetable(self) -> None:
+        if self._lifecycle.state not in TARGETABLE:
             raise WrongState(self._lifecycle.state.value, self._lifecycle.reason)
 
     def _require_latest(self, transition: Transition) -> None:
@@ -340,12 +340,12 @@ class LifecycleControl:
         if target.state is State.SLEEPING:
             fields |= {"level": target.level, "freed_bytes": transition.freed_bytes, "by_itself": target.by_itself}
         told = target.state.value if error is None else f"not {target.state.value}"
-        self._events.tell("rest", told, **fields, **_because(error))
+        self._events.tell("rest", told, **fields, **_error_field(error))
         if error is None:
             log.info("%s, as asked", target.state.value, extra=fields)
         else:
             log.error("not %s, as asked: %s", target.state.value, error, extra=fields)
 
 
-def _because(error: BaseException | None) -> dict[str, object]:
+def _error_field(error: BaseException | None) -> dict[str, object]:
     return {} if error is None else {"error": error}

@@ -44,7 +44,7 @@ class Watcher(Protocol):
         """
 
 
-class Taker(Protocol):
+class Consumer(Protocol):
     """Called with the new tokens of an unfinished choice while its caller waits for news."""
 
     def __call__(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
@@ -107,7 +107,7 @@ class Stream:
                 self._append(token_ids[:used], logprobs[:used], FinishReason.STOP)
                 return True
         self.delivered += len(token_ids)
-        if finish is not None or not self.inbox.taken(self.index, token_ids, logprobs):
+        if finish is not None or not self.inbox.consume(self.index, token_ids, logprobs):
             self._append(token_ids, logprobs, finish, stop_id=stop_id)
         return False
 
@@ -155,16 +155,16 @@ class Inbox:
 
     news           indices of the streams with a pending delta, in order
     waiter         resolved when a stream has a delta
-    taker          consumes tokens unbuffered; refers to all streams, so it is set only within `Choices.offered`
+    consumer          consumes tokens unbuffered; refers to all streams, so it is set only within `Choices.consumed_by`
     pending_bytes  approximate size of all pending deltas
     """
 
-    __slots__ = ("news", "pending_bytes", "taker", "waiter")
+    __slots__ = ("consumer", "news", "pending_bytes", "waiter")
 
     def __init__(self) -> None:
         self.news: deque[int] = deque()
         self.waiter: asyncio.Future[None] | None = None
-        self.taker: Taker | None = None
+        self.consumer: Consumer | None = None
         self.pending_bytes = 0
 
     @property
@@ -172,14 +172,14 @@ class Inbox:
         """Whether more than PENDING_BYTES are unread."""
         return self.pending_bytes > PENDING_BYTES
 
-    def taken(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Offer tokens to the taker, if the caller waits; return whether the taker consumed them.
+    def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        """Offer tokens to the consumer, if the caller waits; return whether the consumer consumed them.
 
         A caller waits only while no delta is pending.
         """
-        if self.taker is None or self.waiter is None or self.waiter.done():
+        if self.consumer is None or self.waiter is None or self.waiter.done():
             return False
-        return self.taker(index, token_ids, logprobs)
+        return self.consumer(index, token_ids, logprobs)
 
     def announce(self, index: int) -> None:
         self.news.append(index)
@@ -194,15 +194,15 @@ class Choices:
     Indices number the choices of the first request, then those of the next, in the order submitted.
     """
 
-    def __init__(self, watchers: Many[Watcher | None], on_relief: Callable[[], None]) -> None:
-        """on_relief: called when a paused caller has read enough to continue."""
+    def __init__(self, watchers: Many[Watcher | None], on_resume: Callable[[], None]) -> None:
+        """on_resume: called when a paused caller has read enough to continue."""
         self._inbox = Inbox()
         self.streams = [Stream(self._inbox, index, watcher) for index, watcher in enumerate(watchers)]
         self._open = len(self.streams)
-        self._on_relief = on_relief
+        self._on_resume = on_resume
 
     @property
-    def too_much(self) -> bool:
+    def paused(self) -> bool:
         """Whether the caller is paused: more than PENDING_BYTES are unread."""
         return self._inbox.full
 
@@ -215,13 +215,13 @@ class Choices:
         return self
 
     @contextmanager
-    def offered(self, taker: Taker) -> Iterator[None]:
-        """Within this block, offer tokens to `taker` before buffering them and waking the caller."""
-        self._inbox.taker = taker
+    def consumed_by(self, consumer: Consumer) -> Iterator[None]:
+        """Within this block, offer tokens to `consumer` before buffering them and waking the caller."""
+        self._inbox.consumer = consumer
         try:
             yield
         finally:
-            self._inbox.taker = None
+            self._inbox.consumer = None
 
     async def __anext__(self) -> tuple[int, Delta]:
         while not self._inbox.news:
@@ -240,10 +240,10 @@ class Choices:
 
     def take(self) -> tuple[int, Delta]:
         """Return the index and delta of the stream that has waited longest. Call only while `ready`."""
-        stream, behind = self.streams[self._inbox.news.popleft()], self.too_much
+        stream, behind = self.streams[self._inbox.news.popleft()], self.paused
         delta = stream.take()
-        if behind and not self.too_much:
-            self._on_relief()
+        if behind and not self.paused:
+            self._on_resume()
         if delta.finish is not None:
             self._open -= 1
         return stream.index, delta

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Placeholder for the text of a chunk. The encoded chunk is split at the encoded placeholder, b'"\\u0000"', which occurs
 # nowhere else in the chunk.
-PLACE: Final = "\0"
+TEXT_PLACEHOLDER: Final = "\0"
 
 # JSON has no infinity.
 LOWEST_LOGPROB: Final = -9999.0
@@ -68,7 +68,7 @@ class Format(Errors, Protocol):
     def last_events(self) -> bytes:
         """Return the framed events that follow the last delta, the API's end marker included."""
 
-    def explain(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+    def encode_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
         """Return the log-probabilities of a delta and of its prompt report as encoded elements of JSON arrays, by name.
 
         The caller passes every token once, in order.
@@ -88,13 +88,13 @@ def framed(data: Pieces) -> Pieces:
     return [b"data: ", *data, b"\n\n"]
 
 
-def around(chunk: Struct) -> list[bytes]:
-    """Return the bytes of a framed chunk before, between and after its text; PLACE stands for the text in `chunk`.
+def split_chunk(chunk: Struct) -> list[bytes]:
+    """Return the bytes of a framed chunk before, between and after its text, which is TEXT_PLACEHOLDER in `chunk`.
 
     Only the text of a chunk changes from token to token, and encoding a whole chunk takes longer than all other work
     on a token.
     """
-    return event(msgspec.json.encode(chunk)).split(msgspec.json.encode(PLACE))
+    return event(msgspec.json.encode(chunk)).split(msgspec.json.encode(TEXT_PLACEHOLDER))
 
 
 def usage(ticket: Ticket, thought_tokens: int = 0) -> Usage:
@@ -108,23 +108,23 @@ def usage(ticket: Ticket, thought_tokens: int = 0) -> Usage:
     )
 
 
-def explain_prompt(report: PromptReport, most: int, tokenizer: Tokenizer) -> Pieces:
-    """Return the encoded elements of PromptLogprobs, with the `most` likeliest tokens of each position."""
+def encode_prompt_logprobs(report: PromptReport, top: int, tokenizer: Tokenizer) -> Pieces:
+    """Return the encoded elements of PromptLogprobs, with the `top` likeliest tokens of each position."""
     tokens = zip(report.token_ids, report.logprobs, strict=True)
-    return elements(batched((_explained(*token, most, tokenizer) for token in tokens), PIECE_TOKENS))
+    return elements(batched((_prompt_logprob_entries(*token, top, tokenizer) for token in tokens), PIECE_TOKENS))
 
 
-def _explained(
-    token_id: int, logprobs: TokenLogprobs | None, most: int, tokenizer: Tokenizer
+def _prompt_logprob_entries(
+    token_id: int, logprobs: TokenLogprobs | None, top: int, tokenizer: Tokenizer
 ) -> dict[int, PromptLogprob] | None:
     if logprobs is None:
         return None
     entries = {token_id: (logprobs.chosen, logprobs.rank or 0)}
-    for rank, (top_id, logprob) in enumerate(zip(logprobs.top_ids[:most], logprobs.top, strict=False), 1):
+    for rank, (top_id, logprob) in enumerate(zip(logprobs.top_ids[:top], logprobs.top, strict=False), 1):
         entries.setdefault(top_id, (logprob, rank))
     return {
-        each: PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=readable(tokenizer.piece(each)))
-        for each, (logprob, rank) in entries.items()
+        entry_id: PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=readable(tokenizer.piece(entry_id)))
+        for entry_id, (logprob, rank) in entries.items()
     }
 
 

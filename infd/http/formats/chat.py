@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from msgspec import UNSET
 
-from infd.http.formats.base import PLACE, around, event, explain_prompt, finite, framed, readable, usage
+from infd.http.formats.base import (
+    TEXT_PLACEHOLDER,
+    encode_prompt_logprobs,
+    event,
+    finite,
+    framed,
+    readable,
+    split_chunk,
+    usage,
+)
 from infd.http.formats.openai import DONE, OpenAIErrors, detail
 from infd.http.formats.timings import timings
-from infd.http.pieces import PIECE_TOKENS, array, arrays, batched, elements, filled, hole
+from infd.http.pieces import PIECE_TOKENS, array, arrays, batched, elements, placeholder, substitute
 from infd.http.schema.chat import (
     ChatChoice,
     ChatChunk,
@@ -59,14 +68,16 @@ class ChatFormat(OpenAIErrors):
         self._created = int(time.time())
         self._model = accepted.model
         self._only_text = not (self._logprobs or self._show_ids or self._running_usage)
-        self._empty = None if accepted.marked_up else ""  # content of a message without text
+        self._empty_content = None if accepted.marked_up else ""  # content of a message without text
         self._show_thoughts = request.include_reasoning is not False
         self._thought_tokens = 0
-        self._calling: set[int] = set()
+        self._choices_with_calls: set[int] = set()
         self._begun: set[int] = set()
-        self._frames = self._around(ChatDelta(content=PLACE), request.n or 1)
+        self._frames = self._split_chunks(ChatDelta(content=TEXT_PLACEHOLDER), request.n or 1)
         self._thought_frames = (
-            self._around(ChatDelta(reasoning_content=PLACE, reasoning=PLACE), request.n or 1)
+            self._split_chunks(
+                ChatDelta(reasoning_content=TEXT_PLACEHOLDER, reasoning=TEXT_PLACEHOLDER), request.n or 1
+            )
             if accepted.marked_up
             else []
         )
@@ -77,10 +88,10 @@ class ChatFormat(OpenAIErrors):
             return self._opening_event(delta) + self.events(delta)
         if delta.finish is None and delta.aside is None and self._only_text:
             return [msgspec.json.encode(delta.text).join(self._frames[delta.index])] if delta.text else []
-        self._note(delta)
-        if delta.finish is None and self._only_text and (thought := self._thought_alone(delta)):
+        self._record_markup(delta)
+        if delta.finish is None and self._only_text and (thought := self._only_thought(delta)):
             return [msgspec.json.encode(thought).join(self._thought_frames[delta.index])]
-        return self._event(delta) if self._shows(delta) or not self._only_text else []
+        return self._event(delta) if self._is_visible(delta) or not self._only_text else []
 
     def last_events(self) -> bytes:
         if not self._include_usage:
@@ -90,90 +101,92 @@ class ChatFormat(OpenAIErrors):
         chunk.timings = timings(self._ticket)
         return event(msgspec.json.encode(chunk)) + DONE
 
-    def explain(self, delta: ChoiceDelta) -> dict[str, Pieces]:
-        return self._explain_prompt(delta) | self._explain_tokens(delta)
+    def encode_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+        return self._encode_prompt_logprobs(delta) | self._encode_token_logprobs(delta)
 
     def whole(self, choices: Sequence[WholeChoice]) -> Pieces:
         for choice in choices:
-            self._note(choice.delta)
-        explained = choices[0].explained
+            self._record_markup(choice.delta)
+        encoded = choices[0].encoded_logprobs
         response = ChatResponse(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=hole("choices"),
+            choices=placeholder("choices"),
             usage=usage(self._ticket, self._thought_tokens),
             timings=timings(self._ticket),
             prompt_token_ids=list(self._prompt) if self._show_ids else UNSET,
-            prompt_logprobs=_prompt_logprobs(explained),
+            prompt_logprobs=_prompt_logprobs(encoded),
         )
-        return filled(response, arrays(explained) | {"choices": array(*map(self._choice, choices))})
+        return substitute(response, arrays(encoded) | {"choices": array(*map(self._choice, choices))})
 
     def _choice(self, whole: WholeChoice) -> Pieces:
         delta = whole.delta
         choice = ChatChoice(
             index=delta.index,
             message=self._message(delta),
-            logprobs=self._logprobs_hole(),
+            logprobs=self._logprobs_placeholder(),
             finish_reason=self._finish_reason(delta) or "",
             stop_reason=delta.stop_reason,
             token_ids=delta.token_ids if self._show_ids else UNSET,
             error=UNSET if delta.error is None else detail(delta.error),
         )
-        return filled(choice, arrays(whole.explained))
+        return substitute(choice, arrays(whole.encoded_logprobs))
 
     def _opening_event(self, delta: ChoiceDelta) -> Pieces:
-        chunk = self._chunk(ChatChunkChoice(index=delta.index, delta=ChatDelta(role="assistant", content=self._empty)))
-        explained = self._explain_prompt(delta)
+        chunk = self._chunk(
+            ChatChunkChoice(index=delta.index, delta=ChatDelta(role="assistant", content=self._empty_content))
+        )
+        encoded = self._encode_prompt_logprobs(delta)
         if self._show_ids:
             chunk.prompt_token_ids = list(self._prompt)
-        chunk.prompt_logprobs = _prompt_logprobs(explained)
-        return framed(filled(chunk, arrays(explained)))
+        chunk.prompt_logprobs = _prompt_logprobs(encoded)
+        return framed(substitute(chunk, arrays(encoded)))
 
     def _event(self, delta: ChoiceDelta) -> Pieces:
-        explained: dict[str, Pieces] = {}
+        encoded: dict[str, Pieces] = {}
         choice = ChatChunkChoice(index=delta.index, delta=self._delta(delta))
         if self._logprobs and len(delta.token_ids) <= PIECE_TOKENS:
             # Encoding a few tokens with the chunk is faster than encoding a separate list.
-            choice.logprobs = ChatLogprobs(content=list(map(self._likely, delta.token_ids, delta.logprobs)))
+            choice.logprobs = ChatLogprobs(content=list(map(self._token_logprobs, delta.token_ids, delta.logprobs)))
         else:
-            explained, choice.logprobs = self._explain_tokens(delta), self._logprobs_hole()
+            encoded, choice.logprobs = self._encode_token_logprobs(delta), self._logprobs_placeholder()
         if self._show_ids:
             choice.token_ids = delta.token_ids
         if delta.finish is not None:
             choice.finish_reason = self._finish_reason(delta)
             choice.stop_reason = delta.stop_reason
             choice.error = UNSET if delta.error is None else detail(delta.error)
-        return framed(filled(self._chunk(choice), arrays(explained)))
+        return framed(substitute(self._chunk(choice), arrays(encoded)))
 
-    def _around(self, delta: ChatDelta, choices: int) -> list[list[bytes]]:
-        return [around(self._chunk(ChatChunkChoice(index=index, delta=delta))) for index in range(choices)]
+    def _split_chunks(self, delta: ChatDelta, choices: int) -> list[list[bytes]]:
+        return [split_chunk(self._chunk(ChatChunkChoice(index=index, delta=delta))) for index in range(choices)]
 
-    def _thought_alone(self, delta: ChoiceDelta) -> str:
+    def _only_thought(self, delta: ChoiceDelta) -> str:
         """Return the thought of a delta without other visible parts; else an empty string."""
         aside = delta.aside
         return aside.thought if aside is not None and self._show_thoughts and not (delta.text or aside.calls) else ""
 
-    def _note(self, delta: ChoiceDelta) -> None:
+    def _record_markup(self, delta: ChoiceDelta) -> None:
         """Update the thought tokens and the choices with tool calls, which the end of the answer reports."""
         if delta.aside is not None:
             self._thought_tokens += delta.aside.thought_tokens
             if delta.aside.calls:
-                self._calling.add(delta.index)
+                self._choices_with_calls.add(delta.index)
 
-    def _shows(self, delta: ChoiceDelta) -> bool:
+    def _is_visible(self, delta: ChoiceDelta) -> bool:
         aside = delta.aside
         thought = aside is not None and aside.thought and self._show_thoughts
         return bool(delta.finish or delta.text or thought or (aside is not None and aside.calls))
 
     def _finish_reason(self, delta: ChoiceDelta) -> str | None:
         """Return "tool_calls" only if the model ended its turn: a client must not run a truncated call."""
-        if delta.finish is FinishReason.STOP and delta.index in self._calling:
+        if delta.finish is FinishReason.STOP and delta.index in self._choices_with_calls:
             return "tool_calls"
         return delta.finish.value if delta.finish is not None else None
 
     def _message(self, delta: ChoiceDelta) -> ReplyMessage:
-        message = ReplyMessage(content=delta.text or self._empty)
+        message = ReplyMessage(content=delta.text or self._empty_content)
         if delta.aside is not None:
             if delta.aside.thought and self._show_thoughts:
                 message.reasoning_content = message.reasoning = delta.aside.thought
@@ -185,58 +198,58 @@ class ChatFormat(OpenAIErrors):
         return message
 
     def _delta(self, delta: ChoiceDelta) -> ChatDelta:
-        shown = ChatDelta(content=delta.text or UNSET)
+        chat_delta = ChatDelta(content=delta.text or UNSET)
         if delta.aside is not None:
             if delta.aside.thought and self._show_thoughts:
-                shown.reasoning_content = shown.reasoning = delta.aside.thought
+                chat_delta.reasoning_content = chat_delta.reasoning = delta.aside.thought
             if delta.aside.calls:
-                shown.tool_calls = [_call_delta(call) for call in delta.aside.calls]
-        return shown
+                chat_delta.tool_calls = [_call_delta(call) for call in delta.aside.calls]
+        return chat_delta
 
     def _chunk(self, choice: ChatChunkChoice | None) -> ChatChunk:
-        cost: Usage | UnsetType | None = UNSET
+        chunk_usage: Usage | UnsetType | None = UNSET
         if self._running_usage:
-            cost = usage(self._ticket, self._thought_tokens)
+            chunk_usage = usage(self._ticket, self._thought_tokens)
         elif self._include_usage:
-            cost = None
+            chunk_usage = None
         return ChatChunk(
             id=self._id,
             created=self._created,
             model=self._model,
             choices=[] if choice is None else [choice],
-            usage=cost,
+            usage=chunk_usage,
         )
 
-    def _explain_prompt(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+    def _encode_prompt_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
         """Return the encoded elements of prompt_logprobs, which only the first choice reports."""
         if delta.prompt is None or delta.index:
             return {}
-        return {"prompt_logprobs": explain_prompt(delta.prompt, self._prompt_logprobs, self._tokenizer)}
+        return {"prompt_logprobs": encode_prompt_logprobs(delta.prompt, self._prompt_logprobs, self._tokenizer)}
 
-    def _explain_tokens(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+    def _encode_token_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
         """Return the encoded elements of ChatLogprobs.content."""
         if not self._logprobs:
             return {}
-        tokens = map(self._likely, delta.token_ids, delta.logprobs)
+        tokens = map(self._token_logprobs, delta.token_ids, delta.logprobs)
         return {"content": elements(batched(tokens, PIECE_TOKENS))}
 
-    def _logprobs_hole(self) -> ChatLogprobs | None:
-        return ChatLogprobs(content=hole("content")) if self._logprobs else None
+    def _logprobs_placeholder(self) -> ChatLogprobs | None:
+        return ChatLogprobs(content=placeholder("content")) if self._logprobs else None
 
-    def _likely(self, token_id: int, logprobs: TokenLogprobs) -> ChatLogprob:
+    def _token_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> ChatLogprob:
         piece = self._tokenizer.piece
         chosen = piece(token_id)
-        likely = [
+        top = [
             TopLogprob(token=readable(text), logprob=finite(logprob), bytes=list(text))
             for text, logprob in zip(map(piece, logprobs.top_ids), logprobs.top, strict=True)
         ]
         return ChatLogprob(
-            token=readable(chosen), logprob=finite(logprobs.chosen), bytes=list(chosen), top_logprobs=likely
+            token=readable(chosen), logprob=finite(logprobs.chosen), bytes=list(chosen), top_logprobs=top
         )
 
 
-def _prompt_logprobs(explained: Mapping[str, Pieces]) -> PromptLogprobs | UnsetType:
-    return cast("PromptLogprobs", hole("prompt_logprobs")) if "prompt_logprobs" in explained else UNSET
+def _prompt_logprobs(encoded: Mapping[str, Pieces]) -> PromptLogprobs | UnsetType:
+    return cast("PromptLogprobs", placeholder("prompt_logprobs")) if "prompt_logprobs" in encoded else UNSET
 
 
 def _call_delta(call: CallDelta) -> ReplyCallDelta:

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET, Struct
 
-from infd.http.formats.base import PLACE, around, event, explain_prompt, finite, framed, readable, usage
+from infd.http.formats.base import (
+    TEXT_PLACEHOLDER,
+    encode_prompt_logprobs,
+    event,
+    finite,
+    framed,
+    readable,
+    split_chunk,
+    usage,
+)
 from infd.http.formats.openai import DONE, OpenAIErrors, detail
 from infd.http.formats.timings import timings
-from infd.http.pieces import PIECE_TOKENS, Pieces, add, array, arrays, batched, extend, filled, hole
+from infd.http.pieces import PIECE_TOKENS, Pieces, add, array, arrays, batched, extend, placeholder, substitute
 from infd.http.schema.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
 
 if TYPE_CHECKING:
@@ -65,7 +74,7 @@ class CompletionFormat(OpenAIErrors):
         self._reports: dict[int, EncodedReport] = {}  # by prompt
         self._offsets = [0] * (self._generated * len(self._prompts))  # text_offset of each choice's next token
         self._frames = [
-            around(self._chunk([CompletionChoice(index=index, text=PLACE)]))
+            split_chunk(self._chunk([CompletionChoice(index=index, text=TEXT_PLACEHOLDER)]))
             for index in range(self._returned * len(self._prompts))
         ]
 
@@ -76,10 +85,10 @@ class CompletionFormat(OpenAIErrors):
             # Encoding a few tokens with the chunk is faster than encoding separate lists.
             choice = self._choice(delta, {})
             tokens = zip(delta.token_ids, delta.logprobs, strict=True)
-            choice.logprobs, self._offsets[delta.index] = self._likely(tokens, self._offsets[delta.index])
+            choice.logprobs, self._offsets[delta.index] = self._logprob_lists(tokens, self._offsets[delta.index])
             return [event(msgspec.json.encode(self._chunk([choice])))]
-        explained = self.explain(delta)
-        return framed(filled(self._chunk([self._choice(delta, explained)]), arrays(explained)))
+        encoded = self.encode_logprobs(delta)
+        return framed(substitute(self._chunk([self._choice(delta, encoded)]), arrays(encoded)))
 
     def last_events(self) -> bytes:
         if not self._include_usage:
@@ -89,28 +98,31 @@ class CompletionFormat(OpenAIErrors):
         chunk.timings = timings(self._ticket)
         return event(msgspec.json.encode(chunk)) + DONE
 
-    def explain(self, delta: ChoiceDelta) -> dict[str, Pieces]:
-        explained: dict[str, Pieces] = {}
+    def encode_logprobs(self, delta: ChoiceDelta) -> dict[str, Pieces]:
+        encoded: dict[str, Pieces] = {}
         if delta.prompt is not None:
-            report = self._encoded(delta.index // self._generated, delta.prompt)
-            explained = {name: [*pieces] for name, pieces in report.elements.items()}
+            report = self._encoded_report(delta.index // self._generated, delta.prompt)
+            encoded = {name: [*pieces] for name, pieces in report.elements.items()}
             self._offsets[delta.index] = report.characters
         if self._logprobs is not None:
             tokens = zip(delta.token_ids, delta.logprobs, strict=True)
-            lists, self._offsets[delta.index] = self._lists(tokens, self._offsets[delta.index])
+            lists, self._offsets[delta.index] = self._encode_lists(tokens, self._offsets[delta.index])
             for name, pieces in lists.items():
-                extend(explained.setdefault(name, []), pieces)
-        return explained
+                extend(encoded.setdefault(name, []), pieces)
+        return encoded
 
     def whole(self, choices: Sequence[WholeChoice]) -> Pieces:
-        response = self._chunk(hole("choices"))
+        response = self._chunk(placeholder("choices"))
         response.usage = usage(self._ticket)
         response.timings = timings(self._ticket)
-        bodies = (filled(self._choice(each.delta, each.explained), arrays(each.explained)) for each in choices)
-        return filled(response, {"choices": array(*bodies)})
+        bodies = (
+            substitute(self._choice(choice.delta, choice.encoded_logprobs), arrays(choice.encoded_logprobs))
+            for choice in choices
+        )
+        return substitute(response, {"choices": array(*bodies)})
 
-    def _choice(self, delta: ChoiceDelta, explained: Mapping[str, Pieces]) -> CompletionChoice:
-        """Return a choice with holes for the arrays in `explained`."""
+    def _choice(self, delta: ChoiceDelta, encoded: Mapping[str, Pieces]) -> CompletionChoice:
+        """Return a choice with placeholders for the arrays in `encoded`."""
         choice = CompletionChoice(index=delta.index, text=delta.text)
         token_ids = delta.token_ids
         if delta.prompt is not None and delta.prompt.echo is not None:
@@ -118,58 +130,62 @@ class CompletionFormat(OpenAIErrors):
             token_ids = [*delta.prompt.token_ids, *token_ids]
         if self._logprobs is not None:
             choice.logprobs = CompletionLogprobs(
-                text_offset=hole("text_offset"),
-                token_logprobs=hole("token_logprobs"),
-                tokens=hole("tokens"),
-                top_logprobs=hole("top_logprobs") if self._logprobs else None,
+                text_offset=placeholder("text_offset"),
+                token_logprobs=placeholder("token_logprobs"),
+                tokens=placeholder("tokens"),
+                top_logprobs=placeholder("top_logprobs") if self._logprobs else None,
             )
         if self._show_ids:
             choice.token_ids = token_ids
             if delta.index not in self._begun:
                 self._begun.add(delta.index)
                 choice.prompt_token_ids = list(self._prompts[delta.index // self._returned])
-        if "prompt_logprobs" in explained:
-            choice.prompt_logprobs = hole("prompt_logprobs")
+        if "prompt_logprobs" in encoded:
+            choice.prompt_logprobs = placeholder("prompt_logprobs")
         if delta.finish is not None:
             choice.finish_reason = delta.finish.value
             choice.stop_reason = delta.stop_reason
             choice.error = UNSET if delta.error is None else detail(delta.error)
         return choice
 
-    def _encoded(self, prompt: int, report: PromptReport) -> EncodedReport:
-        """Return a prompt's encoded report. Encoded for the prompt's first choice, dropped after the last choice."""
+    def _encoded_report(self, prompt: int, report: PromptReport) -> EncodedReport:
+        """Return a prompt's encoded report, encoded for the prompt's first choice and dropped after its last choice."""
         encoded = self._reports.pop(prompt, None)
         if encoded is None:
             encoded = EncodedReport(self._generated, {})
             if self._logprobs is not None and report.echo is not None:
                 tokens = zip(report.token_ids, report.logprobs, strict=True)
-                encoded.elements, encoded.characters = self._lists(tokens, 0)
+                encoded.elements, encoded.characters = self._encode_lists(tokens, 0)
             if self._prompt_logprobs is not None:
-                encoded.elements["prompt_logprobs"] = explain_prompt(report, self._prompt_logprobs, self._tokenizer)
+                encoded.elements["prompt_logprobs"] = encode_prompt_logprobs(
+                    report, self._prompt_logprobs, self._tokenizer
+                )
         encoded.remaining -= 1
         if encoded.remaining:
             self._reports[prompt] = encoded
         return encoded
 
     def _chunk(self, choices: list[CompletionChoice]) -> CompletionResponse:
-        cost: Usage | UnsetType | None = UNSET
+        chunk_usage: Usage | UnsetType | None = UNSET
         if self._running_usage:
-            cost = usage(self._ticket)
+            chunk_usage = usage(self._ticket)
         elif self._include_usage:
-            cost = None
-        return CompletionResponse(id=self._id, created=self._created, model=self._model, choices=choices, usage=cost)
+            chunk_usage = None
+        return CompletionResponse(
+            id=self._id, created=self._created, model=self._model, choices=choices, usage=chunk_usage
+        )
 
-    def _lists(self, tokens: Iterable[Token], offset: int) -> tuple[dict[str, Pieces], int]:
+    def _encode_lists(self, tokens: Iterable[Token], offset: int) -> tuple[dict[str, Pieces], int]:
         """Return the encoded elements of CompletionLogprobs' lists, and the text_offset of the next token."""
         lists: dict[str, Pieces] = {name: [] for name in CompletionLogprobs.__struct_fields__}
         for block in batched(tokens, PIECE_TOKENS):
-            likely, offset = self._likely(block, offset)
+            values, offset = self._logprob_lists(block, offset)
             for name, pieces in lists.items():
-                if (values := getattr(likely, name)) is not None:
-                    add(pieces, values)
+                if (column := getattr(values, name)) is not None:
+                    add(pieces, column)
         return lists, offset
 
-    def _likely(self, tokens: Iterable[Token], offset: int) -> tuple[CompletionLogprobs, int]:
+    def _logprob_lists(self, tokens: Iterable[Token], offset: int) -> tuple[CompletionLogprobs, int]:
         """Return the log-probabilities of tokens, and the text_offset of the next token."""
         names, offsets = [], []
         chosen: list[float | None] = []

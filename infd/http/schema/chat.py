@@ -10,7 +10,7 @@ from infd.http.schema.error import ErrorDetail
 from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import OpenAIRequest
 from infd.http.schema.tools import CALLS, TOOLS, Called, CallId, ReplyCall, ReplyCallDelta, Tool, ToolChoice
-from infd.http.schema.unbuilt import ABSENT, NotBuilt
+from infd.http.schema.unbuilt import ABSENT, UnsupportedField
 from infd.http.schema.usage import Timings, Usage
 
 # Maximum messages in a request. Even an empty message takes time to render, so bounding the body's size is not enough.
@@ -34,8 +34,8 @@ class Message(Struct, kw_only=True):
     reasoning_content: str | None = None
     tool_calls: Annotated[list[Called], Meta(max_length=CALLS)] | None = None
     tool_call_id: CallId | None = None
-    function_call: NotBuilt = ABSENT
-    audio: NotBuilt = ABSENT
+    function_call: UnsupportedField = ABSENT
+    audio: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
@@ -70,17 +70,17 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
 
-    audio: NotBuilt = ABSENT
-    best_of: NotBuilt = ABSENT
-    chat_template: NotBuilt = ABSENT
-    documents: NotBuilt = ABSENT
-    echo: NotBuilt = ABSENT
-    function_call: NotBuilt = ABSENT
-    functions: NotBuilt = ABSENT
-    mm_processor_kwargs: NotBuilt = ABSENT
-    modalities: NotBuilt = ABSENT
-    prediction: NotBuilt = ABSENT
-    web_search_options: NotBuilt = ABSENT
+    audio: UnsupportedField = ABSENT
+    best_of: UnsupportedField = ABSENT
+    chat_template: UnsupportedField = ABSENT
+    documents: UnsupportedField = ABSENT
+    echo: UnsupportedField = ABSENT
+    function_call: UnsupportedField = ABSENT
+    functions: UnsupportedField = ABSENT
+    mm_processor_kwargs: UnsupportedField = ABSENT
+    modalities: UnsupportedField = ABSENT
+    prediction: UnsupportedField = ABSENT
+    web_search_options: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         **OpenAIRequest.NEUTRAL,

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from infd.http.schema.error import ErrorDetail
 from infd.http.schema.logprobs import PromptLogprobs
 from infd.http.schema.sampling import OpenAIRequest, TokenId
-from infd.http.schema.unbuilt import ABSENT, NotBuilt
+from infd.http.schema.unbuilt import ABSENT, UnsupportedField
 from infd.http.schema.usage import Timings, Usage
 
 
@@ -22,8 +22,8 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0)] | None = None
 
-    prompt_embeds: NotBuilt = ABSENT
-    suffix: NotBuilt = ABSENT
+    prompt_embeds: UnsupportedField = ABSENT
+    suffix: UnsupportedField = ABSENT
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {**OpenAIRequest.NEUTRAL, "suffix": ("",)}
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Raw, Struct
 
-from infd.http.schema.unbuilt import ABSENT, NotBuilt
+from infd.http.schema.unbuilt import ABSENT, UnsupportedField
 
 Text = Annotated[str, Meta(min_length=1)]
 Options = Annotated[list[str], Meta(min_length=1)]
@@ -47,8 +47,8 @@ class StructuredOutputs(Struct, kw_only=True):
     structural_tag: Raw = ABSENT
     disable_any_whitespace: bool | None = None
     disable_fallback: bool | None = None  # of vLLM's engines; infd never falls back
-    disable_additional_properties: NotBuilt = ABSENT
-    whitespace_pattern: NotBuilt = ABSENT
+    disable_additional_properties: UnsupportedField = ABSENT
+    whitespace_pattern: UnsupportedField = ABSENT
 
     BUILT: ClassVar[frozenset[str]] = frozenset({"json", "structural_tag"})
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {"disable_additional_properties": (False,)}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta, Raw, Struct
 
 from infd.http.schema.constraints import Options, ResponseFormat, StructuredOutputs, Text
-from infd.http.schema.unbuilt import ABSENT, NotBuilt
+from infd.http.schema.unbuilt import ABSENT, UnsupportedField
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -76,13 +76,13 @@ class OpenAIRequest(GenerationFields, kw_only=True):
     grammar: Text | None = None
     ebnf: Text | None = None
 
-    guided_decoding_backend: NotBuilt = ABSENT
-    guided_whitespace_pattern: NotBuilt = ABSENT
-    length_penalty: NotBuilt = ABSENT
-    logits_processors: NotBuilt = ABSENT
-    return_tokens_as_token_ids: NotBuilt = ABSENT
-    thinking_token_budget: NotBuilt = ABSENT
-    use_beam_search: NotBuilt = ABSENT
+    guided_decoding_backend: UnsupportedField = ABSENT
+    guided_whitespace_pattern: UnsupportedField = ABSENT
+    length_penalty: UnsupportedField = ABSENT
+    logits_processors: UnsupportedField = ABSENT
+    return_tokens_as_token_ids: UnsupportedField = ABSENT
+    thinking_token_budget: UnsupportedField = ABSENT
+    use_beam_search: UnsupportedField = ABSENT
 
     BUILT: ClassVar[frozenset[str]] = frozenset({"guided_json", "json_schema"})
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {

@@ -6,5 +6,5 @@ from msgspec import Raw
 
 # Null and the values in a schema's NEUTRAL pass; other values are refused. Fields of this type that a schema lists in
 # BUILT are supported: they hold JSON text.
-NotBuilt = Raw
+UnsupportedField = Raw
 ABSENT = Raw(b"null")
