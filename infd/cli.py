@@ -18,7 +18,7 @@ import click
 from infd import __version__
 from infd.config import SETTINGS, Assignment, Environment, Loaded, limit_thread_spinning, load
 from infd.errors import NotAnswered, StartError, UsageError
-from infd.memory import share_heap
+from infd.memory import use_one_heap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,17 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code: int = cli.main(arguments, prog_name="infd", standalone_mode=False)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "infd"
-        _complain(f"{error.format_message().removesuffix('.')}. See `{command} --help`.")
+        _print_error(f"{error.format_message().removesuffix('.')}. See `{command} --help`.")
         code = os.EX_USAGE
     except (StartError, NotAnswered) as error:
-        _complain(str(error))
+        _print_error(str(error))
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = os.EX_OK
     sys.exit(code)
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     for line in message.splitlines():
         click.echo(f"infd: {line}", err=True)
 
@@ -127,7 +127,7 @@ def start(loaded: Loaded) -> int:
     # Imports create next to no garbage, and collections during start took a quarter of its time.
     # The daemon enables the collector when it is ready.
     gc.disable()
-    share_heap()
+    use_one_heap()
     limit_thread_spinning(os.environ)
     from infd.daemon.serve import serve
 
@@ -167,8 +167,8 @@ def check(loaded: Loaded) -> int:
     unchecked = check(loaded.config, _environment())
     changed = sum(origin != "built-in" for origin in loaded.origins.values())
     click.echo(f"the configuration is valid; {changed} of {len(SETTINGS)} settings differ from the built-in ones")
-    for each in unchecked:
-        click.echo(f"not checked: {each}")
+    for condition in unchecked:
+        click.echo(f"not checked: {condition}")
     return os.EX_OK
 
 
@@ -191,7 +191,7 @@ def show(loaded: Loaded, origin: bool) -> int:
 
 def _toml(value: object) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml(name)} = {_toml(each)}" for name, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml(name)} = {_toml(item)}" for name, item in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -59,7 +59,7 @@ from msgspec import Struct
 Error = TypeVar("Error", bound=BaseException)
 
 
-def brief(text: str) -> str:
+def shorten(text: str) -> str:
     """Truncate text from a client to the 100 characters that an error message may repeat."""
     return text if len(text) <= 100 else text[:100] + "..."
 
@@ -158,7 +158,7 @@ class ModelNotFound(RequestError):
     status, code, param = 404, "model_not_found", "model"
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(f"model {brief(name)!r} is not served here; served: {', '.join(known)}")
+        super().__init__(f"model {shorten(name)!r} is not served here; served: {', '.join(known)}")
 
 
 class UnknownPath(RequestError):

@@ -53,7 +53,7 @@ class Memory(Struct, frozen=True, kw_only=True):
         return self.weights is self.cache is Residency.LOADED
 
 
-def share_heap() -> None:
+def use_one_heap() -> None:
     """Make all threads allocate from glibc's main heap. Call before the first thread starts.
 
     glibc otherwise creates an arena for each thread and never trims it: up to 30 MiB stayed resident after start.

@@ -7,9 +7,9 @@ import pytest
 # Two threads allocate; then malloc_info reports the number of heaps.
 TAKE = """
 import ctypes, sys, threading
-from infd.memory import share_heap
+from infd.memory import use_one_heap
 if sys.argv[1] == "shared":
-    share_heap()
+    use_one_heap()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 both = threading.Barrier(2)

@@ -303,4 +303,6 @@ class Adapters:
             self._record("freed" if entry.leaving else "stored", entry)
 
     def _record(self, change: str, entry: _Entry, **facts: object) -> None:
-        self._events.tell("adapter", change, name=entry.name, generation=entry.generation, bytes=entry.bytes, **facts)
+        self._events.publish(
+            "adapter", change, name=entry.name, generation=entry.generation, bytes=entry.bytes, **facts
+        )

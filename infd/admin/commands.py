@@ -262,7 +262,7 @@ async def dump(context: AdminContext, args: protocol.NoArguments) -> protocol.Du
 async def events(context: AdminContext, args: protocol.ReadEvents) -> AsyncGenerator[protocol.Event, None]:
     async with aclosing(context.engine.events.read(args.since, follow=args.follow)) as news:
         async for event, missing in news:
-            yield protocol.Event(event.seq, event.time, event.kind, event.told, event.facts, missing)
+            yield protocol.Event(event.seq, event.time, event.kind, event.message, event.facts, missing)
 
 
 VERBS = (

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from infd.admin import connection
 from infd.admin.commands import Refused
-from infd.admin.protocol import NEWS_TYPE
+from infd.admin.protocol import FEED_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -42,21 +42,21 @@ class Feeds:
                 "crowded",
                 f"{MAX_SUBSCRIBERS} subscribers are connected already; end one of them, or ask again",
             )
-        asking = connection.of(request)
-        response = web.StreamResponse(headers={"Content-Type": NEWS_TYPE})
+        client = connection.of(request)
+        response = web.StreamResponse(headers={"Content-Type": FEED_TYPE})
         self.open += 1
         try:
             # Other answers are finished after a disconnect; a feed may never end, so its task is cancelled.
-            asking.cancel_on_close(asyncio.current_task())
+            client.cancel_on_close(asyncio.current_task())
             await response.prepare(request)
             async with aclosing(items):
-                async for each in items:
+                async for item in items:
                     async with asyncio.timeout(WRITE_TIMEOUT_S):
-                        await response.write(msgspec.json.encode(each) + b"\n")
+                        await response.write(msgspec.json.encode(item) + b"\n")
         except TimeoutError:
             log.warning("a subscriber does not read and is dropped", extra={"path": request.rel_url.raw_path})
-            asking.drop()
+            client.drop()
         finally:
             self.open -= 1
-            asking.cancel_on_close(None)
+            client.cancel_on_close(None)
         return response

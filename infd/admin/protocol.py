@@ -18,7 +18,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 ANSWER_TYPE = "application/json"
 PROBLEM_TYPE = "application/problem+json"
-NEWS_TYPE = "application/x-ndjson"
+FEED_TYPE = "application/x-ndjson"
 
 
 class Problem(Struct, omit_defaults=False):
@@ -345,13 +345,13 @@ class ReadEvents(Struct, forbid_unknown_fields=True):
     follow: bool = False
 
 
-class Event(Struct):
+class Event(Struct, rename={"message": "told"}):
     """An event.
 
     seq      consecutive number; a daemon's first event is 1
     time     Unix time
     kind     state, verb (a verb's caller and arguments), rest (its result), weights, adapter, step, request
-    told     message for people
+    message  for people; named `told` in JSON
     facts    values that depend on `kind`
     dropped  events before this one that were discarded unread
     """
@@ -359,7 +359,7 @@ class Event(Struct):
     seq: int
     time: float
     kind: str
-    told: str
+    message: str
     facts: dict[str, str | int | float | bool | None]
     dropped: int = 0
 

@@ -23,18 +23,16 @@ from infd.admin.peers import ADMINS, READERS, Access, HasOptions, Peer, peer_of
 from infd.sockets.unix import UnixListener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from aiohttp.typedefs import Handler
 
-    from infd.config import Config
-    from infd.engine.engine import Engine
 
 log = logging.getLogger("infd.admin")
 
 _LARGEST_BODY = 64 * 2**10
-_ELSEWHERE = "elsewhere"
+_UNKNOWN = "elsewhere"
 _CONTINUE = "100-continue"
 
 
@@ -47,30 +45,19 @@ class AdminServer:
 
     def __init__(
         self,
-        engine: Engine,
-        config: Config,
+        context: AdminContext,
         *,
-        model: str = "",
-        lora_root: str = "",
-        drain: Callable[[], None],
         access: Access | None = None,
-        apart: Mapping[str, str] | None = None,
         identify: Callable[[HasOptions], Peer] = peer_of,
     ) -> None:
         """Listen to nothing yet.
 
-        model        served name to report; empty: the model's path
-        lora_root    directory from which adapters may be loaded; empty: none may
-        drain        starts draining, as TERM does, and returns at once
-        access       permitted users and groups; None: this process's user, root and infd's groups
-        apart        template and tokenizer components that run in the worker process, with reasons
-        identify     reads a connection's credentials; tests substitute another user's
+        access    permitted users and groups; None: this process's user, root and infd's groups
+        identify  reads a connection's credentials; tests substitute another user's
         """
         self.connections: dict[connection.Connection, None] = {}
         self.feeds = Feeds()
-        self._context = AdminContext(
-            engine, model or config.model.path, drain, lora_root, {} if apart is None else apart
-        )
+        self._context = context
         self._access = access if access is not None else Access.of_this_process()
         self._identify = identify
         self._listener: UnixListener | None = None
@@ -82,12 +69,14 @@ class AdminServer:
 
         Raises SocketTaken, or ConfigError if the socket cannot be bound.
         """
-        app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_keep, _answer_problems, _refuse_browsers])
+        app = web.Application(
+            client_max_size=_LARGEST_BODY, middlewares=[_mark_busy, _answer_problems, _refuse_browsers]
+        )
         for verb in VERBS:
-            app.router.add_route(verb.method, verb.path, partial(self._serve, verb), expect_handler=_expected)
+            app.router.add_route(verb.method, verb.path, partial(self._serve, verb), expect_handler=_answer_expectation)
         for feed in FEEDS:
-            app.router.add_route(feed.method, feed.path, partial(self._feed, feed), expect_handler=_expected)
-        app.router.add_route("*", "/{elsewhere:.*}", _nothing, name=_ELSEWHERE, expect_handler=_expected)
+            app.router.add_route(feed.method, feed.path, partial(self._feed, feed), expect_handler=_answer_expectation)
+        app.router.add_route("*", "/{elsewhere:.*}", _refuse_unknown, name=_UNKNOWN, expect_handler=_answer_expectation)
         self._listener = UnixListener(path, group=self._access.readers, private=private)
         # No handler_cancellation: a mutation is finished even if its client disconnects.
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
@@ -131,7 +120,7 @@ class AdminServer:
             done = {"uid": peer.uid, "pid": peer.pid, "result": result, "asked": asked}
             extra = {"verb": verb.name, **done, "path": request.rel_url.raw_path}
             log.info("asked to %s", verb.name, extra=extra)
-            self._context.engine.events.tell("verb", verb.name, **done)
+            self._context.engine.events.publish("verb", verb.name, **done)
         return reply(answer)
 
     async def _feed(self, feed: Feed, request: web.Request) -> web.StreamResponse:
@@ -140,10 +129,10 @@ class AdminServer:
 
     def _peer(self, request: web.Request) -> Peer:
         """Return the peer's credentials. Raises Refused if the peer has disconnected."""
-        asking = request.get_extra_info("socket")
-        if asking is None:
+        client = request.get_extra_info("socket")
+        if client is None:
             raise Refused(HTTPStatus.BAD_REQUEST, "gone", "the asker left before the kernel could say who it was")
-        return self._identify(asking)
+        return self._identify(client)
 
     def _require_access(self, peer: Peer, verb: Verb | Feed) -> None:
         if not self._access.allows(peer, mutation=verb.mutates):
@@ -168,16 +157,16 @@ async def _arguments(verb: Verb | Feed, request: web.Request) -> msgspec.Struct:
         raise Refused(HTTPStatus.BAD_REQUEST, "bad_request", f"{verb.name} {takes}: {error}") from None
 
 
-async def _nothing(request: web.Request) -> web.Response:
+async def _refuse_unknown(request: web.Request) -> web.Response:
     """Answer 405 or 404 from a catch-all route, so that middlewares treat both as any other refusal."""
     methods: set[str] = set()
     for resource in request.app.router.resources():
-        if resource.name != _ELSEWHERE:
+        if resource.name != _UNKNOWN:
             methods |= (await resource.resolve(request))[1]
     raise web.HTTPMethodNotAllowed(request.method, methods) if methods else web.HTTPNotFound
 
 
-async def _expected(request: web.Request) -> web.Response | None:
+async def _answer_expectation(request: web.Request) -> web.Response | None:
     """Answer an Expect header: 100 Continue, or 417. HTTP/1.0 has no Expect."""
     if request.version < HttpVersion11:
         return None
@@ -189,14 +178,14 @@ async def _expected(request: web.Request) -> web.Response | None:
 
 
 @web.middleware
-async def _keep(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _mark_busy(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Mark the connection busy while its request is answered, so that it is not dropped as idle."""
-    asking = connection.of(request)
-    asking.request_begun()
+    client = connection.of(request)
+    client.request_begun()
     try:
         return await handler(request)
     finally:
-        asking.busy = False
+        client.busy = False
 
 
 @web.middleware

@@ -1,9 +1,9 @@
-"""The worker's loop: receive an order, do its task, reply, until the daemon closes the connection.
+"""The worker's loop: receive a task, run it, reply, until the daemon closes the connection.
 
 The kernel ends this process at a task's limit (SIGALRM), when the daemon closes its standard input or ends (SIGIO), and
 before any other process where memory runs out. Neither signal has a handler, so no task can delay them.
 (PR_SET_PDEATHSIG would end the process with the thread that started it. The connection cannot serve for SIGIO: the
-kernel may announce an order after it has been read.)
+kernel may announce a message after it has been read.)
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 # Bytes of private writable memory (RLIMIT_DATA). RLIMIT_AS would count reserved address space.
 MEMORY: Final = 4 * 2**30
-MOST_CHARACTERS: Final = 500  # of an unforeseen error's message
+MAX_CHARACTERS: Final = 500  # of an unforeseen error's message
 
 
-def serve(tasks: Any, do: Callable[[Any], Any]) -> None:
+def serve(tasks: Any, run: Callable[[Any], Any]) -> None:
     """Run tasks of a msgspec type for the parent process, over the descriptor in the first argument."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     _end_with_standard_input()
-    for limit, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CORE, 0)):
+    for limit, value in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CORE, 0)):
         with suppress(ValueError, OSError):  # a lower limit is set already
-            resource.setrlimit(limit, (most, most))
+            resource.setrlimit(limit, (value, value))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     decoder = msgspec.msgpack.Decoder(tasks)
     with suppress(wire.Closed):
         while True:
-            order = wire.receive(connection, wire.Order)
-            signal.setitimer(signal.ITIMER_REAL, order.seconds)
-            reply, usable = _done(order, decoder, do)
+            message = wire.receive(connection, wire.TaskMessage)
+            signal.setitimer(signal.ITIMER_REAL, message.seconds)
+            reply, usable = _run(message, decoder, run)
             wire.send(connection, reply)
             signal.setitimer(signal.ITIMER_REAL, 0)
             if not usable:
@@ -61,14 +61,14 @@ def _end_with_standard_input() -> None:
         sys.exit()
 
 
-def _done(
-    order: wire.Order, decoder: msgspec.msgpack.Decoder[Any], do: Callable[[Any], Any]
+def _run(
+    message: wire.TaskMessage, decoder: msgspec.msgpack.Decoder[Any], run: Callable[[Any], Any]
 ) -> tuple[wire.Reply, bool]:
     """Return the reply, and whether this process may do more tasks: a library that panicked may be broken."""
     try:
-        return wire.Reply(msgspec.Raw(msgspec.msgpack.encode(do(decoder.decode(order.task))))), True
+        return wire.Reply(msgspec.Raw(msgspec.msgpack.encode(run(decoder.decode(message.task))))), True
     except BaseException as error:  # a Rust library's panic derives from BaseException alone
         fault = Fault.of(error)
         if isinstance(error, InfdError) and not isinstance(error, TextFailed):
             return wire.Reply(fault=fault), True
-        return wire.Reply(fault=Fault(fault.code, fault.message[:MOST_CHARACTERS])), False
+        return wire.Reply(fault=Fault(fault.code, fault.message[:MAX_CHARACTERS])), False

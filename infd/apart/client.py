@@ -40,7 +40,7 @@ class Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._kept: dict[type[Struct], wire.Order] = {}
+        self._repeated: dict[type[Struct], wire.TaskMessage] = {}
         self._interrupted = False  # the process was killed, and may not have ended yet
         self._closed = False
         self.reasons: dict[str, str] = {}
@@ -51,19 +51,19 @@ class Worker:
         Raises InvalidRequest and CheckpointError as the task raised them, TooCostly after `seconds`, TextFailed for any
         other error and for a task that ended the process.
         """
-        order = wire.Order(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
+        message = wire.TaskMessage(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
         with self._lock:
             if self._interrupted:
                 self._end()
             if self._process is None:
                 self._start()
-            return msgspec.msgpack.decode(self._do(order), type=reply)
+            return msgspec.msgpack.decode(self._run(message), type=reply)
 
     def keep(self, task: Struct, reply: type[R], *, seconds: float) -> R:
         """Ask, and repeat the task in each new process: later tasks depend on it. Keeps the last task of each type."""
         result = self.ask(task, reply, seconds=seconds)
         with self._lock:
-            self._kept[type(task)] = wire.Order(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
+            self._repeated[type(task)] = wire.TaskMessage(msgspec.Raw(msgspec.msgpack.encode(task)), seconds)
         return result
 
     @property
@@ -91,35 +91,35 @@ class Worker:
     def _start(self) -> None:
         if self._closed:
             raise TextFailed("the worker is closed")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", self._module, str(theirs.fileno())]
-            self._connection = ours
+        parent_end, child_end = socket.socketpair()
+        with child_end:
+            command = [sys.executable, "-m", self._module, str(child_end.fileno())]
+            self._connection = parent_end
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,  # the process ends at its end of file
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(child_end.fileno(),),
                 process_group=0,  # a terminal's SIGINT goes to the daemon only
             )
-        for order in self._kept.values():
-            self._do(order)
+        for message in self._repeated.values():
+            self._run(message)
 
-    def _do(self, order: wire.Order) -> msgspec.Raw:
+    def _run(self, message: wire.TaskMessage) -> msgspec.Raw:
         connection = self._connection
         assert connection is not None
-        deadline = time.monotonic() + order.seconds + PATIENCE_S
+        deadline = time.monotonic() + message.seconds + PATIENCE_S
         try:
-            wire.send(connection, order, deadline)
+            wire.send(connection, message, deadline)
             reply = wire.receive(connection, wire.Reply, deadline)
         except wire.Late:
             self._end()
-            raise TooCostly(f"took more than {order.seconds:g} s") from None
+            raise TooCostly(f"took more than {message.seconds:g} s") from None
         except (wire.Closed, FrameTooLarge, msgspec.MsgspecError):
             code = self._end()
             if code == -signal.SIGALRM:
-                raise TooCostly(f"took more than {order.seconds:g} s") from None
+                raise TooCostly(f"took more than {message.seconds:g} s") from None
             raise TextFailed(f"a checkpoint's text ended its worker ({_named(code)})") from None
         except BaseException:  # nobody will read the reply
             self._end()

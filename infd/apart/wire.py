@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=Struct)
 
 
-class Order(Struct):
+class TaskMessage(Struct):
     """A task, and the seconds after which the worker ends itself."""
 
     task: Raw
@@ -43,7 +43,7 @@ def send(connection: socket.socket, message: Struct, deadline: float | None = No
     """Raises Closed, Late after the deadline (time.monotonic), and frames.FrameTooLarge."""
     data = frames.frame(message)
     try:
-        connection.settimeout(_until(deadline))
+        connection.settimeout(_remaining_s(deadline))
         connection.sendall(data)
     except TimeoutError:
         raise Late from None
@@ -53,16 +53,16 @@ def send(connection: socket.socket, message: Struct, deadline: float | None = No
 
 def receive(connection: socket.socket, kind: type[M], deadline: float | None = None) -> M:
     """Raises Closed, Late, frames.FrameTooLarge, and msgspec.MsgspecError for a message of another type."""
-    length = frames.body_length(_exactly(connection, frames.HEADER, deadline))
-    return msgspec.msgpack.decode(_exactly(connection, length, deadline), type=kind)
+    length = frames.body_length(_receive_bytes(connection, frames.HEADER, deadline))
+    return msgspec.msgpack.decode(_receive_bytes(connection, length, deadline), type=kind)
 
 
-def _exactly(connection: socket.socket, count: int, deadline: float | None) -> bytearray:
+def _receive_bytes(connection: socket.socket, count: int, deadline: float | None) -> bytearray:
     data = bytearray(count)
     view, at = memoryview(data), 0
     while at < count:
         try:
-            connection.settimeout(_until(deadline))
+            connection.settimeout(_remaining_s(deadline))
             received = connection.recv_into(view[at:])
         except TimeoutError:
             raise Late from None
@@ -74,5 +74,5 @@ def _exactly(connection: socket.socket, count: int, deadline: float | None) -> b
     return data
 
 
-def _until(deadline: float | None) -> float | None:
+def _remaining_s(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.001, deadline - time.monotonic())

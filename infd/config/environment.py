@@ -34,8 +34,8 @@ class HubAccess(Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> HubAccess:
         """Interpret the HF_* variables."""
-        home = environ.get("HF_HOME")
-        cache = environ.get("HF_HUB_CACHE") or (Path(home).expanduser() / "hub" if home else None)
+        hf_home = environ.get("HF_HOME")
+        cache = environ.get("HF_HUB_CACHE") or (Path(hf_home).expanduser() / "hub" if hf_home else None)
         return cls(
             endpoint=(environ.get("HF_ENDPOINT") or "").rstrip("/") or None,
             token=environ.get("HF_TOKEN") or None,
@@ -94,7 +94,7 @@ class Environment(Struct, frozen=True, kw_only=True):
         watchdog_us = environ.get("WATCHDOG_USEC", "") if watched else ""
         credentials = environ.get("CREDENTIALS_DIRECTORY")
         runtime = []
-        if service := _service(environ, "RUNTIME_DIRECTORY"):
+        if service := _service_directory(environ, "RUNTIME_DIRECTORY"):
             runtime.append(service)
         if session := environ.get("XDG_RUNTIME_DIR"):
             runtime.append(Path(session, "infd"))
@@ -110,8 +110,8 @@ class Environment(Struct, frozen=True, kw_only=True):
             runtime=(*runtime, Path("/run/infd")),
             private=private,
             hub=HubAccess.read(environ),
-            state=_own(environ, "XDG_STATE_HOME", ".local/state"),
-            cache=_service(environ, "CACHE_DIRECTORY") or _own(environ, "XDG_CACHE_HOME", ".cache"),
+            state=_xdg_directory(environ, "XDG_STATE_HOME", ".local/state"),
+            cache=_service_directory(environ, "CACHE_DIRECTORY") or _xdg_directory(environ, "XDG_CACHE_HOME", ".cache"),
             inherited=int(listen_fds) if listen_fds.isdecimal() else 0,
         )
 
@@ -134,13 +134,13 @@ class Environment(Struct, frozen=True, kw_only=True):
         return None
 
 
-def _service(environ: Mapping[str, str], name: str) -> Path | None:
+def _service_directory(environ: Mapping[str, str], name: str) -> Path | None:
     """Return the first directory in a variable that systemd sets for a service."""
     directories = environ.get(name)
     return Path(directories.partition(":")[0]) if directories else None
 
 
-def _own(environ: Mapping[str, str], name: str, usual: str) -> Path | None:
+def _xdg_directory(environ: Mapping[str, str], name: str, usual: str) -> Path | None:
     """Return infd's directory in an XDG base directory; the specification ignores relative paths."""
     if (base := Path(environ.get(name, ""))).is_absolute():
         return base / "infd"

@@ -139,7 +139,7 @@ def _typed(setting: Setting, assignment: Assignment) -> object:
         if setting.sized:
             value = _size(value)
         elif setting.repeatable:
-            value = [part.strip() for part in value.split(",")] if assignment.text else [value]
+            value = [item.strip() for item in value.split(",")] if assignment.text else [value]
     return msgspec.convert(value, setting.type, strict=not assignment.text)
 
 

@@ -91,7 +91,7 @@ def _bare(type_: Any) -> Any:
             return type_
 
 
-def _walk() -> Iterator[Setting]:
+def _settings() -> Iterator[Setting]:
     for section, struct in get_type_hints(Config).items():
         for field in msgspec.structs.fields(struct):
             meta = [note for note in field.type.__metadata__ if note.description is not None][-1]
@@ -100,4 +100,4 @@ def _walk() -> Iterator[Setting]:
             yield Setting(key, field.type, default, meta.description, meta.extra["flag"], meta.extra["values"])
 
 
-SETTINGS = MappingProxyType({setting.key: setting for setting in _walk()})
+SETTINGS = MappingProxyType({setting.key: setting for setting in _settings()})

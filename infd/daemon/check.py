@@ -51,9 +51,9 @@ def check(config: Config, environment: Environment) -> list[str]:
         if directory is None:
             found.unchecked.append(f"{config.model.path}, which is not here: `infd start` fetches it")
     if directory is not None:
-        seen = examine(directory, config)
-        found.faults += seen.faults
-        found.unchecked += seen.unchecked
+        examined = examine(directory, config)
+        found.faults += examined.faults
+        found.unchecked += examined.unchecked
     found.collect(template)
     found.collect(lambda: resolve.keys(config, environment))
     found.collect(adapters)

@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from infd.admin.commands import AdminContext
 from infd.admin.server import AdminServer
 from infd.apart.client import Worker
 from infd.daemon import components, dump, resolve
@@ -91,12 +92,7 @@ class Daemon:
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
         self.admin = AdminServer(
-            self.engine,
-            config,
-            model=self.names[0],
-            lora_root=resolve.lora_root(config),
-            drain=self._on_drain,
-            apart=self.worker.reasons,
+            AdminContext(self.engine, self.names[0], self._on_drain, resolve.lora_root(config), self.worker.reasons)
         )
 
     async def run(self) -> int:

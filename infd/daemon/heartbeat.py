@@ -44,7 +44,7 @@ class Heartbeat:
         """Send what changed since the last beat."""
         if self._engine.watch():
             log.critical("a step is stuck: the device has made no progress for too long")
-            self._engine.events.tell("step", "stuck")
+            self._engine.events.publish("step", "stuck")
             dump.stacks()
         if self._engine.lifecycle.state is State.STARTING:
             self._notifier.more_time(LOADING_GRACE_S)

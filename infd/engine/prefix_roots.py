@@ -28,6 +28,6 @@ class PrefixRoots:
 
     def of(self, request: Request, adapter: Adapter | None) -> bytes:
         tenant = request.tenant if self._by_tenant else ""
-        changed = "" if adapter is None else f"{adapter.name}/{adapter.generation}"
-        parts = (self._model, changed, tenant, request.cache_salt, str(self._epoch))
+        adapter_id = "" if adapter is None else f"{adapter.name}/{adapter.generation}"
+        parts = (self._model, adapter_id, tenant, request.cache_salt, str(self._epoch))
         return blake2b(b"\0".join(part.encode() for part in parts), digest_size=16).digest()

@@ -22,7 +22,7 @@ from infd.errors import DeviceLost, Fault, InfdError
 from infd.executors import wire
 from infd.executors.local import LocalExecutor, build_runner
 from infd.executors.remote import START
-from infd.memory import share_heap
+from infd.memory import use_one_heap
 from infd.telemetry import log
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ async def serve(ours: socket.socket, build: Build) -> int:
 
 def main(build: Build = local) -> None:
     """Serve the socket whose descriptor is the last argument."""
-    share_heap()
+    use_one_heap()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

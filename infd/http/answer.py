@@ -98,7 +98,7 @@ class Answer:
     async def __anext__(self) -> list[ChoiceDelta]:
         choices = self._choices
         while not choices.ready:
-            await choices.news()
+            await choices.next_delta()
         deltas = [self._read(*choices.take())]
         while choices.ready:
             deltas.append(self._read(*choices.take()))
@@ -108,6 +108,11 @@ class Answer:
     def single(self) -> bool:
         """Whether the answer is one choice."""
         return len(self._replies) == 1
+
+    @property
+    def marked_up(self) -> bool:
+        """Whether thoughts or tool calls are parsed out of the choices."""
+        return any(reply.reading is not None for reply in self._replies)
 
     def consumed_by(self, consumer: Consumer) -> AbstractContextManager[None]:
         """Within this block, offer tokens to `consumer`, as `Choices.consumed_by` does.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from infd.errors import InvalidRequest, Unsupported, brief
+from infd.errors import InvalidRequest, Unsupported, shorten
 from infd.http.json_body import exceeds_depth
 from infd.http.sampling import refuse_unsupported
 from infd.http.schema.tools import SCHEMA_DEPTH
@@ -41,7 +41,7 @@ def final_text(messages: Sequence[Message]) -> str:
 def _message(message: Message, at: str) -> dict[str, Any]:
     refuse_unsupported(message, message.NEUTRAL, path=f"{at}.")
     if message.role == "function":
-        raise Unsupported(f"the role {brief(message.role)!r}, which 'tool' has replaced,", param=f"{at}.role")
+        raise Unsupported(f"the role {shorten(message.role)!r}, which 'tool' has replaced,", param=f"{at}.role")
     # Open models were trained with the role "system" alone.
     read: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     if message.tool_calls and message.role != "assistant":
@@ -70,7 +70,7 @@ def _content(message: Message, at: str) -> str | list[dict[str, str]]:
     for number, part in enumerate(message.content or ()):
         where = f"{at}.content[{number}]"
         if part.type != "text":
-            raise Unsupported(f"content of type {brief(part.type)!r}", param=f"{where}.type")
+            raise Unsupported(f"content of type {shorten(part.type)!r}", param=f"{where}.type")
         if part.text is None:
             raise InvalidRequest("a part of type 'text' has a text", param=f"{where}.text")
         texts.append({"type": "text", "text": part.text})
@@ -103,4 +103,4 @@ def _object(data: bytes, param: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{param} is not a JSON object: {brief(str(error))}", param=param) from None
+        raise InvalidRequest(f"{param} is not a JSON object: {shorten(str(error))}", param=param) from None

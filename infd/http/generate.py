@@ -62,10 +62,9 @@ async def generate(
         model = served.name(generation.fields.model)
         _check_calls(generation, served)
         prompts = await read_prompts(generation, served, backend.offload)
-        readings = _readings(generation, prompts, served)
-        answer = await _queue(generation, prompts, readings, served, ticket, exchange, backend)
-        marked_up = any(reading is not None for reading in readings)
-        format = format_of(Accepted(ticket, model, served.tokenizer, [prompt.ids for prompt in prompts], marked_up))
+        answer = await _queue(generation, prompts, served, ticket, exchange, backend)
+        prompt_ids = [prompt.ids for prompt in prompts]
+        format = format_of(Accepted(ticket, model, served.tokenizer, prompt_ids, answer.marked_up))
         exchange.errors = format
         if events is None:
             return await _copy_deltas(answer, _Body(answer, format, generation, backend.offload), direct=True)
@@ -166,7 +165,6 @@ def _count_logprobs(deltas: list[ChoiceDelta]) -> int:
 async def _queue(
     generation: Generation,
     prompts: Sequence[Prompt],
-    readings: Sequence[Reading | None],
     served: ServedModel,
     ticket: Ticket,
     exchange: Exchange,
@@ -219,7 +217,7 @@ async def _queue(
             reading=reading,
             mark_ids=served.syntax.mark_ids if reading is not None else frozenset(),
         )
-        for request, reading in zip_longest(request_of_choice, readings)
+        for request, reading in zip_longest(request_of_choice, _readings(generation, prompts, served))
     ]
     try:
         choices = await ticket.submit(*requests, watchers=replies, client=exchange.client)
@@ -245,14 +243,11 @@ def _wants(
     if not prompt.ids:
         raise InvalidRequest("the prompt is empty", param=param)
     params = sampling.sampling_params(
-        generation.fields,
+        generation,
         served,
         max_tokens=sampling.max_tokens(
             len(prompt.ids), generation.max_tokens, generation.default_max_tokens, served, prompt_param=param
         ),
-        choices=generation.choices,
-        choices_param="n" if generation.returned > 1 else "best_of",
-        logprobs=generation.logprobs,
         bad_words=bad_words,
     )
     wants: list[Want] = []

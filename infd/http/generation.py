@@ -18,6 +18,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
 
     messages               returns the messages as dicts for the template; raises RequestError; called on a thread if
                            the body is large
+    body_bytes             size of the request's body
     tools                  returns the tools as dicts for the template, as `messages` does; None: no tools
     tool_names             names of the tools that an answer may call; None: text that looks like a call is content
     max_calls              tool calls kept in one choice, further calls are dropped; None: no limit
@@ -29,6 +30,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     """
 
     messages: Callable[[], list[dict[str, Any]]]
+    body_bytes: int
     tools: Callable[[], list[dict[str, Any]]] | None = None
     tool_names: Sequence[str] | None = None
     max_calls: int | None = None

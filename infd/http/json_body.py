@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import inspect
 
-from infd.errors import InvalidRequest, brief
+from infd.errors import InvalidRequest, shorten
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def _describe(error: str, body: object) -> tuple[str, str | None]:
         path = match["path"].removesuffix("[...]")
         error = error[: match.start()]
     if missing := _MISSING.search(error):
-        field = brief(missing["field"] or missing["unknown"])
+        field = shorten(missing["field"] or missing["unknown"])
         path = f"{path}.{field}" if path else field
     elif "enum value" in error and (known := _enum_values(_shape(body), _STEP.findall(path))):
         error += f"; there are {', '.join(map(str, known))}"

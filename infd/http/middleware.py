@@ -30,7 +30,7 @@ from infd.errors import (
     RequestError,
     UnknownPath,
     UnknownVersion,
-    brief,
+    shorten,
 )
 from infd.http import connection, expectations, failure
 from infd.http.exchange import Exchange
@@ -103,10 +103,10 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPMethodNotAllowed as refused:
         allow = refused.headers.get("Allow")
         error: RequestError = MethodNotAllowed(
-            f"{brief(request.method)} is not a method of {brief(request.path)}; it knows {allow}"
+            f"{shorten(request.method)} is not a method of {shorten(request.path)}; it knows {allow}"
         )
     except web.HTTPNotFound:
-        error = UnknownPath(f"there is no {brief(request.path)} here")
+        error = UnknownPath(f"there is no {shorten(request.path)} here")
     except web.HTTPException as refused:
         error = InvalidRequest(refused.reason)
     except Exception as unexpected:

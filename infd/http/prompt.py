@@ -55,7 +55,6 @@ async def read_prompts(generation: Generation, served: ServedModel, offload: Off
     if isinstance(generation.input, Conversation):
         prompt = await render(
             generation.input,
-            generation.body_bytes,
             served,
             offload,
             add_special_tokens=fields.add_special_tokens,
@@ -141,7 +140,6 @@ async def bad_word_ids(words: Sequence[str], served: ServedModel, offload: Offlo
 
 async def render(
     conversation: Conversation,
-    body_bytes: int,
     served: ServedModel,
     offload: Offload,
     *,
@@ -178,6 +176,7 @@ async def render(
 
     if served.template.apart or served.tokenizer.apart:
         return await offload.apart(work)
+    body_bytes = conversation.body_bytes
     if body_bytes <= SHORT_CHARACTERS:
         # Checkpoints bring their templates: a template gets a few milliseconds on the event loop, and its full time
         # limit on a thread.

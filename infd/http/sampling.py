@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infd.config import LimitsConfig
+    from infd.http.generation import Generation
     from infd.http.schema.sampling import GenerationFields, OpenAIRequest
     from infd.http.served_model import ServedModel
 
@@ -114,22 +115,16 @@ def max_tokens(
 
 
 def sampling_params(
-    fields: GenerationFields,
-    served: ServedModel,
-    *,
-    max_tokens: int,
-    choices: int,
-    choices_param: str = "n",
-    logprobs: int | None,
-    bad_words: tuple[tuple[int, ...], ...] = (),
+    generation: Generation, served: ServedModel, *, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()
 ) -> SamplingParams:
     """Return the request's sampling parameters, with the model's defaults for missing fields. Raises InvalidRequest."""
-    defaults = served.defaults
+    fields, defaults = generation.fields, served.defaults
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
-    if choices > 1 and (temperature == 0 or max_tokens == 0):
+    if generation.choices > 1 and (temperature == 0 or max_tokens == 0):
         zero_field = "temperature" if temperature == 0 else "max_tokens"
         raise InvalidRequest(
-            f"at {zero_field} 0 all answers would be the same: there can be one only", param=choices_param
+            f"at {zero_field} 0 all answers would be the same: there can be one only",
+            param="n" if generation.returned > 1 else "best_of",
         )
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
@@ -163,7 +158,7 @@ def sampling_params(
         allowed_token_ids=allowed,
         bad_words=bad_words,
         seed=secrets.randbelow(SEED_LIMIT) if fields.seed is None else fields.seed % SEED_LIMIT,
-        logprobs=logprobs,
+        logprobs=generation.logprobs,
     )
 
 

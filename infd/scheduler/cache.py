@@ -62,9 +62,9 @@ class Cache(Resource):
         hit, tables = self._find(seq)
         found = [page for table in tables for page in table if page]
         evictable = sum(not self.pool.is_held(page) for page in found)  # sharing them lowers `available`
-        wanted = self._pages_to_run(seq, len(found)) + evictable + self._running * len(self._groups)
-        wanted += sum(self._pages_to_run(each) for each in reserved)
-        if wanted > available and (self._running or reserved):
+        needed = self._pages_to_run(seq, len(found)) + evictable + self._running * len(self._groups)
+        needed += sum(self._pages_to_run(other) for other in reserved)
+        if needed > available and (self._running or reserved):
             if not reserved:
                 self._refused = seq, available
             return False
@@ -145,7 +145,7 @@ class Cache(Resource):
 
     # Prefix index
 
-    def offer(self, seq: Sequence, step: int) -> None:
+    def index_pages(self, seq: Sequence, step: int) -> None:
         """Index the full pages whose tokens are known and computed; `step`, in flight, computes their last tokens."""
         settled = min(seq.computed, len(seq.tokens))
         if settled - seq.indexed < self.page_tokens or not self._prefix_caching:
@@ -169,7 +169,7 @@ class Cache(Resource):
         for pages in self._unsettled.pop(plan.number, {}).values():
             self._forget(pages)
 
-    def withdraw(self, seq: Sequence) -> None:
+    def unindex(self, seq: Sequence) -> None:
         """Un-index the pages that a sequence holds, and its released pages that a step in flight still fills."""
         for table in seq.tables:
             self._forget(table)

@@ -103,11 +103,11 @@ class CacheLayout(Struct, frozen=True):
 
     @staticmethod
     def _peak(group: PageGroup, tokens: int, step_tokens: int) -> int:
-        every = ceil_div(tokens, group.page_tokens)
+        pages = ceil_div(tokens, group.page_tokens)
         if group.window is None:
-            return every
+            return pages
         # The window and one chunk; both ends may be within a page.
-        return min(every, ceil_div(group.window + step_tokens, group.page_tokens) + 1)
+        return min(pages, ceil_div(group.window + step_tokens, group.page_tokens) + 1)
 
 
 class Capacity(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from infd.scheduler.sequence import Order, Sequence
+    from infd.scheduler.sequence import QueuePlace, Sequence
 
 LEVELS = 100  # of priority, on each side of 0
 
@@ -23,18 +23,18 @@ class Policy:
         self._patience = patience
         self._arrivals = 0
 
-    def place(self, priority: int) -> Order:
+    def place(self, priority: int) -> QueuePlace:
         """Return the place of the next arrival. A lower priority is earlier; beyond LEVELS priorities are equal."""
         self._arrivals += 1
         return self._arrivals + max(-LEVELS, min(priority, LEVELS)) * self._patience, self._arrivals
 
     def may_pass(self, seq: Sequence, waiting: Sequence) -> bool:
         """Return whether `seq` may be admitted before `waiting`, an earlier sequence that lacks a resource."""
-        return seq.order[0] <= waiting.order[0] + self._patience
+        return seq.place[0] <= waiting.place[0] + self._patience
 
 
-def by_order(seq: Sequence) -> Order:
-    return seq.order
+def by_place(seq: Sequence) -> QueuePlace:
+    return seq.place
 
 
 def split_decoding(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:

@@ -19,7 +19,7 @@ from infd.request import FinishReason
 from infd.scheduler.adapters import AdapterSlots
 from infd.scheduler.cache import Cache
 from infd.scheduler.plan import Grant, Join, Span, StepPlan
-from infd.scheduler.policy import Policy, by_order, split_decoding
+from infd.scheduler.policy import Policy, by_place, split_decoding
 from infd.scheduler.resources import RowPool
 from infd.scheduler.token_budget import TokenBudget
 
@@ -106,8 +106,8 @@ class Scheduler:
         assert seq.prompt_tokens < self.capacity.max_model_len
         seq.limit = min(seq.limit, self.capacity.max_model_len)
         seq.token_cost = self.capacity.score_cost if seq.scoring else 1
-        seq.order = self._policy.place(seq.request.priority)
-        insort(self.waiting, seq, key=by_order)
+        seq.place = self._policy.place(seq.request.priority)
+        insort(self.waiting, seq, key=by_place)
 
     def remove(self, seq: Sequence, finish: FinishReason, failure: BaseException | None = None) -> None:
         """End a sequence now. Tokens that steps in flight still compute for it are dropped."""
@@ -133,7 +133,7 @@ class Scheduler:
         """Return a held sequence to its old place in the queue."""
         if seq in self._held:
             self._held.remove(seq)
-            insort(self.waiting, seq, key=by_order)
+            insort(self.waiting, seq, key=by_place)
 
     def plan(self, only: Container[Sequence] | None = None) -> Scheduled | None:
         """Fill the next step; return None if no sequence can be computed now.
@@ -167,7 +167,7 @@ class Scheduler:
             outcome, failure = None, result.failed[i].error() if i in result.failed else None
             if seq.finish is not None or plan.number <= seq.dropped_through:
                 if failure is not None:
-                    self.cache.withdraw(seq)
+                    self.cache.unindex(seq)
                 continue
             try:
                 if failure is None:
@@ -239,7 +239,7 @@ class Scheduler:
         assert not any(seq.row is not None or seq.computed or seq.tables or seq.slot for seq in idle)
         assert all(seq.finish is None and seq.in_flight >= 0 for seq in (*idle, *self.running))
         for queue in (self.waiting, self.running):
-            assert queue == sorted(queue, key=by_order), "a queue is out of order"
+            assert queue == sorted(queue, key=by_place), "a queue is out of order"
 
     # One step
 
@@ -282,13 +282,13 @@ class Scheduler:
         seq.computed = end
         seq.last_step = plan.number
         if end - seq.indexed >= self.cache.page_tokens:
-            self.cache.offer(seq, plan.number)
+            self.cache.index_pages(seq, plan.number)
         return cost
 
     def _starting(self, others: Many[Sequence]) -> int:
         """Return how many requests wait for their first token, not counting sequences without a free row."""
-        near = (*others, *self.waiting[: self.rows.available])
-        return len({id(seq.request) for seq in near if not seq.generated})
+        candidates = (*others, *self.waiting[: self.rows.available])
+        return len({id(seq.request) for seq in candidates if not seq.generated})
 
     def _admit(self, step: Scheduled, only: Container[Sequence] | None) -> None:
         """Admit waiting sequences, in order, while the first of them fits.
@@ -325,7 +325,7 @@ class Scheduler:
         """Move a sequence from its position in `waiting` to `running`, and add its first span."""
         plan = step.plan
         del self.waiting[position]
-        insort(self.running, seq, key=by_order)
+        insort(self.running, seq, key=by_place)
         for resource in self.resources:
             resource.take(seq, plan)
         if seq.prompt_cached is None:
@@ -372,9 +372,9 @@ class Scheduler:
         if span.scores and seq.scoring:
             seq.score(span.start, result.prompt_logprobs[number])
         if tokens:
-            kept = self._append(seq, tokens, step)
-            logprobs = result.logprobs[number][:kept] if number in result.logprobs else []
-            outcome = Outcome(seq, tokens if kept == len(tokens) else tokens[:kept], logprobs, seq.finish)
+            appended = self._append(seq, tokens, step)
+            logprobs = result.logprobs[number][:appended] if number in result.logprobs else []
+            outcome = Outcome(seq, tokens if appended == len(tokens) else tokens[:appended], logprobs, seq.finish)
         elif seq.complete:
             self.remove(seq, FinishReason.LENGTH)
             outcome = Outcome(seq, [], [], seq.finish)
@@ -387,23 +387,23 @@ class Scheduler:
         return outcome
 
     def _append(self, seq: Sequence, tokens: list[int], step: int) -> int:
-        """Append the tokens that `step` sampled, up to the first that ends the sequence; return how many were kept."""
+        """Append the tokens that `step` sampled, up to the first that ends the sequence; return their number."""
         known = seq.tokens
-        for kept, token in enumerate(tokens, 1):
+        for appended, token in enumerate(tokens, 1):
             known.append(token)
             if token in seq.end_ids and seq.generated > seq.min_tokens:
                 self.remove(seq, FinishReason.STOP)
-                return kept
+                return appended
             if len(known) >= seq.limit:
                 self.remove(seq, FinishReason.LENGTH)
-                return kept
+                return appended
         if seq.last_step > step:  # a step in flight computes tokens that were not known when it was planned
-            self.cache.offer(seq, seq.last_step)
+            self.cache.index_pages(seq, seq.last_step)
         return len(tokens)
 
     def _fail(self, seq: Sequence, failure: Exception) -> Outcome:
         """End a sequence with an error, even if it has just finished otherwise, and un-index its pages."""
-        self.cache.withdraw(seq)
+        self.cache.unindex(seq)
         self.remove(seq, FinishReason.ERROR, failure)
         seq.finish, seq.failure = FinishReason.ERROR, failure
         return Outcome(seq, [], [], FinishReason.ERROR)
@@ -413,7 +413,7 @@ class Scheduler:
     def _requeue(self, seq: Sequence) -> None:
         """Send a running sequence back to its old place in the queue, to be recomputed."""
         self._release(seq)
-        insort(self.waiting, seq, key=by_order)
+        insort(self.waiting, seq, key=by_place)
 
     def _dequeue(self, seq: Sequence) -> None:
         """Remove a sequence from `running`, `waiting` or hold, and release its share of every resource."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from infd.scheduler.layout import Regimes
 
 
-Order = tuple[int, int]  # a place in the queue: the smaller goes first
+QueuePlace = tuple[int, int]  # a place in the queue: the smaller goes first
 
 
 class Sequence:
@@ -39,7 +39,7 @@ class Sequence:
         "last_step",
         "limit",
         "min_tokens",
-        "order",
+        "place",
         "prefix_root",
         "prompt_cached",
         "prompt_logprobs",
@@ -90,7 +90,7 @@ class Sequence:
         self.regime = 0  # regime of the rotary angles, see Regimes
         self.regime_limit = self.limit  # most tokens computed in this regime
 
-        self.order: Order = (0, 0)  # unchanged by preemption
+        self.place: QueuePlace = (0, 0)  # unchanged by preemption
         self.computed = 0
         self.in_flight = 0  # samples not yet committed
         self.last_step = -1  # number of the last plan with a span of this sequence, since its admission

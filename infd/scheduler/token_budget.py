@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from infd.scheduler.plan import StepPlan
     from infd.scheduler.sequence import Sequence
 
-CALM_STEPS: Final = 64  # committed after a halving before the budget is doubled again
-CROWD: Final = 8  # with more requests without a first token, crowded_tokens is the budget of a mixed step
+RECOVERY_STEPS: Final = 64  # committed after a halving before the budget is doubled again
+MANY_STARTING: Final = 8  # with more requests without a first token, crowded_tokens is the budget of a mixed step
 
 
 class TokenBudget(Resource):
@@ -29,7 +29,7 @@ class TokenBudget(Resource):
         self._divisible = capacity.layout.divisible
         self._mixed = (capacity.mixed_tokens if self._divisible else None) or self._largest
         self._crowded = (capacity.crowded_tokens if self._divisible else None) or self._mixed
-        self._calm = 0  # steps committed since the last halving
+        self._steps_since_halving = 0  # steps committed since the last halving
 
     def mixed(self, decoding: int, starting: int) -> int:
         """Return how many prompt tokens a step may compute beside its decoding sequences; `limit` bounds it further.
@@ -37,12 +37,12 @@ class TokenBudget(Resource):
         decoding  sequences that decode in this step
         starting  requests that wait for their first token, and could be computed
 
-        Prompts fill the step up to mixed_tokens (with more than CROWD starting requests: crowded_tokens), or take the
-        average of that size and the decoding tokens, whichever is more: a token costs less in a larger step.
+        Prompts fill the step up to mixed_tokens, crowded_tokens with more than MANY_STARTING starting requests.
+        If larger, they take the average of that size and the decoding tokens: a token costs less in a larger step.
         """
         if not decoding:
             return self.limit
-        size = self._crowded if starting > CROWD else self._mixed
+        size = self._crowded if starting > MANY_STARTING else self._mixed
         return max(size - decoding, (size + decoding) // 2)
 
     def halve(self, tokens: int) -> None:
@@ -51,16 +51,16 @@ class TokenBudget(Resource):
         tokens  the step's cost, at least 2
         """
         self.limit = min(tokens, self.limit) // 2
-        self._calm = 0
+        self._steps_since_halving = 0
 
     def fits(self, seq: Sequence, reserved: Many[Sequence]) -> bool:
         return self.remaining > 0 and (self._divisible or len(seq.tokens) <= self.remaining)
 
     def settle(self, plan: StepPlan) -> None:
-        """Double a halved budget after CALM_STEPS steps."""
+        """Double a halved budget after RECOVERY_STEPS steps."""
         if self.limit == self._largest:
             return
-        self._calm += 1
-        if self._calm >= CALM_STEPS:
+        self._steps_since_halving += 1
+        if self._steps_since_halving >= RECOVERY_STEPS:
             self.limit = min(2 * self.limit, self._largest)
-            self._calm = 0
+            self._steps_since_halving = 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Fact = str | int | float | bool | None
 Kind = Literal["state", "verb", "rest", "weights", "adapter", "step", "request"]
 
-MOST: Final = 1024
+MAX_EVENTS: Final = 1024
 LONGEST: Final = 256  # characters of one fact; some facts quote clients
 
 
@@ -29,32 +29,32 @@ class Event(Struct, frozen=True):
 
     seq    number of the event since the daemon started
     time   Unix time
-    told   short description of the event
+    message   short description of the event
     facts  details of the event, by name
     """
 
     seq: int
     time: float
     kind: Kind
-    told: str
+    message: str
     facts: dict[str, Fact]
 
 
 class Events:
     """The latest events. Used on the event loop's thread only."""
 
-    def __init__(self, most: int = MOST, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, most: int = MAX_EVENTS, clock: Callable[[], float] = time.time) -> None:
         self._ring: deque[Event] = deque(maxlen=most)
         self._clock = clock
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.last = 0  # seq of the latest event
         self.closed = False
 
-    def tell(self, kind: Kind, told: str, /, **facts: object) -> None:
+    def publish(self, kind: Kind, message: str, /, **facts: object) -> None:
         """Record an event. A fact other than a number, a boolean or None is recorded as text."""
         self.last += 1
         plain = {name: _plain(fact) for name, fact in facts.items()}
-        self._ring.append(Event(self.last, self._clock(), kind, _cut(told), plain))
+        self._ring.append(Event(self.last, self._clock(), kind, _cut(message), plain))
         self._wake()
 
     async def read(self, since: int = 0, *, follow: bool = False) -> AsyncGenerator[tuple[Event, int], None]:
@@ -65,12 +65,12 @@ class Events:
         """
         seq = since if since <= self.last else 0
         while True:
-            behind = min(len(self._ring), self.last - seq)
-            for event in list(islice(self._ring, len(self._ring) - behind, None)):
+            unread = min(len(self._ring), self.last - seq)
+            for event in list(islice(self._ring, len(self._ring) - unread, None)):
                 yield event, event.seq - seq - 1
                 seq = event.seq
             while follow and self.last == seq and not self.closed:
-                await self._news.wait()
+                await self._changed.wait()
             if self.last == seq:
                 return
 
@@ -81,8 +81,8 @@ class Events:
 
     def _wake(self) -> None:
         # Wakes all waiting followers; followers that wait later use the new asyncio.Event.
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 def _plain(fact: object) -> Fact:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from infd.admin.commands import AdminContext
 from infd.admin.server import AdminServer
 from infd.config import Config
 from infd.engine.engine import Engine
@@ -31,7 +32,7 @@ class House:
         self.executor = FakeExecutor()
         self.engine = Engine(Config(), self.executor, Metrics())
         self.drained = asyncio.Event()
-        self.admin = AdminServer(self.engine, Config(), drain=self.drained.set)
+        self.admin = AdminServer(AdminContext(self.engine, "embedded", self.drained.set))
 
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[None]:

@@ -31,7 +31,7 @@ async def reading(house: House, query: str = "") -> AsyncIterator[aiohttp.Stream
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(house.socket))) as session,
         session.get(TARGET + query) as response,
     ):
-        assert (response.status, response.content_type) == (200, protocol.NEWS_TYPE)
+        assert (response.status, response.content_type) == (200, protocol.FEED_TYPE)
         yield response.content
 
 
@@ -52,7 +52,7 @@ async def test_events_name_the_caller_the_verb_and_the_outcome(house: House) -> 
         _, shown, _ = await at(house, "events", "--since", "2")
     assert code == 0, err
     events = decoded(out)
-    assert [(event.seq, event.kind, event.told) for event in events] == [
+    assert [(event.seq, event.kind, event.message) for event in events] == [
         (1, "state", "ready"),
         (2, "state", "paused"),
         (3, "rest", "paused"),
@@ -74,7 +74,7 @@ async def test_a_follower_reads_events_until_the_daemon_ends(house: House) -> No
     async with house.loaded(), reading(house, "?follow=true&since=1") as lines:
         for verb, told in (("pause", ["paused", "paused", "pause"]), ("resume", ["ready", "ready", "resume"])):
             await ask(house.socket, "POST", f"/v1/{verb}")
-            assert [decoded(await lines.readline())[0].told for _ in told] == told
+            assert [decoded(await lines.readline())[0].message for _ in told] == told
         await house.admin.close()
         assert await lines.read() == b""
 
@@ -88,13 +88,13 @@ async def test_infdctl_follows_and_ends_with_the_daemon(house: House) -> None:
         await house.admin.close()
         code, out, err = await following
     assert (code, err) == (0, "")
-    assert [event.told for event in decoded(out)] == ["ready", "paused", "paused", "pause"]
+    assert [event.message for event in decoded(out)] == ["ready", "paused", "paused", "pause"]
 
 
 async def test_dropped_events_are_counted(house: House) -> None:
     events = house.engine.events
     for _ in range(1030):
-        events.tell("step", "failed")
+        events.publish("step", "failed")
     code, out, err = await at(house, "events", "--json", "--since", "2")
     assert code == 0
     assert [(event.seq, event.dropped) for event in decoded(out)][:2] == [(7, 4), (8, 0)]
@@ -122,12 +122,12 @@ async def test_a_stalled_reader_is_dropped_and_others_read_on(house: House, monk
     async with reading(house, "?follow=true") as lines:
         sent = 0
         while house.admin.feeds.open > 1:  # the size of socket buffers is unknown
-            events.tell("step", "failed", **{name: name * 250 for name in "abcdefghij"})
+            events.publish("step", "failed", **{name: name * 250 for name in "abcdefghij"})
             sent += 1
             await lines.readline()
         assert sent * 2500 < 2**21
-        events.tell("step", "stuck")
-        assert decoded(await lines.readline())[0].told == "stuck"
+        events.publish("step", "stuck")
+        assert decoded(await lines.readline())[0].message == "stuck"
     stalled.close()
 
 

@@ -11,11 +11,10 @@ import pytest
 import uvloop
 
 from infd.admin import connection
-from infd.admin.commands import VERBS
+from infd.admin.commands import VERBS, AdminContext
 from infd.admin.peers import Access, Peer
 from infd.admin.protocol import Problem
 from infd.admin.server import AdminServer
-from infd.config import Config
 from infd.errors import StartError
 from infd.request import FinishReason
 
@@ -173,9 +172,7 @@ async def test_groups_decide_what_another_user_may_do(
     tmp_path: Path, house: House, groups: tuple[int, ...], read: int, change: int
 ) -> None:
     server = AdminServer(
-        house.engine,
-        Config(),
-        drain=house.drained.set,
+        AdminContext(house.engine, "embedded", house.drained.set),
         access=Access(owner=1000, readers=50, admins=60),
         identify=lambda connection: Peer(4711, 99, frozenset(groups)),
     )
@@ -205,7 +202,7 @@ async def test_mutations_are_logged_with_caller_and_outcome(house: House, caplog
 
 async def test_a_second_daemon_is_refused_and_the_first_goes_on(house: House) -> None:
     with pytest.raises(StartError, match="another infd"):
-        await AdminServer(house.engine, Config(), drain=house.drained.set).start(house.socket)
+        await AdminServer(AdminContext(house.engine, "embedded", house.drained.set)).start(house.socket)
     assert (await ask(house.socket, "GET", "/version"))[0] == 200
 
 

@@ -189,7 +189,7 @@ async def test_an_adapter_is_followed_from_load_to_its_last_byte():
         for name in "ab":
             engine.adapters.unload(name)
         events = [event async for event, _ in engine.events.read() if event.kind == "adapter"]
-    assert [f"{event.facts['name']} {event.told}" for event in events] == [
+    assert [f"{event.facts['name']} {event.message}" for event in events] == [
         "a loaded",
         "a stored",
         "b loaded",

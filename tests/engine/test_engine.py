@@ -12,7 +12,7 @@ from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.engine.steps.watchdog import PATIENCE_S
 from infd.engine.streams import fanout
-from infd.engine.streams.stream import LIKELY_BYTES, LOGPROBS_BYTES, PENDING_BYTES, TOKEN_BYTES
+from infd.engine.streams.stream import LOGPROB_BYTES, PENDING_BYTES, TOKEN_BYTES, TOP_LOGPROB_BYTES
 from infd.errors import (
     Aborted,
     DeviceLost,
@@ -112,7 +112,7 @@ async def test_of_many_choices_no_more_lies_with_a_reader_who_has_fallen_behind_
 ):
     monkeypatch.setattr(fanout, "BUDGET_S", math.inf)
     limits = capacity(pages=512, rows=64, step_tokens=128, max_model_len=64)
-    a_step = 64 * (TOKEN_BYTES + LOGPROBS_BYTES + 20 * LIKELY_BYTES)
+    a_step = 64 * (TOKEN_BYTES + LOGPROB_BYTES + 20 * TOP_LOGPROB_BYTES)
     async with serving(FakeExecutor(limits, depth=depth)) as engine, engine.admit(64, 0) as ticket:
         choices = await ticket.submit(request([1, 2], 9, choices=64, logprobs=20))
         while not choices.paused or engine.busy:

@@ -21,7 +21,7 @@ POISON = 97
 
 
 async def told(engine: Engine, kind: str) -> list[str]:
-    return [event.told async for event, _ in engine.events.read() if event.kind == kind]
+    return [event.message async for event, _ in engine.events.read() if event.kind == kind]
 
 
 async def test_every_change_of_state_is_one_event():
@@ -42,7 +42,7 @@ async def test_a_transition_that_fails_is_an_event_with_its_reason():
             with pytest.raises(CheckpointError):
                 await verb().result()
         failures = [event async for event, _ in engine.events.read() if "error" in event.facts]
-        assert [(event.kind, event.told) for event in failures] == [("rest", "not ready"), ("weights", "not loaded")]
+        assert [(event.kind, event.message) for event in failures] == [("rest", "not ready"), ("weights", "not loaded")]
         assert {event.facts["error"] for event in failures} == {"/model: gone"}
 
 
@@ -57,7 +57,7 @@ async def test_a_failed_step_is_an_event_that_names_its_request():
         answers = await asyncio.gather(*(ask(engine, request(prompt)) for prompt in ([1], [POISON], [2])))
         assert [answer[0][1] is FinishReason.ERROR for answer in answers] == [False, True, False]
         steps = [event async for event, _ in engine.events.read() if event.kind == "step"]
-        assert {event.told for event in steps} == {"failed"}
+        assert {event.message for event in steps} == {"failed"}
         assert "the kernel said no" in str(steps[0].facts["error"])
         assert steps[0].facts["sequences"] == 3
         assert await told(engine, "request") == ["failed"]

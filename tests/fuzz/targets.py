@@ -21,10 +21,10 @@ import msgspec
 import uvloop
 
 from infd import embedded
-from infd.admin.commands import VERBS
+from infd.admin.commands import VERBS, AdminContext
 from infd.admin.server import AdminServer
 from infd.apart.client import Worker
-from infd.config import Config, LimitsConfig
+from infd.config import LimitsConfig
 from infd.errors import CheckpointError, RequestError, TextFailed
 from infd.http import json_body, sampling
 from infd.http.conversation import template_messages, template_tools
@@ -526,7 +526,7 @@ class AdminTarget(SocketTarget):
     async def _start(self) -> str:
         endpoint = await self._stack.enter_async_context(serving())
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="infd-fuzz-"))
-        admin = AdminServer(endpoint.engine, Config(), drain=lambda: None)
+        admin = AdminServer(AdminContext(endpoint.engine, "embedded", lambda: None))
         await admin.start(Path(directory, "admin.sock"))
         self._stack.push_async_callback(admin.close)
         return str(Path(directory, "admin.sock"))

@@ -58,8 +58,9 @@ def offload() -> Iterator[Counting]:
 async def rendered(source: str, offload: Counting, content: str = "hi", *, must_fit: bool = True) -> Prompt:
     template = ChatTemplate({"default": source}, limits=Limits(fuel=2**23))
     return await render(
-        Conversation(messages=partial(template_messages, [Message(role="user", content=content)])),
-        len(content) + 40,
+        Conversation(
+            messages=partial(template_messages, [Message(role="user", content=content)]), body_bytes=len(content) + 40
+        ),
         msgspec.structs.replace(served(256), template=template),
         offload,
         add_special_tokens=None,

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from infd.request import Adapter, FinishReason
 from infd.scheduler.layout import CacheLayout, PageGroup, Regimes
-from infd.scheduler.token_budget import CROWD
+from infd.scheduler.token_budget import MANY_STARTING
 from tests.fakes import FULL, capacity, continuation
 from tests.scheduler.driver import Driver, sequence
 
@@ -35,7 +35,7 @@ class Histories(RuleBasedStateMachine):
     @initialize(
         layout=st.sampled_from(sorted(LAYOUTS)),
         depth=st.integers(1, 3),
-        rows=st.integers(1, 5) | st.integers(CROWD + 2, CROWD + 4),
+        rows=st.integers(1, 5) | st.integers(MANY_STARTING + 2, MANY_STARTING + 4),
         spare=st.integers(0, 12),
         step_tokens=st.integers(2, 12),
         mixed_tokens=st.none() | st.integers(1, 12),

@@ -7,7 +7,7 @@ from infd.scheduler.layout import CacheLayout, PageGroup, Regimes
 from infd.scheduler.plan import StepResult
 from infd.scheduler.prefix import longest_hit, page_keys
 from infd.scheduler.sequence import Sequence
-from infd.scheduler.token_budget import CROWD
+from infd.scheduler.token_budget import MANY_STARTING
 from tests.fakes import capacity, continuation
 from tests.scheduler.driver import NOT_FINITE, Driver, granted, sequence
 
@@ -56,7 +56,7 @@ def test_a_crowd_of_prompts_is_computed_in_larger_chunks_beside_streams():
     driver = Driver(capacity(step_tokens=32, mixed_tokens=8, crowded_tokens=20, rows=16, pages=256))
     decoding = driver.add(sequence(3, max_tokens=20))
     driver.step()
-    waiting = [driver.add(sequence([number] * 16, max_tokens=1)) for number in range(CROWD + 1)]
+    waiting = [driver.add(sequence([number] * 16, max_tokens=1)) for number in range(MANY_STARTING + 1)]
 
     assert granted(driver.issue()) == {decoding: 1, waiting[0]: 16, waiting[1]: 3}
     driver.complete()
@@ -74,12 +74,12 @@ def no_crowd(prompts: list[Sequence], *, rows: int) -> None:
 
 
 def test_a_sequence_without_a_row_does_not_count_toward_the_crowd():
-    no_crowd([sequence([number] * 16) for number in range(CROWD + 1)], rows=2)
+    no_crowd([sequence([number] * 16) for number in range(MANY_STARTING + 1)], rows=2)
 
 
 def test_choices_of_one_request_do_not_count_as_a_crowd():
     request = Request(id="r", prompt=(7,) * 16, wants=(Generate(SamplingParams(max_tokens=4)),))
-    no_crowd([Sequence(request, choice) for choice in range(CROWD + 1)], rows=16)
+    no_crowd([Sequence(request, choice) for choice in range(MANY_STARTING + 1)], rows=16)
 
 
 def test_streams_that_fill_a_step_leave_a_prompt_nothing():

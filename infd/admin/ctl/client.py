@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import msgspec
 
-from infd.admin.protocol import ANSWER_TYPE, NEWS_TYPE, PROBLEM_TYPE, Problem
+from infd.admin.protocol import ANSWER_TYPE, FEED_TYPE, PROBLEM_TYPE, Problem
 from infd.unixhttp import UnixConnection
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class AdminClient:
     def read(self, path: str, reply: type[Reply]) -> Iterator[Reply]:
         """Yield a feed's items as they arrive, without a timeout."""
         with self._exchange("GET", path, patient=True) as response:
-            _require(response, NEWS_TYPE)
+            _require(response, FEED_TYPE)
             for line in response:
                 yield msgspec.json.decode(line, type=reply)
 

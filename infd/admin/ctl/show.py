@@ -33,7 +33,7 @@ def event(event: protocol.Event) -> None:
         click.echo(f"{event.dropped} events before this one are forgotten", err=True)
     at = dt.datetime.fromtimestamp(event.time).astimezone().isoformat(sep=" ", timespec="milliseconds")
     facts = " ".join(f"{name}={plain(fact)}" for name, fact in event.facts.items() if fact not in (None, ""))
-    click.echo(f"{at} {event.seq:>5} {event.kind:<7} {event.told} {facts}".rstrip())
+    click.echo(f"{at} {event.seq:>5} {event.kind:<7} {event.message} {facts}".rstrip())
 
 
 def status(now: protocol.Status) -> None:

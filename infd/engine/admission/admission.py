@@ -95,7 +95,7 @@ class Admission:
             return
         ticket.held = True
         try:
-            async with ticket.unless_expired():
+            async with ticket.interrupt_if_expired():
                 await self.gate.enter()
         finally:
             ticket.held = False
@@ -152,7 +152,7 @@ class Admission:
         adapter = AdapterNeed(self._adapters, names.pop())
         constraints = {request.constraint for request in requests if request.constraint is not None}
         grammars = [GrammarNeed(self._grammars, constraint) for constraint in constraints]
-        async with ticket.unless_expired(), prepare([*grammars, adapter]):
+        async with ticket.interrupt_if_expired(), prepare([*grammars, adapter]):
             compiled = {need.constraint: need.grammar for need in grammars if need.grammar is not None}
             return self._queue(ticket, requests, watchers, adapter.adapter, compiled)
 

@@ -97,7 +97,7 @@ class Ticket:
         return await self._submit(self, requests, watchers)
 
     @asynccontextmanager
-    async def unless_expired(self) -> AsyncIterator[None]:
+    async def interrupt_if_expired(self) -> AsyncIterator[None]:
         """Run a block that waits before the requests are queued; `expire` interrupts the block and raises its error."""
         if self.expired is not None:
             raise self.expired
@@ -112,7 +112,7 @@ class Ticket:
             self._waiting = None
 
     def expire(self, error: RequestError) -> None:
-        """End the request before it is queued. `unless_expired` raises the error of the first call."""
+        """End the request before it is queued. `interrupt_if_expired` raises the error of the first call."""
         if self.expired is not None:
             return
         self.expired = error

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from infd.engine.core import EngineCore
     from infd.engine.lifecycle.memory import ModelMemory
     from infd.engine.lifecycle.state import Lifecycle
-    from infd.engine.lifecycle.target import Arrivals, Mode
+    from infd.engine.lifecycle.target import Mode, NewRequests
     from infd.engine.telemetry import Telemetry
     from infd.memory import MemoryPart
 
@@ -64,14 +64,14 @@ class LifecycleControl:
 
     # Commands
 
-    def pause(self, mode: Mode = "wait", new: Arrivals | None = None) -> Transition:
+    def pause(self, mode: Mode = "wait", new: NewRequests | None = None) -> Transition:
         """Run no step until `resume`. A sleeping engine is woken first. Raises WrongState.
 
         mode  what happens to requests in flight
         new   what happens to new requests; None: "reject" with mode "abort", else "hold"
         """
         new = new or ("reject" if mode == "abort" else "hold")
-        return self._aim(Target(state=State.PAUSED, mode=mode, new=new))
+        return self._set_target(Target(state=State.PAUSED, mode=mode, new=new))
 
     def sleep(self, mode: Mode = "wait", level: int = 1, *, by_itself: bool = False) -> Transition:
         """Pause, and release memory; frozen requests are recomputed later. Raises WrongState, CannotSleep."""
@@ -84,15 +84,15 @@ class LifecycleControl:
         if self._before_sleep.state is State.READY:
             new = "hold" if by_itself or self._settings.wake_on_request else "reject"
         level = max(level, now.level)
-        return self._aim(Target(state=State.SLEEPING, mode=mode, new=new, level=level, by_itself=by_itself))
+        return self._set_target(Target(state=State.SLEEPING, mode=mode, new=new, level=level, by_itself=by_itself))
 
     def wake(self, parts: frozenset[MemoryPart] = ALL) -> Transition:
         """Restore these parts; once all are restored, return to the state before the sleep. Raises WrongState."""
-        return self._restore_and_aim(parts, self._before_sleep)
+        return self._restore_and_set_target(parts, self._before_sleep)
 
     def resume(self, parts: frozenset[MemoryPart] = ALL) -> Transition:
         """Restore these parts; once all are restored, enter READY. Raises WrongState."""
-        return self._restore_and_aim(parts, Target())
+        return self._restore_and_set_target(parts, Target())
 
     def load_weights(self, path: str) -> Transition:
         """Replace the weights while no step runs. Raises WrongState, Busy."""
@@ -103,14 +103,14 @@ class LifecycleControl:
         self._load_task = self._start(self._load(transition, path), "weights")
         return transition
 
-    def _restore_and_aim(self, parts: frozenset[MemoryPart], then: Target) -> Transition:
+    def _restore_and_set_target(self, parts: frozenset[MemoryPart], awake_target: Target) -> Transition:
         now = self.target
         if now.state is not State.SLEEPING:
-            return self._aim(now if then is self._before_sleep else then)
-        gone = self._memory.released_by(now.level) - now.awake
+            return self._set_target(now if awake_target is self._before_sleep else awake_target)
+        released = self._memory.released_by(now.level) - now.awake
         if self._reached == now:
-            gone &= self._memory.released
-        return self._aim(then if gone <= parts else replace(now, awake=now.awake | parts))
+            released &= self._memory.released
+        return self._set_target(awake_target if released <= parts else replace(now, awake=now.awake | parts))
 
     # For other parts of the engine
 
@@ -174,7 +174,7 @@ class LifecycleControl:
 
     # Towards the target
 
-    def _aim(self, target: Target) -> Transition:
+    def _set_target(self, target: Target) -> Transition:
         """Set the target, and start the task that moves the engine there."""
         latest, now = self._latest, self._now()
         self._require_targetable()
@@ -197,15 +197,15 @@ class LifecycleControl:
         self._gate.recheck()
         self._core.ended.set()  # `_hold_steps` may wait for requests to finish, and raises Overtaken now
         if self._transition_task is None or self._transition_task.done():
-            self._transition_task = self._start(self._move(), "lifecycle")
+            self._transition_task = self._start(self._run_transitions(), "lifecycle")
         return transition
 
-    async def _move(self) -> None:
+    async def _run_transitions(self) -> None:
         """Reach the latest target, and every later target set meanwhile."""
         while (transition := self._latest) is not None and not transition.ended.done():
             error: Exception | None = None
             try:
-                await self._reach(transition)
+                await self._move_to(transition)
             except Overtaken:
                 continue
             except Exception as failure:
@@ -221,7 +221,7 @@ class LifecycleControl:
                 self._fall_back(error)
             self._report(transition)
 
-    async def _reach(self, transition: Transition) -> None:
+    async def _move_to(self, transition: Transition) -> None:
         """Move the engine to a target. Raises Overtaken, or the error of the failed part."""
         target = transition.target
         if target.state is State.READY:
@@ -276,7 +276,7 @@ class LifecycleControl:
         self._require_latest(transition)
         if self._memory.invalid:
             raise WeightsInvalid
-        self._core.loop.go()
+        self._core.loop.resume()
 
     async def _load(self, transition: Transition, path: str) -> None:
         """Replace the weights, and end `transition`."""
@@ -297,7 +297,7 @@ class LifecycleControl:
             lifecycle.enter(lifecycle.state, self._reached.reason)
         transition.end(self._now(), error)
         fields: dict[str, object] = {"path": path, "took_s": transition.took_s}
-        self._events.tell("weights", "loaded" if error is None else "not loaded", **fields, **_error_field(error))
+        self._events.publish("weights", "loaded" if error is None else "not loaded", **fields, **_error_field(error))
         if error is None:
             log.info("weights loaded", extra=fields)
         else:
@@ -339,8 +339,8 @@ class LifecycleControl:
             fields |= {"mode": target.mode, "new": target.new}
         if target.state is State.SLEEPING:
             fields |= {"level": target.level, "freed_bytes": transition.freed_bytes, "by_itself": target.by_itself}
-        told = target.state.value if error is None else f"not {target.state.value}"
-        self._events.tell("rest", told, **fields, **_error_field(error))
+        outcome = target.state.value if error is None else f"not {target.state.value}"
+        self._events.publish("rest", outcome, **fields, **_error_field(error))
         if error is None:
             log.info("%s, as asked", target.state.value, extra=fields)
         else:

@@ -32,5 +32,5 @@ class Lifecycle:
         if state is not self.state:
             self.since = time.time()
         if (state, reason) != (self.state, self.reason):
-            self._events.tell("state", state.value, reason=reason)
+            self._events.publish("state", state.value, reason=reason)
         self.state, self.reason = state, reason

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from infd.memory import MemoryPart
 
 Mode = Literal["abort", "wait", "keep"]
-Arrivals = Literal["hold", "reject"]
+NewRequests = Literal["hold", "reject"]
 
 IN_FLIGHT: Final = {
     "abort": "what is in flight is aborted",
     "wait": "what is in flight finishes first",
     "keep": "what is in flight is frozen",
 }
-ARRIVING: Final = {"hold": "new requests are held", "reject": "new requests are refused"}
+NEW_REQUESTS: Final = {"hold": "new requests are held", "reject": "new requests are refused"}
 
 
 class Target(Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
     state: State = State.READY
     mode: Mode = "wait"
-    new: Arrivals = "hold"
+    new: NewRequests = "hold"
     level: int = 0
     awake: frozenset[MemoryPart] = frozenset()
     by_itself: bool = False
@@ -45,9 +45,9 @@ class Target(Struct, frozen=True, kw_only=True):
         if self.state is State.READY:
             return ""
         if self.state is State.PAUSED:
-            return f"{IN_FLIGHT[self.mode]}, {ARRIVING[self.new]}"
+            return f"{IN_FLIGHT[self.mode]}, {NEW_REQUESTS[self.new]}"
         awake = "".join(f", {part.value} awake" for part in sorted(self.awake, key=lambda part: part.value))
-        return f"level {self.level}{', by itself' if self.by_itself else ''}{awake}, {ARRIVING[self.new]}"
+        return f"level {self.level}{', by itself' if self.by_itself else ''}{awake}, {NEW_REQUESTS[self.new]}"
 
 
 class Transition:

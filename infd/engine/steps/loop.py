@@ -83,9 +83,9 @@ class StepLoop:
         self._in_flight: deque[Issued] = deque()
         self._committed: deque[tuple[Issued, list[Outcome]]] = deque()  # on_commit not yet called
         self._suspects = Suspects()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._held = False
-        self._still = asyncio.Event()
+        self._settled = asyncio.Event()
         self._failure: DeviceLost | None = None
 
     def fail(self, error: DeviceLost) -> None:
@@ -95,16 +95,16 @@ class StepLoop:
 
     def wake(self) -> None:
         """Plan again: a sequence may have become plannable."""
-        self._news.set()
+        self._changed.set()
 
     def hold(self) -> None:
-        """Issue no more steps until `go`."""
+        """Issue no more steps until `resume`."""
         if not self._held:
             self._held = True
-            self._still.clear()
+            self._settled.clear()
             self.wake()
 
-    def go(self) -> None:
+    def resume(self) -> None:
         """Issue steps again."""
         self._held = False
         self.wake()
@@ -115,7 +115,7 @@ class StepLoop:
 
     async def settled(self) -> None:
         """Return once the loop is held and no step is in flight."""
-        await self._still.wait()
+        await self._settled.wait()
 
     @property
     def in_flight(self) -> int:
@@ -126,12 +126,12 @@ class StepLoop:
         """Run until cancelled. Raises DeviceLost."""
         try:
             while True:
-                self._news.clear()
+                self._changed.clear()
                 self._issue()
                 self._deliver()
                 if self._held and not self._in_flight:
-                    self._still.set()
-                await self._news.wait()
+                    self._settled.set()
+                await self._changed.wait()
                 if self._failure is not None:
                     raise self._failure
                 while self._in_flight and (result := self._in_flight[0].result) is not None and result.done():
@@ -158,12 +158,12 @@ class StepLoop:
     def _issue(self) -> None:
         """Issue steps until `executor.depth` are in flight; one at a time while sequences are suspected."""
         while not self._held and len(self._in_flight) < self._executor.depth:
-            suspects = self._suspects.on_trial
+            suspects = self._suspects.current_group
             if suspects is not None and self._in_flight:
                 return
             step = self._scheduler.plan(suspects)
             if step is None and suspects is not None:
-                self._suspects.dismiss()  # the suspects wait for a sequence outside their group
+                self._suspects.clear_group()  # the suspects wait for a sequence outside their group
                 continue
             if step is None:
                 return
@@ -209,22 +209,22 @@ class StepLoop:
         self.wake()
 
     async def _recover(self, failed: Issued, error: BaseException) -> list[Outcome]:
-        """Undo the failed step and the steps in flight behind it; fail the sequence at fault once it is found."""
+        """Undo the failed step and the steps in flight following it; fail the sequence at fault once it is found."""
         number, sequences = failed.step.plan.number, len(failed.step.sequences)
         log.error("step %d of %d sequences failed", number, sequences, exc_info=error)
         without_frames(error)
-        self._events.tell("step", "failed", number=number, sequences=sequences, error=repr(error))
-        behind = list(self._in_flight)
-        for issued in behind:
+        self._events.publish("step", "failed", number=number, sequences=sequences, error=repr(error))
+        following = list(self._in_flight)
+        for issued in following:
             if issued.result is None:  # an unsampled step would occupy the device for ever
                 self._let_sample(issued, None)
-        await asyncio.gather(*(issued.result for issued in behind if issued.result), return_exceptions=True)
+        await asyncio.gather(*(issued.result for issued in following if issued.result), return_exceptions=True)
         self._in_flight.clear()
-        self._scheduler.rollback([failed.step, *(issued.step for issued in behind)])
+        self._scheduler.rollback([failed.step, *(issued.step for issued in following)])
         self._scheduler.verify()
         if isinstance(error, StepTooLarge) and self._scheduler.shrink(failed.step):
             return []
-        culprit = self._suspects.accuse(failed.step)
+        culprit = self._suspects.bisect(failed.step)
         if culprit is None:
             return []
         self._scheduler.remove(culprit, FinishReason.ERROR, error)

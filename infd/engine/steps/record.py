@@ -44,12 +44,12 @@ class StepRecord:
         now = self._now()
         self.steps += 1
         self._last, self.last_time = now, time.time()
-        self._watchdog.took(now - issued.at)
+        self._watchdog.record_duration(now - issued.at)
         metrics, scheduler = self._metrics, self._scheduler
         metrics.step.observe(now - issued.at)
         metrics.step_tokens.observe(issued.step.plan.tokens)
         if outcomes:
-            metrics.iteration_tokens.observe(sum(each.prompt_computed + len(each.tokens) for each in outcomes))
+            metrics.iteration_tokens.observe(sum(outcome.prompt_computed + len(outcome.tokens) for outcome in outcomes))
         metrics.preemptions, metrics.steps_undone = scheduler.preemptions, scheduler.undone
         metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
 

@@ -21,7 +21,7 @@ class Suspects:
         self._groups: list[dict[Sequence, int]] = []
 
     @property
-    def on_trial(self) -> dict[Sequence, int] | None:
+    def current_group(self) -> dict[Sequence, int] | None:
         """The only sequences that may be planned now; None if none are suspected."""
         while self._groups:
             group = {seq: goal for seq, goal in self._groups[-1].items() if seq.finish is None and seq.computed < goal}
@@ -31,7 +31,7 @@ class Suspects:
             self._groups.pop()
         return None
 
-    def accuse(self, step: Scheduled) -> Sequence | None:
+    def bisect(self, step: Scheduled) -> Sequence | None:
         """Suspect the sequences of a failed step. A single sequence is not suspected but returned."""
         spans = zip(step.sequences, step.plan.spans, strict=True)
         group = {seq: span.start + span.count for seq, span in spans if seq.finish is None}
@@ -44,6 +44,6 @@ class Suspects:
         self._groups += [dict(suspects[half:]), dict(suspects[:half])]
         return None
 
-    def dismiss(self) -> None:
+    def clear_group(self) -> None:
         """Clear the group on trial: it cannot run alone."""
         self._groups.pop()

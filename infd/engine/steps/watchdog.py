@@ -27,7 +27,7 @@ class Watchdog:
         self._moved = 0.0
         self._longest_s = 0.0
 
-    def took(self, seconds: float) -> None:
+    def record_duration(self, seconds: float) -> None:
         """Record the duration of a committed step."""
         self._longest_s = max(self._longest_s, seconds)
 

@@ -60,11 +60,11 @@ class InFlight:
         self._now = telemetry.now
         self._metrics = RequestMetrics(telemetry.metrics)
         self._on_change = on_change
-        self._alive: dict[Sequence, tuple[ChoiceState, Ticket]] = {}
+        self._open: dict[Sequence, tuple[ChoiceState, Ticket]] = {}
         self._fan_out = FanOut(self._deliver, telemetry.now)
 
     def __len__(self) -> int:
-        return len(self._alive)
+        return len(self._open)
 
     def begin(
         self,
@@ -105,7 +105,7 @@ class InFlight:
         self._scheduler.add(seq)
         if seq.adapter is not None:
             self._adapters.keep(seq.adapter)
-        self._alive[seq] = choice, ticket
+        self._open[seq] = choice, ticket
         self.accepted += 1
         self._budget.enqueue(prompt_tokens)
         ticket.choices.append(choice)
@@ -118,7 +118,7 @@ class InFlight:
 
         finish  None: the reader has left
         """
-        alive = [choice.seq for choice in ticket.choices if choice.seq in self._alive]
+        alive = [choice.seq for choice in ticket.choices if choice.seq in self._open]
         for seq in alive:
             self._end(seq, finish, error)
         return len(alive)
@@ -132,7 +132,7 @@ class InFlight:
     def fail_all(self, error: Exception) -> None:
         """Deliver all committed outcomes, then end every choice with one error event."""
         self._fan_out.flush()
-        for seq in list(self._alive):
+        for seq in list(self._open):
             try:
                 self._end(seq, FinishReason.ERROR, error)
             except Exception:  # the scheduler itself may have failed; the other readers must still get their error
@@ -147,7 +147,7 @@ class InFlight:
     def planned(self, issued: Issued) -> None:
         """Record that the sequences admitted to an issued step have left the queue."""
         for seq in issued.step.admitted:
-            choice, ticket = self._alive[seq]
+            choice, ticket = self._open[seq]
             if choice.started is None:
                 choice.started = issued.at
                 ticket.deadlines.started()
@@ -163,15 +163,15 @@ class InFlight:
     def _deliver(self, outcome: Outcome, now: float) -> None:
         """Push one sequence's outcome to its stream."""
         seq = outcome.seq
-        if seq not in self._alive:
+        if seq not in self._open:
             return  # its reader left, or it was ended, before the outcome was delivered
-        choice, ticket = self._alive[seq]
+        choice, ticket = self._open[seq]
         if outcome.finish is FinishReason.ERROR:
             if not isinstance(seq.failure, InfdError):
                 log.error("%s failed", seq, exc_info=seq.failure)
             if seq.failure is not None:
                 without_frames(seq.failure)
-            self._events.tell("request", "failed", id=seq.request.id, choice=seq.choice, error=repr(seq.failure))
+            self._events.publish("request", "failed", id=seq.request.id, choice=seq.choice, error=repr(seq.failure))
             self._end(seq, FinishReason.ERROR, seq.failure)
             return
         self._metrics.delivered(choice, len(outcome.tokens), now)
@@ -195,7 +195,7 @@ class InFlight:
 
         finish  None: the reader has left, and gets no event
         """
-        choice, ticket = self._alive.pop(seq)
+        choice, ticket = self._open.pop(seq)
         if choice.started is None:
             self._budget.dequeue(choice.prompt_tokens)
         if finish is not None:  # first, so that the reader gets its event even if a call below raises

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 PENDING_BYTES: Final = 64 * 2**10
 # Approximate sizes: a token with its text; its log-probability; an alternative token with its log-probability.
 TOKEN_BYTES: Final = 64
-LOGPROBS_BYTES: Final = 256
-LIKELY_BYTES: Final = 72
+LOGPROB_BYTES: Final = 256
+TOP_LOGPROB_BYTES: Final = 72
 
 
 class Watcher(Protocol):
@@ -45,7 +45,7 @@ class Watcher(Protocol):
 
 
 class Consumer(Protocol):
-    """Called with the new tokens of an unfinished choice while its caller waits for news."""
+    """Called with the new tokens of an unfinished choice while its caller waits for a delta."""
 
     def __call__(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
         """Return whether the tokens were consumed. If not, they are buffered and the caller is woken."""
@@ -137,7 +137,7 @@ class Stream:
         self.finish = finish
         added = TOKEN_BYTES * len(token_ids)
         if logprobs or prompt_logprobs:
-            added += sum(LOGPROBS_BYTES + LIKELY_BYTES * len(each.top) for each in (*prompt_logprobs, *logprobs))
+            added += sum(LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(token.top) for token in (*prompt_logprobs, *logprobs))
         self._bytes += added
         self.inbox.pending_bytes += added
         pending = self._pending
@@ -153,16 +153,16 @@ class Stream:
 class Inbox:
     """Notifies the caller of one ticket's streams. Streams share the inbox, not references to each other.
 
-    news           indices of the streams with a pending delta, in order
+    pending        indices of the streams with a pending delta, in order
     waiter         resolved when a stream has a delta
-    consumer          consumes tokens unbuffered; refers to all streams, so it is set only within `Choices.consumed_by`
+    consumer       consumes tokens unbuffered; refers to all streams, so it is set only within `Choices.consumed_by`
     pending_bytes  approximate size of all pending deltas
     """
 
-    __slots__ = ("consumer", "news", "pending_bytes", "waiter")
+    __slots__ = ("consumer", "pending", "pending_bytes", "waiter")
 
     def __init__(self) -> None:
-        self.news: deque[int] = deque()
+        self.pending: deque[int] = deque()
         self.waiter: asyncio.Future[None] | None = None
         self.consumer: Consumer | None = None
         self.pending_bytes = 0
@@ -173,7 +173,7 @@ class Inbox:
         return self.pending_bytes > PENDING_BYTES
 
     def consume(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Offer tokens to the consumer, if the caller waits; return whether the consumer consumed them.
+        """Offer tokens to the consumer, if the caller waits; return whether they were consumed.
 
         A caller waits only while no delta is pending.
         """
@@ -182,7 +182,7 @@ class Inbox:
         return self.consumer(index, token_ids, logprobs)
 
     def announce(self, index: int) -> None:
-        self.news.append(index)
+        self.pending.append(index)
         waiter = self.waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -209,7 +209,7 @@ class Choices:
     @property
     def ready(self) -> bool:
         """Whether a delta is pending; lets a caller read all deltas of one step."""
-        return bool(self._inbox.news)
+        return bool(self._inbox.pending)
 
     def __aiter__(self) -> Choices:
         return self
@@ -224,25 +224,25 @@ class Choices:
             self._inbox.consumer = None
 
     async def __anext__(self) -> tuple[int, Delta]:
-        while not self._inbox.news:
-            await self.news()
+        while not self._inbox.pending:
+            await self.next_delta()
         return self.take()
 
-    def news(self) -> asyncio.Future[None]:
+    def next_delta(self) -> asyncio.Future[None]:
         """Return a future that resolves with the next delta. Raises StopAsyncIteration once every choice has ended."""
         if not self._open:
             raise StopAsyncIteration
         inbox = self._inbox
         inbox.waiter = asyncio.get_running_loop().create_future()
-        if inbox.news:
+        if inbox.pending:
             inbox.waiter.set_result(None)
         return inbox.waiter
 
     def take(self) -> tuple[int, Delta]:
         """Return the index and delta of the stream that has waited longest. Call only while `ready`."""
-        stream, behind = self.streams[self._inbox.news.popleft()], self.paused
+        stream, was_paused = self.streams[self._inbox.pending.popleft()], self.paused
         delta = stream.take()
-        if behind and not self.paused:
+        if was_paused and not self.paused:
             self._on_resume()
         if delta.finish is not None:
             self._open -= 1

@@ -27,7 +27,7 @@ def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generat
     choices = request.n or 1
     return Generation(
         fields=request,
-        input=_conversation(request),
+        input=_conversation(request, body_bytes),
         prompt_param="messages",
         body_bytes=body_bytes,
         choices=choices,
@@ -41,12 +41,13 @@ def generation(request: ChatRequest, body_bytes: int, config: Config) -> Generat
     )
 
 
-def _conversation(request: ChatRequest) -> Conversation:
+def _conversation(request: ChatRequest, body_bytes: int) -> Conversation:
     # With tool_choice "none" the template gets no tools: the model would call them, and nothing would parse the calls.
     tools = None if request.tool_choice == "none" else request.tools
     variables = request.chat_template_kwargs
     return Conversation(
         messages=partial(template_messages, request.messages),
+        body_bytes=body_bytes,
         tools=None if tools is None else partial(template_tools, tools),
         tool_names=None if tools is None else [tool.function.name for tool in tools],
         max_calls=1 if request.parallel_tool_calls is False else None,

@@ -37,13 +37,14 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
         variables = body.chat_template_kwargs
         conversation = Conversation(
             messages=partial(template_messages, body.messages),
+            body_bytes=size,
             tools=partial(template_tools, body.tools) if body.tools else None,
             add_generation_prompt=body.add_generation_prompt,
             continued=final_text(body.messages) if body.continue_final_message else None,
             template_variables={} if variables is None else msgspec.to_builtins(variables),
         )
         special = body.add_special_tokens
-        prompt = await render(conversation, size, served, service.offload, add_special_tokens=special, must_fit=False)
+        prompt = await render(conversation, served, service.offload, add_special_tokens=special, must_fit=False)
         ids = prompt.ids
     else:
         check_length(body.prompt or "", served, param="prompt", must_fit=False)

@@ -34,7 +34,7 @@ def test_an_idle_device_is_never_stuck_and_the_clock_starts_with_the_next_step()
 
 def test_a_machine_whose_steps_are_long_gets_more_patience():
     watchdog = Watchdog(Device().pulse)
-    watchdog.took(10.0)
+    watchdog.record_duration(10.0)
     watchdog.check(0, busy=True)
 
     assert not watchdog.check(10.0 * PATIENCE_STEPS, busy=True)
