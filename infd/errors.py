@@ -205,14 +205,14 @@ class QueueTimeout(RequestError):
     status, type, code, retry_after_s = 503, "overloaded_error", "queue_timeout", 5
 
     def __init__(self, limit_s: float) -> None:
-        super().__init__(f"the request waited {limit_s:g} s in the queue, as long as one may; the server is busy")
+        super().__init__(f"the request waited {limit_s:g} s in the queue (server.queue_timeout_s); the server is busy")
 
 
 class RequestTimeout(RequestError):
     status, type, code = 504, "timeout_error", "request_timeout"
 
     def __init__(self, limit_s: float) -> None:
-        super().__init__(f"the request took {limit_s:g} s, as long as one may; ask for fewer tokens")
+        super().__init__(f"the request took {limit_s:g} s (server.request_timeout_s); request fewer tokens")
 
 
 class Aborted(RequestError):

@@ -119,7 +119,7 @@ class AdminServer:
         finally:
             done = {"uid": peer.uid, "pid": peer.pid, "result": result, "asked": asked}
             extra = {"verb": verb.name, **done, "path": request.rel_url.raw_path}
-            log.info("asked to %s", verb.name, extra=extra)
+            log.info("admin verb %s", verb.name, extra=extra)
             self._context.engine.events.publish("verb", verb.name, **done)
         return reply(answer)
 
@@ -131,7 +131,7 @@ class AdminServer:
         """Return the peer's credentials. Raises Refused if the peer has disconnected."""
         client = request.get_extra_info("socket")
         if client is None:
-            raise Refused(HTTPStatus.BAD_REQUEST, "gone", "the asker left before the kernel could say who it was")
+            raise Refused(HTTPStatus.BAD_REQUEST, "gone", "the client disconnected before its credentials were read")
         return self._identify(client)
 
     def _require_access(self, peer: Peer, verb: Verb | Feed) -> None:
@@ -197,7 +197,7 @@ async def _answer_problems(request: web.Request, handler: Handler) -> web.Stream
         return problem(refusal.status, refusal.code, str(refusal))
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        return problem(error.status, "wrong_method", f"{request.path} is asked with {allowed}", {"Allow": allowed})
+        return problem(error.status, "wrong_method", f"{request.path} takes {allowed}", {"Allow": allowed})
     except web.HTTPNotFound as error:
         known = ", ".join(f"{verb.method} {verb.path}" for verb in (*VERBS, *FEEDS))
         return problem(error.status, "unknown_path", f"nothing is at {request.path}; there is {known}")

@@ -121,7 +121,7 @@ class Worker:
             if code == -signal.SIGALRM:
                 raise TooCostly(f"took more than {message.seconds:g} s") from None
             raise TextFailed(f"a checkpoint's text ended its worker ({_named(code)})") from None
-        except BaseException:  # nobody will read the reply
+        except BaseException:  # the reply would stay unread
             self._end()
             raise
         if reply.fault is not None:
@@ -143,7 +143,7 @@ class Worker:
         code = process.poll()
         if code is None:
             try:
-                code = process.wait(0.1)  # a process that ends by itself has a telling exit code
+                code = process.wait(0.1)  # if the process ends by itself, its exit code names the cause
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()

@@ -40,7 +40,7 @@ class Late(Exception):
 
 
 def send(connection: socket.socket, message: Struct, deadline: float | None = None) -> None:
-    """Raises Closed, Late after the deadline (time.monotonic), and frames.FrameTooLarge."""
+    """Send a message. Raises Closed, Late after the deadline (time.monotonic), frames.FrameTooLarge."""
     data = frames.frame(message)
     try:
         connection.settimeout(_remaining_s(deadline))
@@ -52,7 +52,7 @@ def send(connection: socket.socket, message: Struct, deadline: float | None = No
 
 
 def receive(connection: socket.socket, kind: type[M], deadline: float | None = None) -> M:
-    """Raises Closed, Late, frames.FrameTooLarge, and msgspec.MsgspecError for a message of another type."""
+    """Receive a message. Raises Closed, Late, FrameTooLarge, and MsgspecError for a message of another type."""
     length = frames.body_length(_receive_bytes(connection, frames.HEADER, deadline))
     return msgspec.msgpack.decode(_receive_bytes(connection, length, deadline), type=kind)
 

@@ -124,7 +124,7 @@ class Daemon:
         log.info("listening", extra={"address": " ".join(sockets.addresses), "admin": str(self.admin_socket)})
         if sockets.reachable_from_outside and not self.keys:
             log.warning(
-                "other machines may ask here, and no key is needed: set INFD_API_KEY or --api-key-file",
+                "other machines can reach this server, and it requires no API key: set INFD_API_KEY or --api-key-file",
                 extra={"address": " ".join(sockets.reachable_from_outside)},
             )
         heartbeat = Heartbeat(self.engine, self.executor, self.notifier, self.environment.watchdog_s)
@@ -221,8 +221,8 @@ class Daemon:
             "enable_prefix_caching": str(self.config.cache.prefix_caching),
             "cache_dtype": str(self.engine.describe().get("cache_dtype", "")),
         }
-        # Objects alive now live as long as the process; the collector skips them from here on. So does the
-        # garbage of imports, 1 MB in 13,000 objects: finding it would hold the interpreter for 0.2 s.
+        # Objects that exist now stay until exit; the collector skips them from here on, and the garbage of imports too:
+        # finding that 1 MB in 13,000 objects would hold the interpreter for 0.2 s.
         gc.freeze()
         # Reference counting frees most objects: a young collection every 700 allocations costs more than it frees.
         gc.set_threshold(20_000, 20, 20)

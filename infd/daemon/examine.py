@@ -75,7 +75,7 @@ def _decide(found: Examined, directory: Path, config: Config) -> None:
     if not found.own:
         found.unchecked.append(f"whether transformers' code for {found.architecture} runs over infd's attention")
     if device != "cpu":
-        found.unchecked.append("what the GPU, and the kernels for it, can do")
+        found.unchecked.append("the capabilities of the GPU and of its kernels")
 
 
 def weight_files(directory: Path) -> list[Path]:

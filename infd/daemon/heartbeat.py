@@ -41,7 +41,7 @@ class Heartbeat:
             await asyncio.sleep(self._interval_s)
 
     def beat(self) -> None:
-        """Send what changed since the last beat."""
+        """Send the status line if it changed, and the watchdog ping if steps make progress."""
         if self._engine.watch():
             log.critical("a step is stuck: the device has made no progress for too long")
             self._engine.events.publish("step", "stuck")

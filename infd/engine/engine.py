@@ -85,7 +85,7 @@ class Engine:
         self._running: asyncio.Task[None] | None = None
         metrics.gauges = self.gauges
 
-    # Life
+    # Start and stop
 
     async def load(self) -> Capacity:
         """Load the model; return the capacity that remains on the device. Raises StartError."""

@@ -99,7 +99,7 @@ class Executor(Protocol):
         vocabulary    the form of embedding and head, if it differs from `quantization`
         cache_dtype   of cached keys and values
         ops           the kernel selection: {family, chosen, refused: {name: reason}} each
-        kernels       on a GPU: how many were compiled, and how many were read from the cache of compiled kernels
+        kernels       on a GPU: numbers of kernels compiled, and read from the cache of compiled kernels
         graphs        on a GPU: the captured sizes of decoding steps
         resident      while memory is released: bytes that stayed on the device, by use
         """

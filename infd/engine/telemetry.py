@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Telemetry(Struct, frozen=True):
-    """Handed to every part of the engine that reports.
+    """The event log, metrics and clock that the engine's components share.
 
     now  returns monotonic seconds
     """

@@ -4,8 +4,8 @@ The server first closes a connection for writing only: for LINGER_S it reads and
 input. TCP answers bytes that arrive at a closed socket with a reset, and a reset discards a response that the client
 has not read yet.
 
-A client that closes its side between requests, or after a whole request, counts as gone. A client that closes its side
-within a request gets a 400.
+A client that closes its side between requests, or after a whole request, counts as disconnected. A client that closes
+its side within a request gets a 400.
 """
 
 from __future__ import annotations

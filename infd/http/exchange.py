@@ -42,7 +42,7 @@ class Exchange(Struct):
     """One HTTP request: its key, ids and ticket.
 
     error   the error reported to the client
-    errors  encodes errors: in the format of the API, and once the request is queued, of its answer
+    errors  encodes errors in the format of the API; once the request is queued, in that of its answer
     """
 
     internal_id: str = field(default_factory=lambda: secrets.token_hex(12))

@@ -103,7 +103,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPMethodNotAllowed as refused:
         allow = refused.headers.get("Allow")
         error: RequestError = MethodNotAllowed(
-            f"{shorten(request.method)} is not a method of {shorten(request.path)}; it knows {allow}"
+            f"{shorten(request.method)} is not a method of {shorten(request.path)}, which takes {allow}"
         )
     except web.HTTPNotFound:
         error = UnknownPath(f"there is no {shorten(request.path)} here")
@@ -126,9 +126,9 @@ async def check_framing(request: web.Request, handler: Handler) -> web.StreamRes
         raise UnknownVersion
     codings = request.headers.getall("Transfer-Encoding", ())
     if codings and request.version == HttpVersion10:
-        raise InvalidHttp("HTTP/1.0 knows no Transfer-Encoding: send a Content-Length, or HTTP/1.1")
+        raise InvalidHttp("HTTP/1.0 has no Transfer-Encoding: send a Content-Length, or HTTP/1.1")
     if codings and ", ".join(codings).lower() != "chunked":
-        raise InvalidHttp("a body comes as it is or chunked, in no other transfer coding")
+        raise InvalidHttp("the only transfer coding accepted is chunked")
     return await handler(request)
 
 

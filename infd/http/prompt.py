@@ -226,7 +226,7 @@ def _bad_word_ids(words: Sequence[str], served: ServedModel) -> tuple[tuple[int,
     for number, word in enumerate(words):
         bare = _encode(word.lstrip(), served, add_special_tokens=False)
         if not bare:
-            raise InvalidRequest("a bad word is more than space", param=f"bad_words[{number}]")
+            raise InvalidRequest("a bad word is not empty and not only spaces", param=f"bad_words[{number}]")
         spaced = _encode(" " + word.lstrip(), served, add_special_tokens=False)
         sequences.append(bare)
         if len(spaced) == len(bare) and spaced[0] != bare[0]:

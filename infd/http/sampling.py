@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MIN_TEMPERATURE: Final = 1e-3
 # Upper bound of seeds: adding a choice's index must not overflow.
 SEED_LIMIT: Final = 2**62
-# No neutral value of an unsupported field is longer.
+# Length of the longest neutral value of an unsupported field, rounded up.
 MAX_NEUTRAL_BYTES: Final = 256
 
 
@@ -123,7 +123,7 @@ def sampling_params(
     if generation.choices > 1 and (temperature == 0 or max_tokens == 0):
         zero_field = "temperature" if temperature == 0 else "max_tokens"
         raise InvalidRequest(
-            f"at {zero_field} 0 all answers would be the same: there can be one only",
+            f"at {zero_field} 0 all answers would be equal: request one answer",
             param="n" if generation.returned > 1 else "best_of",
         )
     min_tokens = fields.min_tokens or 0

@@ -43,7 +43,7 @@ class Resource(Protocol):
         return
 
     def settle(self, plan: StepPlan) -> None:
-        """Note that a step was committed."""
+        """Update the accounting after a step was committed."""
         return
 
     def undo(self, plan: StepPlan) -> None:

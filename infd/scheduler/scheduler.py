@@ -99,7 +99,7 @@ class Scheduler:
         self._number = 0  # of the next plan
         self._held: set[Sequence] = set()
 
-    # The caller's side
+    # Queue and steps
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. `EngineCore.check` has checked its prompt against max_model_len."""
@@ -294,9 +294,9 @@ class Scheduler:
         """Admit waiting sequences, in order, while the first of them fits.
 
         Where a passable resource lacks room for a sequence, later arrivals that fit are admitted before it, within
-        the policy's patience. A sequence whose last step has not committed cannot be planned; what it will take is
+        the policy's patience. A sequence whose last step has not committed cannot be planned; its share is
         reserved. Other choices wait until all scores of their prompt, which the first choice computes, are planned:
-        the scores are the first news of every choice.
+        every choice delivers the scores before its first token.
         """
         reserved: list[Sequence] = []
         passed = None
@@ -360,7 +360,7 @@ class Scheduler:
                 return False  # it keeps its pages and continues when other sequences have finished
             self.preempt(victim)
         granted = self.cache.extend(seq, end)
-        if seq.last_step >= 0:  # else its join names them
+        if seq.last_step >= 0:  # else the join names the pages
             assert seq.row is not None
             plan.grants += [Grant(seq.row, group, index, page) for group, index, page in granted]
         return True
@@ -408,7 +408,7 @@ class Scheduler:
         seq.finish, seq.failure = FinishReason.ERROR, failure
         return Outcome(seq, [], [], FinishReason.ERROR)
 
-    # Between the queues
+    # Moves between the queues
 
     def _requeue(self, seq: Sequence) -> None:
         """Send a running sequence back to its old place in the queue, to be recomputed."""

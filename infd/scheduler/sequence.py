@@ -100,7 +100,7 @@ class Sequence:
         self.tables: list[list[int]] = []  # page ids per group; 0 where dropped behind a window
         self.covered = 0  # tokens that the tables' pages can hold
         self.keys: dict[int, list[bytes]] = {}  # prefix keys of the full pages, by page_tokens
-        self.indexed = 0  # leading tokens whose pages were offered to the prefix index
+        self.indexed = 0  # leading tokens whose full pages are in the prefix index
         self.prompt_cached: int | None = None  # prompt tokens found in the cache when it first ran
         self.finish: FinishReason | None = None
         self.failure: BaseException | None = None  # if finish is ERROR

@@ -81,7 +81,7 @@ async def test_a_pause_is_logged_with_its_caller(house: House, caplog: pytest.Lo
         ("resume", "done", os.geteuid()),
     ]
     moved = [record for record in caplog.records if record.name == "infd.engine"]
-    assert [record.getMessage() for record in moved] == ["paused, as asked", "ready, as asked"]
+    assert [record.getMessage() for record in moved] == ["the engine is paused", "the engine is ready"]
     assert moved[0].__dict__["mode"] == "abort"
 
 
@@ -102,5 +102,5 @@ async def test_every_surface_reports_the_state(house: House) -> None:
         await at(house, "pause")
         _, table, _ = await at(house, "status")
         _, out, _ = await at(house, "status", "--json")
-    assert "paused (what is in flight finishes first, new requests are held) since" in table
+    assert "paused (requests in flight finish first, new requests are held) since" in table
     assert msgspec.json.decode(out)["state"] == "paused"

@@ -166,7 +166,7 @@ def test_checks_left_to_start_are_listed(checkpoint: Path) -> None:
         "whether the weights are those that the model needs, and fit into memory"
     ]
     gpu = msgspec.structs.replace(config(checkpoint), device=DeviceConfig(kind="cuda"))
-    assert "what the GPU, and the kernels for it, can do" in examine(checkpoint, gpu).unchecked
+    assert "the capabilities of the GPU and of its kernels" in examine(checkpoint, gpu).unchecked
     describe(**GPT_NEOX)(checkpoint)
     found = examine(checkpoint, config(checkpoint))
     assert (found.own, found.faults) == (False, [])

@@ -133,7 +133,7 @@ async def test_clients_choose_an_adapter_by_model_and_operators_change_them_mean
         with pytest.raises(openai.NotFoundError):
             await likelihoods(api, "one")
         assert await likelihoods(api, "embedded") == pytest.approx(want["embedded"], abs=1e-3)
-    audit = [json.loads(line) for line in daemon.log_text().splitlines() if "asked to load-lora" in line]
+    audit = [json.loads(line) for line in daemon.log_text().splitlines() if "admin verb load-lora" in line]
     assert [(line["result"], line["verb"]) for line in audit] == [("done", "load-lora")] * 3
     assert '"name":"two"' in audit[0]["asked"]
     access = [json.loads(line) for line in daemon.log_text().splitlines() if '"adapter"' in line]

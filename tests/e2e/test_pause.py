@@ -39,9 +39,9 @@ def test_term_ends_frozen_streams_with_an_error_event_at_once_and_exits_0(start_
         assert (status, json.loads(said)["state"]) == (503, "paused")
         assert daemon.get("/health")[0] == daemon.get("/livez")[0] == 200
         assert b'infd_state{state="paused"} 1.0' in daemon.get("/metrics")[1].replace(b'model_name="embedded",', b"")
-        while not daemon.notified[-1].get("STATUS", "").startswith("paused · what is in flight is frozen"):
+        while not daemon.notified[-1].get("STATUS", "").startswith("paused · requests in flight are frozen"):
             assert daemon.hear()
-        while not daemon.notified[-1].get("STATUS", "").startswith("paused · what is in flight is frozen"):
+        while not daemon.notified[-1].get("STATUS", "").startswith("paused · requests in flight are frozen"):
             assert daemon.hear()
         daemon.signal(signal.SIGTERM)
         *_, last = events

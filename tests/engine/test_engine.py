@@ -249,7 +249,7 @@ async def test_wrong_accounting_is_detected_when_the_engine_is_idle(caplog):
         await ask(engine, request([2]))
         page = engine.core.scheduler.cache.pool.take()
         engine.watch()
-        assert "accounts are wrong" in caplog.text
+        assert "page counts are inconsistent" in caplog.text
         engine.core.scheduler.cache.pool.release(page)
 
 

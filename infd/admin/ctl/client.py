@@ -90,17 +90,17 @@ class AdminClient:
         except PermissionError:
             raise Refused(f"not allowed to open {where}; use sudo, or join group infd and log in again") from None
         except ConnectionRefusedError:
-            what = "left over from one that is gone" if stat.S_ISSOCK(os.stat(where).st_mode) else "not a socket"
-            raise Unreachable(f"no daemon: {where} is {what}; {_START_OR_NAME}") from None
+            condition = (
+                "left over from a daemon that has exited" if stat.S_ISSOCK(os.stat(where).st_mode) else "not a socket"
+            )
+            raise Unreachable(f"no daemon: {where} is {condition}; {_START_OR_NAME}") from None
         except TimeoutError:
             raise TimedOut(
                 f"the daemon at {where} did not answer within {self._timeout_s:g} s; its log may say why,"
                 " and SIGQUIT makes it write its stacks there and exit"
             ) from None
         except (_Misunderstood, msgspec.MsgspecError):
-            raise Unreachable(
-                f"what answers at {where} does not speak infd's admin protocol; {_START_OR_NAME}"
-            ) from None
+            raise Unreachable(f"the server at {where} does not speak infd's admin protocol; {_START_OR_NAME}") from None
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"lost the daemon at {where}: {error!r}; see whether it is still running") from None
         finally:

@@ -49,7 +49,7 @@ class Gate:
                     self._waiters[request] = asyncio.get_running_loop().create_future()
                     await self._waiters[request]
         except TimeoutError:
-            raise self.not_ready(f"the request waited {self._hold_s:g} s for it, as long as one may") from None
+            raise self.not_ready(f"the request waited {self._hold_s:g} s for it (server.hold_timeout_s)") from None
         finally:
             self._waiters.pop(request, None)
 

@@ -60,7 +60,7 @@ class LifecycleControl:
         self._latest: Transition | None = None
         self._transition_task: asyncio.Task[None] | None = None
         self._load_task: asyncio.Task[None] | None = None
-        self._idle: tuple[int, float] | None = None  # choices accepted when the engine became idle, and when that was
+        self._idle: tuple[int, float] | None = None  # choices accepted when the engine became idle, and the time
 
     # Commands
 
@@ -98,7 +98,7 @@ class LifecycleControl:
         """Replace the weights while no step runs. Raises WrongState, Busy."""
         self._require_targetable()
         if self._load_task is not None and not self._load_task.done():
-            raise Busy("weights are being loaded already; wait for that, see `infdctl status`")
+            raise Busy("weights are being loaded already; wait for their load, see `infdctl status`")
         transition = Transition(self.target, self._now())
         self._load_task = self._start(self._load(transition, path), "weights")
         return transition
@@ -172,7 +172,7 @@ class LifecycleControl:
         if tasks := [task for task in (self._transition_task, self._load_task) if task is not None]:
             await asyncio.wait(tasks)
 
-    # Towards the target
+    # Transitions
 
     def _set_target(self, target: Target) -> Transition:
         """Set the target, and start the task that moves the engine there."""
@@ -342,9 +342,9 @@ class LifecycleControl:
         outcome = target.state.value if error is None else f"not {target.state.value}"
         self._events.publish("rest", outcome, **fields, **_error_field(error))
         if error is None:
-            log.info("%s, as asked", target.state.value, extra=fields)
+            log.info("the engine is %s", target.state.value, extra=fields)
         else:
-            log.error("not %s, as asked: %s", target.state.value, error, extra=fields)
+            log.error("the engine is not %s: %s", target.state.value, error, extra=fields)
 
 
 def _error_field(error: BaseException | None) -> dict[str, object]:

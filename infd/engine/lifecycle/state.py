@@ -20,7 +20,7 @@ class State(Enum):
 
 
 class Lifecycle:
-    """The current state, why, and since when (Unix time)."""
+    """The current state, its reason, and its start (Unix time)."""
 
     def __init__(self, events: Events) -> None:
         self._events = events

@@ -16,9 +16,9 @@ Mode = Literal["abort", "wait", "keep"]
 NewRequests = Literal["hold", "reject"]
 
 IN_FLIGHT: Final = {
-    "abort": "what is in flight is aborted",
-    "wait": "what is in flight finishes first",
-    "keep": "what is in flight is frozen",
+    "abort": "requests in flight are aborted",
+    "wait": "requests in flight finish first",
+    "keep": "requests in flight are frozen",
 }
 NEW_REQUESTS: Final = {"hold": "new requests are held", "reject": "new requests are refused"}
 

@@ -80,4 +80,4 @@ class StepRecord:
             self._scheduler.verify()
             assert not self._scheduler.cache.pool.referenced, "pages are held by nobody"
         except AssertionError:
-            log.critical("the cache's accounts are wrong; please report this", exc_info=True)
+            log.critical("the cache's page counts are inconsistent; please report this", exc_info=True)
