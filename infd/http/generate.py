@@ -243,11 +243,14 @@ def _wants(
     if not prompt.ids:
         raise InvalidRequest("the prompt is empty", param=param)
     params = sampling.sampling_params(
-        generation,
+        generation.fields,
         served,
         max_tokens=sampling.max_tokens(
             len(prompt.ids), generation.max_tokens, generation.default_max_tokens, served, prompt_param=param
         ),
+        choices=generation.choices,
+        choices_param="n" if generation.returned > 1 else "best_of",
+        logprobs=generation.logprobs,
         bad_words=bad_words,
     )
     wants: list[Want] = []

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infd.config import LimitsConfig
-    from infd.http.generation import Generation
     from infd.http.schema.sampling import GenerationFields, OpenAIRequest
     from infd.http.served_model import ServedModel
 
@@ -115,16 +114,23 @@ def max_tokens(
 
 
 def sampling_params(
-    generation: Generation, served: ServedModel, *, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()
+    fields: GenerationFields,
+    served: ServedModel,
+    *,
+    max_tokens: int,
+    choices: int,
+    choices_param: str = "n",
+    logprobs: int | None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> SamplingParams:
     """Return the request's sampling parameters, with the model's defaults for missing fields. Raises InvalidRequest."""
-    fields, defaults = generation.fields, served.defaults
+    defaults = served.defaults
     temperature = defaults.temperature if fields.temperature is None else fields.temperature
-    if generation.choices > 1 and (temperature == 0 or max_tokens == 0):
+    if choices > 1 and (temperature == 0 or max_tokens == 0):
         zero_field = "temperature" if temperature == 0 else "max_tokens"
         raise InvalidRequest(
             f"at {zero_field} 0 all answers would be equal: request one answer",
-            param="n" if generation.returned > 1 else "best_of",
+            param=choices_param,
         )
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
@@ -158,7 +164,7 @@ def sampling_params(
         allowed_token_ids=allowed,
         bad_words=bad_words,
         seed=secrets.randbelow(SEED_LIMIT) if fields.seed is None else fields.seed % SEED_LIMIT,
-        logprobs=generation.logprobs,
+        logprobs=logprobs,
     )
 
 

@@ -11,7 +11,6 @@ from infd.http import sampling
 from infd.http.apis.chat import CHAT
 from infd.http.apis.completions import COMPLETIONS
 from infd.http.conversation import template_messages
-from infd.http.generation import Generation, Texts
 from infd.http.json_body import decode
 from infd.http.served_model import SamplingDefaults
 from tests.fakes import VOCAB
@@ -33,16 +32,9 @@ def completion(**fields: Any) -> CompletionRequest:
 
 
 def params(defaults: dict[str, float] | None = None, **fields: Any) -> SamplingParams:
-    choices = fields.get("n", 1)
-    generation = Generation(
-        fields=asked(**fields),
-        input=Texts(["hi"]),
-        prompt_param="messages",
-        body_bytes=0,
-        choices=choices,
-        returned=choices,
+    return sampling.sampling_params(
+        asked(**fields), served(256, **(defaults or {})), max_tokens=10, choices=fields.get("n", 1), logprobs=None
     )
-    return sampling.sampling_params(generation, served(256, **(defaults or {})), max_tokens=10)
 
 
 NEUTRAL = {
