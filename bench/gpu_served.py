@@ -85,7 +85,8 @@ def weight(name: str, shape: Sequence[int], device: torch.device) -> torch.Tenso
 
 def write(model: Model, config: dict[str, Any], directory: Path, device: torch.device) -> None:
     """Write a checkpoint of random weights for `model`; nearly every token of its vocabulary is a word."""
-    size, places = config["vocab_size"], {}
+    size: int = config["vocab_size"]
+    places: dict[str, str] = {}
     end = size - SPECIAL
     for number, shard in enumerate(_shards(model, device)):
         name = f"model-{number}.safetensors"
@@ -168,7 +169,8 @@ def by_transformers(
     checkpoint: Path, device: torch.device, batches: Sequence[int], asked: Asked, size: int
 ) -> dict[int, float] | str:
     """Return transformers' tokens per second by batch, or the reason for failure."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device)
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    model = model.to(device)
     if not hasattr(model, "generate_batch"):
         return "this transformers has no continuous batching"
     settings = {setting.name for setting in fields(ContinuousBatchingConfig)}
@@ -182,10 +184,11 @@ def by_transformers(
                 prompts = [[chance.randrange(FIRST, size - SPECIAL) for _ in range(asked.prompt)] for _ in range(batch)]
                 # On a CPU the default would take most of the machine's memory.
                 held = None if device.type == "cuda" else batch * (2 + (asked.prompt + tokens) // BLOCK)
+                pages: dict[str, Any] = {"num_blocks": held, size_of_page: BLOCK}
                 answers = model.generate_batch(
                     prompts,
                     generation_config=generation,
-                    continuous_batching_config=ContinuousBatchingConfig(num_blocks=held, **{size_of_page: BLOCK}),
+                    continuous_batching_config=ContinuousBatchingConfig(**pages),
                     record_timestamps=True,
                 )
             times = [answer.timestamps for answer in answers.values()]

@@ -19,7 +19,7 @@ from infd.scheduler.plan import Join, Load, Span, StepPlan
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from collections.abc import Sequence as Some
 
     from infd.models.base import Model
@@ -168,7 +168,7 @@ def adapter(model: Model) -> dict[Target, LowRank]:
     """Return an adapter of zeros for every product between embedding and head."""
     targets = [target for target in model.targets if all(name.endswith("_proj") for name in target.modules)]
 
-    def zeros(modules: dict[str, int], inputs: int) -> LowRank:
+    def zeros(modules: Mapping[str, int], inputs: int) -> LowRank:
         parts, output = [], 0
         for number, outputs in enumerate(modules.values()):
             parts.append(LowRankPart(torch.zeros(outputs, RANK, dtype=torch.bfloat16), RANK * number, output))

@@ -92,7 +92,7 @@ async def measure(
     """Run the rounds. `note` receives each round's figures."""
     config = Config(
         model=ModelConfig(path=str(directory)),
-        device=DeviceConfig(kind=device, threads=threads),  # type: ignore[arg-type]
+        device=DeviceConfig(kind=device, threads=threads),
         scheduler=SchedulerConfig(max_num_seqs=8, step_tokens=256),
         cache=CacheConfig(bytes=512 * MIB),
     )
