@@ -20,10 +20,10 @@
 namespace {
 
 constexpr int64_t BLOCK = 64;   // keys of a block: its keys, values and scores fit the L1 and L2 caches
-constexpr int64_t ROWS = 64;    // rows of a piece, unless one token has more
+constexpr int64_t ROWS = 64;    // rows of a piece, unless one token has more rows
 constexpr int64_t SPLIT = 512;  // keys of a piece, in spans that are also cut along their keys
 constexpr int64_t SHORT = 16;   // tokens; longer spans have enough pieces without being cut along their keys
-constexpr int64_t FEW = 8;      // rows up to which transposing a block does not pay
+constexpr int64_t FEW = 8;      // rows up to which transposing a block costs more than it saves
 
 // The operands of a product, in units of 32 bits: one float, or two bfloat16 where the CPU multiplies these.
 

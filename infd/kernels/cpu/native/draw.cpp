@@ -15,7 +15,7 @@ using Ints = uint32_t __attribute__((vector_size(WIDTH * 4)));
 using SignedInts = int32_t __attribute__((vector_size(WIDTH * 4)));
 
 constexpr int BUCKETS = 2048;
-constexpr float PER_UNIT = 64;  // buckets a unit of logit; the last one holds tokens with at most e^-32 of the largest probability
+constexpr float PER_UNIT = 64;  // buckets per unit of logit; the last bucket holds tokens with at most e^-32 of the largest probability
 constexpr float LN_2 = 0.69314718055994530942f;
 
 inline Ints load_ints(const uint32_t* p) {
@@ -171,7 +171,7 @@ class Row {
     if (least > -INFINITY && last >= counted_) count(BUCKETS);
     int64_t count;
     double total = mass_;
-    if (least > -INFINITY) {  // the bucket of `least` counts only partly
+    if (least > -INFINITY) {  // only part of the bucket of `least` is kept
       const float* part = members(last, least, &count);
       total = 0;
       for (int64_t i = 0; i < count; i++) total += expf(part[i]);
@@ -227,7 +227,7 @@ class Row {
 };
 
 constexpr int64_t BLOCK = 1024;         // logits searched at a time
-constexpr int64_t ENOUGH = 1 << 18;     // logits from which waking other threads pays
+constexpr int64_t ENOUGH = 1 << 18;     // logits from which waking other threads saves time
 
 // The largest logit and its first index; NaN and its first index if any logit is NaN.
 struct Largest {

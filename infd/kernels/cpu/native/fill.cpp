@@ -1,5 +1,4 @@
-// Read parts of files to where they belong, and pack on the way what is kept packed. The caller's interpreter is free
-// meanwhile; another thread may hold it for a tenth of a second at a time.
+// Read parts of files to their destinations, and pack those of packed matrices. Calls run without the interpreter's lock.
 
 #include <errno.h>
 #include <unistd.h>
@@ -10,7 +9,7 @@ namespace {
 
 thread_local Scratch scratch;
 
-// 0, the number of an error, or ENODATA where the file ends early.
+// Return 0, an errno, or ENODATA if the file ends early.
 int read_all(int file, char* to, int64_t bytes, int64_t offset) {
   while (bytes > 0) {
     const ssize_t count = pread(file, to, bytes, offset);
@@ -24,23 +23,23 @@ int read_all(int file, char* to, int64_t bytes, int64_t offset) {
 
 }  // namespace
 
-// Rows of a matrix that lie one after the other in a file. `FillPart` of fill.py.
+// Consecutive rows of a matrix in a file. `FillPart` of fill.py.
 struct FillPart {
   int64_t file, offset, bytes;
-  // Packs [rows, inputs] as the outputs from `first` on, as `pack_*` do; null: the bytes go to `place` as they are.
+  // Packs [rows, inputs] as the outputs from `first` on, as `pack_*` do; null: the bytes are copied to `place`.
   void (*pack)(void* place, int64_t inputs, const void* rows, int64_t first, int64_t count);
   void* place;
   int64_t inputs, first, rows;
 };
 
-// How far the parts are done. `FillProgress` of fill.py.
+// The progress of a fill. `FillProgress` of fill.py.
 struct FillProgress {
-  int64_t next;  // those before it have been begun
+  int64_t next;  // index of the next part to begin
   int64_t failed, error;
 };
 
-// Fill the parts from `progress->next` on, at least one. Returns once all are filled, one has failed, or `seconds` are
-// over; those begun are filled then.
+// Fill the parts from `progress->next` on, at least one. Returns when all parts are filled, when one has failed, or when
+// `seconds` have passed and all begun parts are filled.
 INFD_KERNEL(fill)(const FillPart* parts, int64_t count, FillProgress* progress, double seconds) {
   const double until = omp_get_wtime() + seconds;
 #pragma omp parallel

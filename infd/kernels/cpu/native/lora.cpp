@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int64_t ENOUGH = 1 << 16;  // multiplications from which waking other threads pays
+constexpr int64_t ENOUGH = 1 << 16;  // multiplications from which waking other threads saves time
 constexpr int TILE = 4;              // rows, and ranks, of x A^T at a time
 
 // One module of a product: b [outputs, ranks], the index of its first rank in a, and of its first output in y.

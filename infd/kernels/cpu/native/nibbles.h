@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int64_t GROUP = 32;             // inputs a scale
+constexpr int64_t GROUP = 32;             // inputs per scale
 constexpr int64_t LINES = GROUP / 8;      // lines of a step
 constexpr int64_t SCALES = PANEL / 2;     // words of a step's scales
 constexpr int64_t STEP = SCALES + LINES * PANEL;

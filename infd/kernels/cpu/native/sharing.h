@@ -1,4 +1,4 @@
-// Whether to wake other threads. Waking takes microseconds, tens of them if the threads sleep, and milliseconds if other
+// Decide whether to wake other threads. Waking takes microseconds, tens of them if the threads sleep, and milliseconds if other
 // processes use the cores; work of less than about 70 microseconds runs on one thread.
 
 #pragma once

@@ -24,7 +24,7 @@ INFD_KERNEL(gelu_tanh_mul)(int64_t half, const void* x, int64_t stride, void* ou
 
 namespace {
 
-constexpr int64_t ENOUGH = 1 << 14;  // numbers from which waking other threads pays
+constexpr int64_t ENOUGH = 1 << 14;  // numbers from which waking other threads saves time
 
 // The intermediate results of a layer, in scratch memory.
 struct Workspace {

@@ -50,5 +50,5 @@ struct StackStep {
   const int64_t* const* slots;          // by page group, [tokens]
   int64_t sampled;                       // number of sampled tokens, see models/base.py; 0: the last layer computes all
   const int64_t* sampled_tokens;         // [sampled], ascending; the last may be repeated as padding
-  const AttentionStep* sampled_attention;  // of the last layer's page group, one span a sampled token
+  const AttentionStep* sampled_attention;  // of the last layer's page group, one span per sampled token
 };

@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr int64_t ENOUGH = 1 << 14;  // numbers from which waking other threads pays
+constexpr int64_t ENOUGH = 1 << 14;  // numbers from which waking other threads saves time
 
 template <class Number>
 const Number* typed(const void* p) { return static_cast<const Number*>(p); }

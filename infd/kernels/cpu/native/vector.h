@@ -1,7 +1,7 @@
 // A vector of WIDTH floats, as wide as the instruction set allows, and its operations.
 //
 // Numbers in memory are float, bfloat16 or int8; loading converts to float. In minima and maxima operands are ordered so
-// that a NaN is kept: invalid numbers must show in the result.
+// that a NaN is kept: invalid numbers must reach the result.
 
 #pragma once
 
