@@ -11,10 +11,10 @@ import pytest
 
 import infd
 
-HOUSE = Path(infd.__file__).parent
+PACKAGE = Path(infd.__file__).parent
 LEAVES = {"apart", "config", "request", "errors", "frames", "memory", "telemetry", "offload"}
 LEAVES |= {"embedded", "rounding", "untrusted", "unixhttp", "sockets", ""}
-ALL = {path.stem for path in HOUSE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+ALL = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
 # Which rooms each room may import, besides itself and the leaves. "scheduler.plan" allows that one module.
 TABLE: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES if leaf},
@@ -65,11 +65,11 @@ FORBIDDEN = {
 
 
 def modules() -> list[Path]:
-    return sorted(path for path in HOUSE.rglob("*.py"))
+    return sorted(path for path in PACKAGE.rglob("*.py"))
 
 
 def room(path: Path) -> str:
-    first, *rest = path.relative_to(HOUSE).parts
+    first, *rest = path.relative_to(PACKAGE).parts
     if first == "embedded" and rest[0] == "recipe":
         return "embedded.recipe"
     return "" if first == "__init__.py" else first.removesuffix(".py")
@@ -98,7 +98,7 @@ def allowed(name: str, here: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(HOUSE)))
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_module_imports_only_what_its_room_may(path: Path):
     here = room(path)
     assert here == "" or here in TABLE, f"{here} is a new room: give it a line in the table"
@@ -106,17 +106,21 @@ def test_a_module_imports_only_what_its_room_may(path: Path):
     assert not wrong
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(HOUSE)))
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_room_does_without_what_it_must_not_know(path: Path):
     wrong = {name.split(".")[0] for name in imports(path)} & FORBIDDEN.get(room(path), set())
     assert not wrong
 
 
 # The modules that answer requests without HTTP, for batch runs and callers in the process.
-WITHOUT_HTTP = [HOUSE / "http/generate.py", *(HOUSE / "http/formats").glob("*.py"), *(HOUSE / "http/apis").glob("*.py")]
+WITHOUT_HTTP = [
+    PACKAGE / "http/generate.py",
+    *(PACKAGE / "http/formats").glob("*.py"),
+    *(PACKAGE / "http/apis").glob("*.py"),
+]
 
 
-@pytest.mark.parametrize("path", WITHOUT_HTTP, ids=lambda path: str(path.relative_to(HOUSE)))
+@pytest.mark.parametrize("path", WITHOUT_HTTP, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_a_generation_is_answered_without_aiohttp(path: Path):
     assert not [str(each) for each in reached(path) if "aiohttp" in {name.split(".")[0] for name in imports(each)}]
 
@@ -132,7 +136,7 @@ def reached(path: Path) -> set[Path]:
         for name in imports(each):
             parts = name.split(".")
             if parts[0] == "infd":
-                whole, module = HOUSE.joinpath(*parts[1:]), HOUSE.joinpath(*parts[1:-1])
+                whole, module = PACKAGE.joinpath(*parts[1:]), PACKAGE.joinpath(*parts[1:-1])
                 todo += [file for file in (whole.with_suffix(".py"), module.with_suffix(".py")) if file.is_file()]
                 todo += [file for file in (whole / "__init__.py", module / "__init__.py") if file.is_file()]
     return found
@@ -169,9 +173,9 @@ def test_only_the_settings_read_the_environment():
     for path in modules():
         nodes = [*ast.walk(ast.parse(path.read_text()))]
         # Assigning a variable, for a library that reads it, is permitted.
-        told = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
-        if any(isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv") and n not in told for n in nodes):
-            readers.add(str(path.relative_to(HOUSE)))
+        stored = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+        if any(isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv") and n not in stored for n in nodes):
+            readers.add(str(path.relative_to(PACKAGE)))
     assert {name.split("/")[0] for name in readers} <= {"config", "cli.py", "admin"}, readers
 
 
@@ -213,9 +217,9 @@ def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
 
 def file_imports() -> dict[str, set[str]]:
     """Return the files that each file of infd/ imports; paths are relative to infd/."""
-    files = {".".join(path.with_suffix("").relative_to(HOUSE.parent).parts): path for path in modules()}
+    files = {".".join(path.with_suffix("").relative_to(PACKAGE.parent).parts): path for path in modules()}
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
-    names = {path: str(path.relative_to(HOUSE)) for path in files.values()}
+    names = {path: str(path.relative_to(PACKAGE)) for path in files.values()}
     edges: dict[str, set[str]] = {}
     for path in files.values():
         # `from module import name` gives module.name: `name` is a module itself or defined in `module`.
@@ -274,13 +278,13 @@ def test_the_check_sees_a_private_name():
     assert private_looks(source) == {1, 3, 7}
 
 
-TOUR = (HOUSE / "README.md").read_text()
+TOUR = (PACKAGE / "README.md").read_text()
 
 
 def test_every_path_that_the_tour_names_exists():
     paths = {name for name in re.findall(r"`([^`\s]+)`", TOUR) if re.fullmatch(r"[\w./]+(\.py|\w/)", name)}
     assert len(paths) > 100
-    assert not {path for path in paths if not (HOUSE / path).exists() and not (HOUSE.parent / path).exists()}
+    assert not {path for path in paths if not (PACKAGE / path).exists() and not (PACKAGE.parent / path).exists()}
 
 
 def test_the_tour_says_who_may_import_whom_as_the_table_does():

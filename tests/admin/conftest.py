@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infd.engine.streams.stream import Choices
 
 
-class House:
+class AdminEngine:
     """Engine and admin server, and a request that stays in flight."""
 
     def __init__(self, socket: Path) -> None:
@@ -60,11 +60,11 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    house = House(tmp_path / "admin.sock")
-    await house.admin.start(house.socket)
+async def backend(tmp_path: Path) -> AsyncIterator[AdminEngine]:
+    backend = AdminEngine(tmp_path / "admin.sock")
+    await backend.admin.start(backend.socket)
     try:
-        yield house
+        yield backend
     finally:
-        await house.admin.close()
-        await house.engine.close()
+        await backend.admin.close()
+        await backend.engine.close()

@@ -17,7 +17,7 @@ from infd.admin import protocol
 from infd.admin.ctl.client import AdminClient, TimedOut, Unreachable
 
 if TYPE_CHECKING:
-    from tests.admin.conftest import House
+    from tests.admin.conftest import AdminEngine
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,11 +39,11 @@ async def infdctl(*arguments: str | Path, **environment: str) -> tuple[int, str,
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_json_and_table_of_every_reading_verb(house: House) -> None:
+async def test_json_and_table_of_every_reading_verb(backend: AdminEngine) -> None:
     def at(*arguments: str) -> Any:
-        return infdctl("--socket", house.socket, *arguments)
+        return infdctl("--socket", backend.socket, *arguments)
 
-    async with house.loaded(), house.request() as (request_id, _):
+    async with backend.loaded(), backend.request() as (request_id, _):
         runs = await asyncio.gather(*(at(verb, *flag) for verb in READING for flag in ((), ("--json",))))
     for (code, _, err), (json_code, json, json_err), reply in zip(runs[::2], runs[1::2], READING.values(), strict=True):
         assert (code, json_code) == (0, 0), err + json_err
@@ -66,28 +66,28 @@ READING: dict[str, type[msgspec.Struct]] = {
 }
 
 
-async def test_abort_ends_a_request(house: House) -> None:
-    async with house.loaded(), house.request() as (request_id, choices):
-        code, out, err = await infdctl("abort", request_id, "--json", INFD_ADMIN_SOCKET=str(house.socket))
+async def test_abort_ends_a_request(backend: AdminEngine) -> None:
+    async with backend.loaded(), backend.request() as (request_id, choices):
+        code, out, err = await infdctl("abort", request_id, "--json", INFD_ADMIN_SOCKET=str(backend.socket))
         assert [delta.finish is not None async for _, delta in choices] == [True]
     assert code == 0, err
     assert msgspec.json.decode(out) == {"id": request_id}
 
 
-async def test_a_refused_command_exits_1(house: House) -> None:
-    async with house.loaded():
-        code, out, err = await infdctl("--socket", house.socket, "abort", "no/such one")
+async def test_a_refused_command_exits_1(backend: AdminEngine) -> None:
+    async with backend.loaded():
+        code, out, err = await infdctl("--socket", backend.socket, "abort", "no/such one")
     assert (code, out) == (1, "")
     assert err.startswith("infdctl: no request 'no/such one'")
 
 
-async def test_wrong_usage_exits_2(house: House) -> None:
+async def test_wrong_usage_exits_2(backend: AdminEngine) -> None:
     runs = await asyncio.gather(
-        infdctl("no-such-verb"), infdctl("abort"), infdctl("--socket", house.socket, "drain", "--timeout", "1")
+        infdctl("no-such-verb"), infdctl("abort"), infdctl("--socket", backend.socket, "drain", "--timeout", "1")
     )
     assert [code for code, _, _ in runs] == [2, 2, 2]
     assert all(err.startswith("infdctl: ") and err.count("\n") == 1 for _, _, err in runs)
-    assert not house.drained.is_set()
+    assert not backend.drained.is_set()
 
 
 async def test_no_daemon_exits_3_and_names_the_sockets_that_were_tried(tmp_path: Path) -> None:
@@ -116,33 +116,33 @@ async def test_the_version_is_printed() -> None:
     assert await infdctl("--version") == (0, f"infdctl {__version__}\n", "")
 
 
-async def test_the_wrong_state_exits_4(house: House) -> None:
-    code, _, err = await infdctl("--socket", house.socket, "ops")
+async def test_the_wrong_state_exits_4(backend: AdminEngine) -> None:
+    code, _, err = await infdctl("--socket", backend.socket, "ops")
     assert code == 4
     assert "starting" in err
 
 
-async def test_drain_returns_at_once_without_wait(house: House) -> None:
-    code, out, err = await infdctl("--socket", house.socket, "drain", "--json")
+async def test_drain_returns_at_once_without_wait(backend: AdminEngine) -> None:
+    code, out, err = await infdctl("--socket", backend.socket, "drain", "--json")
     assert code == 0, err
-    assert house.drained.is_set()
+    assert backend.drained.is_set()
     assert msgspec.json.decode(out)["exited"] is False
 
 
-async def test_drain_waits_until_the_daemon_is_gone(house: House) -> None:
+async def test_drain_waits_until_the_daemon_is_gone(backend: AdminEngine) -> None:
     async def leave() -> None:
-        await house.drained.wait()
-        await house.admin.close()
+        await backend.drained.wait()
+        await backend.admin.close()
 
     (code, out, err), _ = await asyncio.gather(
-        infdctl("--socket", house.socket, "drain", "--wait", "--timeout", "60", "--json"), leave()
+        infdctl("--socket", backend.socket, "drain", "--wait", "--timeout", "60", "--json"), leave()
     )
     assert code == 0, err
     assert msgspec.json.decode(out)["exited"] is True
 
 
-async def test_waiting_for_longer_than_allowed_exits_5(house: House) -> None:
-    code, _, err = await infdctl("--socket", house.socket, "drain", "--wait", "--timeout", "0")
+async def test_waiting_for_longer_than_allowed_exits_5(backend: AdminEngine) -> None:
+    code, _, err = await infdctl("--socket", backend.socket, "drain", "--wait", "--timeout", "0")
     assert code == 5
     assert "still draining" in err
 

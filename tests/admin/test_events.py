@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from tests.admin.conftest import House
+    from tests.admin.conftest import AdminEngine
 
 TARGET = "http://infd/v1/events"
 
 
 @asynccontextmanager
-async def reading(house: House, query: str = "") -> AsyncIterator[aiohttp.StreamReader]:
+async def reading(backend: AdminEngine, query: str = "") -> AsyncIterator[aiohttp.StreamReader]:
     async with (
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(house.socket))) as session,
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(backend.socket))) as session,
         session.get(TARGET + query) as response,
     ):
         assert (response.status, response.content_type) == (200, protocol.FEED_TYPE)
@@ -40,16 +40,16 @@ def decoded(lines: bytes | str) -> list[protocol.Event]:
     return [decoder.decode(line) for line in lines.splitlines()]
 
 
-def at(house: House, *arguments: str) -> Any:
-    return infdctl("--socket", house.socket, *arguments)
+def at(backend: AdminEngine, *arguments: str) -> Any:
+    return infdctl("--socket", backend.socket, *arguments)
 
 
-async def test_events_name_the_caller_the_verb_and_the_outcome(house: House) -> None:
-    async with house.loaded():
-        await ask(house.socket, "POST", "/v1/pause", json={"mode": "keep"})
-        await ask(house.socket, "POST", "/v1/requests/nobody/abort")
-        code, out, err = await at(house, "events", "--json")
-        _, shown, _ = await at(house, "events", "--since", "2")
+async def test_events_name_the_caller_the_verb_and_the_outcome(backend: AdminEngine) -> None:
+    async with backend.loaded():
+        await ask(backend.socket, "POST", "/v1/pause", json={"mode": "keep"})
+        await ask(backend.socket, "POST", "/v1/requests/nobody/abort")
+        code, out, err = await at(backend, "events", "--json")
+        _, shown, _ = await at(backend, "events", "--since", "2")
     assert code == 0, err
     events = decoded(out)
     assert [(event.seq, event.kind, event.message) for event in events] == [
@@ -70,58 +70,60 @@ async def test_events_name_the_caller_the_verb_and_the_outcome(house: House) -> 
     assert f"uid={os.geteuid()}" in lines[1]
 
 
-async def test_a_follower_reads_events_until_the_daemon_ends(house: House) -> None:
-    async with house.loaded(), reading(house, "?follow=true&since=1") as lines:
+async def test_a_follower_reads_events_until_the_daemon_ends(backend: AdminEngine) -> None:
+    async with backend.loaded(), reading(backend, "?follow=true&since=1") as lines:
         for verb, told in (("pause", ["paused", "paused", "pause"]), ("resume", ["ready", "ready", "resume"])):
-            await ask(house.socket, "POST", f"/v1/{verb}")
+            await ask(backend.socket, "POST", f"/v1/{verb}")
             assert [decoded(await lines.readline())[0].message for _ in told] == told
-        await house.admin.close()
+        await backend.admin.close()
         assert await lines.read() == b""
 
 
-async def test_infdctl_follows_and_ends_with_the_daemon(house: House) -> None:
-    async with house.loaded():
-        following = asyncio.create_task(at(house, "events", "--follow", "--json"))
-        while not house.admin.feeds.open:
+async def test_infdctl_follows_and_ends_with_the_daemon(backend: AdminEngine) -> None:
+    async with backend.loaded():
+        following = asyncio.create_task(at(backend, "events", "--follow", "--json"))
+        while not backend.admin.feeds.open:
             await asyncio.sleep(0)
-        await ask(house.socket, "POST", "/v1/pause")
-        await house.admin.close()
+        await ask(backend.socket, "POST", "/v1/pause")
+        await backend.admin.close()
         code, out, err = await following
     assert (code, err) == (0, "")
     assert [event.message for event in decoded(out)] == ["ready", "paused", "paused", "pause"]
 
 
-async def test_dropped_events_are_counted(house: House) -> None:
-    events = house.engine.events
+async def test_dropped_events_are_counted(backend: AdminEngine) -> None:
+    events = backend.engine.events
     for _ in range(1030):
         events.publish("step", "failed")
-    code, out, err = await at(house, "events", "--json", "--since", "2")
+    code, out, err = await at(backend, "events", "--json", "--since", "2")
     assert code == 0
     assert [(event.seq, event.dropped) for event in decoded(out)][:2] == [(7, 4), (8, 0)]
-    _, _, err = await at(house, "events", "--since", "2")
+    _, _, err = await at(backend, "events", "--since", "2")
     assert "4 events before this one are forgotten" in err
 
 
-async def test_a_disconnected_reader_is_removed_even_without_events(house: House) -> None:
-    async with reading(house, "?follow=true"):
-        assert house.admin.feeds.open == 1
-    while house.admin.feeds.open or house.admin.connections:
+async def test_a_disconnected_reader_is_removed_even_without_events(backend: AdminEngine) -> None:
+    async with reading(backend, "?follow=true"):
+        assert backend.admin.feeds.open == 1
+    while backend.admin.feeds.open or backend.admin.connections:
         await asyncio.sleep(0)
 
 
-async def test_a_stalled_reader_is_dropped_and_others_read_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_reader_is_dropped_and_others_read_on(
+    backend: AdminEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed, "WRITE_TIMEOUT_S", 0.01)
-    events = house.engine.events
+    events = backend.engine.events
     loop = asyncio.get_running_loop()
     stalled = socket.socket(socket.AF_UNIX)
     stalled.setblocking(False)
-    await loop.sock_connect(stalled, str(house.socket))
+    await loop.sock_connect(stalled, str(backend.socket))
     await loop.sock_sendall(stalled, b"GET /v1/events?follow=true HTTP/1.1\r\nHost: infd\r\n\r\n")
-    while not house.admin.feeds.open:
+    while not backend.admin.feeds.open:
         await asyncio.sleep(0)
-    async with reading(house, "?follow=true") as lines:
+    async with reading(backend, "?follow=true") as lines:
         sent = 0
-        while house.admin.feeds.open > 1:  # the size of socket buffers is unknown
+        while backend.admin.feeds.open > 1:  # the size of socket buffers is unknown
             events.publish("step", "failed", **{name: name * 250 for name in "abcdefghij"})
             sent += 1
             await lines.readline()
@@ -132,21 +134,21 @@ async def test_a_stalled_reader_is_dropped_and_others_read_on(house: House, monk
 
 
 async def test_followers_are_bounded_and_other_verbs_are_still_served(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    backend: AdminEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "MAX_SUBSCRIBERS", 2)
-    async with reading(house, "?follow=true"), reading(house, "?follow=true"):
-        status, body = await ask(house.socket, "GET", "/v1/events")
+    async with reading(backend, "?follow=true"), reading(backend, "?follow=true"):
+        status, body = await ask(backend.socket, "GET", "/v1/events")
         assert (status, body["code"]) == (429, "crowded")
-        assert (await ask(house.socket, "GET", "/v1/status"))[0] == 200
-    while house.admin.feeds.open:
+        assert (await ask(backend.socket, "GET", "/v1/status"))[0] == 200
+    while backend.admin.feeds.open:
         await asyncio.sleep(0)
-    async with reading(house) as lines:
+    async with reading(backend) as lines:
         assert await lines.read() == b""
 
 
-async def test_an_invalid_query_is_refused(house: House) -> None:
+async def test_an_invalid_query_is_refused(backend: AdminEngine) -> None:
     for query in ("?since=-1", "?follow=perhaps", "?nonsense=1"):
-        status, body = await ask(house.socket, "GET", f"/v1/events{query}")
+        status, body = await ask(backend.socket, "GET", f"/v1/events{query}")
         assert (status, body["code"]) == (400, "bad_request")
         assert "since, follow" in body["detail"]

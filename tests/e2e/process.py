@@ -82,12 +82,14 @@ class Daemon:
     def wait_for(self, name: str, value: str) -> None:
         """Wait for a notification; fail if the process ends without it."""
         while not any(said.get(name) == value for said in self.notified):
-            if not self.hear():
-                raise AssertionError(f"never said {name}={value}; it said {self.notified}\n{self.log_text()}")
+            if not self.read_notification():
+                raise AssertionError(
+                    f"{name}={value} was never sent; notifications: {self.notified}\n{self.log_text()}"
+                )
 
     def exit_code(self) -> int:
         """Wait for the process's end and its last output."""
-        while self.hear():
+        while self.read_notification():
             pass
         return self.process.wait(PATIENCE_S)
 
@@ -142,10 +144,10 @@ class Daemon:
         os.close(self._pidfd)
         self._manager.close()
 
-    def hear(self) -> bool:
+    def read_notification(self) -> bool:
         """Read one notification. Return False once the process has ended and all are read."""
         heard, _, _ = select.select([self._manager, self._pidfd], [], [], PATIENCE_S)
-        assert heard, f"neither a word nor an end of it\n{self.log_text()}"
+        assert heard, f"neither a notification nor an end\n{self.log_text()}"
         if self._manager not in heard:
             return False
         lines = self._manager.recv(65536).decode().splitlines()

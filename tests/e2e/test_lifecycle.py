@@ -241,7 +241,7 @@ def test_systemds_status_follows_the_load(start_daemon: Start) -> None:
         while not any(
             said.get("STATUS", "").startswith("ready · 1 running · 0 waiting · KV ") for said in daemon.notified
         ):
-            assert daemon.hear()
+            assert daemon.read_notification()
 
 
 def test_it_answers_on_every_host_and_removes_its_socket(start_daemon: Start, tmp_path: Path) -> None:
