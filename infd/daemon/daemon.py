@@ -34,6 +34,7 @@ from infd.engine.engine import Engine
 from infd.engine.lifecycle.state import State
 from infd.errors import AdapterExists, AdapterTooLarge, ConfigError, ServerStopped, StartError
 from infd.grammar.service import GrammarService
+from infd.grammar.trial import Trial
 from infd.http.app import HttpServer
 from infd.hub.fetch import fetch
 from infd.memory import trim
@@ -87,7 +88,8 @@ class Daemon:
         self.loading = self._stage(f"loading {self.names[0]}")
         self._reading = asyncio.Event()  # set once weights are read, which needs no interpreter lock
         self.executor = executor or components.executor(config, environment, self.directory, self._on_read)
-        self.grammars = GrammarService(config.grammar, self.offload)
+        self.trial = Trial()
+        self.grammars = GrammarService(config.grammar, self.offload, self.trial)
         self.engine = Engine(config, self.executor, self.metrics, grammars=self.grammars, names=self.names)
         self.http = HttpServer(self.engine, config, self.metrics, self.keys, self.offload)
         self.admin_socket = environment.admin_socket(config)
@@ -110,6 +112,7 @@ class Daemon:
             await self._close(self.admin.close())
             await self._close(self.engine.close())
             self.worker.close()
+            self.trial.close()
             self.offload.close()
             self.notifier.close()
             self._ignore_signals()

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from infd.errors import GrammarFailed
-from infd.grammar import bounds, lark
+from infd.grammar import bounds, lark, trial
 from infd.grammar.binding import Handle, Library
 from infd.request import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,9 +47,15 @@ _SPECIAL: Final = b"\xff"  # marks a token that text never matches
 class LlguidanceCompiler:
     """The Compiler of one vocabulary. Building it takes a second for 150,000 tokens, without the interpreter's lock."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        """Raises Unavailable if the library is missing or another one."""
+    def __init__(self, vocabulary: Vocabulary, trial: Callable[[bytes, dict[str, int]], None] | None = None) -> None:
+        """Build the compiler.
+
+        trial  compiles grammars that may take too long elsewhere first, see Trial; None: no protection
+
+        Raises Unavailable if the library is missing or another one.
+        """
         self.vocabulary = vocabulary
+        self._trial = trial
         self._library = Library()
         self.version = self._library.version
         self._ends = frozenset(each for each in vocabulary.end_ids if each < vocabulary.columns)
@@ -75,6 +81,8 @@ class LlguidanceCompiler:
         That mask shows a grammar without any text, and the copies made for choices start with the automata it built.
         """
         text = json.dumps({"grammars": grammars}).encode()
+        if self._trial is not None and trial.needed(grammars):
+            self._trial(text, _FUEL)
         handle = self._library.matcher(self._handle, text, _FUEL)
         matcher = LlguidanceMatcher(self._library.functions, handle, self._handle, self._ends)
         if (error := matcher.error()) is not None:

@@ -56,11 +56,11 @@ class Vocabulary(Struct, frozen=True, eq=False):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What is counted before a constraint is compiled. Compiling within these takes some 100 ms at most."""
+    """What is counted before a constraint is compiled; `trial` ends what these do not bound."""
 
     text_bytes: int = 2**18  # of the constraint's texts together
     properties: int = 1000  # of all objects of a schema together
-    optional: int = 400  # properties of one object that are not required: its parser's rows hold 4 items for each
+    optional: int = 200  # properties of one object that are not required; of 200 a mask takes up to 20 ms, of 400 80 ms
     enumerated: int = 10_000  # values of enums, options of a choice and alternatives of a grammar, together
     depth: int = 64  # nesting
 

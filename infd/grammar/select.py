@@ -11,6 +11,7 @@ from infd.grammar.binding import Unavailable
 
 if TYPE_CHECKING:
     from infd.grammar.protocol import Compiler, Vocabulary
+    from infd.grammar.trial import Trial
 
 
 class Selection(Struct, frozen=True):
@@ -25,8 +26,10 @@ class Selection(Struct, frozen=True):
     rejected: dict[str, str]
 
 
-def select(engine: str, vocabulary: Vocabulary) -> Selection:
+def select(engine: str, vocabulary: Vocabulary, trial: Trial) -> Selection:
     """Build the compiler that `engine` names; auto: llguidance. Takes a second for 150,000 tokens.
+
+    trial  compiles what may take too long, before this process does
 
     Raises ConfigError if it cannot be had.
     """
@@ -35,7 +38,7 @@ def select(engine: str, vocabulary: Vocabulary) -> Selection:
     from infd.grammar.llguidance import LlguidanceCompiler
 
     try:
-        compiler = LlguidanceCompiler(vocabulary)
+        compiler = LlguidanceCompiler(vocabulary, trial)
     except Unavailable as error:
         raise ConfigError(f"grammar.engine: {error}") from error
     return Selection(compiler, f"llguidance {compiler.version}", {})

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infd.config import GrammarConfig
     from infd.grammar.protocol import Grammar, Matcher, Vocabulary
     from infd.grammar.select import Selection
+    from infd.grammar.trial import Trial
     from infd.offload import Offload
     from infd.request import Constraint
 
@@ -63,11 +64,12 @@ class Counts:
 class GrammarService:
     """See Grammars."""
 
-    def __init__(self, config: GrammarConfig, offload: Offload, limits: Limits | None = None) -> None:
+    def __init__(self, config: GrammarConfig, offload: Offload, trial: Trial) -> None:
         self.counts = Counts()
+        self._trial = trial
         self._config = config
         self._offload = offload
-        self._limits = limits or Limits()
+        self._limits = Limits()
         self._selecting: Future[Selection] | None = None
         self._waiting: dict[Constraint, Future[Grammar | Refusal]] = {}
         self._cache: OrderedDict[Constraint, tuple[Grammar | Refusal, int]] = OrderedDict()
@@ -121,7 +123,7 @@ class GrammarService:
             raise Unsupported("structured output with this model's tokenizer, whose tokens have no text of their own,")
         from infd.grammar.select import select
 
-        return select(self._config.engine, vocabulary)
+        return select(self._config.engine, vocabulary, self._trial)
 
     def _compile(self, selection: Selection, constraint: Constraint) -> Grammar | Refusal:
         began = time.monotonic()

@@ -13,6 +13,7 @@ import pytest
 from infd.config import GrammarConfig
 from infd.errors import GrammarFailed, Unsupported
 from infd.grammar.service import GrammarService
+from infd.grammar.trial import Trial
 from infd.offload import Offload
 from infd.request import Choice, JsonObject, Regex
 from tests.grammar import vocabularies
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from infd.grammar.protocol import Vocabulary
 
 
+class Untried(Trial):
+    """Needs no process."""
+
+    def __call__(self, grammar: bytes, fuel: dict[str, int]) -> None:
+        pass
+
+
 @pytest.fixture
 def offload() -> Iterator[Offload]:
     offload = Offload()
@@ -31,7 +39,7 @@ def offload() -> Iterator[Offload]:
 
 
 def service(offload: Offload, cache_bytes: int = 2**24) -> GrammarService:
-    grammars = GrammarService(GrammarConfig(cache_bytes=cache_bytes), offload)
+    grammars = GrammarService(GrammarConfig(cache_bytes=cache_bytes), offload, Untried())
     grammars.serve(lambda: vocabularies.byte_level(0))
     return grammars
 
@@ -43,7 +51,7 @@ async def test_a_constraint_before_the_compiler_is_built_waits_for_it(offload: O
         reading.wait(10)
         return vocabularies.byte_level(0)
 
-    grammars = GrammarService(GrammarConfig(), offload)
+    grammars = GrammarService(GrammarConfig(), offload, Untried())
     grammars.serve(read)
     early = asyncio.ensure_future(grammars.compile(JsonObject()))
     await asyncio.sleep(0.02)
@@ -120,7 +128,7 @@ async def test_an_evicted_grammar_still_serves_its_choices(offload: Offload):
 
 
 async def test_without_texts_of_tokens_constraints_are_refused(offload: Offload):
-    grammars = GrammarService(GrammarConfig(), offload)
+    grammars = GrammarService(GrammarConfig(), offload, Untried())
     grammars.serve(lambda: None)
     with pytest.raises(Unsupported, match="tokenizer"):
         await grammars.compile(JsonObject())

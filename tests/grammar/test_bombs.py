@@ -1,0 +1,137 @@
+"""Constraints made to exhaust time or memory end within their limits, with a named error or with an answer."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from infd.errors import GrammarFailed
+from infd.grammar.llguidance import LlguidanceCompiler
+from infd.grammar.protocol import Limits
+from infd.grammar.trial import Trial
+from infd.request import Choice, Constraint, JsonSchema, Lark, Regex
+from tests.grammar import vocabularies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS = 1.0  # of processor time in this process; without limits some of these take minutes, or never end
+
+
+def schema(**keywords: Any) -> JsonSchema:
+    return JsonSchema(json.dumps(keywords))
+
+
+def properties(number: int, *, required: bool = False) -> dict[str, Any]:
+    named = {f"p{index}": {"type": "string"} for index in range(number)}
+    return {"type": "object", "properties": named, "required": list(named) if required else []}
+
+
+def doubling(levels: int, rule: str) -> str:
+    rules = [f"{rule}{level}: {rule}{level + 1} {rule}{level + 1}" for level in range(levels)]
+    return "\n".join([f"start: {rule}0", *rules, f'{rule}{levels}: "a"'])
+
+
+def chained(levels: int, keyword: str) -> JsonSchema:
+    links = {f"d{level}": {keyword: [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(levels)}
+    return schema(**{"$defs": {**links, f"d{levels}": {"type": "integer"}}, "$ref": "#/$defs/d0"})
+
+
+REFUSED: dict[str, Constraint] = {
+    "5,000 optional properties": schema(**properties(5000)),
+    "2,000 properties": schema(**properties(2000, required=True)),
+    "an enum of 200,000": schema(enum=[str(each) for each in range(200_000)]),
+    "an enum of 20,000": schema(enum=list(range(20_000))),
+    "400 levels": schema(**json.loads('{"items":' * 400 + "{}" + "}" * 400)),
+    "20,000 brackets": JsonSchema("[" * 20_000),
+    "36 patterns at once": schema(allOf=[{"pattern": f".*{a}.*{b}"} for a in "abcdef" for b in "uvwxyz"]),
+    "3^12 alternatives": schema(
+        allOf=[{"anyOf": [{"properties": {f"a{i}{j}": {"type": "null"}}} for j in range(3)]} for i in range(12)]
+    ),
+    "an integer of 9,000 digits": JsonSchema('{"minimum": ' + "1" * 9000 + "}"),
+    "a schema of itself": JsonSchema('{"$ref": "#"}'),
+    "multipleOf 1e-300": JsonSchema('{"type": "number", "multipleOf": 1e-300}'),
+    "20,000 alternatives": Lark("start: " + " | ".join(f'"w{each}"' for each in range(20_000))),
+    "a terminal doubled 30 times": Lark(doubling(30, "R")),
+    "26 intersections": Lark("start: A\nA: " + " & ".join(f"/.*{each}.*/" for each in "abcdefghijklmnopqrstuvwxyz")),
+    "5,000 parentheses": Lark("start: " + "(" * 5000 + '"a"' + ")" * 5000),
+    "a terminal of itself": Lark("start: A\nA: A"),
+    "a rule of itself": Lark("start: start"),
+    "nested groups": Regex("(" * 5000 + "a" + ")" * 5000),
+    "a?^n a^n": Regex("a?" * 2000 + "a" * 2000),
+    "520 optional groups": Regex("".join(f"(.*{each})?" for each in "abcdefghijklmnopqrstuvwxyz") * 20),
+    "20,000 options": Choice(tuple(str(each) for each in range(20_000))),
+    "a megabyte": Choice(("a" * 2**20,)),
+}
+SERVED: dict[str, Constraint] = {
+    "200 optional properties": schema(**properties(200)),
+    "1,000 required properties": schema(**properties(1000, required=True)),
+    "an enum of 10,000": schema(enum=[f"value {each}" for each in range(10_000)]),
+    "a million items": schema(type="array", minItems=10**6),
+    "a million characters": schema(type="string", minLength=10**6),
+    "60 doublings of anyOf": chained(60, "anyOf"),
+    "25 doublings of allOf": chained(25, "allOf"),
+    "5,000 prefixItems": schema(prefixItems=[{"type": "integer"}] * 5000),
+    "a rule doubled 30 times": Lark(doubling(30, "r")),
+    "an ambiguous rule": Lark('start: start start | "a" | ""'),
+    "empty repetitions": Lark('start: a*\na: b*\nb: "x"?'),
+    "10^9 repetitions": Lark('start: x{1000}\nx: y{1000}\ny: "a"{1000}'),
+    "(a|aa){1,500}{1,500}": Regex("(a|aa){1,500}{1,500}"),
+    "(x+x+)+y": Regex("(x+x+)+y"),
+    ".*a.{200}": Regex(".*a.{200}"),
+    "a^(10^9)": Regex("a{1000}{1000}{1000}"),
+    "(.{0,1000}){0,1000}": Regex("(.{0,1000}){0,1000}"),
+    "3,000 lengths": Regex("|".join(f"a{{{each}}}b" for each in range(3000))),
+    "10,000 options": Choice(tuple(f"option {each}" for each in range(10_000))),
+}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[LlguidanceCompiler]:
+    trial = Trial(seconds=3.0)
+    yield LlguidanceCompiler(vocabularies.large(), trial)
+    trial.close()
+
+
+@pytest.mark.parametrize("constraint", REFUSED.values(), ids=REFUSED)
+def test_a_bomb_is_refused_by_name(compiler: LlguidanceCompiler, constraint: Constraint):
+    began = time.thread_time()
+    with pytest.raises(GrammarFailed) as failed:
+        compiler.compile(constraint, Limits())
+    assert time.thread_time() - began < SECONDS
+    assert failed.value.code in ("grammar_too_large", "invalid_grammar", "unsupported_grammar")
+
+
+@pytest.mark.parametrize("constraint", SERVED.values(), ids=SERVED)
+def test_a_large_constraint_is_compiled_and_followed_within_its_limits(
+    compiler: LlguidanceCompiler, constraint: Constraint
+):
+    began = time.thread_time()
+    matcher = compiler.compile(constraint, Limits()).matcher()
+    assert time.thread_time() - began < SECONDS
+
+    draw, rows = random.Random(1), np.empty((1, compiler.vocabulary.words), dtype=np.int32)
+    with suppress(GrammarFailed):
+        for _ in range(60):
+            began = time.thread_time()
+            (failure,) = compiler.fill([matcher], rows)
+            assert time.thread_time() - began < SECONDS / 4
+            if failure is not None:
+                break
+            allowed = np.flatnonzero(np.unpackbits(rows[0].view(np.uint8), bitorder="little")).tolist()
+            assert allowed
+            matcher.advance([draw.choice(allowed)])
+            if matcher.stopped:
+                break
+
+
+def test_after_a_bomb_the_next_constraint_is_compiled(compiler: LlguidanceCompiler):
+    with pytest.raises(GrammarFailed, match="more than 3 s"):
+        compiler.compile(REFUSED["36 patterns at once"], Limits())
+    assert compiler.compile(Regex("a+"), Limits()).matcher()
