@@ -1,7 +1,7 @@
 """Compile with llguidance: derivatives of regular expressions for lexemes, an Earley parser above them.
 
 It takes about a millisecond for a schema and tens of microseconds for a mask, and refuses most of what it cannot keep;
-`schema` refuses the rest. Every call releases the interpreter's lock.
+`json_schema` rewrites and refuses the rest. Every call releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
 from infd.grammar import bounds, lark, trial
 from infd.grammar.binding import Handle, Library
+from infd.grammar.json_schema import prepare
 from infd.request import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
 
 if TYPE_CHECKING:
@@ -262,16 +264,20 @@ def _grammar(constraint: Constraint, limits: Limits) -> dict[str, Any]:
 def _schema(
     schema: Any, limits: Limits, whitespace: bool = True, *, lenient: bool = False, coerce: bool = False
 ) -> dict[str, Any]:
-    """Return a schema that the library keeps exactly, with our options in place of the client's."""
+    """Return a schema that the library keeps exactly, with our options in place of the client's.
+
+    A client that asks for `lenient` or `coerce_one_of` gets its own schema, as loosely kept as it asked.
+    """
     bounds.check_schema(schema, limits)
-    if schema is False:
-        raise GrammarFailed("the schema false accepts nothing", code="unsupported_grammar")
-    if schema is not True and not isinstance(schema, dict):
-        raise GrammarFailed("a schema is an object or a boolean", code="invalid_grammar")
+    if not (lenient or coerce):
+        schema = prepare(schema)
+        bounds.check_schema(schema, replace(limits, depth=4 * limits.depth))  # rewriting nests, merges and enumerates
+    elif not isinstance(schema, dict):
+        raise GrammarFailed("a schema is an object", code="invalid_grammar")
     options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": lenient, "coerce_one_of": coerce}
     if whitespace:
         options["whitespace_pattern"] = WHITESPACE
-    return {**({} if schema is True else schema), "x-guidance": options}
+    return {**schema, "x-guidance": options}
 
 
 def _refusal(error: str) -> GrammarFailed:
