@@ -20,7 +20,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m 'not exhaustive' $(PYTEST_FLAGS)
 
 # The tests that `make test` omits, and ten times as many random histories. Full fault counts: `make soak`.
-test-all: $(VENV)/.installed-test
+test-all: $(VENV)/.installed-clients
 	INFD_TEST_HISTORIES=1500 $(BIN)/python -m pytest -m 'exhaustive or histories' $(PYTEST_FLAGS)
 
 # Rebuild changed native kernels only, in seconds.
@@ -92,4 +92,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard $(NATIVE)/*) | $(V
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(INSTALL) -e '.[test]'
+	touch $@
+
+# Clients that the tests of structured output run. instructor pins jiter and rich below openai's jiter and the newest
+# rich, and works with these.
+$(VENV)/.installed-clients: $(VENV)/.installed-test
+	$(INSTALL) -e '.[test,clients]'
+	$(INSTALL) --no-deps instructor
 	touch $@
