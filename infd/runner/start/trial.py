@@ -25,15 +25,16 @@ TRIALS = 5  # most steps per size
 ENOUGH_S = 0.05  # seconds measured per size, after which no further step of the size is run
 FIRST = 4  # tokens of the first step, in which torch and kernels initialize
 LENGTHS = (1537, 200)  # tokens of two prompts: attention of the first is split over programs, of the second is not
-WAYS = (  # of sampling; kernels differ by the logits' dtype, and changed logits are float32
+WAYS = (  # of sampling; kernels differ by the logits' dtype: a mask keeps it, other changes are made in float32
     SamplingParams(max_tokens=1, temperature=0.0),
     SamplingParams(max_tokens=1, temperature=1.0),
     SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),
+    SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=(0,)),
     SamplingParams(
         max_tokens=1, temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.1, allowed_token_ids=(0,)
     ),
-    SamplingParams(max_tokens=1, temperature=1.0, allowed_token_ids=(0,)),
-    SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, allowed_token_ids=(0,)),
+    SamplingParams(max_tokens=1, temperature=1.0, frequency_penalty=0.1),
+    SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, frequency_penalty=0.1),
 )
 
 

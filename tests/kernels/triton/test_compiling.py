@@ -40,6 +40,7 @@ def compiled(family: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.timeout(1500)  # compiles for four GPUs with nothing cached: minutes of processor time
 @pytest.mark.usefixtures("triton")
 @pytest.mark.parametrize("family", ["attention", "narrow cache", "dense", "draw", "lora"])
 def test_kernels_compile_for_gpus_and_fit(family):
