@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
-from infd.grammar import bounds, lark, trial
+from infd.grammar import bounds, ebnf, lark, trial
 from infd.grammar.binding import Handle, Library
 from infd.grammar.json_schema import prepare
 from infd.request import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
@@ -255,8 +255,8 @@ def _grammar(constraint: Constraint, limits: Limits) -> dict[str, Any]:
             return {"lark_grammar": "start: OPTION\nOPTION: " + " | ".join(map(lark.string, options))}
         case Lark(grammar):
             return {"lark_grammar": lark.checked(grammar, limits, lambda schema: _schema(schema, limits))}
-        case Ebnf():
-            raise GrammarFailed("grammars with ::= are not supported", code="unsupported_grammar")
+        case Ebnf(grammar):
+            return {"lark_grammar": ebnf.to_lark(grammar, limits)}
         case StructuralTag():
             raise GrammarFailed("structural_tag is not supported", code="unsupported_grammar")
 

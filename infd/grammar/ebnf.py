@@ -1,0 +1,274 @@
+"""Write a grammar of rules `name ::= ...` (GBNF of llama.cpp, EBNF of xgrammar) in llguidance's Lark.
+
+llguidance matches terminals greedily, longest first, as a programming language's lexer does: of `("a" | "ab") "b"` it
+never finds "ab". Rules with ::= have no lexer. So a grammar without recursion becomes one terminal, which is a regular
+expression, and in any other each terminal is a single character. Both accept exactly what the rules derive.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from msgspec import Struct
+
+from infd.errors import GrammarFailed, shorten
+from infd.grammar import bounds
+
+if TYPE_CHECKING:
+    from infd.grammar.protocol import Limits
+
+ROOT: Final = "root"
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<space>\s+|\#[^\n]*)
+  | (?P<rule>[A-Za-z0-9_-]+)(?=\s*::=)
+  | (?P<defined>::=)
+  | (?P<name>[A-Za-z_][A-Za-z0-9_-]*)
+  | "(?P<text>(?:\\.|[^"\\\n])*)"
+  | \[(?P<characters>(?:\\.|[^\]\\\n])*)\]
+  | \{\s*(?P<least>\d*)\s*(?P<range>,?)\s*(?P<most>\d*)\s*\}
+  | (?P<mark>[()|*+?.])
+    """,
+    re.VERBOSE,
+)
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|(.)", re.DOTALL)
+_NAMED: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0"}
+
+
+class Characters(Struct, frozen=True):
+    """One character, as a regular expression."""
+
+    pattern: str
+
+
+class Reference(Struct, frozen=True):
+    """Another rule."""
+
+    name: str
+
+
+class Sequence(Struct, frozen=True):
+    items: tuple[Node, ...]
+
+
+class Alternatives(Struct, frozen=True):
+    options: tuple[Node, ...]
+
+
+class Repeated(Struct, frozen=True):
+    """times: `*`, `+`, `?` or `{...}`, as in Lark."""
+
+    item: Node
+    times: str
+
+
+Node = Characters | Reference | Sequence | Alternatives | Repeated
+
+
+def is_ebnf(grammar: str) -> bool:
+    """Return whether a grammar's rules are written with `::=`, outside of its strings and comments."""
+    return "::=" in re.sub(r'"(?:\\.|[^"\\\n])*"|#[^\n]*|//[^\n]*|/(?:\\.|[^/\\\n])+/', "", grammar)
+
+
+def to_lark(grammar: str, limits: Limits) -> str:
+    """Return a grammar in llguidance's Lark with the same language. Raises GrammarFailed."""
+    bounds.check_text(grammar, limits)
+    rules = _Parser(grammar, limits).rules()
+    reached = _reached(rules)
+    terminal = not _recursive(rules, reached)
+    names = {name: f"{'R' if terminal else 'r'}{index}" for index, name in enumerate(reached)}
+    lines = [f"{names[name]}: {_written(rules[name], names)}" for name in reached]
+    return "\n".join([f"start: {names[ROOT]}", *lines])
+
+
+class _Parser:
+    """Reads rules by descent; a rule ends where the next begins, so lines may be broken anywhere."""
+
+    def __init__(self, grammar: str, limits: Limits) -> None:
+        self._grammar = grammar
+        self._limits = limits
+        self._at = 0
+        self._depth = 0
+        self._alternatives = 0
+        self._next()
+
+    def rules(self) -> dict[str, Node]:
+        rules: dict[str, Node] = {}
+        while self._kind == "rule":
+            name = self._value
+            if name in rules:
+                self._fail(f"the rule {shorten(name)} is defined twice")
+            self._next()
+            self._next()  # ::=
+            rules[name] = self._options()
+        if self._kind:
+            self._fail("a rule `name ::= ...` is expected")
+        if ROOT not in rules:
+            self._fail(f"no rule is named {ROOT}")
+        return rules
+
+    def _options(self) -> Node:
+        options = [self._sequence()]
+        while (self._kind, self._value) == ("mark", "|"):
+            self._alternatives += 1
+            bounds.check_enumerated(self._alternatives, self._limits)
+            self._next()
+            options.append(self._sequence())
+        return options[0] if len(options) == 1 else Alternatives(tuple(options))
+
+    def _sequence(self) -> Node:
+        items: list[Node] = []
+        while True:
+            match self._kind, self._value:
+                case "text", value:
+                    items.append(Sequence(tuple(Characters(_escaped(each)) for each in self._characters(value))))
+                case "characters", value:
+                    items.append(Characters(self._class(value)))
+                case "mark", ".":
+                    items.append(Characters("(?s:.)"))
+                case "name", value:
+                    items.append(Reference(value))
+                case "mark", "(":
+                    items.append(self._group())
+                case ("mark", "*" | "+" | "?") | ("times", _):
+                    if not items:
+                        self._fail(f"{self._value} repeats nothing")
+                    items.append(Repeated(items.pop(), self._value))
+                case _:
+                    return items[0] if len(items) == 1 else Sequence(tuple(items))
+            self._next()
+
+    def _group(self) -> Node:
+        self._depth += 1
+        if self._depth > self._limits.depth:
+            raise GrammarFailed(f"more than {self._limits.depth} levels of brackets", code="grammar_too_large")
+        self._next()
+        options = self._options()
+        if (self._kind, self._value) != ("mark", ")"):
+            self._fail("a ) is missing")
+        self._depth -= 1
+        return options
+
+    def _class(self, written: str) -> str:
+        negated = written.startswith("^")
+        characters = self._characters(written[negated:])
+        parts, at = [], 0
+        while at < len(characters):
+            if characters[at + 1 : at + 2] == ["-"] and at + 2 < len(characters):
+                first, last = characters[at], characters[at + 2]
+                if first > last:
+                    self._fail(f"the range {first}-{last} is empty")
+                parts.append(f"{_escaped(first)}-{_escaped(last)}")
+                at += 3
+            else:
+                parts.append(_escaped(characters[at]))
+                at += 1
+        if not parts:
+            return "(?s:.)" if negated else self._fail("a class without characters")
+        return f"[{'^' if negated else ''}{''.join(parts)}]"
+
+    def _characters(self, written: str) -> list[str]:
+        characters = []
+        for hex2, hex4, hex8, escaped, plain in _ESCAPE.findall(written):
+            if number := hex2 or hex4 or hex8:
+                code = int(number, 16)
+                if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+                    self._fail(f"{number} is no character")
+                characters.append(chr(code))
+            elif escaped in ("x", "u", "U"):
+                self._fail(f"an escape \\{escaped} without its digits")
+            else:
+                characters.append(_NAMED.get(escaped, escaped) if escaped else plain)
+        return characters
+
+    def _next(self) -> None:
+        """Read the next token into _kind and _value; at the end of the text, _kind is empty."""
+        while self._at < len(self._grammar):
+            match = _TOKEN.match(self._grammar, self._at)
+            if match is None:
+                self._fail(f"{self._grammar[self._at]!r} is not expected")
+            self._start, self._at = self._at, match.end()
+            if match["space"] is not None:
+                continue
+            if match["least"] is not None:
+                self._kind, self._value = "times", self._times(match)
+                return
+            self._kind = match.lastgroup or ""
+            self._value = match[self._kind]
+            return
+        self._start, self._kind, self._value = self._at, "", ""
+
+    def _times(self, match: re.Match[str]) -> str:
+        least, most = match["least"], match["most"]
+        if not match["range"]:
+            return f"{{{least}}}" if least else self._fail("{} repeats nothing")
+        if least and most and int(least) > int(most):
+            self._fail(f"{match[0]} is empty")
+        return f"{{{least or 0},{most}}}"
+
+    def _fail(self, reason: str) -> NoReturn:
+        line = self._grammar.count("\n", 0, min(self._at, len(self._grammar))) + 1
+        raise GrammarFailed(f"line {line}: {reason}", code="invalid_grammar")
+
+
+def _escaped(character: str) -> str:
+    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
+
+
+def _references(node: Node) -> list[str]:
+    found, todo = [], [node]
+    while todo:
+        match todo.pop():
+            case Reference(name):
+                found.append(name)
+            case Sequence(items) | Alternatives(items):
+                todo += items
+            case Repeated(item, _):
+                todo.append(item)
+    return found
+
+
+def _reached(rules: dict[str, Node]) -> dict[str, list[str]]:
+    """Return the rules that the root needs, with those that each refers to."""
+    reached: dict[str, list[str]] = {}
+    todo = [ROOT]
+    while todo:
+        if (name := todo.pop()) in reached:
+            continue
+        if name not in rules:
+            raise GrammarFailed(f"no rule is named {shorten(name)}", code="invalid_grammar")
+        reached[name] = _references(rules[name])
+        todo += reached[name]
+    return reached
+
+
+def _recursive(rules: dict[str, Node], reached: dict[str, list[str]]) -> bool:
+    """Return whether a rule refers to itself, directly or not: whether removing leaves again and again ends early."""
+    users: dict[str, list[str]] = {name: [] for name in reached}
+    left = {}
+    for name, used in reached.items():
+        left[name] = len(used)
+        for each in used:
+            users[each].append(name)
+    leaves = [name for name, number in left.items() if not number]
+    for leaf in leaves:
+        for user in users[leaf]:
+            left[user] -= 1
+            if not left[user]:
+                leaves.append(user)
+    return len(leaves) < len(reached)
+
+
+def _written(node: Node, names: dict[str, str]) -> str:
+    match node:
+        case Characters(pattern):
+            return f"/{pattern}/"
+        case Reference(name):
+            return names[name]
+        case Sequence(items):
+            return "(" + " ".join(_written(item, names) for item in items) + ")" if items else '""'
+        case Alternatives(options):
+            return "(" + " | ".join(_written(option, names) for option in options) + ")"
+        case Repeated(item, times):
+            return f"({_written(item, names)}){times}"
