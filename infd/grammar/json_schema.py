@@ -84,6 +84,8 @@ def prepare(schema: Any) -> Schema:
         return _Rewriting(schema).result()
     except RecursionError:
         raise _failed((), "it is nested too deep to be rewritten", "grammar_too_large") from None
+    except _Unkept as unkept:
+        raise _failed((), f"{unkept} cannot be kept apart") from None
 
 
 class _Unkept(Exception):  # becomes GrammarFailed once the path is known
@@ -808,11 +810,8 @@ class _Rewriting:
             atoms -= {"object"}
         if not atoms:
             return False
-        kept = {
-            k: v for k, v in merged.items() if (v and not atoms.isdisjoint(KEYWORD_TYPES.get(k, ALL))) or k == OTHERS
-        }
-        if "object" not in atoms:
-            kept.pop(OTHERS, None)
+        empty = [k for k in ("properties", "required") if not merged[k]]
+        kept = {k: v for k, v in merged.items() if k not in empty and not atoms.isdisjoint(KEYWORD_TYPES.get(k, ALL))}
         if atoms != ALL:
             kept["type"] = _named(atoms)
         return kept or True

@@ -336,6 +336,7 @@ def test_many_random_schemas_are_kept_exactly_or_refused(schema: Any, documents:
 KEPT = [
     *({"oneOf": [{"type": "object", "properties": {"kind": {"const": k}}, "required": ["kind"]} for k in "ab"]},),
     {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"oneOf": [{"type": "null"}, {"maxProperties": 0}]},
     {"oneOf": [{"$ref": "#/$defs/n"}, {"type": "null"}], "$defs": {"n": {"type": "string"}}},
     {
         "$schema": DRAFTS["draft7"],
