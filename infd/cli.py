@@ -219,6 +219,12 @@ def models(as_json: bool) -> int:
     "--max-tokens", type=click.IntRange(min=1), metavar="NUMBER", help="Longest answer.  [to the context length]"
 )
 @click.option(
+    "--schema",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File with a JSON schema: every answer is a JSON document that satisfies it.",
+)
+@click.option(
     "--key-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
@@ -234,6 +240,7 @@ def chat(
     thinking: bool | None,
     temperature: float | None,
     max_tokens: int | None,
+    schema: Path | None,
     key_file: Path | None,
     config: Path | None,
 ) -> int:
@@ -243,7 +250,7 @@ def chat(
     answer goes to standard output.
     """
     from infd.chat.client import ChatClient, address, read_key
-    from infd.chat.conversation import Conversation
+    from infd.chat.conversation import Conversation, read_schema
     from infd.chat.talk import talk
 
     environment = _environment()
@@ -252,7 +259,12 @@ def chat(
         environment.api_key if key_file is None else read_key(key_file),
     )
     conversation = Conversation(
-        system=system, thinking=thinking, model=model, temperature=temperature, max_tokens=max_tokens
+        system=system,
+        thinking=thinking,
+        model=model,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        response_format=None if schema is None else read_schema(schema),
     )
     return talk(client, conversation, environment.state and environment.state / "chat_history")
 

@@ -120,6 +120,9 @@ Chat with a running daemon.
 .TP
 .B infd chat < question.txt > answer.txt
 Ask one question.
+.TP
+.B infd chat \-\-schema shape.json < question.txt > answer.json
+Get an answer that satisfies a JSON schema.
 .SH SEE ALSO
 .BR infdctl (1),
 .BR infd.toml (5)

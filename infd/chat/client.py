@@ -75,11 +75,6 @@ class _Delta(Struct):
     reasoning: str | None = None
 
 
-class _Choice(Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-    finish_reason: str | None = None
-
-
 class _Usage(Struct):
     completion_tokens: int = 0
 
@@ -90,6 +85,12 @@ class _Timings(Struct):
 
 class _Error(Struct):
     message: str = ""
+
+
+class _Choice(Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: str | None = None
+    error: _Error | None = None
 
 
 class _Chunk(Struct):
@@ -176,6 +177,8 @@ class ChatClient:
                 thought, content = delta.reasoning_content or delta.reasoning or "", delta.content or ""
                 if thought or content:
                     yield Words(thought, content)
+                if choice.error is not None:
+                    raise NotAnswered(choice.error.message)
         else:
             raise NotAnswered(f"{self.url} broke off in the middle of its answer")
         yield Ending(finish, tokens, tokens_s)

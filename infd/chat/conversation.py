@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from infd.chat.client import Turn
+from infd.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_schema(file: Path) -> dict[str, Any]:
+    """Return the `response_format` of answers that satisfy the JSON schema in a file. Raises UsageError."""
+    try:
+        text = file.read_bytes().strip()
+        schema = json.loads(text)
+    except OSError as error:
+        raise UsageError(f"--schema {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--schema {file}: not JSON: {error}") from error
+    if not isinstance(schema, dict | bool):
+        raise UsageError(f"--schema {file}: a JSON schema is an object or a boolean")
+    # The text itself: decoded and encoded again, numbers could differ.
+    named = {"name": "answer", "schema": msgspec.Raw(text), "strict": True}
+    return {"type": "json_schema", "json_schema": named}
 
 
 class Conversation:
     """The messages and request options of a conversation.
 
-    options   fields of every request: model, temperature, max_tokens
+    options   fields of every request: model, temperature, max_tokens, response_format
     thinking  whether the model writes thoughts; None: the model's default
     """
 

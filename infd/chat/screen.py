@@ -82,6 +82,8 @@ class Plain:
     def end(self, ending: Ending | None) -> None:
         if not self._last.endswith("\n"):
             self.say("\n")
+        if ending is not None and (cut := _cut(ending)):
+            self.remark(cut)
 
     def remark(self, text: str) -> None:
         print(text, file=sys.stderr)
@@ -95,6 +97,11 @@ def _summary(ending: Ending | None) -> str:
         facts.append(f"{ending.tokens} token{'s' * (ending.tokens != 1)}")
     if ending.tokens_s:
         facts.append(f"{ending.tokens_s:.1f}/s")
-    if ending.finish not in ("", "stop"):
-        facts.append({"length": "cut off by length"}.get(ending.finish, ending.finish))
+    if cut := _cut(ending):
+        facts.append(cut)
     return ", ".join(facts)
+
+
+def _cut(ending: Ending) -> str:
+    """Return why an answer is incomplete; empty if it is complete."""
+    return {"": "", "stop": "", "length": "cut off by length"}.get(ending.finish, ending.finish)

@@ -9,12 +9,13 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from infd.chat import commands
 from infd.chat.client import ChatClient, Ending, Turn, Words
-from infd.chat.conversation import Conversation
+from infd.chat.conversation import Conversation, read_schema
 from infd.chat.screen import Plain, Terminal
 from infd.chat.talk import answer
 from infd.errors import NotAnswered, UsageError
@@ -84,6 +85,10 @@ async def test_a_refusal_shows_the_servers_message():
     [
         (b'data: {"error": {"message": "the server stopped"}}\n\ndata: [DONE]\n\n', "the server stopped"),
         (b'data: {"choices": []}\n\n', "broke off"),
+        (
+            b'data: {"choices": [{"finish_reason": "error", "error": {"message": "the answer left"}}]}\n\n',
+            "the answer left",
+        ),
         (b"data: {\n\n", "an event that is not a chat's"),
         (b"", "broke off"),
     ],
@@ -202,3 +207,36 @@ def test_a_pipe_gets_only_the_answer(capsys: pytest.CaptureFixture[str]):
 
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("yes\n", "a remark\n")
+
+    screen.end(Ending("length", 1, 2.0))
+    assert capsys.readouterr().err == "cut off by length\n"
+
+
+def test_a_schema_is_sent_as_it_is_written(tmp_path: Path):
+    file = tmp_path / "schema.json"
+    file.write_bytes(b' {"enum": [1.0, 1e400, 12345678901234567890123]}\n')
+    conversation = Conversation(response_format=read_schema(file))
+
+    assert msgspec.json.encode(conversation.options) == (
+        b'{"response_format":{"type":"json_schema","json_schema":'
+        b'{"name":"answer","schema":{"enum": [1.0, 1e400, 12345678901234567890123]},"strict":true}}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"3", "object or a"),
+    ],
+    ids=["none", "cut", "latin", "deep", "number"],
+)
+def test_a_file_without_a_schema_is_a_usage_error(tmp_path: Path, content: bytes | None, says: str):
+    file = tmp_path / "schema.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UsageError, match=says):
+        read_schema(file)

@@ -52,7 +52,7 @@ def test_in_a_pipe_a_question_gets_its_answer_alone(daemon: Daemon, tmp_path: Pa
     )
 
     assert done.stdout.endswith("\n")
-    assert done.stderr == ""
+    assert done.stderr == "cut off by length\n"
 
 
 def test_without_a_key_or_a_daemon_the_error_names_the_remedy(daemon: Daemon, tmp_path: Path):
