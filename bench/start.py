@@ -3,6 +3,7 @@
     python bench/random_checkpoint.py 0.6b DIR
     python bench/start.py DIR                                  7 pairs, alternating
     python bench/start.py DIR --beside OTHER/python --rounds 5 another tree's infd in the same rounds
+    python bench/start.py DIR --cold                           without measurements of earlier starts
     python bench/start.py DIR -- --set scheduler.step_tokens=2048
 
 A daemon is ready at the first 200 of /readyz; a completion of one token follows at once and is timed too. An uncounted
@@ -15,6 +16,7 @@ import argparse
 import http.client
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -100,6 +102,7 @@ def main() -> None:
     parser.add_argument("options", nargs="*", help="of `infd start`")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--port", type=int, default=8190)
+    parser.add_argument("--cold", action="store_true", help="remove the caches of measurements before each start")
     parser.add_argument("--beside", action="append", default=[], help="another interpreter, whose infd is measured too")
     arguments = parser.parse_args()
     pythons = [sys.executable, *arguments.beside]
@@ -111,8 +114,10 @@ def main() -> None:
             for number, python in enumerate(pythons):
                 state = Path(directory) / str(number)
                 state.mkdir(mode=0o700, exist_ok=True)
+                if arguments.cold:
+                    shutil.rmtree(state / "cache", ignore_errors=True)
                 taken = start(python, arguments.model, arguments.options, state, arguments.port + number)
-                if turn:  # the first reads files, and keeps verdicts
+                if turn:  # the first reads files, and stores measurements
                     starts[python].append(taken)
                 name = f"{number}: " if arguments.beside else ""
                 print(
