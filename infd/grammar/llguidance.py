@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from infd.errors import GrammarFailed
-from infd.grammar import bounds, ebnf, lark, trial
+from infd.grammar import bounds, ebnf, lark, structural, trial
 from infd.grammar.binding import Handle, Library
 from infd.grammar.json_schema import prepare
 from infd.request import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, StructuralTag
@@ -257,8 +257,9 @@ def _grammar(constraint: Constraint, limits: Limits) -> dict[str, Any]:
             return {"lark_grammar": lark.checked(grammar, limits, lambda schema: _schema(schema, limits))}
         case Ebnf(grammar):
             return {"lark_grammar": ebnf.to_lark(grammar, limits)}
-        case StructuralTag():
-            raise GrammarFailed("structural_tag is not supported", code="unsupported_grammar")
+        case StructuralTag(description):
+            written = structural.to_lark(description, limits, lambda schema: _schema(schema, limits))
+            return {"lark_grammar": written}
 
 
 def _schema(

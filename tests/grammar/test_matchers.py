@@ -143,6 +143,15 @@ def test_a_choice_is_one_of_its_options(options: list[str], kind: str, seed: int
     assert vocabularies.text(compiled.vocabulary, tokens) in options
 
 
+def test_an_answer_keeps_the_space_it_begins_with_though_the_decoder_drops_one():
+    compiled, draw = compiler("sentencepiece"), random.Random(4)
+    for constraint in (Choice((" x", " yes")), Regex(" (x|yes)"), Regex(" ?(x|yes)")):
+        grammar = compiled.compile(constraint, LIMITS)
+        for _ in range(20):
+            answer = vocabularies.text(compiled.vocabulary, vocabularies.walk(compiled, grammar.matcher(), draw, 20))
+            assert answer in (" x", " yes") or (constraint == Regex(" ?(x|yes)") and answer in ("x", "yes"))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_json_object_parses(kind: str):
     compiled, draw = compiler(kind), random.Random(5)
@@ -164,6 +173,7 @@ def test_an_end_id_is_never_text():
     matcher = compiled.compile(Regex("(a|b)+"), LIMITS).matcher()
 
     assert matcher.validate([letter]) == 0
+    assert letter not in vocabularies.allowed(compiled, matcher)
     matcher.advance([vocabulary.tokens.index(b"b")])
     assert matcher.validate([letter]) == 1
 

@@ -1,0 +1,144 @@
+"""Write a `structural_tag` in llguidance's Lark: free text, in which a trigger opens a constrained block.
+
+Two forms are known: {"structures": [{"begin", "schema", "end"}], "triggers": [...]} and {"format": {...}}, a tree of
+const_string, json_schema, regex, sequence, or, tag and triggered_tags. Other members of the tree are refused by name.
+After a trigger one of the tags that begin with it follows; free text contains no trigger.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from infd.errors import GrammarFailed, shorten
+from infd.grammar import bounds, lark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infd.grammar.protocol import Limits
+
+_ANYTHING = "/(?s:.)*/"
+
+
+def to_lark(description: str, limits: Limits, schema: Callable[[Any], Any]) -> str:
+    """Return the grammar of a description, JSON text.
+
+    schema  prepares a JSON Schema
+
+    Raises GrammarFailed.
+    """
+    parsed = bounds.read_json(description, limits)
+    if not isinstance(parsed, dict):
+        _malformed("a structural tag is an object")
+    writer = _Writer(limits, schema)
+    if "structures" in parsed:
+        tags = [
+            {**each, "content": {"type": "json_schema", "json_schema": each.get("schema", True)}}
+            for each in _objects(parsed, "structures")
+        ]
+        start = writer.triggered({"triggers": parsed.get("triggers"), "tags": tags}, "structures")
+    else:
+        start = writer.format(parsed.get("format"), "format")
+    return "\n".join([f"start: {start}", *writer.lines])
+
+
+class _Writer:
+    """Writes rules; a format is an expression of Lark."""
+
+    def __init__(self, limits: Limits, schema: Callable[[Any], Any]) -> None:
+        self.lines: list[str] = []
+        self._limits = limits
+        self._schema = schema
+
+    def format(self, value: Any, at: str) -> str:
+        """Return the expression of a format. at: its place in the description, for errors."""
+        if not isinstance(value, dict):
+            _malformed(f"{at} is an object with a type")
+        match value.get("type"):
+            case "const_string":
+                return lark.string(_text(value, "value", at))
+            case "json_schema":
+                return self._rule(f"%json {json.dumps(self._schema(value.get('json_schema', True)))}")
+            case "regex":
+                pattern = _text(value, "pattern", at)
+                bounds.check_nesting(pattern, self._limits)
+                return lark.regex(pattern)
+            case "sequence" | "or" as kind:
+                elements = [
+                    self.format(each, f"{at}.elements[{index}]")
+                    for index, each in enumerate(_objects(value, "elements"))
+                ]
+                if not elements:
+                    _malformed(f"{at}.elements is empty")
+                return "(" + (" " if kind == "sequence" else " | ").join(elements) + ")"
+            case "tag":
+                return self._tag(value, "", at)
+            case "triggered_tags":
+                return self.triggered(value, at)
+            case kind:
+                message = f"{at}: the type {shorten(str(kind))} of a structural tag is not supported"
+                raise GrammarFailed(message, code="unsupported_grammar")
+
+    def triggered(self, value: dict[str, Any], at: str) -> str:
+        """Return free text with tags, each after its trigger."""
+        triggers, tags = value.get("triggers"), _objects(value, "tags")
+        if (
+            not isinstance(triggers, list)
+            or not triggers
+            or not all(isinstance(each, str) and each for each in triggers)
+        ):
+            _malformed(f"{at}.triggers is a list of texts")
+        blocks, left = [], list(range(len(tags)))
+        for trigger in triggers:
+            own = [index for index in left if _text(tags[index], "begin", f"{at}.tags[{index}]").startswith(trigger)]
+            left = [index for index in left if index not in own]
+            if not own:
+                _malformed(f"{at}: no tag begins with the trigger {shorten(trigger)!r}")
+            opened = self._name()
+            self.lines.append(f"{opened}[lazy]: {_ANYTHING} {lark.string(trigger)}")
+            inner = " | ".join(self._tag(tags[index], trigger, f"{at}.tags[{index}]") for index in own)
+            blocks.append(self._rule(f"{opened} ({inner})"))
+        if left:
+            _malformed(f"{at}.tags[{left[0]}].begin begins with no trigger")
+        rest = self._name().upper()
+        marks = " | ".join(map(lark.string, triggers))
+        self.lines.append(f"{rest}: {_ANYTHING} & ~({_ANYTHING} ({marks}) {_ANYTHING})")
+        block = "(" + " | ".join(blocks) + ")"
+        if value.get("stop_after_first"):
+            return f"({block} | {rest})" if not value.get("at_least_one") else block
+        return f"({block}{'+' if value.get('at_least_one') else '*'} {rest})"
+
+    def _tag(self, tag: dict[str, Any], trigger: str, at: str) -> str:
+        begin, end = _text(tag, "begin", at)[len(trigger) :], _text(tag, "end", at)
+        content = self.format(tag.get("content"), f"{at}.content")
+        return (
+            "("
+            + " ".join([*([lark.string(begin)] if begin else []), content, *([lark.string(end)] if end else [])])
+            + ")"
+        )
+
+    def _rule(self, expression: str) -> str:
+        name = self._name()
+        self.lines.append(f"{name}: {expression}")
+        return name
+
+    def _name(self) -> str:
+        return f"t{len(self.lines)}"
+
+
+def _text(value: dict[str, Any], name: str, at: str) -> str:
+    if not isinstance(text := value.get(name), str):
+        _malformed(f"{at}.{name} is a text")
+    return text
+
+
+def _objects(value: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    members = value.get(name)
+    if not isinstance(members, list) or not all(isinstance(each, dict) for each in members):
+        _malformed(f"{name} is a list of objects")
+    return members
+
+
+def _malformed(reason: str) -> NoReturn:
+    raise GrammarFailed(f"structural_tag: {reason}", code="invalid_grammar")
