@@ -1224,18 +1224,19 @@ def _pattern(pattern: Any, path: tuple[str | int, ...]) -> str:
     bare = re.sub(r"\\[^bB1-9k]", "", pattern)
     if found := re.search(r"\(\?(=|!|<=|<!)", bare):
         raise _failed(path, f"look-around, {found[0]}...), is not kept in patterns")
-    if found := re.search(r"\\[bB1-9k]", re.sub(r"\[[^\]]*\]", "", bare)):
+    if found := re.search(r"\\[bB1-9k]", re.sub(r"\[[^\]]*(\]|\Z)", "", bare)):
         raise _failed(path, f"{found[0]} is not kept in patterns")
 
     def guarded(found: re.Match[str]) -> str:
         of = found[1]
-        if of is None or not _too_wide(found[0]):
+        if of is None or not found[2] or not _too_wide(found[0]):
             return found[0]
         if not of.startswith("^"):
             raise _failed(path, f"the class {shorten(found[0])} is not kept in patterns")
-        return "[^\\x00" + ("\\" if of.startswith("^-") else "") + of[1:] + "]"
+        return "[^\\x00" + ("\\" if of.startswith(("^-", "^]")) else "") + of[1:] + "]"
 
-    return re.sub(r"\\.|\[((?:[^\]\\]|\\.)+)\]", guarded, pattern)
+    # A class that is not closed is consumed to the end, or each of many opening brackets would be read that far.
+    return re.sub(r"(?s)\\.|\[(\^?\]?(?:[^\]\\]|\\.)*)(?:(\])|\\?\Z)", guarded, pattern)
 
 
 def _too_wide(of: str) -> bool:

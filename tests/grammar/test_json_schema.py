@@ -451,6 +451,7 @@ PATTERNS = [
     r"^[\s\S]$",
     r"^\D$",
     "^[^]a-]$",
+    '^[^]"]$',
     r"^(?!a|\^b).*",
 ]
 
@@ -476,6 +477,9 @@ BOMBS = {
     "counted": {"properties": {f"p{i}": True for i in range(300)}, "minProperties": 150, "additionalProperties": False},
     "combined": {"anyOf": [{"properties": {f"p{i}": True}} for i in range(60)], "unevaluatedProperties": False},
     "excluded": {"not": {"enum": ["a" * 2000]}},
+    "brackets": {"pattern": "[" * 200_000},
+    "escapes": {"pattern": "[" * 100_000 + "\\\\" * 50_000 + "\\"},
+    "groups": {"pattern": "^(?!" + "a|" * 100_000},
     "nested": {"not": {"anyOf": [{"allOf": [{"required": [f"a{i}{j}"]} for j in range(9)]} for i in range(9)]}},
 }
 
